@@ -93,7 +93,7 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut previous = String::new();
     for (index, cause) in error.chain().enumerate() {
         let text = match has_server_ended(cause) {
-            true => "that mount's server has ended; take the mount away with: ubtrfs umount".to_owned(),
+            true => "that mount's server has ended; unmount it with: ubtrfs umount".to_owned(),
             false => without_numbers(&cause.to_string()).split_whitespace().collect::<Vec<_>>().join(" "),
         };
         // Some error types include their source in their text, so skip a source that would be repeated.

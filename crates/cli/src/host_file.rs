@@ -93,7 +93,7 @@ impl HostFile {
     pub(crate) fn named(path: &Path, mode: u32) -> anyhow::Result<Self> {
         let shown = path.display();
         if path.as_os_str().as_bytes().ends_with(b"/") && !path.exists() {
-            bail!("{shown} is not a directory; make it first, or leave the slash at the end out");
+            bail!("{shown} is not a directory; make it first, or omit the final slash");
         }
         if ubtrfs_device::stdout_was_closed() && STDOUT_NAMES.iter().any(|name| path == Path::new(name)) {
             bail!("cannot write to {shown}: standard output is closed");
@@ -129,7 +129,7 @@ impl HostFile {
         // replaced.
         let found = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW).with_context(|| format!("{shown}"))?;
         if (found.st_dev, found.st_ino) != (opened.dev(), opened.ino()) {
-            bail!("{shown} was changed meanwhile; try again");
+            bail!("{shown} was changed by another program; try again");
         }
         Self::beside(&dir, name, &opened).with_context(|| format!("cannot write {shown}"))
     }
@@ -251,7 +251,7 @@ impl Write for HostFile {
 /// Fails for names that could lead out of a directory.
 pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
     if !is_entry_name(name) {
-        bail!("'{}' is no name of a file", crate::commands::offline::text::printable(name));
+        bail!("'{}' is not a valid file name", crate::commands::offline::text::printable(name));
     }
     Ok(())
 }
@@ -267,7 +267,9 @@ pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
 
 /// Opens the directory of a path's last name. Returns the directory and the name.
 pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
-    let name = path.file_name().with_context(|| format!("{} names no file", path.display()))?;
+    let name = path
+        .file_name()
+        .with_context(|| format!("{} does not name a file; give a path that ends in a name", path.display()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((Rc::new(open_dir(dir)?), name.as_bytes()))
 }

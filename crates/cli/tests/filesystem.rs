@@ -44,7 +44,7 @@ fn an_image_grows_and_shrinks() {
     assert_eq!(total_bytes(image.path()), 424 * MIB);
     ok(ubtrfs(&["filesystem", "resize", "max", path]));
     assert_eq!(total_bytes(image.path()), 1 << 30);
-    refused(&ubtrfs(&["filesystem", "resize", "10M", path]), &["too few", "32M"]);
+    refused(&ubtrfs(&["filesystem", "resize", "10M", path]), &["too small", "32M"]);
     refused(&ubtrfs(&["filesystem", "resize", "2:1G", path]), &["no device 2"]);
     refused(&ubtrfs(&["filesystem", "resize", "-8G", path]), &["1073741824 bytes"]);
     refused(&ubtrfs(&["filesystem", "resize", "big", path]), &["'big' is not a size", "10G"]);

@@ -178,7 +178,7 @@ fn a_bad_file_does_not_keep_the_others_from_their_turn() {
     // An image cannot contain itself.
     let inside = bed.join("host/new.img");
     let made = ubtrfs(&["mkfs", "-q", "-r", &text(&host), "-b", "200M", &text(&inside)]);
-    refused(&made, &["is the image"]);
+    refused(&made, &["the directory to copy"]);
 }
 
 fn places_of(bytes: &[u8], wanted: &[u8]) -> Vec<usize> {
@@ -212,7 +212,10 @@ fn an_image_in_use_is_no_target_by_any_path() {
     refused(&ubtrfs(&["cp", &text(&image), &bed.at("/copy")]), &["is the image"]);
     for target in ["new.img", "disk.img", "dir/new.img", "symlink"] {
         let target = text(&bed.join(target));
-        refused(&ubtrfs(&["mkfs", "-q", "-f", "-r", &text(bed.dir.path()), "-b", "1G", &target]), &["is the image"]);
+        refused(
+            &ubtrfs(&["mkfs", "-q", "-f", "-r", &text(bed.dir.path()), "-b", "1G", &target]),
+            &["the directory to copy"],
+        );
     }
     assert!(fs::read(&image).unwrap() == before);
     assert!(!bed.join("new.img").exists());

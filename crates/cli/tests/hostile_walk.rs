@@ -114,7 +114,7 @@ fn an_owner_that_is_no_user_is_refused() {
     fs::create_dir(dir.path().join("to")).unwrap();
     let copied = ends("cp -a", dir.path(), &["cp", "-a", "image:/.", "to"]);
     assert!(is_refused(&copied), "{copied:?}");
-    assert!(String::from_utf8_lossy(&copied.stderr).contains("is no user"), "{copied:?}");
+    assert!(String::from_utf8_lossy(&copied.stderr).contains("is not a valid user"), "{copied:?}");
     let refused = ends("--owner", dir.path(), &["cp", "-r", "--owner", "4294967295:0", "image:/.", "to"]);
     assert!(!refused.status.success());
 }

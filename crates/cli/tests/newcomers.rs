@@ -61,7 +61,7 @@ fn check_says_damaged_only_of_damaged_filesystems() {
     for line in ["check --repair a.img", "check --no-such-option a.img", "check", "check missing.img"] {
         assert_eq!(bed.run(line).status.code(), Some(2), "{line}");
     }
-    assert!(stderr(&bed.run("check --repair a.img")).contains("there is no --repair"));
+    assert!(stderr(&bed.run("check --repair a.img")).contains("--repair does not exist"));
     assert_eq!(bed.run("check a.img").status.code(), Some(0));
     assert_eq!(bed.run("check --help").status.code(), Some(0));
     assert!(ok(bed.run("check --help")).contains("2 if it could not be checked or an argument was wrong"));

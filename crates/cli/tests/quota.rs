@@ -59,7 +59,7 @@ fn groups_of_an_image_are_those_that_linux_shows() {
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     let path = image.path().to_str().unwrap();
     let at = |name: &str| format!("{path}:/{name}");
-    fails(&["qgroup", "show", path], "quotas are off");
+    fails(&["qgroup", "show", path], "quotas are disabled");
     assert!(out(&["quota", "status", path]).contains("Enabled:                no"));
     out(&["subvolume", "create", &at("a")]);
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -104,7 +104,7 @@ fn groups_of_an_image_are_those_that_linux_shows() {
     let ours = out(&[&["qgroup", "show"][..], &all, &[path]].concat());
     assert_eq!(words(&ours), words(&linux_shows(image.path(), &all)), "{ours}");
     out(&["quota", "disable", path]);
-    fails(&["qgroup", "show", path], "quotas are off");
+    fails(&["qgroup", "show", path], "quotas are disabled");
     btrfs_check(image.path()).unwrap();
 }
 

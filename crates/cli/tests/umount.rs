@@ -119,11 +119,11 @@ fn a_mount_that_turned_read_only_says_why_to_sync_snapshot_and_umount() {
     let sync = || ubtrfs([OsStr::new("sync"), dir.path().as_os_str()]);
     // The first sync discovers the reason; the second one gets it in its error.
     refused(&sync(), &["not everything", "the image was removed", "unmount it"]);
-    refused(&sync(), &["takes no changes any more", "the image was removed"]);
+    refused(&sync(), &["has turned read-only", "the image was removed"]);
     let words = ["subvolume", "snapshot"].map(OsStr::new);
     let snapshot = dir.path().join("snapshot");
     let made = ubtrfs(words.into_iter().chain([dir.path().as_os_str(), snapshot.as_os_str()]));
-    refused(&made, &["takes no changes any more", "the image was removed"]);
+    refused(&made, &["has turned read-only", "the image was removed"]);
     assert!(!String::from_utf8_lossy(&made.stderr).contains("set-read-only"), "it is no property of the subvolume");
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"content", "it can still be copied out");
     refused(&umount(dir.path()), &["is unmounted", "may be lost", "the image was removed"]);

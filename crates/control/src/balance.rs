@@ -172,7 +172,7 @@ fn told(error: Error) -> Failure {
         }
         Error::Engine(EngineError::Cancelled) => Failure::new(
             errno,
-            "the balance was stopped; what has moved stays where it is (see: ubtrfs balance status)",
+            "the balance was stopped; block groups moved so far keep their new place (see: ubtrfs balance status)",
         ),
         Error::Engine(EngineError::NoSpace) => Failure::new(
             errno,

@@ -383,11 +383,9 @@ fn connect_within(name: &[u8], patience: Duration) -> io::Result<UnixStream> {
 fn lost(error: io::Error) -> Failure {
     let text = match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            "the mount's server ended before it answered; whether the command was done is not known".to_owned()
+            "the mount's server ended before it answered; the command may or may not have been executed".to_owned()
         }
-        io::ErrorKind::ConnectionRefused => {
-            "the mount's server has ended; take the mount away with: ubtrfs umount".to_owned()
-        }
+        io::ErrorKind::ConnectionRefused => "the mount's server has ended; unmount it with: ubtrfs umount".to_owned(),
         _ => format!("the mount's server does not answer: {error}"),
     };
     Failure::new(Errno::CONNRESET, text)
@@ -403,7 +401,7 @@ fn elsewhere() -> Failure {
 }
 
 pub(crate) fn unexpected() -> Failure {
-    Failure::new(Errno::PROTO, "the server's answer is not understood; is it of another version?")
+    Failure::new(Errno::PROTO, "the server's answer is not understood; unmount and mount with this version of ubtrfs")
 }
 
 /// Longer than a running server needs to accept a connection.

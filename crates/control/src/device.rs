@@ -86,7 +86,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
     let (before, has) = context.fs.device_size(devid)?;
     let wanted = to.bytes(before, has).ok_or_else(|| {
-        Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes, so the size would be out of range"))
+        Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes; the requested change is out of range"))
     })?;
     context.fs.resize_device(devid, wanted, context.job)?;
     let (now, _) = context.fs.device_size(devid)?;

@@ -82,7 +82,7 @@ impl Host for PlainHost {
     }
 
     fn file(&self, _file: BorrowedFd<'_>) -> Result<OpenFile> {
-        Err(Failure::new(Errno::BADF, "an image has no open files of other programs"))
+        Err(Failure::new(Errno::BADF, "an image cannot be used with descriptors of other programs"))
     }
 }
 
@@ -156,7 +156,9 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Quota(request) => quota::execute(context, request).map(Response::Quota),
         Request::Receive(request) => receive::execute(context, &request).map(Response::Receive),
         Request::Resolve(request) => resolve::execute(context, request).map(Response::Resolve),
-        Request::AwaitUnmount => Err(Failure::new(Errno::INVAL, "only a mount's server can tell of its end")),
+        Request::AwaitUnmount => {
+            Err(Failure::new(Errno::INVAL, "only the server of a mount can report the end of an unmount"))
+        }
     };
     done.map_err(|failure| failure.explained(context.fs))
 }

@@ -36,7 +36,7 @@ impl Failure {
     pub(crate) fn explained(self, fs: &Fs) -> Self {
         match fs.read_only().filter(|_| !fs.options().read_only) {
             Some(reason) if matches!(self.errno(), Errno::ROFS | Errno::IO) => {
-                Self { text: format!("the filesystem takes no changes any more: {reason}"), has_advice: true, ..self }
+                Self { text: format!("the filesystem has turned read-only: {reason}"), has_advice: true, ..self }
             }
             _ => self,
         }

@@ -200,7 +200,7 @@ fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
     let (source, target) = pair(context)?;
     let is_owner = || context.fs.getattr(target.id).is_ok_and(|attr| context.caller.is_owner_of(attr.uid));
     let may = target.is_writable || context.caller.is_admin() || is_owner();
-    permit(may, "the target is not open for writing, and somebody else's")?;
+    permit(may, "the target is not open for writing and belongs to another user")?;
     let Ranges { source: from, target: to, len } = ranges;
     Ok(context.fs.dedupe_range(source.id, from, target.id, to, len, context.job)?)
 }
@@ -215,7 +215,7 @@ fn compression(context: &Context<'_>, of: FileNr) -> Result<Option<String>> {
 
 fn set_compression(context: &Context<'_>, of: FileNr, method: &[u8]) -> Result<()> {
     let (id, caller) = (context.inode(of)?, context.caller);
-    permit(caller.is_owner_of(context.fs.getattr(id)?.uid), "it is somebody else's")?;
+    permit(caller.is_owner_of(context.fs.getattr(id)?.uid), "it belongs to another user")?;
     let done = match method {
         b"" => context.fs.removexattr(id, COMPRESSION, &caller.with_umask(0)),
         method => context.fs.setxattr(id, COMPRESSION, method, XattrFlags::empty(), &caller.with_umask(0)),

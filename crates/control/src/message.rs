@@ -167,8 +167,9 @@ pub(crate) fn encode_request(request: &Request) -> Result<Vec<u8>> {
 
 /// Decodes a request (M1).
 pub(crate) fn decode_request(frame: &[u8]) -> Result<Request> {
-    let incoming: Incoming = serde_json::from_slice(frame)
-        .map_err(|_| Failure::new(Errno::PROTO, "the server does not understand the message; is its sender ubtrfs?"))?;
+    let incoming: Incoming = serde_json::from_slice(frame).map_err(|_| {
+        Failure::new(Errno::PROTO, "the server does not understand the message; use ubtrfs to send commands")
+    })?;
     if incoming.version != VERSION {
         let Incoming { version, program, .. } = incoming;
         let program: String = program.chars().filter(|c| !c.is_control()).take(40).collect();

@@ -71,7 +71,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     context.require_admin()?;
     let paths = match request {
         Request::Logical { bytenr, whole_extent } => {
-            let none = || Failure::new(Errno::NOENT, "no data extent holds this address");
+            let none = || Failure::new(Errno::NOENT, "no data extent contains this address");
             let uses = fs.uses_of_address(Logical(bytenr), whole_extent, MOST)?.ok_or_else(none)?;
             let mut inodes: Vec<InodeId> =
                 uses.iter().map(|found| InodeId { root: found.root, ino: found.ino }).collect();

@@ -135,7 +135,7 @@ fn items(context: &Context<'_>, range: &Range) -> Result<Vec<Item>> {
         true
     })?;
     if is_too_big {
-        return Err(Failure::new(Errno::OVERFLOW, "the first item does not fit into the answer; ask for more bytes"));
+        return Err(Failure::new(Errno::OVERFLOW, "the first item does not fit into the answer; request more bytes"));
     }
     Ok(found)
 }

@@ -196,7 +196,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
         let mut state = shared.state.lock();
         if !has_room(state.connected.iter().copied(), user, shared.owner) {
             drop(state);
-            let text = "too many commands of this user run already; try it again later";
+            let text = "too many commands of this user are running; try again later";
             return answer_at_once(&wire, &Answer::Failed(Failure::new(Errno::AGAIN, text)));
         }
         state.connected.push(user);

@@ -271,7 +271,7 @@ fn why_not_deleted(context: &Context<'_>, dir: InodeId, victim: RootId, error: E
 
 fn set_read_only(context: &Context<'_>, of: FileNr, read_only: bool) -> Result<()> {
     let id = context.inode(of)?;
-    permit(context.caller.is_owner_of(context.fs.getattr(id)?.uid), "it is somebody else's")?;
+    permit(context.caller.is_owner_of(context.fs.getattr(id)?.uid), "it belongs to another user")?;
     Ok(context.fs.set_subvolume_read_only(root_of(id)?, read_only)?)
 }
 
@@ -298,7 +298,7 @@ fn sync(context: &Context<'_>) -> Result<()> {
 
 fn check_owner(context: &Context<'_>, subvolume: RootId) -> Result<()> {
     let owner = context.fs.getattr(InodeId::root_of(subvolume))?.uid;
-    permit(context.caller.is_owner_of(owner), "the subvolume's root directory is somebody else's")
+    permit(context.caller.is_owner_of(owner), "the subvolume's root directory belongs to another user")
 }
 
 /// The subvolume whose root directory is `id`. Fails for any other inode.

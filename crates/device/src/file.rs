@@ -181,23 +181,21 @@ impl std::fmt::Display for OpenError {
                 write!(f, " at {0}; unmount it first, with: {command} {0}", at.display())
             }
             Self::BackingInUse { path, backing } => {
-                write!(f, "{} is made of a file that is in use: {backing}", path.display())
+                write!(f, "the file or device behind {} is in use: {backing}", path.display())
             }
             Self::ReadOnlyHost { path } => write!(
                 f,
-                "{} cannot be changed where it lies: that filesystem or device is read-only; remount it read-write, or only read \
-                 the image (-o ro)",
+                "{} cannot be written, because its filesystem or device is read-only; remount that read-write, or open the image read-only (-o ro)",
                 path.display()
             ),
             Self::Immutable { path } => write!(
                 f,
-                "{0} is immutable or can only be appended to (see: lsattr {0}); take that off with `chattr -i -a {0}`, or only \
-                 read the image (-o ro)",
+                "{0} is immutable or append-only (see: lsattr {0}); clear the flag with `chattr -i -a {0}`, or open the image read-only (-o ro)",
                 path.display()
             ),
             Self::WriteProtected { path } => write!(
                 f,
-                "{0} is write-protected; allow writes with `blockdev --setrw {0}`, or only read it (-o ro)",
+                "{0} is write-protected; allow writes with `blockdev --setrw {0}`, or open it read-only (-o ro)",
                 path.display()
             ),
             Self::SizeLimit { path, limit } => write!(

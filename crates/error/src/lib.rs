@@ -160,7 +160,7 @@ mod tests {
             (Error::from(short), Errno::UCLEAN),
             (Error::io("write", "disk".to_owned(), 4096, 512, full), Errno::IO),
             (Error::NoSpace, Errno::NOSPC),
-            (Error::ReadOnly { reason: "mounted so".to_owned() }, Errno::ROFS),
+            (Error::ReadOnly { reason: "mounted read-only".to_owned() }, Errno::ROFS),
             (Error::Unsupported { what: "zoned".to_owned(), hint: "use Linux" }, Errno::OPNOTSUPP),
             (Error::Refused { what: "locked".to_owned(), hint: "close it" }, Errno::INVAL),
             (Error::Bug { what: "rounds never end".to_owned() }, Errno::UCLEAN),

@@ -51,7 +51,7 @@ pub enum Error {
     #[error("no data past this offset")]
     NoSuchOffset,
     /// EXDEV: source and target are in different subvolumes.
-    #[error("crosses a subvolume's border")]
+    #[error("source and target are in different subvolumes")]
     CrossDevice,
     /// EFBIG.
     #[error("file too large")]
@@ -90,7 +90,7 @@ pub enum Error {
     #[error("{0}")]
     NotRunning(&'static str),
     /// Earlier writeback of the file's data failed.
-    #[error("data that was written earlier could not be written back (errno {errno})")]
+    #[error("writeback of earlier writes failed (errno {errno})")]
     Writeback {
         /// Error number of the failed write.
         errno: i32,

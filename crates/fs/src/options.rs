@@ -178,7 +178,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("fatal_errors", "is not supported"),
     ("usebackuproot", "is not supported yet"),
     ("recovery", "is not supported yet"),
-    ("sync", "is not supported; use fsync, or sync and `ubtrfs filesystem sync`"),
+    ("sync", "is not supported; use fsync or `ubtrfs filesystem sync`"),
 ];
 
 impl MountOptions {

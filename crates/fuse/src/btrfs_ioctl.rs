@@ -92,7 +92,7 @@ fn search(command: &Command<'_>, request: search::Request) -> Result<search::Res
 }
 
 fn other_answer() -> Failure {
-    Failure::new(Errno::IO, "an answer of another kind")
+    Failure::new(Errno::IO, "unexpected answer")
 }
 
 fn sync(command: &Command<'_>) -> Result<()> {
@@ -147,7 +147,7 @@ fn dev_info(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
 
 fn set_label(command: &Command<'_>, data: &[u8]) -> Result<()> {
     let end = data.iter().position(|byte| *byte == 0);
-    let unended = || Error::InvalidArgument("a label without an end");
+    let unended = || Error::InvalidArgument("label without a terminating zero");
     let label = data.get(..end.ok_or_else(unended)?).unwrap_or_default().to_vec();
     whole(command, filesystem::Request::SetLabel { label }).map(|_| ())
 }

@@ -108,12 +108,12 @@ pub enum MountError {
     FuseDenied(io::Error),
     /// The helper for ordinary users is missing.
     #[error(
-        "fusermount3 was not found, which mounting as an ordinary user needs; install the package fuse3, or mount as root"
+        "fusermount3 was not found, which is needed to mount as an ordinary user; install the package fuse3, or mount as root"
     )]
     NoFusermount,
     /// The helper needs the user's name, but the user has none.
     #[error(
-        "fusermount3 refused: user id {0} has no entry in the list of users, which it asks for; add one to /etc/passwd, or mount as root"
+        "fusermount3 refused: user id {0} has no entry in /etc/passwd, which fusermount3 needs; add one, or mount as root"
     )]
     UnknownUser(u32),
     /// The helper refused.
@@ -129,7 +129,7 @@ pub enum MountError {
     #[error("the mount point {0} is not empty; choose an empty directory, or mount over it with -o nonempty")]
     NotEmpty(String),
     /// The mount's server has ended.
-    #[error("{0} is a FUSE mount whose server has ended; take it away first, with: ubtrfs umount {0}, or umount {0}")]
+    #[error("{0} is a FUSE mount whose server has ended; unmount it first, with: ubtrfs umount {0}, or umount {0}")]
     Dead(String),
     /// The system refused.
     #[error("cannot mount on {dir}: {source}")]

@@ -67,7 +67,7 @@ impl NameCache {
             }
         });
         if let Err(error) = started {
-            tracing::warn!("the kernel keeps a name for a while: {error}");
+            tracing::warn!("the kernel could not be told to forget a name: {error}");
         }
     }
 

@@ -88,7 +88,7 @@ pub fn confine(identity: Identity) -> Confinement {
 /// Gives up root in all threads: the C library's functions change every thread, the system calls only one.
 fn become_unprivileged(to: Identity) -> Result<(), String> {
     if rustix::process::getuid().is_root() || rustix::process::geteuid().is_root() {
-        let failed = |error: nix::Error| format!("it stays root: {error}");
+        let failed = |error: nix::Error| format!("it remains root: {error}");
         let (uid, gid) = (Uid::from_raw(to.uid), Gid::from_raw(to.gid));
         setgroups(&[]).map_err(failed)?;
         setresgid(gid, gid, gid).map_err(failed)?;
@@ -98,7 +98,7 @@ fn become_unprivileged(to: Identity) -> Result<(), String> {
     match rustix::thread::capabilities(None) {
         Ok(sets) if (sets.effective | sets.permitted).is_empty() => Ok(()),
         Ok(_) => Err("it has capabilities".to_owned()),
-        Err(errno) => Err(format!("its capabilities are not known: {errno}")),
+        Err(errno) => Err(format!("its capabilities cannot be read: {errno}")),
     }
 }
 

@@ -127,7 +127,7 @@ impl Session {
 
 /// Turns the filesystem read-only until it is unmounted; the disk keeps the last commit.
 pub(crate) fn abort(fs: &Fs, reason: &str) {
-    tracing::error!("the filesystem is read-only from now on: {reason}");
+    tracing::error!("the filesystem has turned read-only: {reason}");
     fs.abort(reason.to_owned());
 }
 

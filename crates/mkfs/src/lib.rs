@@ -79,7 +79,7 @@ pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
         && let Some(found) = signature::detect(device)?
     {
         return Err(Error::Refused {
-            what: format!("{} holds {found}", device.describe()),
+            what: format!("{} contains {found}", device.describe()),
             hint: "choose another target, or overwrite it with `mkfs -f`",
         });
     }
@@ -124,7 +124,7 @@ fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
     let wanted = options.size_bytes.unwrap_or(have);
     if wanted > have {
         return Err(Error::Refused {
-            what: format!("{} has {have} bytes, less than the wanted {wanted}", device.describe()),
+            what: format!("{} has {have} bytes, less than the requested {wanted}", device.describe()),
             hint: "give a smaller size, or enlarge the device",
         });
     }

@@ -95,7 +95,7 @@ impl FaultRun {
         })?;
         let result = match receiver.recv_timeout(TIME_LIMIT) {
             Ok(Ok(result)) => result,
-            Ok(Err(panic)) => bail!("{plan:?}: a panic came through: {}", text_of(&*panic)),
+            Ok(Err(panic)) => bail!("{plan:?}: a panic was not caught: {}", text_of(&*panic)),
             Err(RecvTimeoutError::Timeout) => bail!("{plan:?}: F4: it hangs"),
             Err(RecvTimeoutError::Disconnected) => bail!("{plan:?}: the thread is gone"),
         };

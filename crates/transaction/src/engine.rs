@@ -359,7 +359,7 @@ impl Engine {
     pub fn set_label(&self, label: &[u8]) -> Result<()> {
         if label.len() > LABEL_LEN_MAX || label.contains(&0) {
             let what = format!("a label of {} bytes", label.len());
-            return Err(Error::Refused { what, hint: "choose one of at most 255 bytes, none of which is 0" });
+            return Err(Error::Refused { what, hint: "choose a label of at most 255 bytes without zero bytes" });
         }
         self.check_writable()?;
         let mut field = [0; LABEL_SIZE];
@@ -410,7 +410,7 @@ impl Engine {
         out.extend(self.admission.metrics());
         out.push(Metric::gauge(
             "committed_generation",
-            "Last transaction on disk",
+            "Generation of the last transaction on disk",
             self.committed_generation().0 as f64,
         ));
         let usage = self.usage();
@@ -420,7 +420,7 @@ impl Engine {
                 |name, help, bytes: u64| out.push(Metric::gauge(name, help, bytes as f64).label("kind", kind));
             push("space_total_bytes", "Bytes of block groups", info.total);
             push("space_used_bytes", "Bytes used in block groups", info.used);
-            push("space_may_use_bytes", "Bytes reserved and not allocated yet", info.may_use);
+            push("space_may_use_bytes", "Bytes reserved but not allocated yet", info.may_use);
         }
         out.push(Metric::gauge("space_unallocated_bytes", "Bytes that no chunk uses", usage.unallocated_bytes as f64));
         out

@@ -87,12 +87,12 @@ impl Engine {
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()
         {
-            tracing::warn!("no subvolume can be made, because the highest subvolume id is unknown: {error}");
+            tracing::warn!("subvolumes cannot be created: reading the highest subvolume id failed: {error}");
         }
         if engine.read_only().is_none()
             && let Err(error) = engine.note_snapshots()
         {
-            tracing::warn!("subvolumes are taken to share blocks, because not all root items can be read: {error}");
+            tracing::warn!("assuming that subvolumes share blocks, because some root items cannot be read: {error}");
         }
         Ok(engine)
     }

@@ -111,11 +111,11 @@ impl File {
     pub(crate) fn open(fs: &Filesystem, path: &Path, options: &OpenOptions) -> Result<Self> {
         let changes = options.write || options.append;
         if !options.read && !changes {
-            let cause = ubtrfs_fs::Error::InvalidArgument("neither reading nor writing was asked for");
+            let cause = ubtrfs_fs::Error::InvalidArgument("the options allow neither reading nor writing");
             return Err(Error::new("open", path, cause));
         }
         if (options.create || options.create_new || options.truncate) && !changes {
-            let cause = ubtrfs_fs::Error::InvalidArgument("making or cutting a file needs writing");
+            let cause = ubtrfs_fs::Error::InvalidArgument("create and truncate need write or append");
             return Err(Error::new("open", path, cause));
         }
         let attr = Self::find_or_make(fs, path, options)?;

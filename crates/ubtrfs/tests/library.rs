@@ -180,7 +180,7 @@ fn errors_say_operation_path_and_reason() {
         ),
         (
             fs.open_with("/file", &OpenOptions::new()).map(drop),
-            "cannot open '/file': invalid argument: neither reading nor writing was asked for",
+            "cannot open '/file': invalid argument: the options allow neither reading nor writing",
             ErrorKind::InvalidInput,
         ),
     ];

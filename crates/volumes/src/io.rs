@@ -211,7 +211,7 @@ impl Volumes {
                     }
                     Err(error) => {
                         target.inspect(|target| target.note_failure());
-                        tracing::warn!("a copy of {at} was not written: {error}");
+                        tracing::warn!("writing a copy of {at} failed: {error}");
                         first_error.get_or_insert(error);
                     }
                 }

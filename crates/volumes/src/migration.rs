@@ -190,7 +190,7 @@ impl Volumes {
         for &index in &target.fresh {
             let segment = Segment { stripe: index, offset, len_bytes: len as u64 };
             let Err(error) = self.write_stripe(&target.item.stripes[index], segment, bufs) else { continue };
-            tracing::warn!("the new place of a chunk was not written: {error}");
+            tracing::warn!("writing to the new place of a chunk failed: {error}");
             target.note_failure();
             if target.is_recorded.load(Ordering::SeqCst) {
                 return Err(error);

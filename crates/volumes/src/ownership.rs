@@ -136,8 +136,7 @@ fn check(member: &Member) -> Result<()> {
     let (found, ours) = (generation(&found), generation(ours));
     let device = backend.describe();
     tracing::error!(
-        "{device}: ANOTHER PROGRAM OR THE KERNEL WRITES TO THIS FILESYSTEM: its superblock has {found}, ubtrfs wrote \
-         {ours} last. ubtrfs writes nothing more."
+        "{device}: ANOTHER PROGRAM OR THE KERNEL HAS WRITTEN TO THIS FILESYSTEM: its superblock has {found}, but ubtrfs last wrote {ours}. ubtrfs stops writing."
     );
     Err(Error::Io {
         op: "check",

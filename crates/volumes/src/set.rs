@@ -390,7 +390,7 @@ impl Volumes {
         let member = self.member(devid);
         let Some(backend) = member.as_ref().and_then(|member| member.backend.as_ref()) else {
             return Err(Error::Refused {
-                what: format!("the filesystem has no device {devid}, or it was not given"),
+                what: format!("device {devid} does not exist or was not given"),
                 hint: "see: ubtrfs filesystem show",
             });
         };
@@ -561,7 +561,7 @@ fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> R
     let (wanted, have) = (own.dev_item.total_bytes, device.len_bytes());
     if have < wanted {
         return Err(Error::Refused {
-            what: format!("{} is cut off: it has {have} bytes, the filesystem needs {wanted}", device.describe()),
+            what: format!("{} is truncated: it has {have} bytes, and the filesystem needs {wanted}", device.describe()),
             hint: "restore the whole image; ubtrfs changed nothing",
         });
     }

@@ -50,7 +50,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
                     "{}: the primary superblock is invalid and its mirrors have different fsids",
                     device.describe()
                 ),
-                hint: "look at them with `ubtrfs inspect dump-super --all`, and restore the image from a backup",
+                hint: "show them with `ubtrfs inspect dump-super --all`, and restore the image from a backup",
             });
         }
         return Ok(Found { superblock, mirror, primary_lost });
@@ -69,7 +69,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
         },
         Err(Unusable::NotBtrfs) | Ok(_) => Error::Refused {
             what: format!("{} is not a btrfs filesystem", device.describe()),
-            hint: "check the path; if it held one, no copy of its superblock is left: restore it from a backup",
+            hint: "check the path; if this was a btrfs filesystem, all copies of its superblock are lost: restore it from a backup",
         },
     })
 }

@@ -113,7 +113,7 @@ fn refusals_name_their_reason() {
     let good = superblock(32 * MIB);
     assert!(open(MemoryDevice::new(32 * MIB)).unwrap_err().to_string().contains("not a btrfs filesystem"));
     assert!(open(MemoryDevice::new(100)).unwrap_err().to_string().contains("not a btrfs filesystem"));
-    assert!(refused(&good, 31 * MIB).contains("cut off"));
+    assert!(refused(&good, 31 * MIB).contains("truncated"));
     let zoned = Superblock { incompat_flags: 0x341 | 1 << 12 | 1 << 50, ..good.clone() };
     assert!(refused(&zoned, 32 * MIB).contains("ZONED, bit 50"));
     assert!(refused(&Superblock { nodesize: 12288, ..good.clone() }, 32 * MIB).contains("nodesize"));

@@ -28,7 +28,7 @@ enum Command {
     Cancel(PlainArgs),
 }
 
-/// Move the block groups that filters take; all of them without -d, -m and -s
+/// Move the block groups that the filters select; all block groups without -d, -m and -s
 #[derive(clap::Args)]
 #[command(after_help = FILTERS_HELP)]
 struct StartArgs {
@@ -41,10 +41,10 @@ struct StartArgs {
     /// System block groups [short: -s[FILTERS]]
     #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = parse_filters)]
     system: Option<Filters>,
-    /// Let metadata lose copies
+    /// Allow a conversion that reduces the number of copies of metadata
     #[arg(short, long)]
     force: bool,
-    /// Accepted for btrfs-progs: there is no delay before a full balance
+    /// Accepted for compatibility with btrfs-progs; a full balance starts without a delay
     #[arg(long)]
     full_balance: bool,
     /// A mount, any path in it, or an image
@@ -54,7 +54,7 @@ struct StartArgs {
     image: ImageOptions,
 }
 
-/// Show the balance that runs or is paused
+/// Show a running or paused balance
 #[derive(clap::Args)]
 struct StatusArgs {
     /// Show the filters
@@ -117,7 +117,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             let status =
                 with_channel(&path, &args.image, Use::Read, |channel| match call(channel, Request::Status)? {
                     Response::Status(status) => Ok(status),
-                    other => bail!("an answer that does not fit: {other:?}"),
+                    other => bail!("unexpected answer of the server: {other:?}"),
                 })?;
             match status {
                 None => print_out(&format!("No balance found on '{}'\n", path.filesystem()))?,
@@ -160,7 +160,7 @@ fn call_long(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response
 fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
     match done {
         Ok(AnyResponse::Balance(response)) => Ok(response),
-        Ok(other) => Err(anyhow!("an answer that does not fit: {other:?}")),
+        Ok(other) => Err(anyhow!("unexpected answer of the server: {other:?}")),
         Err(failure) => Err(anyhow::Error::from(failure)),
     }
 }
@@ -168,19 +168,23 @@ fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
 fn done(response: Response) -> anyhow::Result<Report> {
     match response {
         Response::Done(report) => Ok(report),
-        other => bail!("an answer that does not fit: {other:?}"),
+        other => bail!("unexpected answer of the server: {other:?}"),
     }
 }
 
 /// Prints the result of a balance. The exit status is 1 if an extent could not be moved.
 fn tell(report: &Report) -> anyhow::Result<ExitCode> {
     let Report { completed, migrated, considered, failures } = report;
-    let as_they_are = if *migrated > 0 { format!(", {migrated} of them as they are") } else { String::new() };
+    let as_they_are =
+        if *migrated > 0 { format!(", {migrated} of them with unchanged logical addresses") } else { String::new() };
     print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;
     for unmoved in failures {
         let files: Vec<String> = unmoved.files.iter().map(|file| file.display().to_string()).collect();
         let files = if files.is_empty() { String::new() } else { format!(", used by {}", files.join(", ")) };
-        warn(&format!("the extent at {} stays with its block group{files}: {}", unmoved.bytenr, unmoved.reason));
+        warn(&format!(
+            "the extent at {} was not moved, so its block group stays{files}: {}",
+            unmoved.bytenr, unmoved.reason
+        ));
     }
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

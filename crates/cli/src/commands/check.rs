@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Print at most this many problems of each kind; all are counted
     #[arg(long, value_name = "N", default_value_t = Limits::default().per_code)]
     max_problems: u64,
-    /// For those who come from btrfs-progs
+    /// Not supported; see the message
     #[arg(long, hide = true)]
     repair: bool,
 }
@@ -60,7 +60,7 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
     let started = Instant::now();
     if args.repair {
         anyhow::bail!(
-            "there is no --repair, nothing was checked; `ubtrfs rescue super-recover` repairs superblocks, and before you try btrfs \
+            "--repair does not exist, and nothing was checked; `ubtrfs rescue super-recover` repairs superblocks, and before you try btrfs \
              check --repair on the rest, copy the image"
         );
     }
@@ -126,7 +126,7 @@ fn summary(report: &Report, elapsed: Duration, as_json: bool) -> String {
         (true, true) => text.push_str("clean"),
         (true, false) => text.push_str(&format!("clean, with warnings ({list})")),
         (false, _) if !report.complete => text.push_str(&format!(
-            "damaged, and a tree that all depends on cannot be read ({list}); copy the image before anything else"
+            "damaged: the chunk tree or the root tree cannot be read ({list}); copy the image before anything else"
         )),
         (false, _) => text
             .push_str(&format!("damaged ({list}); docs/check.md explains the codes; copy the image before any repair")),

@@ -90,7 +90,7 @@ impl Target {
             Self::Image(at) => {
                 let names = at.names();
                 let Some((name, dirs)) = names.split_last() else {
-                    bail!("{at} is the image's root directory; name something in it");
+                    bail!("{at} is the image's root directory; name a file or directory in it");
                 };
                 Ok((Self::Image(ImagePath { image: at.image.clone(), path: join(dirs) }), name.to_vec()))
             }

@@ -146,11 +146,11 @@ fn value(channel: &Channel<'_>, opened: &OpenedFile, name: Name) -> anyhow::Resu
         },
         Name::Label => match channel.call(Request::Filesystem(filesystem::Request::Info), &[opened])? {
             Response::Filesystem(filesystem::Response::Info(info)) => Some(printable(&info.label)),
-            _ => bail!("the server answered something else"),
+            _ => bail!("unexpected answer of the server; unmount and mount with this ubtrfs"),
         },
         Name::Compression => match channel.call(Request::File(file::Request::Compression { of: 0 }), &[opened])? {
             Response::File(file::Response::Compression(method)) => method,
-            _ => bail!("the server answered something else"),
+            _ => bail!("unexpected answer of the server; unmount and mount with this ubtrfs"),
         },
     })
 }
@@ -160,7 +160,7 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
     let read_only = match (args.name, bytes) {
         (Name::Ro, b"true") => true,
         (Name::Ro, b"false") => false,
-        (Name::Ro, _) => bail!("ro is true or false, not '{}'", printable(bytes)),
+        (Name::Ro, _) => bail!("ro must be true or false, not '{}'", printable(bytes)),
         _ => false,
     };
     with_channel(target, &args.image, Use::Write, |channel| {

@@ -11,7 +11,7 @@ use super::place::{FilesystemArgs, Target, with_channel};
 use crate::common::print_out;
 use crate::job::with_progress;
 
-/// Turn quotas on and off, and count what quota groups use
+/// Turn quotas on and off, and rescan
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -20,11 +20,11 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Turn quotas on; counting begins, and goes on in the background of a mount
+    /// Turn quotas on and start a rescan, which continues in the background of a mount
     Enable(FilesystemArgs),
     /// Turn quotas off, and forget all groups and limits
     Disable(FilesystemArgs),
-    /// Count everything anew
+    /// Start a rescan, which counts everything again
     Rescan(RescanArgs),
     /// Show whether quotas are on, and whether their numbers are reliable
     Status(FilesystemArgs),
@@ -32,13 +32,13 @@ enum Command {
 
 #[derive(clap::Args)]
 struct RescanArgs {
-    /// Show how far a running count is, and begin none
+    /// Show the progress of a running rescan, and start none
     #[arg(short, long)]
     status: bool,
-    /// Begin to count, and wait for the end
+    /// Start a rescan, and wait for its end
     #[arg(short, long, conflicts_with = "status")]
     wait: bool,
-    /// Wait for the end of a running count, and begin none
+    /// Wait for the end of a running rescan, and start none
     #[arg(short = 'W', long, conflicts_with_all = ["status", "wait"])]
     wait_norescan: bool,
     #[command(flatten)]
@@ -70,21 +70,21 @@ pub(super) fn call(channel: &Channel<'_>, target: &Target, what: &str, request: 
     let done = channel.call(ubtrfs_control::Request::Quota(request), &[]);
     match done.with_context(|| format!("cannot {what} {}", target.filesystem()))? {
         AnyResponse::Quota(response) => Ok(response),
-        _ => bail!("{target}: the server answered something else"),
+        _ => bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs"),
     }
 }
 
 pub(super) fn wait(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
     let request = ubtrfs_control::Request::Quota(Request::RescanWait);
     let done = with_progress("counting", |job| channel.call_with(request, &[], job));
-    done.with_context(|| format!("cannot wait for the count of {}", target.filesystem()))?;
+    done.with_context(|| format!("cannot wait for the rescan of {}", target.filesystem()))?;
     Ok(())
 }
 
 pub(super) fn status_of(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Option<Status>> {
     match call(channel, target, "read the quotas of", Request::Status)? {
         Response::Status(status) => Ok(status),
-        _ => bail!("{target}: the server answered something else"),
+        _ => bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs"),
     }
 }
 

@@ -36,7 +36,7 @@ struct SuperRecoverArgs {
     /// The image file or block device; all of them, if the filesystem has several
     #[arg(value_name = "DEVICE", required = true)]
     devices: Vec<PathBuf>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short)]
     yes: bool,
     /// List all copies
@@ -71,7 +71,7 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
     let devices = found.iter().map(|(device, _)| Arc::clone(device)).collect();
     Fs::open(devices, MountOptions { read_only: true, ..MountOptions::default() })
         .and_then(|fs| fs.close())
-        .context("a copy of the superblock is good, but the filesystem cannot be opened by it; nothing was changed")?;
+        .context("the filesystem cannot be opened with the good copy of the superblock; nothing was changed")?;
     if !args.yes && !is_wanted(&found)? {
         bail!("nothing was changed");
     }
@@ -87,14 +87,14 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
 /// Asks for confirmation on the terminal.
 fn is_wanted(found: &[(Arc<dyn Device>, SuperCopies)]) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
-        bail!("there is no terminal to ask on; see what would be done with -v, and do it with -y");
+        bail!("cannot ask for confirmation without a terminal; list the copies with -v, and confirm with -y");
     }
     for (device, copies) in found {
         for copy in copies.bad() {
             print_err(&format!("{}: the superblock at {}", device.describe(), state(copy)));
         }
     }
-    print_err("Write these superblocks anew? What is there now is lost. [y/N]");
+    print_err("Overwrite these superblocks? Their content will be lost. [y/N]");
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

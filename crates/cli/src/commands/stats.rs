@@ -57,7 +57,7 @@ pub(crate) fn mount_stats(path: &Path) -> anyhow::Result<String> {
         let stats = channel.call(Request::Filesystem(filesystem::Request::Stats), &[]);
         match stats.with_context(|| format!("cannot read the counters of {target}"))? {
             Response::Filesystem(filesystem::Response::Stats(text)) => Ok(text),
-            _ => bail!("{target}: the server answered something else"),
+            _ => bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs"),
         }
     })
 }

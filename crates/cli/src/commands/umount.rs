@@ -9,7 +9,7 @@ pub(crate) struct Args {
     /// The mount points
     #[arg(required = true)]
     dirs: Vec<PathBuf>,
-    /// Detach it now even if it is in use, and wait until its last user is gone
+    /// Detach it at once even if it is in use, and wait until it is no longer used
     #[arg(short, long)]
     lazy: bool,
 }

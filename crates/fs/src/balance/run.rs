@@ -116,19 +116,19 @@ impl Fs {
         }
         let fs = Arc::clone(self);
         let resume = move || match fs.resume_balance(&Job::new()) {
-            Ok(report) => tracing::info!("the balance that was resumed is complete: {:?}", report.counts),
+            Ok(report) => tracing::info!("the resumed balance is complete: {:?}", report.counts),
             Err(Error::Engine(EngineError::Cancelled)) => {}
-            Err(error) => tracing::warn!("the balance that was resumed has stopped: {error}"),
+            Err(error) => tracing::warn!("the resumed balance has stopped: {error}"),
         };
         if let Err(error) = std::thread::Builder::new().name("ubtrfs-balance".to_owned()).spawn(resume) {
-            tracing::warn!("the interrupted balance is not resumed: {error}");
+            tracing::warn!("resuming the interrupted balance failed: {error}");
         }
     }
 
     fn check_filters(&self, item: &BalanceItem) -> Result<()> {
         let types = BalanceFlags::DATA | BalanceFlags::METADATA | BalanceFlags::SYSTEM;
         if item.flags & types.bits() == 0 {
-            return Err(Error::InvalidArgument("a balance needs data, metadata or system block groups to work on"));
+            return Err(Error::InvalidArgument("select the block groups to balance: data, metadata or system"));
         }
         if self.geometry.mixed && (item.data != item.metadata || item.flags & 5 != 5) {
             return Err(Error::InvalidArgument(
@@ -153,8 +153,9 @@ impl Fs {
             if !filters.contains(BalanceFilters::CONVERT) {
                 continue;
             }
-            let target = conversion_target(args)
-                .ok_or(Error::InvalidArgument("on one device, block groups can be converted to single and dup only"))?;
+            let target = conversion_target(args).ok_or(Error::InvalidArgument(
+                "with one device, block groups can only be converted to single or dup",
+            ))?;
             let loses_copies = |group: &BlockGroup| {
                 group.flags.bits() & kind.bits() != 0 && group.flags.contains(BlockGroupFlags::DUP)
             };
@@ -163,7 +164,9 @@ impl Fs {
                 && target.is_empty()
                 && self.block_groups().iter().any(loses_copies)
             {
-                return Err(Error::InvalidArgument("this would leave one copy of metadata; force it if you want that"));
+                return Err(Error::InvalidArgument(
+                    "this would leave only one copy of metadata; use --force to do it anyway",
+                ));
             }
         }
         Ok(())

@@ -54,7 +54,7 @@ impl Fs {
             let mut state = inode.write()?;
             check_regular(&state)?;
             if state.rewriting.is_some() {
-                return Err(Error::Busy("the file is being defragmented already"));
+                return Err(Error::Busy("the file is already being defragmented"));
             }
             let compress = how.compress.map(|spec| Method { kind: spec.kind, level: spec.level });
             state.rewriting = Some(Rewriting { compress });

@@ -261,7 +261,7 @@ impl Fs {
             }
             check_mutable(state)?;
             if src_nodatasum != nodatasum(state) {
-                return Err(Error::InvalidArgument("one of the files has checksums and the other has not"));
+                return Err(Error::InvalidArgument("only one of the files has checksums"));
             }
             let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
             if first.first().is_some_and(ExtentAt::is_inline) {

@@ -150,7 +150,7 @@ impl Fs {
         let old = to_ioctl_flags(state.item.flags());
         let flags = mask_for_type(&state, flags);
         if (old ^ flags) & (FS_IMMUTABLE | FS_APPEND) != 0 && !rights.immutable {
-            return Err(Error::NotPermitted("immutable and append need CAP_LINUX_IMMUTABLE to change"));
+            return Err(Error::NotPermitted("changing immutable or append needs CAP_LINUX_IMMUTABLE"));
         }
         if !rights.as_owner && caller.uid != state.item.uid {
             return Err(Error::NotPermitted("not the owner"));
@@ -207,7 +207,7 @@ fn check_may_resize(state: &InodeState, is_open: bool) -> Result<()> {
         mode::REGULAR if is_open && !state.has_flags(InodeFlags::APPEND) => Ok(()),
         mode::REGULAR => check_may_change(state),
         mode::DIRECTORY => Err(Error::IsDirectory),
-        _ => Err(Error::InvalidArgument("only regular files have a size to set")),
+        _ => Err(Error::InvalidArgument("only the size of a regular file can be set")),
     }
 }
 

@@ -78,7 +78,9 @@ impl Subvolume {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
             // Existing inodes can still be read without it.
-            highest.inspect_err(|error| tracing::warn!("subvolume {id}: looking for its last inode: {error}")).ok()
+            highest
+                .inspect_err(|error| tracing::warn!("subvolume {id}: finding its highest inode number failed: {error}"))
+                .ok()
         });
         Self {
             id,
@@ -140,8 +142,11 @@ impl Subvolume {
         let mut last = self.last_ino.lock();
         let highest = last.ok_or_else(|| {
             Error::Engine(ubtrfs_error::Error::Refused {
-                what: format!("subvolume {}: its last inode could not be read when it was entered", self.id),
-                hint: "look at it with `ubtrfs check`",
+                what: format!(
+                    "subvolume {}: its highest inode number could not be read, so no inodes can be created",
+                    self.id
+                ),
+                hint: "examine the filesystem with `ubtrfs check`",
             })
         })?;
         if highest >= LAST_INO {

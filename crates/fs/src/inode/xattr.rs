@@ -146,7 +146,7 @@ impl Namespace {
             return Err(Error::Range);
         }
         if name.contains(&0) {
-            return Err(Error::InvalidArgument("a name has no zero byte"));
+            return Err(Error::InvalidArgument("an attribute name must not contain a zero byte"));
         }
         let plain: [(&[u8], Self); 3] =
             [(b"user.", Self::User), (b"trusted.", Self::Trusted), (b"security.", Self::Security)];
@@ -234,7 +234,7 @@ impl Fs {
         caller: &Caller,
     ) -> Result<()> {
         if namespace == Namespace::Trusted && !caller.is_privileged() {
-            return Err(Error::NotPermitted("trusted attributes are the superuser's"));
+            return Err(Error::NotPermitted("only the superuser can use trusted attributes"));
         }
         let inode = self.inode_to_change(id)?;
         let reservation = self.reserve(XATTR_ITEMS)?;
@@ -253,7 +253,7 @@ impl Fs {
             }
             Namespace::Compression => return self.set_property(&inode, state, reservation, value, flags),
             Namespace::User if !(state.is_regular() || state.is_dir()) => {
-                return Err(Error::NotPermitted("user attributes are for files and directories"));
+                return Err(Error::NotPermitted("only files and directories can have user attributes"));
             }
             Namespace::User | Namespace::Trusted | Namespace::Security => value.map(<[u8]>::to_vec),
         };
@@ -277,7 +277,7 @@ impl Fs {
     ) -> Result<()> {
         let property = property::Value::parse(value.unwrap_or_default())?;
         if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
-            return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
+            return Err(Error::InvalidArgument("files without copy-on-write cannot be compressed"));
         }
         // Other inodes do not have this property. As on Linux, a valid value is accepted and not stored.
         if !(state.is_regular() || state.is_dir()) {

@@ -110,7 +110,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
         return Err(Error::NameTooLong);
     }
     if name.is_empty() || name.iter().any(|byte| matches!(byte, b'/' | 0)) {
-        return Err(Error::InvalidArgument("a name is not empty and has neither slash nor zero byte"));
+        return Err(Error::InvalidArgument("a name must not be empty or contain a slash or a zero byte"));
     }
     Ok(())
 }

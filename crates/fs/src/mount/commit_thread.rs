@@ -124,7 +124,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         shared.idle.store(false, Ordering::Release);
         if let Some(done) = do_asked(shared, &fs) {
             if let Err(error) = done {
-                tracing::error!("commit: {error}");
+                tracing::error!("the commit failed: {error}");
             }
             continue;
         }
@@ -150,7 +150,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         has_failed = synced.is_err();
         if let Err(error) = synced {
-            tracing::error!("commit: {error}");
+            tracing::error!("the commit failed: {error}");
         }
         // Start over after a failure too: time or freed space may help.
         dirty_since = None;

@@ -87,12 +87,12 @@ impl Fs {
         let leaves = fs.engine.leaf_read_ahead();
         fs.leaf_threads.start("ubtrfs-leaves", 1, move || leaves.run());
         if let Err(error) = fs.find_balance() {
-            tracing::warn!("looking for an interrupted balance: {error}");
+            tracing::warn!("finding an interrupted balance failed: {error}");
         }
         if fs.read_only().is_none() {
             // A failed search for deleted subvolumes does not fail the mount.
             if let Err(error) = fs.engine.find_dead_roots() {
-                tracing::warn!("looking for deleted subvolumes: {error}");
+                tracing::warn!("finding deleted subvolumes failed: {error}");
             }
             fs.commit_thread.start(&fs);
             fs.data.threads.start(&fs);
@@ -217,7 +217,7 @@ impl Drop for Fs {
             return;
         }
         if let Err(error) = self.close() {
-            tracing::error!("closing the filesystem: {error}");
+            tracing::error!("closing the filesystem failed: {error}");
         }
     }
 }

@@ -11,16 +11,20 @@ impl Fs {
         let dirty = self.data.pool.used_bytes() as f64;
         out.push(Metric::gauge("dirty_bytes", "Memory of file data that waits to be written", dirty));
         let (nr_failures, nr_failing) = self.data.errors.counts();
-        let help = "How often data of a file could not be written back";
+        let help = "Number of failed writebacks of a file's data";
         out.push(Metric::counter("writeback_failures_total", help, nr_failures as f64));
         let help = "Files whose data could not be written back and is kept in memory";
         out.push(Metric::gauge("unwritable_files", help, nr_failing as f64));
         let is_read_only = f64::from(u8::from(self.read_only().is_some()));
-        out.push(Metric::gauge("read_only", "Whether the filesystem takes no changes (1)", is_read_only));
+        out.push(Metric::gauge("read_only", "1 if the filesystem is read-only", is_read_only));
         let limit = self.options.memory_bytes as f64;
-        out.push(Metric::gauge("memory_budget_bytes", "Memory that caches and changes may take together", limit));
+        out.push(Metric::gauge(
+            "memory_budget_bytes",
+            "Memory limit for caches, delayed items and dirty data together",
+            limit,
+        ));
         let has_io_uring = f64::from(u8::from(self.engine.devices_have_io_uring()));
-        let help = "Large reads and writes are several requests at once, through io_uring (1), or one (0)";
+        let help = "1 if large reads and writes use several concurrent io_uring requests";
         out.push(Metric::gauge("device_io_uring", help, has_io_uring));
         out
     }

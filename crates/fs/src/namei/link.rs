@@ -63,7 +63,7 @@ impl Fs {
         if inode.read()?.is_dir() {
             // As on Linux, a name that exists is reported first.
             NameSlot::read(&dir_inode.home.tree, dir.ino, name)?.check_free()?;
-            return Err(Error::NotPermitted("directories have one name only"));
+            return Err(Error::NotPermitted("a directory can have only one name"));
         }
         let reservation = self.reserve(LINK_ITEMS)?;
         let mut locked = Locked::new(&mut [&inode, &dir_inode])?;

@@ -137,7 +137,9 @@ impl Fs {
             None => (None, None),
             Some(entry) => match self.target_id(dir.id, &entry.location, name)? {
                 id if id.is_stub() => {
-                    return Err(Error::NotPermitted("what stands for a subvolume is not renamed or replaced"));
+                    return Err(Error::NotPermitted(
+                        "the empty directory in place of a nested subvolume cannot be renamed or replaced",
+                    ));
                 }
                 id if id.root != dir.id.root => (None, Some(id.root)),
                 id => (Some(self.inode(id)?), None),

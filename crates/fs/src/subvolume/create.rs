@@ -99,7 +99,7 @@ impl Fs {
         // it at once, even from a read-only snapshot, which would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
-            tracing::warn!("snapshot {}: unlinked inodes were not all deleted: {error}", id.root);
+            tracing::warn!("snapshot {}: deleting unlinked inodes failed: {error}", id.root);
         }
         Ok(id)
     }
@@ -208,7 +208,7 @@ impl Fs {
         drop(op);
         self.engine.commit()?;
         if !read_only && let Err(error) = self.delete_orphans(&subvolume) {
-            tracing::warn!("subvolume {id}: unlinked inodes were not all deleted: {error}");
+            tracing::warn!("subvolume {id}: deleting unlinked inodes failed: {error}");
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ impl Fs {
     /// [`Fs::finish_deletions`].
     ///
     /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other
-    /// subvolumes, `Busy` if it is the mount's root, and `NotPermitted` if it is the default subvolume, immutable or
+    /// subvolumes, `Busy` if it is the mount's root, and `NotPermitted` if the subvolume is the default subvolume; set another default first, immutable or
     /// append-only.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
         self.remove_subvolume(dir, name, expected, false)
@@ -147,7 +147,7 @@ impl Fs {
             return Err(Error::Busy("it is the mount's root"));
         }
         if id == self.default_subvolume()? {
-            return Err(Error::NotPermitted("it is the default subvolume"));
+            return Err(Error::NotPermitted("the subvolume is the default subvolume; set another default first"));
         }
         let start = Key::new(id.0, KeyType::ROOT_REF, 0);
         let end = Key::new(id.0, KeyType::ROOT_REF, u64::MAX);

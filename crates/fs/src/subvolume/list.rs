@@ -29,7 +29,7 @@ pub(crate) fn find_root(engine: &Engine, options: &MountOptions) -> Result<RootI
     match by_path {
         Some(other) if other != id => Err(Error::MountOption {
             option: format!("subvolid={id}"),
-            problem: format!("the subvolume that subvol= names has the id {other}"),
+            problem: format!("it contradicts subvol=, whose subvolume has id {other}"),
         }),
         _ => Ok(id),
     }

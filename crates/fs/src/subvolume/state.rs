@@ -78,7 +78,7 @@ impl Fs {
         if takes_changes && !subvolume.is_read_only() {
             // A failed deletion does not prevent use of the subvolume.
             if let Err(error) = self.delete_orphans(&subvolume) {
-                tracing::warn!("subvolume {root}: unlinked inodes were not all deleted: {error}");
+                tracing::warn!("subvolume {root}: deleting unlinked inodes failed: {error}");
             }
         }
         Ok(subvolume)

@@ -147,7 +147,7 @@ impl Connection {
                 let thread = std::thread::Builder::new().name("fuse-idle-poll".to_owned());
                 match thread.spawn_scoped(scope, || shared.idle_poll.run()) {
                     Ok(running) => shared.idle_poll.started(running.thread()),
-                    Err(error) => tracing::warn!("no processor is kept awake: {error}"),
+                    Err(error) => tracing::warn!("idle_poll is off: {error}"),
                 }
             }
             let served = wait_for_all(shared, &results);

@@ -41,7 +41,7 @@ impl ThreadedFaults {
         })?;
         let result = match receiver.recv_timeout(TIME_LIMIT) {
             Ok(Ok(result)) => result,
-            Ok(Err(panic)) => bail!("threads, seed {seed}: a panic came through: {}", text_of(&*panic)),
+            Ok(Err(panic)) => bail!("threads, seed {seed}: a panic was not caught: {}", text_of(&*panic)),
             Err(RecvTimeoutError::Timeout) => bail!("threads, seed {seed}: R1: it hangs"),
             Err(RecvTimeoutError::Disconnected) => bail!("threads, seed {seed}: the thread is gone"),
         };

@@ -78,8 +78,8 @@ impl Migrations {
         let mut stages = self.stages.lock();
         if stages.contains_key(&start) {
             return Err(Error::Refused {
-                what: format!("block group {start} is being moved already"),
-                hint: "wait until it is done",
+                what: format!("block group {start} is already being moved"),
+                hint: "wait until the operation ends, then try again",
             });
         }
         stages.insert(start, Stage::Copying);
@@ -140,7 +140,7 @@ impl Engine {
             self.migrations.end(start);
             return Err(Error::Refused {
                 what: format!("block group {start} is being emptied"),
-                hint: "wait until it is done",
+                hint: "wait until the operation ends, then try again",
             });
         }
         let moved = self.copy_and_record(start, placement, job);
@@ -203,8 +203,8 @@ impl Engine {
         }
         let fits = replace_system_chunk(&mut self.superblock(), &chunk_key(start), &target.encode());
         fits.map_err(|_| Error::Refused {
-            what: "the superblock has no room for larger items of system chunks".to_owned(),
-            hint: "balance the system chunks into fewer ones first",
+            what: "the superblock has no room for the item of the converted system chunk".to_owned(),
+            hint: "first reduce the number of system chunks: ubtrfs balance start -s --force",
         })
     }
 

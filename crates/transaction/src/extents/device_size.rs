@@ -77,7 +77,7 @@ impl Engine {
         }
         if wanted < DEVICE_LEN_MIN {
             return Err(Error::Refused {
-                what: format!("{wanted} bytes are too few for a device of a filesystem"),
+                what: format!("a device of {wanted} bytes is too small"),
                 hint: "give at least 32M",
             });
         }
@@ -123,8 +123,8 @@ impl Engine {
             }
         }
         Err(Error::Refused {
-            what: format!("block groups behind the new end of device {devid} are being moved by other work"),
-            hint: "let that work end, then resize again",
+            what: format!("block groups past the new end of device {devid} are being moved by another operation"),
+            hint: "wait until that operation ends, then resize again",
         })
     }
 

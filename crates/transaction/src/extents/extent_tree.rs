@@ -279,7 +279,7 @@ impl<'a, 's> Record<'a, 's> {
         // missing.
         let has_only_flags = head.deltas.is_empty() && head.changes_item();
         if record.found.is_none() && (record.has_keyed || has_only_flags) {
-            return Err(record.corrupt("refs", 0, "expected an extent item for what is referred to"));
+            return Err(record.corrupt("refs", 0, "expected an extent item for a referenced extent"));
         }
         Ok(record)
     }

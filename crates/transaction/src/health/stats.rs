@@ -273,7 +273,7 @@ impl SpanStat {
         out.push(Metric::histogram("phase_seconds", "_sum", help, sum).label("phase", name));
         out.push(Metric::histogram("phase_seconds", "_count", help, get(&self.count) as f64).label("phase", name));
         let max = get(&self.max_nanos) as f64 / 1e9;
-        out.push(Metric::gauge("phase_seconds_max", "The longest of each phase", max).label("phase", name));
+        out.push(Metric::gauge("phase_seconds_max", "Longest time of each phase", max).label("phase", name));
     }
 }
 

@@ -58,7 +58,7 @@ impl Timeline {
         let mut out = self.out.lock();
         let Some(output) = out.as_mut() else { return };
         if let Err(error) = output.write(name, began, took, flush) {
-            tracing::warn!("the timeline cannot be written and ends here: {error}");
+            tracing::warn!("writing the timeline failed; it ends here: {error}");
             *out = None;
             self.is_on.store(false, Ordering::Release);
         }

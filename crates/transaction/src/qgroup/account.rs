@@ -63,7 +63,7 @@ impl Engine {
             state.groups.remove(QgroupId::of_subvolume(root));
         }
         if state.groups.take_underflow() && !state.status.has(QgroupStatus::INCONSISTENT) {
-            tracing::error!("quota numbers would have become negative, and are not reliable until a rescan");
+            tracing::error!("quota numbers are wrong (one would have become negative); start a rescan");
             state.status.flags |= QgroupStatus::INCONSISTENT;
         }
     }

@@ -53,7 +53,7 @@ impl Engine {
             Ok(None) => return Ok(()),
             // As in Linux, an error here does not fail the mount. Quotas are unavailable then.
             Err(error) => {
-                tracing::error!("quotas are not in force: {error}");
+                tracing::error!("quotas are unavailable, because the quota tree cannot be read: {error}");
                 return Ok(());
             }
         };
@@ -153,7 +153,7 @@ impl Engine {
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
         self.change_quotas(|state, _| match state.groups.create(id) {
             true => Ok(()),
-            false => Err(Error::Qgroup { what: format!("quota group {id} exists"), errno: EEXIST }),
+            false => Err(Error::Qgroup { what: format!("quota group {id} already exists"), errno: EEXIST }),
         })
     }
 
@@ -428,7 +428,7 @@ impl QgroupInfo {
 }
 
 fn quotas_are_off() -> Error {
-    Error::Qgroup { what: "quotas are off; turn them on with: ubtrfs quota enable".to_owned(), errno: ENOTCONN }
+    Error::Qgroup { what: "quotas are disabled; enable them with: ubtrfs quota enable".to_owned(), errno: ENOTCONN }
 }
 
 fn no_group(id: QgroupId) -> Error {

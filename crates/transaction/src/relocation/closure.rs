@@ -222,7 +222,7 @@ impl<'e> Closure<'e> {
     fn subvolume(&self, root: RootId, bytenr: Logical) -> Result<Arc<Tree>> {
         if root == RootId::TREE_RELOC {
             return Err(Error::Refused {
-                what: format!("an extent at {bytenr} belongs to a relocation tree, which a balance of Linux left"),
+                what: format!("the extent at {bytenr} belongs to a relocation tree of an interrupted balance of Linux"),
                 hint: "mount the filesystem with Linux once, which removes the tree",
             });
         }
@@ -234,9 +234,7 @@ impl<'e> Closure<'e> {
         };
         if half_dropped(&tree) {
             return Err(Error::Refused {
-                what: format!(
-                    "an extent at {bytenr} belongs to the deleted subvolume {root}, which is dropped in part"
-                ),
+                what: format!("the extent at {bytenr} belongs to the deleted subvolume {root}, which is being dropped"),
                 hint: "balance again when the deletion is complete",
             });
         }

@@ -71,7 +71,7 @@ impl Engine {
             }
             return Err(Error::Refused {
                 what: format!("block group {start} is being moved already"),
-                hint: "wait until it is done",
+                hint: "wait until the operation ends, then try again",
             });
         }
         let mut emptied = self.empty_group(&group, job);
@@ -127,8 +127,8 @@ impl Engine {
             nr_waits += 1;
             if nr_waits > MAX_WAITS {
                 return Err(Error::Refused {
-                    what: format!("block group {} does not become empty: {used} bytes are in use", group.start),
-                    hint: "write back what is dirty (sync), then try again",
+                    what: format!("block group {} cannot be emptied: {used} bytes are still in use", group.start),
+                    hint: "write back dirty data (sync), then try again",
                 });
             }
             self.flush_data()?;

@@ -69,7 +69,7 @@ impl RelocationStep {
     }
 
     fn fail(&mut self, bytenr: Logical, error: Error) {
-        tracing::warn!("relocation: the extent at {bytenr} stays: {error}");
+        tracing::warn!("relocation: the extent at {bytenr} cannot be moved: {error}");
         self.failures.push((bytenr, error));
     }
 }

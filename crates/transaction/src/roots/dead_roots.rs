@@ -108,7 +108,7 @@ impl Engine {
             Err(error) => {
                 // I2
                 let error = error.in_tree(id);
-                tracing::error!("deleted subvolume {id} could not be dropped, the rest of it stays: {error}");
+                tracing::error!("dropping deleted subvolume {id} failed; the rest of it stays allocated: {error}");
                 self.roots.note_drop_failure(error);
                 return Ok(true);
             }

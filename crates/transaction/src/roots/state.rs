@@ -115,7 +115,7 @@ impl Roots {
             Some(highest) => highest.clone()?,
             None => {
                 return Err(Error::Bug {
-                    what: "a subvolume id was asked for before the last one was read".to_owned(),
+                    what: "a subvolume id was requested before the highest id was read".to_owned(),
                 });
             }
         };

@@ -78,10 +78,10 @@ impl<'a> Collector<'a> {
     pub(crate) fn new(engine: &'a Engine, tree: &'a Tree, log: &'a mut SubvolumeLog) -> Result<Self, Stop> {
         let committed = engine.committed_generation();
         if tree.is_sealed() {
-            return Err(Stop::Commit("the subvolume is gone"));
+            return Err(Stop::Commit("the subvolume was deleted"));
         }
         if tree.root_ptr().generation > committed || tree.root.lock().last_snapshot > committed {
-            return Err(Stop::Commit("the subvolume or a snapshot of it is new"));
+            return Err(Stop::Commit("the subvolume, or a snapshot of it, was created since the last commit"));
         }
         let mut touched: HashMap<u64, Vec<Key>> = HashMap::new();
         for key in tree.active.take_touched() {
@@ -100,7 +100,7 @@ impl<'a> Collector<'a> {
         while let Some((ino, entries)) = self.waiting.pop_front() {
             self.inode(ino, entries)?;
             if self.done.len() > MAX_INODES || self.log.item_bytes > MAX_BYTES {
-                return Err(Stop::Commit("very much changed"));
+                return Err(Stop::Commit("the log would be too large"));
             }
         }
         Ok(self.batch.into_iter().collect())
@@ -189,7 +189,7 @@ impl<'a> Collector<'a> {
                 KeyType::DIR_INDEX if entries => self.entry(key)?,
                 KeyType::DIR_INDEX => {}
                 KeyType::EXTENT_DATA => offsets.push(key.offset),
-                _ => return Err(Stop::Commit("an item that is not logged changed")),
+                _ => return Err(Stop::Commit("an item of a type that is never logged changed")),
             }
         }
         self.extents(ino, &item, offsets)
@@ -225,7 +225,7 @@ impl<'a> Collector<'a> {
             if before.is_some() {
                 // R2
                 if self.living(dir)?.is_none() {
-                    return Err(Stop::Commit("a file left a directory that is gone"));
+                    return Err(Stop::Commit("a file was moved out of a directory that was then removed"));
                 }
                 self.waiting.push_back((dir, true));
             }
@@ -254,7 +254,7 @@ impl<'a> Collector<'a> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_INDEX, name.index))? else { return Ok(()) };
         for entry in DirEntry::decode_all(&raw)? {
             if entry.name != name.name || inode_of(&entry)? != ino {
-                return Err(Stop::Commit("a directory's index was used again"));
+                return Err(Stop::Commit("a directory index was reused"));
             }
         }
         Ok(())
@@ -276,7 +276,7 @@ impl<'a> Collector<'a> {
             }
             let heir = self.tree.get(&place)?.map_or(Ok(None), |raw| named(&raw, &name))?;
             if heir.is_none_or(|heir| !self.log.inodes.contains_key(&heir)) {
-                return Err(Stop::Commit("a name that was taken over was given up"));
+                return Err(Stop::Commit("a name was taken over from another inode and then removed"));
             }
         }
         Ok(())
@@ -287,7 +287,7 @@ impl<'a> Collector<'a> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_ITEM, name_hash(name)))? else { return Ok(()) };
         let Some(other) = named(&raw, name)?.filter(|other| *other != ino) else { return Ok(()) };
         if self.living(other)?.is_some() {
-            return Err(Stop::Commit("a name was taken over from an inode that lives on"));
+            return Err(Stop::Commit("a name was taken over from an inode that still exists"));
         }
         if self.was_dir(other)? {
             return Err(Stop::Commit("a name was taken over from a directory"));
@@ -320,7 +320,7 @@ impl<'a> Collector<'a> {
         };
         let now = DirEntry::decode_all(&raw)?;
         if !before.is_empty() {
-            return Err(Stop::Commit("a directory's index was used again"));
+            return Err(Stop::Commit("a directory index was reused"));
         }
         self.set(key, Some(value_of(raw)));
         for entry in &now {

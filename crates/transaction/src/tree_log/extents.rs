@@ -26,7 +26,7 @@ impl Collector<'_> {
     /// Logs the extents of an inode around these offsets, at which items changed.
     pub(super) fn extents(&mut self, ino: u64, item: &InodeItem, offsets: Vec<u64>) -> Result<(), Stop> {
         if offsets.len() > MAX_CHANGES {
-            return Err(Stop::Commit("very many extents changed"));
+            return Err(Stop::Commit("too many extents changed"));
         }
         let sectorsize = u64::from(self.engine.geometry().sectorsize);
         let end = item.size.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX);

@@ -12,10 +12,10 @@ use crate::commands::place::{Target, with_channel};
 use crate::common::{parse_size, print_out};
 use crate::job::with_progress;
 
-/// Join the small extents of files, and compress them if asked
+/// Join the small extents of files, and optionally compress them
 #[derive(clap::Args)]
 #[command(
-    after_help = "Extents that snapshots or other files share stay as they are, because rewriting them would take space \
+    after_help = "Extents shared with snapshots or other files are not rewritten, because copies of them would take space; --unshare rewrites them too. \
                         for another copy; --unshare rewrites them too."
 )]
 pub(crate) struct Args {
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Bytes to look at [default: up to the end]
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     len: Option<u64>,
-    /// Leave extents of this size or more as they are
+    /// Do not rewrite extents of this size or more
     #[arg(short = 't', long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
     target_size: u64,
     /// Rewrite shared extents too, which then take more space

@@ -25,14 +25,14 @@ pub(super) struct FiemapArgs {
     image: ImageOptions,
 }
 
-/// Let a range of one file share the extents of another one
+/// Make a range of one file share the extents of a range of another file
 #[derive(clap::Args)]
 pub(super) struct CloneArgs {
     #[command(flatten)]
     ranges: RangeArgs,
 }
 
-/// Let two ranges share their extents if they have the same content
+/// Make two ranges share their extents if their content is equal
 #[derive(clap::Args)]
 pub(super) struct DedupeArgs {
     #[command(flatten)]
@@ -44,7 +44,7 @@ struct RangeArgs {
     /// The file to share from
     #[arg(value_name = "SOURCE")]
     source: Target,
-    /// The file that changes; in the same mount or image
+    /// The file to change, in the same mount or image
     #[arg(value_name = "TARGET")]
     target: Target,
     /// Where the range begins in the source
@@ -101,7 +101,7 @@ fn extents(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<Exten
                     _ => return Ok(all),
                 }
             }
-            _ => bail!("the server answered something else"),
+            _ => bail!("unexpected answer of the server; unmount and mount with this ubtrfs"),
         }
     }
 }

@@ -16,10 +16,10 @@ use crate::job::with_progress;
 #[derive(clap::Args)]
 #[command(
     after_help = "An image file grows as needed if it is not mounted. A mounted one must be made larger first: truncate -s \
-                        SIZE IMAGE. The end of an image that a filesystem does not use any more can be cut off after unmounting."
+                        SIZE IMAGE. After the filesystem shrank, unmount it and truncate the image to the new size: truncate -s SIZE IMAGE."
 )]
 pub(crate) struct Args {
-    /// New size: bytes or with a suffix (10G), more (+1G), less (-1G), or max; of device DEVID (default 1)
+    /// New size of device DEVID (default 1): bytes or with a suffix (10G), a change (+1G, -1G), or max
     #[arg(value_name = "[DEVID:][+|-]SIZE|max", allow_hyphen_values = true)]
     size: String,
     /// A path in a mount, or an image that is not mounted
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let done = with_progress("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
         let done = done.map_err(|failure| anyhow!("cannot resize {target}: {failure}"))?;
         let ubtrfs_control::Response::Device(Response::Resized { before, now }) = done else {
-            bail!("the server of {target} gave another answer than asked for; unmount and mount it with this ubtrfs");
+            bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs");
         };
         print_out(&match args.json {
             true => format!("{}\n", json!({ "devid": devid, "before_bytes": before, "now_bytes": now })),

@@ -20,7 +20,7 @@ pub(super) struct DfArgs {
     common: Common,
 }
 
-/// Show how the space is used, in all and by device
+/// Show how the space is used, in total and by device
 #[derive(clap::Args)]
 pub(super) struct UsageArgs {
     #[command(flatten)]

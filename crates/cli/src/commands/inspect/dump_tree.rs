@@ -23,10 +23,10 @@ pub(crate) struct Args {
     /// The image file or block device; all of them, if the filesystem has several
     #[arg(value_name = "DEVICE", required = true)]
     devices: Vec<PathBuf>,
-    /// Print this tree alone: its number or name
+    /// Print only this tree, given by number or name
     #[arg(short, long, value_name = "TREE", value_parser = trees::parse)]
     tree: Option<RootId>,
-    /// Print this block alone; may be given several times
+    /// Print only this block; may be given several times
     #[arg(short, long, value_name = "BYTENR", conflicts_with = "tree")]
     block: Vec<u64>,
     /// With --block, print the blocks below it, too

@@ -21,7 +21,7 @@ use crate::common::{print_err, print_out};
 /// Print the paths of all files that use the data at an address
 #[derive(clap::Args)]
 pub(super) struct LogicalArgs {
-    /// All uses of the extent that holds the address
+    /// Include all users of the extent that contains the address
     #[arg(long = "ignore-offset")]
     whole_extent: bool,
     /// The address, as file extents and error messages name it
@@ -105,7 +105,7 @@ fn ask(of: &PathArgs, target: &Target, what: &str, request: Request) -> anyhow::
 }
 
 fn other_answer(target: &Target) -> anyhow::Error {
-    anyhow!("{target}: the server answered something else")
+    anyhow!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs")
 }
 
 fn print_files(target: &Target, answer: Response) -> anyhow::Result<ExitCode> {

@@ -48,7 +48,7 @@ pub(crate) struct MkdirArgs {
 
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777);
-    mode.ok_or_else(|| format!("'{text}' is no mode; write octal digits, for example 755"))
+    mode.ok_or_else(|| format!("'{text}' is not a mode; write octal digits, for example 755"))
 }
 
 pub(crate) fn run_rm(args: RmArgs) -> anyhow::Result<ExitCode> {
@@ -86,7 +86,7 @@ fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
     };
     if !attr.is_dir() {
         if path.path.ends_with(b"/") {
-            bail!("cannot remove {path}: it is not a directory; name it without the slash at the end");
+            bail!("cannot remove {path}: it is not a directory; omit the final slash");
         }
         return fs.unlink(parent, name).with_context(|| format!("cannot remove {path}"));
     }

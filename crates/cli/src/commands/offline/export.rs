@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Image and directory or file in it
     #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true })]
     source: ImagePath,
-    /// File to write instead of standard output, compressed as its suffix says: .tar.gz, .tar.xz, .tar.zst
+    /// File to write instead of standard output; the suffix (.tar.gz, .tar.xz, .tar.zst) selects the compression
     #[arg(short = 'f', long = "output", visible_alias = "file", value_name = "FILE")]
     output: Option<PathBuf>,
     /// Mount options by the kernel's names, e.g. subvol=home; any other value is taken as --output
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Keep holes of files as holes (pax sparse format 1.0)
     #[arg(short = 'S', long)]
     sparse: bool,
-    /// Leave extended attributes and ACLs out
+    /// Omit extended attributes and ACLs
     #[arg(long)]
     no_xattrs: bool,
 }
@@ -56,7 +56,7 @@ impl Args {
             match value.to_str().filter(|text| text.contains('=') || MountOptions::parse(text).is_ok()) {
                 Some(text) => options.push(text.to_owned()),
                 None if self.output.is_none() => self.output = Some(value.into()),
-                None => bail!("'{}' is no mount option, and --output is given", value.display()),
+                None => bail!("'{}' is not a mount option, and --output already names the file", value.display()),
             }
         }
         Ok(ImageOptions { options, memory: None })
@@ -183,7 +183,7 @@ impl<W: Write> Export<'_, W> {
             mode::BLOCK => Kind::BlockDevice,
             mode::FIFO => Kind::Fifo,
             _ => {
-                warn(&format!("{}: left out, tar has no sockets", printable(&path)));
+                warn(&format!("{}: omitted, because tar cannot store sockets", printable(&path)));
                 return Ok(());
             }
         };
@@ -329,7 +329,7 @@ impl Lost {
         let ranges: Vec<String> = self.ranges.iter().map(|(start, end)| format!("{start} to {end}")).collect();
         let more = self.nr_ranges - self.ranges.len() as u64;
         let more = if more > 0 { format!(" and {more} more ranges ({} in all)", self.bytes) } else { String::new() };
-        Some((self.error?, format!("zeros take the place of bytes {}{more}", ranges.join(", "))))
+        Some((self.error?, format!("bytes {}{more} are replaced by zeros", ranges.join(", "))))
     }
 }
 

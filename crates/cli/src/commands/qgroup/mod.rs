@@ -54,10 +54,10 @@ struct RelationArgs {
     /// The group of the higher level
     #[arg(value_name = "DST", value_parser = parse_qgroup)]
     parent: QgroupId,
-    /// Begin to count anew if only that tells the new numbers; the default
+    /// Start a rescan if the new numbers cannot be computed; the default
     #[arg(long, overrides_with = "no_rescan")]
     rescan: bool,
-    /// Leave the numbers unreliable if only counting anew tells them
+    /// Do not start a rescan, even if the numbers become unreliable
     #[arg(long)]
     no_rescan: bool,
     #[command(flatten)]
@@ -67,16 +67,16 @@ struct RelationArgs {
 /// Limit the space of a quota group
 #[derive(clap::Args)]
 struct LimitArgs {
-    /// Limit the bytes that only this group uses, instead of all that it refers to
+    /// Limit exclusive bytes instead of referenced bytes
     #[arg(short = 'e')]
     exclusive: bool,
-    /// Limit bytes after compression: always so, and accepted for scripts
+    /// Accepted for compatibility; limits always count bytes after compression
     #[arg(short = 'c')]
     compressed: bool,
     /// The limit, such as 10G, or none
     #[arg(value_name = "SIZE|none", value_parser = parse_limit)]
     limit: LimitChange,
-    /// The group, unless that of the path's subvolume; and a path
+    /// [GROUP] PATH; without a group, the group of the path's subvolume
     #[arg(value_names = ["QGROUP", "PATH|IMAGE:/PATH"], num_args = 1..=2, required = true)]
     words: Vec<std::ffi::OsString>,
     #[command(flatten)]
@@ -137,7 +137,7 @@ fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
             return Ok(());
         }
         if args.no_rescan {
-            warn("the numbers of quota groups are unreliable; count anew with: ubtrfs quota rescan");
+            warn("the numbers of quota groups are unreliable; update them with: ubtrfs quota rescan");
             return Ok(());
         }
         count_anew(channel, &target)

@@ -18,10 +18,10 @@ use crate::common::{format_size, print_err, print_out};
 /// Show quota groups
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Show the groups that each belongs to
+    /// Show the parents of each group
     #[arg(short = 'p')]
     parent: bool,
-    /// Show the groups that belong to each
+    /// Show the members of each group
     #[arg(short = 'c')]
     child: bool,
     /// Show the limit of referenced bytes
@@ -118,7 +118,7 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     loop {
         let Response::Groups(page) = call(channel, target, "read the quota groups of", Request::Groups { from })?
         else {
-            bail!("{target}: the server answered something else");
+            bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs");
         };
         let next = page.last().and_then(|last| last.id.checked_add(1)).filter(|next| *next > from);
         groups.extend(page);

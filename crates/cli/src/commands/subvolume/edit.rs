@@ -38,7 +38,7 @@ pub(super) struct DeleteArgs {
     /// Subvolumes in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
     paths: Vec<Target>,
-    /// Make all changes of the mounts durable, too
+    /// Also commit all changes of the mounts
     #[arg(short, long)]
     commit: bool,
     #[command(flatten)]
@@ -61,7 +61,7 @@ pub(super) struct SetReadOnlyArgs {
     /// The subvolume
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
-    /// Whether it is read-only from now on
+    /// Whether to make it read-only
     #[arg(value_name = "true|false", action = clap::ArgAction::Set)]
     read_only: bool,
     #[command(flatten)]
@@ -139,7 +139,7 @@ pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
         [path] => (None, path),
         [id, path] => match id.to_str().and_then(|id| id.parse().ok()) {
             Some(id) => (Some(id), path),
-            None => bail!("'{}' is no id of a subvolume; see: ubtrfs subvolume list", id.display()),
+            None => bail!("'{}' is not a subvolume id; list the ids with: ubtrfs subvolume list", id.display()),
         },
         _ => bail!("name a subvolume"),
     };

@@ -38,13 +38,13 @@ pub(super) struct Args {
 /// Additional fields of a line.
 #[derive(clap::Args, Clone, Copy, Default)]
 struct Fields {
-    /// Show the transaction that made it
+    /// Show the generation of its creation
     #[arg(short = 'c')]
     cgen: bool,
     /// Show the parent's UUID
     #[arg(short = 'q')]
     parent_uuid: bool,
-    /// Show the UUID of what it was received from
+    /// Show the received UUID
     #[arg(short = 'R')]
     received_uuid: bool,
     /// Show the UUID

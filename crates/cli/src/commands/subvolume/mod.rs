@@ -73,5 +73,5 @@ fn list(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<SubvolumeI
 
 fn find(list: &[SubvolumeInfo], id: RootId) -> anyhow::Result<&SubvolumeInfo> {
     let found = list.iter().find(|info| info.id == id);
-    found.with_context(|| format!("the subvolume {id} does not exist (any more)"))
+    found.with_context(|| format!("the subvolume {id} does not exist"))
 }

@@ -24,17 +24,17 @@ fn advice(verb: &str, errno: Errno) -> Option<&'static str> {
     let deletes = verb == DELETE;
     Some(match errno {
         Errno::EXIST => "it exists; choose another name",
-        Errno::NOTEMPTY => "it holds other subvolumes; delete those first (see: ubtrfs subvolume list)",
-        Errno::BUSY if deletes => "it is what is mounted or opened; do it with another one as the root (-o subvolid=5)",
-        Errno::NOTCONN | Errno::CONNABORTED => "this mount's server has ended; take the mount away with: ubtrfs umount",
-        Errno::PERM => "it is somebody else's; do it as its owner or as root",
-        Errno::ACCESS => "permission denied; do it as a user who may change the directory, or as root",
+        Errno::NOTEMPTY => "it contains other subvolumes; delete those first (see: ubtrfs subvolume list)",
+        Errno::BUSY if deletes => "it is the mounted or opened subvolume; repeat the command with -o subvolid=5",
+        Errno::NOTCONN | Errno::CONNABORTED => "this mount's server has ended; unmount it with: ubtrfs umount",
+        Errno::PERM => "it belongs to another user; run the command as its owner or as root",
+        Errno::ACCESS => "permission denied; run the command as a user who may write to the directory, or as root",
         Errno::INVAL | Errno::NOTDIR if deletes => "it is not a subvolume; remove it with rm",
         Errno::INVAL | Errno::NOENT if verb == SET_DEFAULT => {
             "there is no such subvolume; list them with: ubtrfs subvolume list"
         }
         Errno::ROFS => {
-            "it is read-only; mount it read-write, or let the subvolume take changes with: ubtrfs subvolume set-read-only"
+            "it is read-only; mount it read-write, or make the subvolume writable with: ubtrfs subvolume set-read-only PATH false"
         }
         Errno::NAMETOOLONG => "the name is too long; choose one of at most 255 bytes",
         _ => return None,

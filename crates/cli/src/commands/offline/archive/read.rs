@@ -260,7 +260,7 @@ impl Reader {
             }
         }
         if total > self.data_left {
-            bail!("the sparse map names {total} bytes, the archive holds {}", self.data_left);
+            bail!("the sparse map has {total} bytes, but the archive has {}", self.data_left);
         }
         member.sparse = Some(ranges);
         Ok(())
@@ -323,7 +323,7 @@ impl Reader {
                         numbers.push(value);
                         (value, nr_digits) = (0, 0);
                     }
-                    _ => bail!("the sparse map holds something else than numbers"),
+                    _ => bail!("the sparse map contains something other than numbers"),
                 }
             }
         }
@@ -338,7 +338,7 @@ impl Reader {
     }
 
     fn pass_over(&mut self, size: u64) -> anyhow::Result<()> {
-        let len = size.checked_add(padding(size) as u64).context("the archive is damaged: wild size")?;
+        let len = size.checked_add(padding(size) as u64).context("the archive is damaged: impossible size")?;
         self.input.skip(len).map_err(|error| self.broken(error))
     }
 
@@ -348,7 +348,7 @@ impl Reader {
         let mut data = Vec::new();
         while (data.len() as u64) < size {
             let piece = self.input.next_piece(size - data.len() as u64);
-            let piece = piece.context("the archive cannot be read on")?;
+            let piece = piece.context("the rest of the archive cannot be read")?;
             if piece.is_empty() {
                 return Err(self.broken(std::io::ErrorKind::UnexpectedEof.into()));
             }
@@ -360,7 +360,7 @@ impl Reader {
 
     fn broken(&self, error: std::io::Error) -> anyhow::Error {
         if error.kind() == std::io::ErrorKind::UnexpectedEof {
-            return anyhow!("the archive is cut off after member {}; get it again", self.nr_members);
+            return anyhow!("the archive is cut off after member {}; download or copy it again", self.nr_members);
         }
         if error.to_string().contains("memory") {
             // zstd and xz return this error if the memory limit is too low.
@@ -473,7 +473,7 @@ fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
 }
 
 /// The message for an archive that ends too early.
-pub(in super::super) const DATA_CUT_OFF: &str = "the archive ends within its data; get it again";
+pub(in super::super) const DATA_CUT_OFF: &str = "the archive ends within its data; download or copy it again";
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Limit for the headers of one member: many attributes of 64 KiB each.
 const META_MAX: usize = 64 << 20;

@@ -230,7 +230,7 @@ impl HostTarget {
         match done {
             Ok(()) => Ok(()),
             Err(Errno::PERM | Errno::NOTSUP | Errno::ACCESS) => {
-                warn(&format!("{}: attribute {} is not taken here", self.shown(path).display(), printable(name)));
+                warn(&format!("{}: attribute {} cannot be set here", self.shown(path).display(), printable(name)));
                 Ok(())
             }
             Err(error) => Err(error).with_context(|| format!("cannot set {}", printable(name))),
@@ -389,7 +389,7 @@ impl To for HostTarget {
                 rustix::fs::openat(&*dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
             let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
             if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::Symlink {
-                bail!("it became a symbolic link meanwhile");
+                bail!("it was replaced by a symbolic link during the copy");
             }
             rustix::fs::chmod(opened, Mode::from_raw_mode(bits & mode::PERMISSIONS)).context("cannot set its mode")?;
         }
@@ -436,7 +436,7 @@ const XATTR_MAX: usize = 64 << 10;
 /// Checks a user and a group, because an image may contain the number that means "do not change" to chown(2).
 fn ids_of((uid, gid): (u32, u32)) -> anyhow::Result<(Uid, Gid)> {
     if uid == u32::MAX || gid == u32::MAX {
-        bail!("its owner {uid}:{gid} is no user and group; copy it without -p, or with --owner");
+        bail!("its owner {uid}:{gid} is not a valid user and group; copy it without -p, or with --owner");
     }
     Ok((Uid::from_raw(uid), Gid::from_raw(gid)))
 }

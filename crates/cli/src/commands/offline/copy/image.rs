@@ -90,7 +90,7 @@ impl<'f> Image<'f> {
                 return Ok(ContentPlace { dir, name, old: Some(old) });
             }
             if self.made_links.borrow().contains(&old.id) {
-                bail!("'{}' is a symbolic link that was copied just now; copy to another directory", printable(path));
+                bail!("'{}' is a symbolic link that this command copied; copy to another directory", printable(path));
             }
             let target = self.fs.readlink(old.id)?;
             let target = if target.starts_with(b"/") { target } else { child_path(&dir_path, &target) };

@@ -25,7 +25,7 @@ use crate::common::{each, print_error};
 /// Copy files between this system and images, or inside of an image
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files to copy, and where to: IMAGE:/PATH or a path of this system
+    /// Files to copy, then the target; each is IMAGE:/PATH or a path of this system
     #[arg(value_name = "PATH", required = true, num_args = 2..)]
     paths: Vec<OsString>,
     /// Copy directories and their content; symbolic links stay links
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Keep owner, times, extended attributes and hard links
     #[arg(short, long)]
     preserve: bool,
-    /// As -r -p
+    /// Same as -r -p
     #[arg(short, long)]
     archive: bool,
     /// Owner of the copies
@@ -307,7 +307,10 @@ impl<'a> Copy<'a> {
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
         let wants_dir = target.path().ends_with(b"/");
         if !is_dir && (self.args.paths.len() > 2 || (there.is_some() && wants_dir)) {
-            bail!("'{}' is not a directory; name one for several files", self.to.shown_path(&to_path));
+            bail!(
+                "'{}' is not a directory; give a directory as the target of several files",
+                self.to.shown_path(&to_path)
+            );
         }
         let copied = each(sources, |source| {
             let path = source.path();
@@ -399,7 +402,7 @@ impl<'a> Copy<'a> {
 
     fn one(&mut self, path: &[u8], new_path: &[u8], info: &Info, named: bool) -> anyhow::Result<()> {
         if self.image == Some(info.identity) {
-            bail!("it is the image that is written to");
+            bail!("it is the image that the files are copied to");
         }
         let is_stream = named && !self.args.recursive && self.from.is_stream(info);
         let is_content = is_stream || type_of(info.mode) == mode::REGULAR;
@@ -420,7 +423,7 @@ impl<'a> Copy<'a> {
                 bail!("it is a directory; copy it with -r");
             }
             if info.id.is_some_and(|id| self.made.contains(&id)) {
-                bail!("it is the copy itself; look at the image with ubtrfs check");
+                bail!("it is part of the copy itself, which is damage; check the image with: ubtrfs check");
             }
             let made = if there.is_none() { self.to.make_dir(new_path, info.mode)? } else { None };
             self.made.extend(made.filter(|_| self.shared));

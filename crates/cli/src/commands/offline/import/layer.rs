@@ -87,7 +87,7 @@ impl Layer {
     /// Fails if a directory contains something of this layer. Does not remove anything.
     pub(super) fn check_replaceable(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<()> {
         if !self.walk_old(fs, dir, Old::Stays)? {
-            bail!("the layer has both a directory and something else of that name");
+            bail!("the layer has a directory and another file of that name");
         }
         Ok(())
     }
