@@ -6,7 +6,7 @@ use ubtrfs_space::RefKey;
 use ubtrfs_tree::Cursor;
 
 use super::refs::{ExtentRefs, extent_refs, read_refs};
-use super::roots::{LeafUse, RootsOf, leaf_uses, shared_leaves};
+use super::roots::{LeafUse, LeafUses, RootsOf, shared_leaves};
 use super::view::TreesView;
 use crate::engine::Engine;
 use crate::handle::trans_handle::regular_extent;
@@ -52,7 +52,8 @@ pub(crate) fn inodes_of(
             RefKey::SharedData(leaf) => shared_leaf(roots, extent, leaf)?.into_iter().collect(),
             RefKey::Data { root, ino, offset } => {
                 let Some(subvolume) = roots.view().subvolume(root)? else { continue };
-                leaf_uses(roots.view(), &subvolume, extent, (ino, offset), *count, &shared)?
+                let mut scan = LeafUses::new(roots.view(), &subvolume, extent, (ino, offset), *count, &shared)?;
+                std::iter::from_fn(|| scan.next_leaf().transpose()).collect::<Result<Vec<_>>>()?
             }
             RefKey::TreeBlock(_) | RefKey::SharedBlock(_) => Vec::new(),
         };

@@ -22,7 +22,7 @@ use ubtrfs_error::Result;
 use ubtrfs_format::node::LEVEL_MAX;
 use ubtrfs_format::{Corrupt, FormatError, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{Extent, RefKey};
-use ubtrfs_tree::Node;
+use ubtrfs_tree::{Cursor, Node};
 
 use super::refs::{ExtentRefs, extent_refs};
 use super::view::{SubvolumeRoot, TreesView};
@@ -71,11 +71,20 @@ impl<'v> RootsOf<'v> {
         }
     }
 
+    /// The subvolumes that reach a data extent, all of which are known to be among `limit`; none if it does not exist.
+    pub(crate) fn of_data_among(&mut self, extent: Extent, limit: &[RootId]) -> Result<RootSet> {
+        let refs = extent_refs(self.view.source(), self.view.extent_root(), extent.bytenr, extent.len_bytes, false)?;
+        match refs {
+            Some(refs) => self.of_data_refs(&refs, Some(limit)),
+            None => Ok(Arc::clone(&self.none)),
+        }
+    }
+
     /// The subvolumes that reach the extent with these references.
     pub(crate) fn of_refs(&mut self, extent: &ExtentRefs) -> Result<RootSet> {
         match extent.level {
             Some(level) => self.of_block_refs(extent, level),
-            None => self.of_data_refs(extent),
+            None => self.of_data_refs(extent, None),
         }
     }
 
@@ -160,38 +169,55 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    fn of_data_refs(&mut self, extent: &ExtentRefs) -> Result<RootSet> {
+    /// The subvolumes that reach a data extent. `limit` is a set that contains all of them, if the caller knows one: the
+    /// search ends when it has found them all.
+    fn of_data_refs(&mut self, extent: &ExtentRefs, limit: Option<&[RootId]>) -> Result<RootSet> {
         let shared: HashSet<Logical> = shared_leaves(extent);
-        let mut all = BTreeSet::new();
-        let mut last: Option<RootSet> = None;
+        let mut found = Found { all: BTreeSet::new(), last: None, limit };
+        let mut leaves = extent.refs.iter().filter_map(|(reference, _)| match *reference {
+            RefKey::SharedData(leaf) => Some(leaf),
+            _ => None,
+        });
+        // One leaf of each reference usually reaches the limit, where the rest of a large file would add nothing.
+        if let Some(leaf) = leaves.next() {
+            found.add(self.of_shared_leaf(leaf)?);
+        }
+        let mut scans = Vec::new();
         for (reference, count) in &extent.refs {
-            let found = match *reference {
-                RefKey::SharedData(leaf) => vec![self.of_shared_leaf(leaf)?],
-                RefKey::Data { root, ino, offset } => {
-                    let Some(subvolume) = self.view.subvolume(root)? else { continue };
-                    if subvolume.last_snapshot.0 == 0 {
-                        // Neither a snapshot nor the source of one: no block of it has other users.
-                        all.insert(root);
-                        continue;
-                    }
-                    let uses = leaf_uses(&self.view, &subvolume, extent, (ino, offset), *count, &shared)?;
-                    uses.iter().map(|leaf| self.of_leaf_in(&subvolume, &leaf.leaf)).collect::<Result<Vec<_>>>()?
-                }
+            let (root, ino, offset) = match *reference {
+                RefKey::Data { root, ino, offset } => (root, ino, offset),
+                RefKey::SharedData(_) => continue,
                 RefKey::TreeBlock(_) | RefKey::SharedBlock(_) => {
                     let expected = "expected references to data";
                     return Err(wrong(extent.bytenr, "reference type", reference.key_type().0.into(), expected).into());
                 }
             };
-            for set in found {
-                all.extend(set.iter());
-                last = Some(set);
+            let Some(subvolume) = self.view.subvolume(root)? else { continue };
+            if subvolume.last_snapshot.0 == 0 {
+                // Neither a snapshot nor the source of one: no block of it has other users.
+                found.all.insert(root);
+                continue;
+            }
+            let mut scan = LeafUses::new(&self.view, &subvolume, extent, (ino, offset), *count, &shared)?;
+            if let Some(leaf) = scan.next_leaf()? {
+                found.add(self.of_leaf_in(&subvolume, &leaf.leaf)?);
+                scans.push((subvolume, scan));
             }
         }
-        // Most extents have the set of their leaf.
-        match last {
-            Some(set) if set.len() == all.len() => Ok(set),
-            _ => Ok(all.into_iter().collect()),
+        for leaf in leaves {
+            if found.is_complete() {
+                break;
+            }
+            found.add(self.of_shared_leaf(leaf)?);
         }
+        for (subvolume, mut scan) in scans {
+            while !found.is_complete()
+                && let Some(leaf) = scan.next_leaf()?
+            {
+                found.add(self.of_leaf_in(&subvolume, &leaf.leaf)?);
+            }
+        }
+        Ok(found.into_set())
     }
 
     fn of_shared_leaf(&mut self, leaf: Logical) -> Result<RootSet> {
@@ -225,40 +251,86 @@ pub(crate) fn shared_leaves(extent: &ExtentRefs) -> HashSet<Logical> {
     extent.refs.iter().filter_map(|(reference, _)| leaf(reference)).collect()
 }
 
+/// The users of a data extent found so far.
+struct Found<'l> {
+    all: BTreeSet<RootId>,
+    last: Option<RootSet>,
+    limit: Option<&'l [RootId]>,
+}
+
+impl Found<'_> {
+    fn add(&mut self, set: RootSet) {
+        self.all.extend(set.iter());
+        self.last = Some(set);
+    }
+
+    fn is_complete(&self) -> bool {
+        self.limit.is_some_and(|limit| self.all.len() >= limit.len())
+    }
+
+    /// The users. Most extents have the set of one of their leaves.
+    fn into_set(self) -> RootSet {
+        match self.last {
+            Some(set) if set.len() == self.all.len() => set,
+            _ => self.all.into_iter().collect(),
+        }
+    }
+}
+
 /// The leaves of a subvolume with the `count` file extent items that a data reference `(inode, offset)` stands for.
 /// Leaves that other subvolumes own, or that the extent's references name by address (`shared`), have references of their
 /// own, and are left out.
-pub(crate) fn leaf_uses(
-    view: &TreesView<'_>,
-    subvolume: &SubvolumeRoot,
-    extent: &ExtentRefs,
-    (ino, offset): (Ino, u64),
-    count: u64,
-    shared: &HashSet<Logical>,
-) -> Result<Vec<LeafUse>> {
-    // An item's file offset minus its offset into the extent is `offset`, which wraps if the item was cloned to a place
-    // before that.
-    let start = if offset > i64::MAX.cast_unsigned() { 0 } else { offset };
-    let end = Key::new(ino.0, KeyType::EXTENT_DATA, offset.wrapping_add(extent.len_bytes.max(MAX_EXTENT_BYTES)));
-    let mut cursor = view.cursor_at(subvolume, &Key::new(ino.0, KeyType::EXTENT_DATA, start))?;
-    let mut uses: Vec<LeafUse> = Vec::new();
-    let mut found = 0;
-    let mut key = cursor.key();
-    while let Some(at) = key.filter(|key| *key <= end && found < count) {
-        let Some((leaf, slot)) = cursor.place() else { break };
-        let is_use = at.item_type == KeyType::EXTENT_DATA
-            && regular_extent(leaf.item(slot))
-                .is_some_and(|item| item.disk_bytenr == extent.bytenr && at.offset.wrapping_sub(item.offset) == offset);
-        if is_use && leaf.owner() == subvolume.ptr.tree && !shared.contains(&leaf.bytenr()) {
-            found += 1;
-            match uses.last_mut() {
-                Some(last) if last.leaf.bytenr() == leaf.bytenr() => last.slots.push(slot),
-                _ => uses.push(LeafUse { leaf: Arc::clone(leaf), slots: vec![slot] }),
-            }
-        }
-        key = cursor.next()?;
+pub(crate) struct LeafUses<'v, 's> {
+    cursor: Cursor<'v>,
+    end: Key,
+    bytenr: Logical,
+    offset: u64,
+    owner: RootId,
+    shared: &'s HashSet<Logical>,
+    /// Items that were not found yet.
+    nr_left: u64,
+}
+
+impl<'v, 's> LeafUses<'v, 's> {
+    pub(crate) fn new(
+        view: &TreesView<'v>,
+        subvolume: &SubvolumeRoot,
+        extent: &ExtentRefs,
+        (ino, offset): (Ino, u64),
+        count: u64,
+        shared: &'s HashSet<Logical>,
+    ) -> Result<Self> {
+        // An item's file offset minus its offset into the extent is `offset`, which wraps if the item was cloned to a
+        // place before that.
+        let start = if offset > i64::MAX.cast_unsigned() { 0 } else { offset };
+        let end = Key::new(ino.0, KeyType::EXTENT_DATA, offset.wrapping_add(extent.len_bytes.max(MAX_EXTENT_BYTES)));
+        let cursor = view.cursor_at(subvolume, &Key::new(ino.0, KeyType::EXTENT_DATA, start))?;
+        let (bytenr, owner) = (extent.bytenr, subvolume.ptr.tree);
+        Ok(Self { cursor, end, bytenr, offset, owner, shared, nr_left: count })
     }
-    Ok(uses)
+
+    /// The next leaf with such items.
+    pub(crate) fn next_leaf(&mut self) -> Result<Option<LeafUse>> {
+        let mut current: Option<LeafUse> = None;
+        let mut key = self.cursor.key();
+        while let Some(at) = key.filter(|key| *key <= self.end && self.nr_left > 0) {
+            let Some((leaf, slot)) = self.cursor.place() else { break };
+            if current.as_ref().is_some_and(|current| current.leaf.bytenr() != leaf.bytenr()) {
+                break;
+            }
+            let is_use = at.item_type == KeyType::EXTENT_DATA
+                && leaf.owner() == self.owner
+                && regular_extent(leaf.item(slot)).is_some_and(|item| {
+                    item.disk_bytenr == self.bytenr && at.offset.wrapping_sub(item.offset) == self.offset
+                });
+            if is_use && !self.shared.contains(&leaf.bytenr()) {
+                self.nr_left -= 1;
+                current.get_or_insert_with(|| LeafUse { leaf: Arc::clone(leaf), slots: Vec::new() }).slots.push(slot);
+            }
+            key = self.cursor.next()?;
+        }
+        Ok(current)
+    }
 }
 
 fn wrong(bytenr: Logical, field: &'static str, value: u64, expected: &'static str) -> Corrupt {

@@ -87,6 +87,12 @@ pub(crate) fn compare_with_walk(engine: &Engine) -> (usize, usize) {
         nr_extents += usize::from(!found.is_empty());
         nr_shared += usize::from(found.len() > 1);
         if extent.level.is_none() {
+            let among = |roots: &mut RootsOf<'_>, limit: &[RootId]| {
+                let extent = Extent::new(extent.bytenr, extent.len_bytes);
+                roots.of_data_among(extent, limit).expect("valid").to_vec()
+            };
+            let more: Vec<RootId> = found.iter().copied().chain([RootId(1 << 20)]).collect();
+            assert_eq!((among(&mut roots, &found), among(&mut roots, &more)), (found.clone(), found.clone()));
             let mut uses = BTreeSet::new();
             inodes_of(&mut roots, &extent, &mut |used| {
                 uses.insert(used);

@@ -315,7 +315,7 @@ impl Engine {
         let mut moved = self.move_extents(step, &mut work.refs, transid)?;
         // Run separately from the other refs, because these change no users.
         self.run_heads(moved.take(), work, transid)?;
-        self.quotas_moved(step.nr_moved, transid);
+        self.quotas_moved(&mut work.quota, step.nr_moved, transid);
         self.move_own_blocks(step, &mut work.refs, transid)?;
         let freed_data = std::mem::take(&mut work.freed_data);
         if !freed_data.is_empty() {

@@ -57,6 +57,8 @@ pub(crate) struct OwnerChange {
     pub(crate) before: Owner,
     /// Its references now.
     pub(crate) after: Owner,
+    /// The trees whose ids data references carry that were added. Nothing else gives a data extent further users.
+    pub(crate) gained: Owner,
     /// Whether only the subvolume of `before` reached the extent.
     pub(crate) was_private: bool,
 }
@@ -74,6 +76,23 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
+    /// The trees of the data references that these deltas add.
+    fn gained(head: &DelayedRefHead) -> Self {
+        let mut owner = Self::None;
+        for (reference, delta) in head.deltas.iter() {
+            if let RefKey::Data { root, .. } = *reference
+                && delta > 0
+            {
+                owner = match owner {
+                    Self::None => Self::Sole(root),
+                    Self::Sole(known) if known == root => owner,
+                    _ => return Self::Many,
+                };
+            }
+        }
+        owner
+    }
+
     fn of(item: &ExtentItem, has_keyed: bool) -> Self {
         let mut owner = if item.refs == 0 { Self::None } else { Self::Many };
         for inline in &item.inline_refs {
@@ -472,6 +491,7 @@ impl<'a, 's> Record<'a, 's> {
                 is_tree: self.head.kind != ExtentKind::Data,
                 before,
                 after,
+                gained: Owner::gained(self.head),
                 was_private: self.head.owners == OwnerMark::WasPrivate,
             });
         }

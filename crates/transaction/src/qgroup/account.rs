@@ -5,9 +5,13 @@
 //!   the arithmetic of a snapshot, or by the trace of a dropped tree.
 //! - I2. The set before is read from trees that no longer change: those of the last commit, or those right after the last
 //!   snapshot of this commit ([`QuotaWork::base`]).
-//! - I3. A failure to account never fails the commit: the numbers are marked as inconsistent instead, as Linux does.
+//! - I3. What is remembered of users ([`KnownUsers`]) is true of the trees that changes are counted from. Users of an extent
+//!   change by its own [`OwnerChange`], after which they are remembered anew, by snapshots, dropped trees and relocation,
+//!   after which everything is forgotten.
+//! - I4. A failure to account never fails the commit: the numbers are marked as inconsistent instead, as Linux does.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use ubtrfs_error::Result;
 use ubtrfs_format::item::QgroupStatus;
@@ -33,12 +37,39 @@ pub(crate) struct QuotaWork {
     pub(crate) dropped: Vec<RootId>,
     /// The trees that changes are counted from, if not those of the last commit.
     base: Option<FixedTrees>,
+    /// Users of data extents that earlier changes found. Kept from commit to commit.
+    known: KnownUsers,
 }
+
+/// The users of shared data extents that changed lately. A program that overwrites a large shared file in small pieces
+/// changes the same extents in each commit.
+#[derive(Debug, Default)]
+struct KnownUsers(HashMap<Logical, RootSet>);
 
 impl QuotaWork {
     /// Ends the transaction.
     pub(crate) fn reset(&mut self) {
-        *self = Self::default();
+        let known = std::mem::take(&mut self.known);
+        *self = Self { known, ..Self::default() };
+    }
+
+    /// Forgets the users that were found before.
+    pub(crate) fn forget_users(&mut self) {
+        self.known.0.clear();
+    }
+}
+
+impl KnownUsers {
+    fn note(&mut self, bytenr: Logical, users: &Users) {
+        match users {
+            Users::Set(set) => {
+                if self.0.len() >= KNOWN_MAX {
+                    self.0.clear();
+                }
+                self.0.insert(bytenr, Arc::clone(set));
+            }
+            Users::None | Users::Alone(_) => drop(self.0.remove(&bytenr)),
+        }
     }
 }
 
@@ -48,14 +79,20 @@ impl Engine {
         let (changes, left) = (std::mem::take(&mut work.changes), std::mem::take(&mut work.left));
         let dropped = std::mem::take(&mut work.dropped);
         if !self.quotas.is_on() {
+            work.forget_users();
             return;
         }
         if (!changes.is_empty() || !left.is_empty())
-            && let Err(error) = self.count_changes(work.base.as_ref(), &changes, &left, transid)
+            && let Err(error) = self.count_changes(work, &changes, &left, transid)
         {
-            // I3
+            // I4
             tracing::error!("quota numbers are not reliable until a rescan: {error}");
             self.quotas.mark_inconsistent();
+            work.forget_users();
+        }
+        if !left.is_empty() || !dropped.is_empty() {
+            // I3
+            work.forget_users();
         }
         let mut state = self.quotas.lock();
         let Some(state) = &mut *state else { return };
@@ -70,7 +107,9 @@ impl Engine {
 
     /// Notes that extents moved, which changes no numbers. But a running rescan, which counts by address, would miss
     /// extents that moved to addresses behind it, or count others twice, so it begins anew.
-    pub(crate) fn quotas_moved(&self, nr_extents: u64, transid: Generation) {
+    pub(crate) fn quotas_moved(&self, work: &mut QuotaWork, nr_extents: u64, transid: Generation) {
+        // I3
+        work.forget_users();
         if let Some(state) = &mut *self.quotas.lock()
             && nr_extents > 0
             && state.is_rescanning()
@@ -81,6 +120,8 @@ impl Engine {
 
     /// From here on, changes are counted from the trees as they are now.
     pub(crate) fn rebase_quotas(&self, work: &mut QuotaWork) -> Result<()> {
+        // I3
+        work.forget_users();
         if self.quotas.is_on() {
             work.base = Some(FixedTrees::of(self)?);
         }
@@ -89,12 +130,12 @@ impl Engine {
 
     fn count_changes(
         &self,
-        base: Option<&FixedTrees>,
+        work: &mut QuotaWork,
         changes: &[OwnerChange],
         left: &[(RootId, NodePtr)],
         transid: Generation,
     ) -> Result<()> {
-        let before = match base {
+        let before = match &work.base {
             Some(base) => base.view(),
             None => TreesView::committed(self)?,
         };
@@ -105,6 +146,7 @@ impl Engine {
             transid,
             limit: self.quotas.lock().as_ref().filter(|state| state.is_rescanning()).map(|state| state.status.rescan),
             alone: HashMap::new(),
+            known: &mut work.known,
         };
         changes.iter().try_for_each(|change| account.change(change))?;
         account.finish_alone();
@@ -126,19 +168,21 @@ struct Account<'a> {
     limit: Option<u64>,
     /// Bytes that each subvolume gained and lost, of extents without other users.
     alone: HashMap<RootId, (u64, u64)>,
+    known: &'a mut KnownUsers,
 }
 
 impl Account<'_> {
     fn change(&mut self, change: &OwnerChange) -> Result<()> {
         let extent = change.extent;
         if self.limit.is_some_and(|limit| extent.bytenr.0 >= limit) {
+            self.known.note(extent.bytenr, &Users::None);
             return Ok(());
         }
         let before = match change.before {
             Owner::None => Users::None,
             Owner::Sole(root) if !root.is_subvolume() => Users::None,
             Owner::Sole(root) if change.was_private || self.shares_nothing(true, change, root)? => Users::Alone(root),
-            _ => Users::Set(self.before.of_extent(extent, change.is_tree)?),
+            _ => Users::Set(self.users_before(extent, change.is_tree)?),
         };
         let after = match change.after {
             Owner::None => Users::None,
@@ -149,10 +193,39 @@ impl Account<'_> {
             {
                 Users::Alone(root)
             }
-            _ => Users::Set(self.after.of_extent(extent, change.is_tree)?),
+            _ => Users::Set(self.users_after(change, &before)?),
         };
+        if !change.is_tree {
+            self.known.note(extent.bytenr, &after);
+        }
         self.count(&before, &after, extent.len_bytes);
         Ok(())
+    }
+
+    fn users_before(&mut self, extent: Extent, is_tree: bool) -> Result<RootSet> {
+        let known = if is_tree { None } else { self.known.0.get(&extent.bytenr) };
+        let Some(known) = known.map(Arc::clone) else { return self.before.of_extent(extent, is_tree) };
+        debug_assert_eq!(known, self.before.of_extent(extent, is_tree)?, "I3: {extent:?}");
+        Ok(known)
+    }
+
+    /// The users of an extent after a change, which are known to be the users before and those that it gained.
+    fn users_after(&mut self, change: &OwnerChange, before: &Users) -> Result<RootSet> {
+        let extent = change.extent;
+        let gained = match change.gained {
+            Owner::None => None,
+            Owner::Sole(root) => Some(root),
+            Owner::Many => return self.after.of_extent(extent, change.is_tree),
+        };
+        if change.is_tree {
+            return self.after.of_extent(extent, true);
+        }
+        let mut room = [RootId(0)];
+        let most: BTreeSet<RootId> = before.as_slice(&mut room).iter().copied().chain(gained).collect();
+        let most: Vec<RootId> = most.into_iter().collect();
+        let found = self.after.of_data_among(extent, &most)?;
+        debug_assert_eq!(found, self.after.of_extent(extent, false)?, "{change:?} of {most:?}");
+        Ok(found)
     }
 
     /// Whether a subvolume was never part of a snapshot, so a data extent to which only its items refer is its own.
@@ -261,3 +334,6 @@ impl Users {
         }
     }
 }
+
+/// Most extents whose users are remembered.
+const KNOWN_MAX: usize = 1 << 16;

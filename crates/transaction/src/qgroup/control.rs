@@ -80,10 +80,11 @@ impl Engine {
             self.disable_quotas()?;
         }
         {
-            let _work = self.commit_state.lock();
+            let mut work = self.commit_state.lock();
             if self.quotas.is_on() {
                 return Ok(());
             }
+            work.quota.forget_users();
             let mut groups = Groups::default();
             for id in self.subvolume_ids()? {
                 groups.create(QgroupId::of_subvolume(id));
