@@ -14,7 +14,6 @@ use ubtrfs_format::item::Stripe;
 use ubtrfs_format::{Corrupt, DevId, FormatError, Logical};
 
 use crate::chunk_map::Chunk;
-use crate::migration::Target;
 use crate::profile::Segment;
 use crate::set::{Member, Stat, Volumes, unmapped};
 
@@ -114,7 +113,7 @@ impl Volumes {
             return;
         }
         let target = chunk.target.as_deref();
-        let _copying = target.map(Target::begin_write);
+        let _copying = target.map(|target| target.begin_write(offset, good.len()));
         for &copy in bad {
             let is_bad = self.read_copy(at, &mut now, copy).is_err() || !is_good(&now);
             if is_bad {
@@ -199,7 +198,7 @@ impl Volumes {
             let len = usize::try_from(chunk.range.bytes_from(at)).unwrap_or(usize::MAX).min(left);
             let part = if len == total { bufs.to_vec() } else { slice_bufs(bufs, done, len) };
             let target = chunk.target.as_deref();
-            let _copying = target.map(Target::begin_write);
+            let _copying = target.map(|target| target.begin_write(offset, len));
             let mut first_error = None;
             let mut is_written = false;
             for copy in 0..chunk.geometry.nr_copies() {

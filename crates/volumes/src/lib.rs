@@ -28,7 +28,7 @@ mod set;
 mod superblock;
 
 pub use allocation::DEVICE_RESERVED;
-pub use migration::Placement;
+pub use migration::{MIGRATION_PIECE_BYTES, Placement};
 pub use profile::profile_name;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};

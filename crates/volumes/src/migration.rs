@@ -10,15 +10,15 @@
 //! ```
 //!
 //! Invariants:
-//! - G1. From the copy of a piece to the end of the migration, the piece's fresh stripes have the content of the chunk's
-//!   copies: a write holds the target's lock shared while it writes both, and copying a piece holds it exclusively.
-//! - G2. Every write to a chunk also goes to its target: a migration begins and ends under the exclusive repair lock,
-//!   which every write holds shared.
-//! - G3. The device space of stripes that a migration left is freed only after the last reader has stopped using them.
-//! - G4. A migration cannot be recorded after a write to any copy of the chunk, old or fresh, failed: the remaining
-//!   copies may be the stale ones.
-//! - G5. Once the running commit has recorded the new chunk item, a write to the chunk fails if a fresh stripe cannot be
-//!   written.
+//! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have what the chunk's
+//!   copies have: a write holds the locks of its pieces shared while it writes both, the copy of a piece holds its lock
+//!   alone. Locks are taken in ascending order.
+//! - G2. No write goes to a chunk without its target: a migration begins and ends under the exclusive repair lock, which
+//!   every write holds shared.
+//! - G3. The device space of stripes that a migration left is free only when no reader uses them any more.
+//! - G4. A migration in which a write to any copy of the chunk, old or fresh, failed cannot be recorded: the copies that
+//!   stay may be the stale ones.
+//! - G5. Once the running commit has recorded the new chunk item, a write that fails on a fresh stripe fails.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -52,9 +52,9 @@ pub(crate) struct Target {
     pub(crate) item: Arc<ChunkItem>,
     /// Indexes of the fresh stripes in `item`.
     fresh: Vec<usize>,
-    /// Shared by writes, exclusive for the copy of a piece (G1).
-    pieces: RwLock<()>,
-    /// Whether a write to a copy failed (G4).
+    /// G1: the locks of the pieces whose numbers have the same remainder.
+    pieces: Vec<RwLock<()>>,
+    /// G4
     has_failed: AtomicBool,
     /// Whether the running commit has recorded the new item (G5).
     is_recorded: AtomicBool,
@@ -67,7 +67,7 @@ impl Target {
         Self {
             item: Arc::new(item),
             fresh,
-            pieces: RwLock::new(()),
+            pieces: (0..NR_PIECE_LOCKS).map(|_| RwLock::new(())).collect(),
             has_failed: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),
         }
@@ -82,12 +82,17 @@ impl Target {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn begin_write(&self) -> RwLockReadGuard<'_, ()> {
-        self.pieces.read()
+    /// Keeps the pieces of a range of the chunk from being copied.
+    pub(crate) fn begin_write(&self, offset: u64, len: usize) -> Vec<RwLockReadGuard<'_, ()>> {
+        let last = offset.saturating_add((len as u64).saturating_sub(1)) / MIGRATION_PIECE_BYTES;
+        let first = offset / MIGRATION_PIECE_BYTES;
+        let is_among = |index: u64| index.wrapping_sub(first) % NR_PIECE_LOCKS <= last.saturating_sub(first);
+        (0..).zip(&self.pieces).filter(|(index, _)| is_among(*index)).map(|(_, lock)| lock.read()).collect()
     }
 
-    fn begin_copy(&self) -> RwLockWriteGuard<'_, ()> {
-        self.pieces.write()
+    fn begin_copy(&self, offset: u64) -> RwLockWriteGuard<'_, ()> {
+        let index = offset / MIGRATION_PIECE_BYTES % NR_PIECE_LOCKS;
+        self.pieces[usize::try_from(index).unwrap_or_default()].write()
     }
 }
 
@@ -137,26 +142,34 @@ impl Volumes {
         self.chunks.begin_migration(logical, target, self.sectorsize())
     }
 
-    /// Copies a piece of the chunk at `logical` to the fresh stripes. `used` returns the ranges of the piece that
-    /// hold content; it runs while no write to the chunk does. Returns the bytes copied, counted once for all
-    /// stripes.
+    /// Copies the piece that begins `offset` bytes, a multiple of [`MIGRATION_PIECE_BYTES`], behind the start of the chunk
+    /// at `logical` to the fresh stripes. `used` names the ranges of the piece that hold content; it is called while no
+    /// write to the piece runs. `buf` has room for a piece. Returns the bytes copied, of one copy. Several threads may
+    /// copy pieces of a chunk.
     ///
     /// # Errors
     ///
-    /// Fails if a range cannot be read from any copy, or cannot be written.
-    pub fn copy_piece(&self, logical: Logical, used: &dyn Fn() -> Vec<Range<u64>>) -> Result<u64> {
+    /// Fails if a range cannot be read from any copy, or not be written.
+    pub fn copy_piece(
+        &self,
+        logical: Logical,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        used: &dyn Fn() -> Vec<Range<u64>>,
+    ) -> Result<u64> {
         let chunk = self.chunks.get(logical).ok_or_else(|| unmapped(logical))?;
         let Some(target) = chunk.target.as_deref() else { return Err(not_begun(logical)) };
-        let _alone = target.begin_copy();
+        let piece = offset..offset.saturating_add(MIGRATION_PIECE_BYTES);
+        let _alone = target.begin_copy(offset);
         let mut copied = 0u64;
         for range in used() {
             let Some(len_bytes) = range.end.checked_sub(range.start) else { continue };
             let len = usize::try_from(len_bytes).map_err(|_| unmapped(Logical(range.start)))?;
             let offset = chunk.range.offset_of(Logical(range.start)).ok_or_else(|| unmapped(Logical(range.start)))?;
-            if chunk.range.bytes_from(Logical(range.start)) < len_bytes {
+            let is_inside = piece.contains(&offset) && offset.saturating_add(len_bytes) <= piece.end;
+            if !is_inside || len > buf.capacity() || chunk.range.bytes_from(Logical(range.start)) < len_bytes {
                 return Err(unmapped(Logical(range.end)));
             }
-            let mut buf = AlignedBuf::with_capacity(len);
             let mut last_read = None;
             for &index in &target.fresh {
                 let copy = index.min(chunk.geometry.nr_copies().saturating_sub(1));
@@ -166,7 +179,7 @@ impl Volumes {
                     last_read = Some(copy);
                 }
                 let segment = Segment { stripe: index, offset, len_bytes };
-                self.write_stripe(&target.item.stripes[index], segment, &[IoSlice::new(&buf)])?;
+                self.write_stripe(&target.item.stripes[index], segment, &[IoSlice::new(buf)])?;
             }
             copied = copied.saturating_add(len_bytes);
         }
@@ -265,4 +278,45 @@ fn place_stripe(spaces: &mut [DeviceSpace], len: u64) -> Option<Stripe> {
 
 fn not_begun(logical: Logical) -> Error {
     Error::Bug { what: format!("chunk {logical} is not being migrated") }
+}
+
+/// Bytes of a chunk that are copied at once, while writes to them wait: about a millisecond.
+pub const MIGRATION_PIECE_BYTES: u64 = 4 << 20;
+/// More than threads copy at once.
+const NR_PIECE_LOCKS: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_excludes_the_copy_of_exactly_its_pieces() {
+        const PIECE: u64 = MIGRATION_PIECE_BYTES;
+        let item = ChunkItem {
+            length: 1 << 30,
+            owner: 2,
+            stripe_len: 1 << 16,
+            flags: BlockGroupFlags::DATA,
+            io_align: 1 << 16,
+            io_width: 1 << 16,
+            sector_size: 4096,
+            sub_stripes: 1,
+            stripes: Vec::new(),
+        };
+        let target = Target::new(&item.clone(), item);
+        for (offset, len) in
+            [(0, 1), (PIECE - 1, 2), (15 * PIECE, 4096), (15 * PIECE + 1, PIECE), (3 * PIECE, 40 * PIECE)]
+        {
+            let writing = target.begin_write(offset, usize::try_from(len).unwrap());
+            for number in 0..256 {
+                let index = usize::try_from(number % NR_PIECE_LOCKS).unwrap();
+                let overlaps = (0..16).any(|turn| {
+                    let start = (number % 16 + 16 * turn) * PIECE;
+                    start < offset + len && offset < start + PIECE
+                });
+                assert_eq!(target.pieces[index].try_write().is_none(), overlaps, "{number}: {offset} {len}");
+            }
+            drop(writing);
+        }
+    }
 }

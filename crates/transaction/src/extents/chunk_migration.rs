@@ -14,19 +14,22 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent, ExtentFlags, ExtentItem, Stripe};
 use ubtrfs_format::node::{hex, verify_csum};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_tree::{Batch, Cursor};
-use ubtrfs_volumes::Placement;
+use ubtrfs_volumes::{MIGRATION_PIECE_BYTES, Placement};
 
 use crate::engine::Engine;
 use crate::extents::chunk_alloc::replace_system_chunk;
 use crate::job::Job;
+use crate::nodes::threads::work_off;
 
 /// Chunks that are being migrated.
 #[derive(Debug, Default)]
@@ -174,8 +177,9 @@ impl Engine {
             gives_up_copies
         };
         job.add_total(group.len_bytes);
-        let mut copied_bytes = 0u64;
-        for piece in pieces(start.0..start.advance(group.len_bytes).0) {
+        let copied_bytes = AtomicU64::new(0);
+        let new_buf = || AlignedBuf::with_capacity(usize::try_from(MIGRATION_PIECE_BYTES).unwrap_or_default());
+        work_off(pieces(start.0..start.advance(group.len_bytes).0), new_buf, |buf, piece| {
             job.check()?;
             self.check_not_aborted()?;
             if gives_up_copies {
@@ -183,9 +187,12 @@ impl Engine {
                 self.repair_first_copy(&piece)?;
             }
             let taken = || joined(self.space.taken_ranges(piece.clone()));
-            copied_bytes = copied_bytes.saturating_add(self.volumes.copy_piece(start, &taken)?);
+            let copied = self.volumes.copy_piece(start, piece.start.saturating_sub(start.0), buf, &taken)?;
+            copied_bytes.fetch_add(copied, Ordering::Relaxed);
             job.advance(len_of(&piece));
-        }
+            Ok(())
+        })?;
+        let copied_bytes = copied_bytes.into_inner();
         self.migrations.set(start, Stage::Copied);
         while self.migrations.contains(start) {
             self.commit()?;
@@ -355,10 +362,13 @@ fn chunk_key(start: Logical) -> Key {
     Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, start.0)
 }
 
-/// Cuts a range into pieces. While a piece is copied, writes to its chunk wait.
-fn pieces(range: Range<u64>) -> Vec<Range<u64>> {
-    let starts = (range.start..range.end).step_by(PIECE_BYTES);
-    starts.map(|start| start..start.saturating_add(PIECE_BYTES as u64).min(range.end)).collect()
+/// Cuts a range into pieces.
+fn pieces(range: Range<u64>) -> impl ExactSizeIterator<Item = Range<u64>> + Send {
+    let nr = usize::try_from(len_of(&range).div_ceil(MIGRATION_PIECE_BYTES)).unwrap_or(usize::MAX);
+    (0..nr).map(move |number| {
+        let start = range.start.saturating_add((number as u64).saturating_mul(MIGRATION_PIECE_BYTES));
+        start..start.saturating_add(MIGRATION_PIECE_BYTES).min(range.end)
+    })
 }
 
 /// Joins ranges with small gaps between them: copying a gap costs less than another request.
@@ -377,8 +387,6 @@ fn len_of(range: &Range<u64>) -> u64 {
     range.end.saturating_sub(range.start)
 }
 
-/// Number of bytes copied at once, in about a millisecond.
-const PIECE_BYTES: usize = 4 << 20;
 /// Longest gap that is copied.
 const GAP_BYTES: u64 = 128 << 10;
 
@@ -388,9 +396,9 @@ mod tests {
 
     #[test]
     fn pieces_cover_their_range_and_near_ranges_are_joined() {
-        let piece = PIECE_BYTES as u64;
+        let piece = MIGRATION_PIECE_BYTES;
         assert_eq!(
-            pieces(5..5 + 2 * piece + 1),
+            pieces(5..5 + 2 * piece + 1).collect::<Vec<_>>(),
             [5..5 + piece, 5 + piece..5 + 2 * piece, 5 + 2 * piece..6 + 2 * piece]
         );
         assert_eq!(

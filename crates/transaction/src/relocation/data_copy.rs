@@ -4,6 +4,11 @@
 //! - I1. The data does not change during the copy: its block group is read-only, and writes in place have ended.
 //! - I2. An allocation that no step has put to use is released ([`DataCopies`]).
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use parking_lot::Mutex;
+use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{Corrupt, FormatError, Logical, node::hex};
 use ubtrfs_space::Extent;
@@ -11,6 +16,7 @@ use ubtrfs_space::Extent;
 use crate::engine::Engine;
 use crate::extents::csum_tree::SectorCsums;
 use crate::extents::data_io::DataExtent;
+use crate::nodes::threads::work_off;
 use crate::relocation::step::CopiedData;
 
 /// Copies of data extents whose addresses are allocated.
@@ -28,7 +34,7 @@ impl Drop for DataCopies<'_> {
 }
 
 impl<'e> DataCopies<'e> {
-    /// Copies extents, in order.
+    /// Copies extents. Several threads do it, so that reading, checking and writing overlap.
     ///
     /// # Errors
     ///
@@ -37,9 +43,18 @@ impl<'e> DataCopies<'e> {
         let mut made = Self { engine, copies: Vec::new(), failures: Vec::new() };
         let mut rest = extents;
         while let Some((run, behind)) = next_run(rest) {
-            made.copy_run(run)?;
+            made.place_run(run)?;
             rest = behind;
         }
+        let stretches = stretches(&made.copies);
+        let read: Mutex<Vec<Copied>> = Mutex::default();
+        let new_buf = || AlignedBuf::with_capacity(usize::try_from(PIECE_BYTES).unwrap_or_default());
+        work_off(stretches.into_iter(), new_buf, |buf, stretch| {
+            let copied = engine.copy_stretch(&stretch, buf)?;
+            read.lock().extend(copied);
+            Ok(())
+        })?;
+        made.note(read.into_inner());
         Ok(made)
     }
 
@@ -48,28 +63,31 @@ impl<'e> DataCopies<'e> {
         self.copies.retain(|copy| !used.contains(&copy.to.bytenr));
     }
 
-    /// Copies some extents to consecutive addresses, or to separate ones if free space is fragmented.
-    fn copy_run(&mut self, run: &[Extent]) -> Result<()> {
+    /// Allocates consecutive addresses for some extents, or addresses of its own for each if free space is in pieces.
+    fn place_run(&mut self, run: &[Extent]) -> Result<()> {
         let bytes = run.iter().map(|extent| extent.len_bytes).sum();
         match self.allocate(bytes) {
             Ok(place) => {
                 let mut at = place.bytenr.0;
                 for &from in run {
-                    let to = Extent::new(Logical(at), from.len_bytes);
+                    self.place(from, Extent::new(Logical(at), from.len_bytes));
                     at += from.len_bytes;
-                    self.copy(from, to)?;
                 }
                 Ok(())
             }
             Err(Error::NoSpace) if run.len() > 1 => {
                 for &from in run {
                     let to = self.allocate(from.len_bytes)?;
-                    self.copy(from, to)?;
+                    self.place(from, to);
                 }
                 Ok(())
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn place(&mut self, from: Extent, to: Extent) {
+        self.copies.push(CopiedData { from, to, csums: Vec::new() });
     }
 
     fn allocate(&self, bytes: u64) -> Result<Extent> {
@@ -78,46 +96,128 @@ impl<'e> DataCopies<'e> {
         Ok(Extent::new(place.bytenr, place.len_bytes))
     }
 
-    fn copy(&mut self, from: Extent, to: Extent) -> Result<()> {
-        match self.copy_content(from, to) {
-            Ok(csums) => self.copies.push(CopiedData { from, to, csums }),
-            Err(Copying::Unreadable(error)) => {
-                self.engine.release_data(as_data(to));
-                self.failures.push((from.bytenr, error));
-            }
-            Err(Copying::Failed(error)) => {
-                self.engine.release_data(as_data(to));
-                return Err(error);
+    /// Keeps the checksums of what was copied, and gives up the extents of which a part could not be read.
+    fn note(&mut self, mut read: Vec<Copied>) {
+        let sectorsize = u64::from(self.engine.geometry.sectorsize);
+        let csum_size = self.engine.geometry.csum_type.size();
+        read.sort_by_key(|copied| (copied.part.copy, copied.part.offset));
+        let mut unreadable: BTreeMap<usize, Error> = BTreeMap::new();
+        for Copied { part, csums } in read {
+            match csums {
+                Ok(runs) => join_runs(&mut self.copies[part.copy].csums, runs, sectorsize, csum_size),
+                Err(error) => drop(unreadable.entry(part.copy).or_insert(error)),
             }
         }
-        Ok(())
+        // From the last one on, so that the indexes before stay.
+        for (index, error) in unreadable.into_iter().rev() {
+            let copy = self.copies.remove(index);
+            self.engine.release_data(as_data(copy.to));
+            self.failures.push((copy.from.bytenr, error));
+        }
+        self.failures.reverse();
     }
+}
 
-    /// Copies the data, and returns its checksums.
-    fn copy_content(&self, from: Extent, to: Extent) -> Result<Vec<(u64, Vec<u8>)>, Copying> {
-        let engine = self.engine;
-        let csums = engine.csums_of(from.bytenr, from.len_bytes).map_err(Copying::Unreadable)?;
-        let sectorsize = u64::from(engine.geometry.sectorsize);
-        let mut buf = Vec::new();
+/// Consecutive bytes of one or several extents, whose copies are consecutive too.
+struct Stretch {
+    from: u64,
+    to: u64,
+    len_bytes: u64,
+    parts: Vec<Part>,
+}
+
+/// A part of an extent.
+#[derive(Clone, Copy)]
+struct Part {
+    /// The index of its copy.
+    copy: usize,
+    /// Its offset in the extent.
+    offset: u64,
+    len_bytes: u64,
+}
+
+/// The checksums of a part, or the reason why it cannot be read.
+struct Copied {
+    part: Part,
+    csums: Result<Vec<(u64, Vec<u8>)>>,
+}
+
+/// Cuts and joins extents into stretches of at most [`PIECE_BYTES`].
+fn stretches(copies: &[CopiedData]) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for (copy, CopiedData { from, to, .. }) in copies.iter().enumerate() {
+        let mut offset = 0;
+        while offset < from.len_bytes {
+            let (from_at, to_at) = (from.bytenr.0 + offset, to.bytenr.0 + offset);
+            let follows = |last: &&mut Stretch| {
+                (last.from + last.len_bytes, last.to + last.len_bytes) == (from_at, to_at)
+                    && last.len_bytes < PIECE_BYTES
+            };
+            let last = match stretches.last_mut().filter(follows) {
+                Some(last) => last,
+                None => {
+                    stretches.push(Stretch { from: from_at, to: to_at, len_bytes: 0, parts: Vec::new() });
+                    let Some(last) = stretches.last_mut() else { break };
+                    last
+                }
+            };
+            let len_bytes = (from.len_bytes - offset).min(PIECE_BYTES - last.len_bytes);
+            last.parts.push(Part { copy, offset, len_bytes });
+            last.len_bytes += len_bytes;
+            offset += len_bytes;
+        }
+    }
+    stretches
+}
+
+impl Engine {
+    /// Copies a stretch, or its parts one by one if not all of it can be read.
+    fn copy_stretch(&self, stretch: &Stretch, buf: &mut AlignedBuf) -> Result<Vec<Copied>> {
+        match self.copy_range(stretch.from, stretch.to, stretch.len_bytes, buf) {
+            Ok(csums) => {
+                let sectorsize = u64::from(self.geometry.sectorsize);
+                let mut first = 0;
+                let of_part = |part: &Part| {
+                    let sectors = first..first + usize::try_from(part.len_bytes / sectorsize).unwrap_or_default();
+                    first = sectors.end;
+                    Copied { part: *part, csums: Ok(runs_of(&csums, sectors, part.offset, sectorsize)) }
+                };
+                return Ok(stretch.parts.iter().map(of_part).collect());
+            }
+            Err(Copying::Failed(error)) => return Err(error),
+            Err(Copying::Unreadable(error)) if stretch.parts.len() == 1 => {
+                return Ok(vec![Copied { part: stretch.parts[0], csums: Err(error) }]);
+            }
+            Err(Copying::Unreadable(_)) => {}
+        }
+        let mut all = Vec::new();
         let mut at = 0;
-        while at < from.len_bytes {
-            let len = (from.len_bytes - at).min(PIECE_BYTES);
-            buf.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
-            let first = usize::try_from(at / sectorsize).unwrap_or(usize::MAX);
-            self.read(Logical(from.bytenr.0 + at), &mut buf, &csums, first).map_err(Copying::Unreadable)?;
-            engine.write_data(Logical(to.bytenr.0 + at), &buf).map_err(Copying::Failed)?;
-            at += len;
+        for &part in &stretch.parts {
+            let (from, to) = (stretch.from + at, stretch.to + at);
+            at += part.len_bytes;
+            all.extend(self.copy_stretch(&Stretch { from, to, len_bytes: part.len_bytes, parts: vec![part] }, buf)?);
         }
-        Ok(runs_of(&csums, sectorsize))
+        Ok(all)
     }
 
-    /// Reads sectors; `first` is the index in `csums` of the first one. Data without checksums is not verified.
-    fn read(&self, at: Logical, buf: &mut [u8], csums: &SectorCsums, first: usize) -> Result<()> {
-        let csum_type = self.engine.geometry.csum_type;
-        let sectorsize = usize::try_from(self.engine.geometry.sectorsize).unwrap_or(usize::MAX);
+    /// Copies data, and returns its checksums.
+    fn copy_range(&self, from: u64, to: u64, len_bytes: u64, buf: &mut AlignedBuf) -> Result<SectorCsums, Copying> {
+        let csums = self.csums_of(Logical(from), len_bytes).map_err(Copying::Unreadable)?;
+        let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+        buf.clear();
+        buf.extend_with(len, |content| self.read_sectors(Logical(from), content, &csums))
+            .map_err(Copying::Unreadable)?;
+        self.write_data(Logical(to), buf).map_err(Copying::Failed)?;
+        Ok(csums)
+    }
+
+    /// Reads sectors and compares their checksums. Data without checksums is taken as it is.
+    fn read_sectors(&self, at: Logical, buf: &mut [u8], csums: &SectorCsums) -> Result<()> {
+        let csum_type = self.geometry.csum_type;
+        let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
         let bad_sector = std::cell::Cell::new(0);
         let check = |index: usize, sector: &[u8]| {
-            let Some(stored) = csums.get(first + index) else { return Ok(()) };
+            let Some(stored) = csums.get(index) else { return Ok(()) };
             let computed = csum_type.compute(sector);
             let computed = &computed[..csum_type.size()];
             if stored == computed {
@@ -126,7 +226,7 @@ impl<'e> DataCopies<'e> {
             bad_sector.set(index);
             Err(FormatError::Checksum { what: "data sector", found: hex(stored), computed: hex(computed) })
         };
-        self.engine.volumes.read(at, buf, sectorsize, &check).map_err(|error| match error {
+        self.volumes.read(at, buf, sectorsize, &check).map_err(|error| match error {
             Error::Corrupt(corrupt) => {
                 let bytenr = Logical(at.0.saturating_add((bad_sector.get() * sectorsize) as u64));
                 Corrupt { bytenr: Some(bytenr), tree: None, ..corrupt }.into()
@@ -156,25 +256,70 @@ fn next_run(extents: &[Extent]) -> Option<(&[Extent], &[Extent])> {
     (!extents.is_empty()).then(|| extents.split_at(nr))
 }
 
-/// The checksums of consecutive sectors, by the offset of the first.
-fn runs_of(csums: &SectorCsums, sectorsize: u64) -> Vec<(u64, Vec<u8>)> {
+/// The checksums of consecutive sectors of a part, by the offset of the first in its extent, which for the first of
+/// `sectors` is `offset`.
+fn runs_of(csums: &SectorCsums, sectors: Range<usize>, offset: u64, sectorsize: u64) -> Vec<(u64, Vec<u8>)> {
     let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
     let mut is_joined = false;
-    for index in 0..csums.len() {
+    for (number, index) in sectors.enumerate() {
         let Some(csum) = csums.get(index) else {
             is_joined = false;
             continue;
         };
         match runs.last_mut().filter(|_| is_joined) {
             Some((_, run)) => run.extend_from_slice(csum),
-            None => runs.push((index as u64 * sectorsize, csum.to_vec())),
+            None => runs.push((offset + number as u64 * sectorsize, csum.to_vec())),
         }
         is_joined = true;
     }
     runs
 }
 
+/// Appends runs of checksums, joined with the last one if they follow it.
+fn join_runs(all: &mut Vec<(u64, Vec<u8>)>, runs: Vec<(u64, Vec<u8>)>, sectorsize: u64, csum_size: usize) {
+    for (offset, run) in runs {
+        let end = |(start, last): &(u64, Vec<u8>)| start + (last.len() / csum_size.max(1)) as u64 * sectorsize;
+        match all.last_mut().filter(|last| end(last) == offset) {
+            Some((_, last)) => last.extend(run),
+            None => all.push((offset, run)),
+        }
+    }
+}
+
 /// Bytes of extents that are copied to consecutive addresses.
 const RUN_BYTES: u64 = 16 << 20;
 /// Bytes of one read and write.
 const PIECE_BYTES: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_cover_every_byte_of_every_extent_once() {
+        let piece = PIECE_BYTES;
+        let extents =
+            [(0, 0, 4096), (4096, 4096, 3 * piece), (4096 + 3 * piece, 1 << 40, 4096), (1 << 41, 1 << 42, piece)];
+        let of = |(from, to, len)| CopiedData {
+            from: Extent::new(Logical(from), len),
+            to: Extent::new(Logical(to), len),
+            csums: Vec::new(),
+        };
+        let copies: Vec<CopiedData> = extents.into_iter().map(of).collect();
+        let mut done = [0; 4];
+        for stretch in stretches(&copies) {
+            let mut at = 0;
+            for part in &stretch.parts {
+                assert_eq!(
+                    (part.offset, copies[part.copy].from.bytenr.0 + part.offset),
+                    (done[part.copy], stretch.from + at)
+                );
+                assert_eq!(copies[part.copy].to.bytenr.0 + part.offset, stretch.to + at);
+                done[part.copy] += part.len_bytes;
+                at += part.len_bytes;
+            }
+            assert!(at == stretch.len_bytes && at <= piece && at > 0);
+        }
+        assert_eq!(done, [4096, 3 * piece, 4096, piece]);
+    }
+}
