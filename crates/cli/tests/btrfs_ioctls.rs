@@ -82,6 +82,16 @@ fn what_is_asked_by_ioctl_is_answered_as_on_linux() {
 }
 
 #[test]
+fn balance_quotas_and_trim_by_ioctl_are_as_on_linux() {
+    if !ready() {
+        return;
+    }
+    let both = on_both(&image(), &[], "admin");
+    assert!(both.1.lines().count() > 60, "{}", both.1);
+    compare(&both);
+}
+
+#[test]
 fn random_arguments_harm_nothing() {
     if !ready() {
         return;

@@ -182,6 +182,31 @@ fn told(error: Error) -> Failure {
     }
 }
 
+impl Start {
+    /// The block groups that a balance item is about.
+    pub fn of(item: &BalanceItem) -> Self {
+        let filters = |kind: BalanceFlags, args| (item.flags & kind.bits() != 0).then(|| Filters::of(args));
+        Self {
+            data: filters(BalanceFlags::DATA, &item.data),
+            metadata: filters(BalanceFlags::METADATA, &item.metadata),
+            system: filters(BalanceFlags::SYSTEM, &item.system),
+            force: item.flags & BalanceFlags::FORCE.bits() != 0,
+        }
+    }
+}
+
+impl Status {
+    /// The filters as a balance item.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a filter contradicts itself.
+    pub fn item(&self) -> Result<BalanceItem> {
+        let of = |kind: &str| self.filters.iter().find(|(name, _)| name == kind).map(|(_, filters)| filters.clone());
+        item_of(Start { data: of("data"), metadata: of("metadata"), system: of("system"), force: false })
+    }
+}
+
 fn item_of(start: Start) -> Result<BalanceItem> {
     let Start { data, metadata, system, force } = start;
     let mut item = BalanceItem {

@@ -5,7 +5,7 @@
 //! | sync, stats | nothing but a file of the filesystem                                                   |
 //! | info, label | nothing but a file of the filesystem                                                   |
 //! | usage       | nothing but a file of the filesystem; what each device holds is for administrators     |
-//! | set label   | the rights of an administrator ([`Context::require_admin`])                            |
+//! | set label, trim | the rights of an administrator ([`Context::require_admin`])                        |
 
 use serde::{Deserialize, Serialize};
 use ubtrfs_fs::SpaceUsage;
@@ -32,6 +32,15 @@ pub enum Request {
         #[serde(with = "crate::bytes")]
         label: Vec<u8>,
     },
+    /// Tells the devices which space is free: [`Response::Trimmed`].
+    Trim {
+        /// The first logical address.
+        start: u64,
+        /// The number of bytes from there on.
+        len_bytes: u64,
+        /// Free ranges with fewer bytes are left alone.
+        min_bytes: u64,
+    },
 }
 
 /// The result of a command on the filesystem.
@@ -40,6 +49,8 @@ pub enum Request {
 pub enum Response {
     /// The command succeeded.
     Done,
+    /// Bytes that were discarded on the devices.
+    Trimmed(u64),
     /// Counters as text for Prometheus.
     Stats(String),
     /// Identity, features and sizes.
@@ -118,12 +129,12 @@ pub struct Device {
 impl Request {
     /// See [`crate::Request::is_long`].
     pub(crate) fn is_long(&self) -> bool {
-        false
+        matches!(self, Self::Trim { .. })
     }
 
     /// See [`crate::Request::changes`].
     pub(crate) fn changes(&self) -> bool {
-        matches!(self, Self::SetLabel { .. })
+        matches!(self, Self::SetLabel { .. } | Self::Trim { .. })
     }
 }
 
@@ -141,6 +152,11 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             context.require_admin()?;
             context.fs.set_label(&label)?;
             Ok(Response::Done)
+        }
+        Request::Trim { start, len_bytes, min_bytes } => {
+            context.require_admin()?;
+            let range = start..start.saturating_add(len_bytes);
+            Ok(Response::Trimmed(context.fs.trim(&range, min_bytes, context.job)?))
         }
     }
 }

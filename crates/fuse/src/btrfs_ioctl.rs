@@ -38,16 +38,16 @@ const GET_FEATURES: u32 = 0x8018_9439;
 const GET_SUBVOL_ROOTREF: u32 = 0xd000_943d;
 const INO_LOOKUP_USER: u32 = 0xd000_943e;
 
-/// An ioctl's answer: data, and an error number that is returned together with it.
+/// An ioctl's answer: data, and a result, which may be a negative error number.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) data: Vec<u8>,
-    pub(crate) errno: Option<Errno>,
+    pub(crate) result: i32,
 }
 
 impl From<Vec<u8>> for Answer {
     fn from(data: Vec<u8>) -> Self {
-        Self { data, errno: None }
+        Self { data, result: 0 }
     }
 }
 
@@ -91,7 +91,7 @@ fn search(command: &Command<'_>, request: search::Request) -> Result<search::Res
     }
 }
 
-fn other_answer() -> Failure {
+pub(crate) fn other_answer() -> Failure {
     Failure::new(Errno::IO, "unexpected answer")
 }
 
@@ -239,7 +239,7 @@ fn root_refs(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
     out.resize(ROOT_REFS_COUNT, 0);
     out.push(u8::try_from(shown.len()).unwrap_or(u8::MAX));
     // EOVERFLOW tells the caller that more follow.
-    Ok(Answer { data: padded(out, ARGS_LEN), errno: (!is_all).then_some(Errno::OVERFLOW) })
+    Ok(Answer { data: padded(out, ARGS_LEN), result: if is_all { 0 } else { -Errno::OVERFLOW.raw_os_error() } })
 }
 
 fn tree_search(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
@@ -286,7 +286,7 @@ fn fits(text: &[u8], room: usize) -> Result<()> {
     if text.len() < room { Ok(()) } else { Err(Error::NameTooLong.into()) }
 }
 
-fn padded(mut bytes: Vec<u8>, len: usize) -> Vec<u8> {
+pub(crate) fn padded(mut bytes: Vec<u8>, len: usize) -> Vec<u8> {
     bytes.resize(len, 0);
     bytes
 }

@@ -13,6 +13,7 @@
 //! | `caller`     | the caller's rights, and the mode bits that a change clears |
 //! | `dir_end`    | where a reader of a directory stops                         |
 //! | `ioctl`      | the ioctls on flags of files                                |
+//! | `admin_ioctl` | ioctls on balance, quotas, defragmentation and free space    |
 //! | `btrfs_ioctl` | btrfs's ioctls on the whole filesystem                     |
 //! | `subvolume_ioctl` | the ioctls on subvolumes                                  |
 //! | `host`       | the mount as commands of crate `control` use it             |
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod admin_ioctl;
 mod attr;
 mod btrfs_ioctl;
 mod caller;

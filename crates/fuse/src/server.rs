@@ -23,6 +23,7 @@ use ubtrfs_fs::{
 };
 
 use crate::activity::Activity;
+use crate::admin_ioctl;
 use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
 use crate::btrfs_ioctl::{self, Answer};
 use crate::caller::{Groups, caller};
@@ -630,7 +631,8 @@ impl Server {
         let command = Command { fs: &self.fs, host: &self.host, req, id };
         let done = subvolume_ioctl::ioctl(&command, cmd, data, place)
             .map(|done| done.map(Answer::from))
-            .or_else(|| place.aside(|| btrfs_ioctl::ioctl(&command, cmd, data)));
+            .or_else(|| place.aside(|| btrfs_ioctl::ioctl(&command, cmd, data)))
+            .or_else(|| place.aside(|| admin_ioctl::ioctl(&command, cmd, data)));
         let mut answer = match done {
             Some(done) => done.map_err(|failure| Failure::Errno(failure.errno()))?,
             None => {
@@ -642,7 +644,7 @@ impl Server {
             self.seeker.attributes_changed(req.node);
         }
         answer.data.truncate(out_size as usize);
-        reply.ioctl_result(answer.errno.map_or(0, |errno| -errno.raw_os_error()), &answer.data);
+        reply.ioctl_result(answer.result, &answer.data);
         Ok(())
     }
 

@@ -309,6 +309,33 @@ impl Volumes {
         self.device_spaces(true).iter().map(DeviceSpace::unallocated_bytes).sum()
     }
 
+    /// Ranges of the devices that belong to no chunk, without superblock mirrors.
+    pub fn unallocated_ranges(&self) -> Vec<(DevId, Range<u64>)> {
+        let spaces = self.device_spaces(true);
+        let holes =
+            |space: &DeviceSpace| space.holes_without_mirrors().into_iter().map(|hole| (space.devid, hole)).collect();
+        spaces.iter().flat_map::<Vec<_>, _>(holes).collect()
+    }
+
+    /// Tells a device that a range is not needed, unless a part of it belongs to a chunk. The caller keeps chunks from
+    /// being placed there. Returns the bytes discarded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the device does not support it or fails.
+    pub fn discard_unallocated(&self, devid: DevId, range: Range<u64>) -> Result<u64> {
+        self.check_writable()?;
+        let ranges = self.unallocated_ranges();
+        let is_free =
+            ranges.iter().any(|(of, hole)| *of == devid && hole.start <= range.start && range.end <= hole.end);
+        let backend = self.member(devid).and_then(|member| member.backend.clone());
+        let Some(backend) = backend.filter(|_| is_free) else { return Ok(0) };
+        let len_bytes = range.end.saturating_sub(range.start);
+        let discarded = backend.discard(range.start, len_bytes);
+        discarded.map_err(|source| Error::io("discard", backend.describe(), range.start, len_bytes, source))?;
+        Ok(len_bytes)
+    }
+
     /// Logical bytes of new chunks of this type and profile that the devices have room for.
     pub fn allocatable_bytes(&self, flags: BlockGroupFlags) -> u64 {
         allocation::allocatable_bytes(&self.device_spaces(true), flags)

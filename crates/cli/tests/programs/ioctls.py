@@ -109,6 +109,91 @@ if sys.argv[2] == "look":
     everything()
     show("resize", call(".", RESIZE, struct.pack("<q", -1) + b"max".ljust(4088, b"\0")), len)
     show("set label", call(".", SET_LABEL, b"other".ljust(256, b"\0")), len)
+elif sys.argv[2] == "admin":
+    BALANCE, PROGRESS, FITRIM, DEFRAG_RANGE, DEFRAG = 0xC4009420, 0x84009422, 0xC0185879, 0x40309410, 0x50009402
+    QUOTA, ASSIGN, CREATE_GROUP, RESCAN, RESCAN_STATUS, RESCAN_WAIT = (
+        0xC0109428, 0x40189429, 0x4010942A, 0x4040942C, 0x8040942D, 0x942E
+    )
+
+    def quota(cmd):
+        show(f"quota {cmd}", call(".", QUOTA, struct.pack("<QQ", cmd, 7)), lambda raw: struct.unpack("<QQ", raw)[0])
+
+    def result(number, argument):
+        # With the number that the call returns: 1 asks for a rescan.
+        fd = os.open(".", os.O_RDONLY)
+        try:
+            return fcntl.ioctl(fd, number, argument)
+        except OSError as error:
+            return errno.errorcode[error.errno]
+        finally:
+            os.close(fd)
+
+    def quotas():
+        for cmd in [2, 1, 1, 3, 9]:
+            quota(cmd)
+        show("wait", result(RESCAN_WAIT, 0))
+        show("status", call(".", RESCAN_STATUS, bytes(64)), lambda raw: raw[:8])
+        above = 1 << 48
+        for create, group in [(1, above | 5), (1, above | 5), (1, above | 6), (0, above | 6), (0, above | 7), (1, 0)]:
+            show(f"create {create} {group:x}", result(CREATE_GROUP, struct.pack("<QQ", create, group)))
+        for assign, member, group in [
+            (1, 256, above | 5), (1, 256, above | 5), (1, 257, above | 9), (1, above | 5, 256), (0, 256, above | 5),
+            (0, 256, above | 5), (1, 258, above | 5),
+        ]:
+            show(f"assign {assign} {member:x} {group:x}", result(ASSIGN, struct.pack("<QQQ", assign, member, group)))
+        show("destroy with members", result(CREATE_GROUP, struct.pack("<QQ", 0, above | 5)))
+        show("wait", result(RESCAN_WAIT, 0))
+        show("rescan", result(RESCAN, bytes(64)))
+        show("wait", result(RESCAN_WAIT, 0))
+        show("rescan with flags", result(RESCAN, b"\1" + bytes(63)))
+        quota(2)
+        show("rescan", result(RESCAN, bytes(64)))
+        show("status", call(".", RESCAN_STATUS, bytes(64)), lambda raw: raw[:8])
+        show("create", result(CREATE_GROUP, struct.pack("<QQ", 1, above | 5)))
+
+    def balance(flags, data=bytes(136), metadata=bytes(136), system=bytes(136)):
+        args = struct.pack("<QQ", flags, 0) + data + metadata + system
+        # Linux counts all block groups as considered, ubtrfs those that the filters take.
+        cut = lambda raw: (struct.unpack_from("<QQ", raw, 0), struct.unpack_from("<Q8xQ", raw, 424))
+        show(f"balance {flags}", call(".", BALANCE, args.ljust(1024, b"\0")), cut)
+
+    def balances():
+        show("progress", call(".", PROGRESS, bytes(1024)), len)
+        balance(0)
+        balance(1 << 20)
+        # Usage 0: nothing but the empty groups.
+        none = (struct.pack("<QQ", 0, 0) + bytes(136 - 16))[:72] + bytes(64)
+        filters = bytearray(none)
+        struct.pack_into("<Q", filters, 64, 1 << 4)
+        struct.pack_into("<QQ", filters, 40, 1 << 50, 1 << 51)
+        balance(7, bytes(filters), bytes(filters), bytes(filters))
+        struct.pack_into("<Q", filters, 64, 1 << 8)
+        struct.pack_into("<Q", filters, 56, 1 << 4)
+        balance(1, bytes(filters))
+        show("progress", call(".", PROGRESS, bytes(1024)), len)
+
+    def trims():
+        trim = lambda *range: call(".", FITRIM, struct.pack("<QQQ", *range))
+        cut = lambda raw: (struct.unpack_from("<Q", raw)[0], struct.unpack_from("<Q", raw, 8)[0] > 1 << 26)
+        show("trim", trim(0, 2**64 - 1, 0), cut)
+        # Linux remembers what it has trimmed.
+        show("trim again", trim(0, 2**64 - 1, 1 << 20), len)
+
+    quotas()
+    balances()
+    trims()
+    for path in ["dir/file", "dir"]:
+        show(f"defrag {path}", call(path, DEFRAG, b""), len)
+    for flags, method in [(0, 0), (1, 3), (1, 9), (64, 0)]:
+        args = struct.pack("<QQQII4I", 0, 2**64 - 1, flags, 0, method, 0, 0, 0, 0)
+        show(f"defrag {flags} {method}", call("dir/file", DEFRAG_RANGE, args), len)
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    print("as nobody")
+    quotas()
+    balances()
+    trims()
 elif sys.argv[2] == "garbage":
     # Call with random bytes, which must not end the server.
     import random
@@ -116,6 +201,8 @@ elif sys.argv[2] == "garbage":
     random.seed(int(sys.argv[3]))
     numbers = [SNAP_CREATE, SNAP_CREATE_V2, CREATE, TREE_SEARCH, INO_LOOKUP, DEV_INFO, FS_INFO, GET_LABEL, FEATURES]
     numbers += [ROOTREF, LOOKUP_USER, GETFLAGS, WAIT_SYNC, 0x50009403, 0x5000940F, 0x4008941A, 0x81F8943C]
+    numbers += [0xC4009420, 0x84009422, 0xC0109428, 0x40189429, 0x4010942A, 0x4040942C, 0x8040942D, 0x40309410]
+    numbers += [0xC0185879]
     for _ in range(3000):
         number = random.choice(numbers)
         data = bytearray(random.choice([b"\0", b"\xff", b"a"]) * (number >> 16 & 0x3FFF))

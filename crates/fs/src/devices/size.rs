@@ -1,4 +1,6 @@
-//! The sizes of devices.
+//! The sizes of devices, and discarding their free space.
+
+use std::ops::Range;
 
 use ubtrfs_format::DevId;
 use ubtrfs_transaction::Job;
@@ -14,6 +16,18 @@ impl Fs {
     /// Fails if there is no such device, or its size cannot be read.
     pub fn device_size(&self, devid: DevId) -> Result<(u64, u64)> {
         Ok(self.engine.device_size(devid)?)
+    }
+
+    /// Tells the devices that free space is not needed: free ranges of at least `min_bytes` in this range of logical
+    /// addresses, and everything that belongs to no block group. Returns the bytes discarded on the devices. Units of
+    /// `job` are bytes looked at.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ubtrfs_transaction::Engine::trim`].
+    pub fn trim(&self, range: &Range<u64>, min_bytes: u64, job: &Job) -> Result<u64> {
+        self.check_open()?;
+        Ok(self.engine.trim(range, min_bytes, job)?)
     }
 
     /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end

@@ -12,3 +12,4 @@ pub(crate) mod free_space_tree;
 #[cfg(test)]
 pub(crate) mod ledger_kernel_tests;
 pub(crate) mod moved_extents;
+pub(crate) mod trim;

@@ -220,8 +220,13 @@ impl Engine {
         let mut needs_rescan = false;
         self.change_quotas(|state, transid| {
             let groups = &mut state.groups;
-            groups.get(parent).ok_or_else(|| no_group(parent))?;
-            let group = groups.get(member).ok_or_else(|| no_group(member))?;
+            // As in Linux.
+            let missing = |id| match no_group(id) {
+                Error::Qgroup { what, .. } if assign => Error::Qgroup { what, errno: EINVAL },
+                other => other,
+            };
+            groups.get(parent).ok_or_else(|| missing(parent))?;
+            let group = groups.get(member).ok_or_else(|| missing(member))?;
             if member.level() >= parent.level() {
                 let what = format!("quota group {member} cannot belong to {parent}, which is not of a higher level");
                 return Err(Error::Qgroup { what, errno: EINVAL });

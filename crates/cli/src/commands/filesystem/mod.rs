@@ -4,6 +4,7 @@ mod defragment;
 mod label;
 mod ranges;
 mod resize;
+mod trim;
 mod usage;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ enum Sub {
     Show(usage::ShowArgs),
     Label(label::Args),
     Resize(resize::Args),
+    Trim(trim::Args),
     #[command(visible_alias = "defrag")]
     Defragment(defragment::Args),
     Fiemap(ranges::FiemapArgs),
@@ -40,6 +42,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Sub::Sync(args) => return super::sync::run(args),
         Sub::Resize(args) => return resize::run(&args),
+        Sub::Trim(args) => trim::run(&args),
         Sub::Defragment(args) => return defragment::run(&args),
         Sub::Df(args) => usage::df(&args),
         Sub::Usage(args) => usage::usage(&args),

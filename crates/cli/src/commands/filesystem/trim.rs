@@ -1,0 +1,48 @@
+//! `ubtrfs filesystem trim [-o OFFSET] [-l LENGTH] [-m MINIMUM] PATH|IMAGE`, with the options of fstrim.
+
+use anyhow::{anyhow, bail};
+use serde_json::json;
+use ubtrfs_control::filesystem::{Request, Response};
+
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, with_channel};
+use crate::common::{parse_size, print_out};
+use crate::job::with_progress;
+
+/// Tell the device which space is free; an image file becomes smaller on its own filesystem
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// First logical address to look at
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    offset: u64,
+    /// Bytes to look at [default: up to the end]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    length: Option<u64>,
+    /// Leave free ranges below this size alone
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    minimum: u64,
+    /// A path in a mount, or an image that is not mounted
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    /// Print the bytes as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let target = args.path.clone().or_image();
+    let len_bytes = args.length.unwrap_or(u64::MAX);
+    let request = Request::Trim { start: args.offset, len_bytes, min_bytes: args.minimum };
+    let bytes = with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
+        let request = ubtrfs_control::Request::Filesystem(request);
+        match with_progress("discarding free space", |job| channel.call_with(request, &[], job)) {
+            Ok(ubtrfs_control::Response::Filesystem(Response::Trimmed(bytes))) => Ok(bytes),
+            Ok(_) => bail!("the server of {target} answered something else"),
+            Err(failure) => Err(anyhow!("cannot discard the free space of {target}: {failure}")),
+        }
+    })?;
+    print_out(&match args.json {
+        true => format!("{}\n", json!({ "trimmed_bytes": bytes })),
+        false => format!("{target}: {bytes} bytes trimmed\n"),
+    })
+}

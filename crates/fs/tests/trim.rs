@@ -1,0 +1,129 @@
+//! Discarding free space: what is free goes from the image file, and nothing else does.
+//!
+//! Method: threads write, overwrite and remove files, each remembering the content, while another thread discards free
+//! space without a pause. `UBTRFS_SEED` repeats a run.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_testkit::{Image, Rng, btrfs_check, capability};
+
+const ROOT: Caller = Caller::ROOT;
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
+
+fn open(image: &Image) -> Arc<Fs> {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
+    Fs::open(vec![device], MountOptions::default()).unwrap()
+}
+
+fn trim(fs: &Fs) -> u64 {
+    fs.trim(&(0..u64::MAX), 0, &Job::new()).unwrap()
+}
+
+#[test]
+fn what_was_removed_goes_from_the_image() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image);
+    let bytes = || image.path().metadata().unwrap().blocks() * 512;
+    let kept = fs.create(TOP, b"kept", NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.write(kept, 0, &vec![1; 5 << 20]).unwrap();
+    let gone = fs.create(TOP, b"gone", NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.write(gone, 0, &vec![2; 100 << 20]).unwrap();
+    fs.sync().unwrap();
+    let full = bytes();
+    fs.unlink(TOP, b"gone").unwrap();
+    // A removed file is free after a commit, which a trim makes.
+    let trimmed = trim(&fs);
+    assert!(trimmed > 900 << 20 && trimmed < 1 << 30, "{trimmed}");
+    assert!(bytes() + (95 << 20) < full, "{full} -> {}", bytes());
+    let part = fs.trim(&(0..1 << 20), 0, &Job::new()).unwrap();
+    assert!(part < trimmed, "nothing of the block groups, but all of the device that belongs to none: {part}");
+    let job = Job::new();
+    job.cancel();
+    assert!(fs.trim(&(0..u64::MAX), 0, &job).is_err());
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    let fs = open(&image);
+    let content = fs.read(fs.lookup(TOP, b"kept").unwrap().id, 0, 5 << 20).unwrap();
+    assert!(content.len() == 5 << 20 && content.iter().all(|byte| *byte == 1));
+    fs.close().unwrap();
+}
+
+#[test]
+fn nothing_that_is_written_meanwhile_is_discarded() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let seed = Rng::seed_or(20_261_124);
+    println!("UBTRFS_SEED={seed}");
+    // Small enough to become full.
+    let image = Image::kernel_made(300 << 20, &[]).unwrap();
+    let fs = open(&image);
+    let is_done = AtomicBool::new(false);
+    let all: Vec<BTreeMap<String, (u64, u8)>> = std::thread::scope(|scope| {
+        let trimmer = scope.spawn(|| {
+            let mut nr_trims = 0;
+            while !is_done.load(Ordering::Acquire) {
+                trim(&fs);
+                nr_trims += 1;
+            }
+            nr_trims
+        });
+        let writers: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let fs = &fs;
+                scope.spawn(move || write_at_random(fs, thread, Rng::new(seed ^ thread)))
+            })
+            .collect();
+        let all = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        is_done.store(true, Ordering::Release);
+        assert!(trimmer.join().unwrap() > 2);
+        all
+    });
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    let fs = open(&image);
+    for (name, (len, byte)) in all.into_iter().flatten() {
+        let id = fs.lookup(TOP, name.as_bytes()).unwrap().id;
+        let content = fs.read(id, 0, usize::MAX).unwrap();
+        assert_eq!(content.len() as u64, len);
+        assert!(content.iter().all(|found| *found == byte), "{name}");
+    }
+    fs.close().unwrap();
+}
+
+/// Writes and removes files of its own. Returns the length and byte of those that are left.
+fn write_at_random(fs: &Fs, thread: u64, mut rng: Rng) -> BTreeMap<String, (u64, u8)> {
+    let mut files = BTreeMap::new();
+    for round in 0..120u64 {
+        let name = format!("f{thread}-{}", rng.below(12));
+        if files.contains_key(&name) && rng.below(2) == 0 {
+            fs.unlink(TOP, name.as_bytes()).unwrap();
+            files.remove(&name);
+            continue;
+        }
+        if files.remove(&name).is_some() {
+            fs.unlink(TOP, name.as_bytes()).unwrap();
+        }
+        let (len, byte) = (1 + rng.below(3 << 20), (1 + round % 250) as u8);
+        let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+        fs.write(id, 0, &vec![byte; len as usize]).unwrap();
+        if rng.below(4) == 0 {
+            fs.fsync(id, false).unwrap();
+        }
+        files.insert(name, (len, byte));
+    }
+    files
+}

@@ -1,0 +1,121 @@
+//! Telling the devices which space is free: fstrim.
+//!
+//! Invariants:
+//! - I1. Free space of a block group is allocated while it is discarded, so nothing is written there meanwhile. It is
+//!   reserved first, so the space that others were promised stays.
+//! - I2. Device space without chunks is discarded under the lock under which chunks get their places.
+
+use std::ops::Range;
+
+use ubtrfs_error::Result;
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
+
+use crate::engine::Engine;
+use crate::job::Job;
+
+/// Most bytes that are discarded at once, and kept from being allocated meanwhile.
+const PIECE_BYTES: u64 = 64 << 20;
+/// Fewest bytes that are tried when much cannot be reserved.
+const PIECE_BYTES_MIN: u64 = 1 << 20;
+
+impl Engine {
+    /// Tells the devices that what is free is not needed: free ranges of at least `min_bytes` of the block groups in
+    /// `range`, a range of logical addresses, and everything that belongs to no chunk. Commits first, so that what was
+    /// freed is free. Units of `job` are bytes looked at. Returns the bytes discarded on the devices.
+    ///
+    /// # Errors
+    ///
+    /// [`Io`](ubtrfs_error::Error::Io) if a device does not support it or fails; `Cancelled`.
+    pub fn trim(&self, range: &Range<u64>, min_bytes: u64, job: &Job) -> Result<u64> {
+        self.check_writable()?;
+        self.commit()?;
+        let min_bytes = min_bytes.max(self.geometry.sectorsize.into());
+        let groups = self.space.block_groups();
+        groups.iter().for_each(|group| job.add_total(group.len_bytes));
+        let mut trimmed = 0u64;
+        for group in groups {
+            let part = range.start.max(group.start.0)..range.end.min(group.start.advance(group.len_bytes).0);
+            for free in self.free_ranges(&part) {
+                if free.end.saturating_sub(free.start) >= min_bytes {
+                    trimmed = trimmed.saturating_add(self.trim_free(&group, free, job)?);
+                }
+            }
+            job.advance(group.len_bytes);
+        }
+        for (devid, hole) in self.volumes.unallocated_ranges() {
+            let mut at = hole.start;
+            while at < hole.end {
+                job.check()?;
+                let end = hole.end.min(at.saturating_add(PIECE_BYTES));
+                // I2
+                let _making = self.pending_chunks.lock_making();
+                trimmed = trimmed.saturating_add(self.volumes.discard_unallocated(devid, at..end)?);
+                at = end;
+            }
+        }
+        Ok(trimmed)
+    }
+
+    /// The free ranges in a part of a block group.
+    fn free_ranges(&self, part: &Range<u64>) -> Vec<Range<u64>> {
+        if part.start >= part.end || self.space.is_read_only(Logical(part.start)) {
+            return Vec::new();
+        }
+        let mut free = Vec::new();
+        let mut at = part.start;
+        for taken in self.space.taken_ranges(part.clone()) {
+            free.push(at..taken.start);
+            at = taken.end;
+        }
+        free.push(at..part.end);
+        free.retain(|range| range.start < range.end);
+        free
+    }
+
+    /// Discards a range that was free, as far as it still is.
+    fn trim_free(&self, group: &BlockGroup, free: Range<u64>, job: &Job) -> Result<u64> {
+        let kind = kind_of(group);
+        let mut most = PIECE_BYTES;
+        let mut trimmed = 0u64;
+        let mut at = free.start;
+        while at < free.end {
+            job.check()?;
+            let end = free.end.min(at.saturating_add(most));
+            let piece = Extent::new(Logical(at), end.saturating_sub(at));
+            // I1
+            let Ok(reservation) = self.space.reserve(kind, piece.len_bytes) else {
+                if most <= PIECE_BYTES_MIN {
+                    // The rest is promised to others, who will write there.
+                    break;
+                }
+                most /= 2;
+                continue;
+            };
+            at = end;
+            let is_free = self.space.allocate_exact(piece);
+            drop(reservation);
+            if !is_free {
+                // Somebody took a part of it.
+                continue;
+            }
+            let discarded = self.volumes.discard(piece.bytenr, piece.len_bytes);
+            self.space.release(piece);
+            discarded?;
+            let nr_copies = self.volumes.num_copies(piece.bytenr) as u64;
+            trimmed = trimmed.saturating_add(piece.len_bytes.saturating_mul(nr_copies));
+        }
+        Ok(trimmed)
+    }
+}
+
+fn kind_of(group: &BlockGroup) -> SpaceKind {
+    if group.flags.contains(BlockGroupFlags::SYSTEM) {
+        SpaceKind::System
+    } else if group.flags.contains(BlockGroupFlags::METADATA) {
+        SpaceKind::Metadata
+    } else {
+        SpaceKind::Data
+    }
+}
