@@ -90,13 +90,17 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         force_decompress: request.force_decompress,
         ended: Arc::clone(&ended),
     };
-    let input = BufReader::with_capacity(INPUT_BYTES, Input { stream: context.stream()?, ended });
+    // Without a buffer, nothing behind the first end is read.
+    let buffer_bytes = if request.only_first { 0 } else { INPUT_BYTES };
+    let input = BufReader::with_capacity(buffer_bytes, Input { stream: context.stream()?, ended });
     let mut begun: Vec<ReceivedSubvolume> = Vec::new();
     let done = fs.receive(dir, input, &options, context.job, &mut |made| {
         let step = String::from_utf8_lossy(&made.path);
         context
             .job
             .set_step(step.chars().map(|c| if c.is_control() { '?' } else { c }).take(STEP_CHARS).collect::<String>());
+        // The kernel may know that the name did not exist.
+        context.host.forget_name(made.dir, name_of(made), None);
         begun.push(made.clone());
     });
     for made in &begun {
@@ -122,14 +126,17 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
 
 /// V2
 fn forget(context: &Context<'_>, made: &ReceivedSubvolume) {
-    let name = made.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     for (dir, name) in context.fs.used_names_of(made.id) {
         context.host.forget_name(dir, &name, None);
     }
     for id in context.fs.used_inodes_of(made.id) {
         context.host.forget_data(id);
     }
-    context.host.forget_name(made.dir, name, Some(made.id));
+    context.host.forget_name(made.dir, name_of(made), Some(made.id));
+}
+
+fn name_of(made: &ReceivedSubvolume) -> &[u8] {
+    made.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 fn failure_of(error: &ReceiveError) -> Failure {

@@ -9,6 +9,7 @@
 //! - [`Model`] is a filesystem in memory. [`Driver`] performs random operations on the model and on a [`Target`].
 //! - [`differential`] performs random system calls by several users on our mount and on Linux's, and compares each
 //!   answer.
+//! - [`SnapshotChain`] is a chain of snapshots that Linux made, and sends.
 //! - [`RecordingDevice`] records writes and flushes, to replay power cuts; [`FaultDevice`] fails the n-th I/O.
 //!
 //! I1. All randomness comes from a seed that is printed when a test fails.
@@ -43,9 +44,11 @@ mod power_cuts;
 mod prefixed;
 mod promising;
 mod raw_blocks;
+mod receive_round;
 mod recording_device;
 mod rng;
 mod script;
+mod snapshot_chain;
 mod target;
 mod threads;
 mod tree_entry;
@@ -69,9 +72,11 @@ pub use names::{colliding_names, name_of_len};
 pub use path_target::PathTarget;
 pub use power_cuts::{Cut, PowerCuts, check as check_medium};
 pub use raw_blocks::RawBlock;
+pub use receive_round::receive_round;
 pub use recording_device::{CutBuilder, CutOutcome, Gate, LANES, RecordingDevice};
 pub use rng::Rng;
 pub use script::{Script, Step};
+pub use snapshot_chain::{SendOptions, Sharing, SnapshotChain, receive_by_linux};
 pub use target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
 pub use threads::{ThreadedCuts, ThreadedFaults};
 pub use tree_entry::{Compare, TreeEntry, compare_entries, compare_trees, tree_digest, walk_path};

@@ -4,6 +4,7 @@
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
 
 use ubtrfs_stream::{CommandKind, FrameHeader, FrameReader, Position, Problem, StreamError};
 
@@ -76,7 +77,9 @@ fn read_stream(
         // A large command does not keep its memory.
         batch.bytes.shrink_to(2 * BATCH_BYTES);
         let mut result = Ok(false);
-        while batch.bytes.len() < BATCH_BYTES {
+        let began = Instant::now();
+        // A slow input is applied as it comes.
+        while batch.bytes.len() < BATCH_BYTES && began.elapsed() < BATCH_TIME {
             let start = batch.bytes.len();
             let frame = reader.command(&mut batch.bytes).and_then(|header| {
                 let position = Position { offset: reader.offset(), ..Position::default() };
@@ -87,9 +90,14 @@ fn read_stream(
             match frame {
                 Ok(header) => {
                     batch.frames.push((start, header));
-                    if header.position.kind == Some(CommandKind::End) {
-                        result = Ok(true);
-                        break;
+                    match header.position.kind {
+                        Some(CommandKind::End) => {
+                            result = Ok(true);
+                            break;
+                        }
+                        // Whether the stream fits here shows at once.
+                        Some(CommandKind::Subvol | CommandKind::Snapshot) => break,
+                        _ => {}
                     }
                 }
                 Err(error) => {
@@ -111,6 +119,7 @@ fn read_stream(
 }
 
 /// Bytes after which a batch is sent.
-const BATCH_BYTES: usize = 1 << 20;
+const BATCH_BYTES: usize = 256 << 10;
+const BATCH_TIME: Duration = Duration::from_millis(50);
 /// Batches that wait for being applied.
-pub(crate) const NR_BATCHES: usize = 4;
+pub(crate) const NR_BATCHES: usize = 16;

@@ -59,7 +59,7 @@ fn line(subvolume: &[u8], command: &Command<'_>) -> String {
     let details = details(command, &whole);
     match details.is_empty() {
         true => line.push_str(&escaped(&path, true)),
-        false => line.push_str(&format!("{:<32}{details}", escaped(&path, true))),
+        false => line.push_str(&format!("{:<31} {details}", escaped(&path, true))),
     }
     line
 }

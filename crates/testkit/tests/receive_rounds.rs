@@ -1,0 +1,17 @@
+//! Some rounds of `examples/receive_rounds.rs`, and the seeds that once failed.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use ubtrfs_testkit::{Rng, capability, receive_round};
+
+#[test]
+fn what_linux_sends_is_received_equal_and_shared() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let seed = Rng::seed_or(1);
+    for seed in seed..seed + 4 {
+        println!("UBTRFS_SEED={seed}");
+        println!("{}", receive_round(seed, 4, 150, None).unwrap());
+    }
+}
