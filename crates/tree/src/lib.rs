@@ -15,6 +15,7 @@
 mod apply;
 mod cache;
 mod cursor;
+mod diff;
 mod lookup;
 mod node;
 mod storage;
@@ -22,6 +23,7 @@ mod storage;
 pub use apply::{ApplyStats, Batch, Changes, PartSink, Value, apply, apply_in_parts};
 pub use cache::{CacheStats, NodeCache};
 pub use cursor::Cursor;
+pub use diff::{Diff, ItemChange};
 pub use lookup::{Item, LeafPlace, find_leaf, get};
 pub use node::{Node, NodePtr, RootPtr};
 pub use storage::{NodeSink, NodeSource};
