@@ -69,6 +69,7 @@ pub use nodes::leaf_ahead::LeafReadAhead;
 pub use per_thread::PerThread;
 pub use qgroup::control::{QgroupInfo, QuotaStatus};
 pub use relocation::group::{RelocatedGroup, RelocationFailure};
+pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;
 pub use ubtrfs_volumes::DeviceSummary;

@@ -1,5 +1,5 @@
-//! [`LeafReader`]: reads ahead the leaves that a large batch will change. A thread reads leaves that are neighbours on
-//! the devices in one request and checks them, while the batch is merged into earlier leaves.
+//! [`LeafReader`]: reads ahead the leaves that a large batch will change or a walk will visit. A thread reads leaves that
+//! are neighbours on the devices in one request and checks them, while earlier leaves are used.
 //!
 //! ```text
 //! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply
@@ -12,7 +12,7 @@
 //!   the error.
 //! - I2. A leaf that was read ahead is taken once and kept nowhere else: an apply reads a node once, and soon replaces
 //!   it ([`crate::nodes::store::ScanSource`]). So memory holds at most the leaves that were announced but not yet
-//!   taken.
+//!   taken. A walk may pass announced leaves without taking them, so the oldest ones are dropped beyond a limit.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -28,6 +28,8 @@ use crate::nodes::store::{NodeStore, ScanSource};
 /// Source of the nodes for one apply.
 pub(crate) struct LeafReader<'s> {
     store: &'s NodeStore,
+    /// Most leaves that arrived and were not taken.
+    arrived_max: usize,
     state: Mutex<State>,
     /// Signals that a leaf was announced or arrived, or that the reader ends.
     changed: Condvar,
@@ -40,6 +42,8 @@ struct State {
     /// Leaves in the queue, and leaves of the run that is being read.
     expected: HashSet<Logical>,
     arrived: HashMap<Logical, Arc<Node>>,
+    /// The leaves of `arrived` in the order of their arrival, and leaves that were taken since.
+    order: VecDeque<Logical>,
     ended: bool,
 }
 
@@ -49,7 +53,12 @@ struct EndOnDrop<'r, 's>(&'r LeafReader<'s>);
 impl<'s> LeafReader<'s> {
     /// Runs `work` with a source that reads ahead.
     pub(crate) fn with<T>(store: &'s NodeStore, work: impl FnOnce(&Self) -> T) -> T {
-        let reader = Self { store, state: Mutex::default(), changed: Condvar::new() };
+        Self::with_limit(store, usize::MAX, work)
+    }
+
+    /// Runs `work` with a source that reads ahead, and keeps at most `arrived_max` leaves that were not taken.
+    pub(crate) fn with_limit<T>(store: &'s NodeStore, arrived_max: usize, work: impl FnOnce(&Self) -> T) -> T {
+        let reader = Self { store, arrived_max, state: Mutex::default(), changed: Condvar::new() };
         std::thread::scope(|scope| {
             let _end = EndOnDrop(&reader);
             scope.spawn(|| reader.read_runs());
@@ -69,7 +78,7 @@ impl<'s> LeafReader<'s> {
             }
             // I1
             for node in nodes.unwrap_or_default() {
-                state.arrived.insert(node.bytenr(), node);
+                state.arrived(node, self.arrived_max);
             }
             self.changed.notify_all();
         }
@@ -95,6 +104,21 @@ impl<'s> LeafReader<'s> {
             self.changed.wait(&mut state);
         }
         state.arrived.remove(&bytenr)
+    }
+}
+
+impl State {
+    /// I2
+    fn arrived(&mut self, node: Arc<Node>, most: usize) {
+        if most < usize::MAX {
+            self.order.push_back(node.bytenr());
+            while self.order.len() > most {
+                if let Some(oldest) = self.order.pop_front() {
+                    self.arrived.remove(&oldest);
+                }
+            }
+        }
+        self.arrived.insert(node.bytenr(), node);
     }
 }
 
