@@ -95,6 +95,15 @@ pub enum Error {
         /// Error number of the failed write.
         errno: i32,
     },
+    /// The stream of a send cannot be written to its output.
+    #[error("cannot write the stream: {0}")]
+    Output(std::io::Error),
+    /// EOVERFLOW: a send stream cannot express something.
+    #[error("the send stream cannot carry it: {0}")]
+    Unsendable(String),
+    /// ENOENT: no clone source can be the parent of an incremental send.
+    #[error("{0}")]
+    NoParent(String),
     /// EINVAL: a mount option cannot be understood.
     #[error("mount option '{option}': {problem}")]
     MountOption {
@@ -155,6 +164,9 @@ impl Error {
             Self::Stale => Errno::STALE,
             Self::Busy(_) => Errno::BUSY,
             Self::Writeback { errno } => return *errno,
+            Self::Output(error) => return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Self::Unsendable(_) => Errno::OVERFLOW,
+            Self::NoParent(_) => Errno::NOENT,
         };
         errno.raw_os_error()
     }

@@ -7,6 +7,7 @@
 //! The modules, from the top down; each imports only from modules below it:
 //!
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
+//! - `send`: subvolumes as streams, and differences of snapshots.
 //! - `balance`: moving the block groups that filters take.
 //! - `devices`: sizes of devices, and moving block groups.
 //! - `receive`: applying send streams.
@@ -32,6 +33,7 @@ mod mount;
 mod namei;
 mod options;
 mod receive;
+mod send;
 mod service_threads;
 mod subvolume;
 mod types;
@@ -48,6 +50,8 @@ pub use file::extent_map::{ExtentInfo, ExtentKind};
 pub use mount::fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};
 pub use receive::{INCOMPLETE_XATTR, ReceiveError, ReceiveOptions, ReceiveProblem, ReceiveReport, ReceivedSubvolume};
+pub use send::changes::{Change, ChangeKind};
+pub use send::request::SendRequest;
 pub use types::{
     Attr, Caller, DirEntryOut, FallocateMode, FlagRights, InodeId, NewInode, RenameFlags, SeekWhence, SetAttr, SetTime,
     StatFs, SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,

@@ -90,6 +90,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "receive",
             "devices",
             "balance",
+            "send",
             "mount",
         ],
     ),

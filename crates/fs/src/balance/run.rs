@@ -299,6 +299,7 @@ impl Fs {
                 Err(error) => return Err(error.into()),
             }
         }
+        let _moving = self.subvolumes.sends.begin_move()?;
         Ok(self.engine.relocate_block_group(group.start, job)?.failures)
     }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, RegularExtent};
-use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Result;
@@ -93,11 +93,16 @@ pub(crate) fn last_extent_before(tree: &Tree, ino: Ino, end: u64, sectorsize: u3
 
 /// Decodes and checks an item (I1 to I3).
 pub(crate) fn decode(tree: &Tree, key: &Key, item: &[u8], sectorsize: u32) -> Result<ExtentAt> {
+    decode_of(tree.id(), key, item, sectorsize)
+}
+
+/// Decodes and checks an item of this tree (I1 to I3).
+pub(crate) fn decode_of(tree: RootId, key: &Key, item: &[u8], sectorsize: u32) -> Result<ExtentAt> {
     let sectorsize = u64::from(sectorsize);
     let bad = |field, value, expected| -> crate::Error {
-        Corrupt::new(FormatError::Value { what: "file extent", field, value, expected }).in_tree(tree.id()).into()
+        Corrupt::new(FormatError::Value { what: "file extent", field, value, expected }).in_tree(tree).into()
     };
-    let extent = FileExtent::decode(item).map_err(|cause| Corrupt::new(cause).in_tree(tree.id()))?;
+    let extent = FileExtent::decode(item).map_err(|cause| Corrupt::new(cause).in_tree(tree))?;
     let start = key.offset;
     if extent.encryption != 0 || extent.other_encoding != 0 {
         return Err(bad("encoding", u64::from(extent.encryption), "expected 0"));

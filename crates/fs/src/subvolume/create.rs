@@ -186,6 +186,9 @@ impl Fs {
         if subvolume.is_read_only() == read_only {
             return Ok(());
         }
+        if !read_only {
+            self.subvolumes.sends.check_not_sent(id)?;
+        }
         // Running changes may need the change lock, so they end first (I4).
         subvolume.set_read_only(read_only)?;
         let _subvolumes = self.subvolumes.lock();

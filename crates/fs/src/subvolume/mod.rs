@@ -7,4 +7,5 @@ pub(crate) mod quota;
 pub(crate) mod rename;
 pub(crate) mod resolve;
 mod search;
+pub(crate) mod sends;
 pub(crate) mod state;

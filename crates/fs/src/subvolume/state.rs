@@ -13,6 +13,7 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::subvolume::Subvolume;
 use crate::subvolume::delete::Deletions;
+use crate::subvolume::sends::Sends;
 
 /// The subvolumes in memory.
 #[derive(Debug, Default)]
@@ -22,6 +23,7 @@ pub(crate) struct Subvolumes {
     /// Held while a subvolume becomes read-only or writable.
     flag_lock: Mutex<()>,
     pub(in crate::subvolume) deletions: Deletions,
+    pub(crate) sends: Sends,
 }
 
 impl Subvolumes {

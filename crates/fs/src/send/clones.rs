@@ -1,0 +1,224 @@
+//! [`Clones`]: places from which the receiver can clone a part of an extent: files of the parent and of clone sources, and
+//! files of this stream that were sent before.
+//!
+//! What was sent is one map by address of the extent. References from other subvolumes come from the extent tree, for a
+//! window of extents at a time and in the order of their addresses; each is then verified in the subvolume's own tree,
+//! because snapshots share leaves and thereby references.
+//!
+//! - C1. A source's content is in place at the receiver when the command arrives: it lies in a subvolume that is there, or
+//!   was written or cloned earlier in this stream and does not change any more.
+//! - C2. Linux clones whole sectors, except at the end of both files.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ubtrfs_format::item::FileExtentBody;
+use ubtrfs_format::{Generation, Key, KeyType, Logical};
+use ubtrfs_transaction::UseHint;
+use uuid::Uuid;
+
+use super::tree::{SentTree, is_regular};
+use crate::Fs;
+use crate::error::Result;
+use crate::items::file_extent::{ExtentAt, decode_of};
+
+/// A part of an extent for which a source is wanted, to be put at `at` in a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) bytenr: Logical,
+    /// Offset in the (decompressed) extent.
+    pub(super) offset: u64,
+    /// Offset in the file.
+    pub(super) at: u64,
+    /// Bytes, up to the end of the file at most.
+    pub(super) len: u64,
+    /// Size of the file.
+    pub(super) size: u64,
+}
+
+/// A source of a clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CloneFrom {
+    pub(super) uuid: Uuid,
+    pub(super) ctransid: u64,
+    pub(super) path: Arc<[u8]>,
+    pub(super) offset: u64,
+    /// Whether it is a file of this stream.
+    pub(super) is_sent: bool,
+}
+
+/// What is known about the sources of a wanted part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// So many bytes can be cloned.
+    Clone(CloneFrom, u64),
+    /// So many bytes have no source.
+    Nothing(u64),
+}
+
+/// A range of a file that was sent.
+#[derive(Clone, Copy, Debug)]
+struct SentPart {
+    ino: u64,
+    at: u64,
+    offset: u64,
+    len: u64,
+    /// Whether the file ends with it.
+    is_end: bool,
+}
+
+/// A subvolume that the receiver has.
+#[derive(Debug)]
+struct CloneRoot<'t> {
+    tree: &'t SentTree,
+    generation: Generation,
+    uuid: Uuid,
+    ctransid: u64,
+}
+
+/// Sources of clones.
+#[derive(Debug)]
+pub(super) struct Clones<'t> {
+    fs: &'t Fs,
+    sent: HashMap<u64, Vec<SentPart>>,
+    roots: Vec<CloneRoot<'t>>,
+    /// References of the extents of the present window.
+    hints: HashMap<u64, Vec<UseHint>>,
+    own: &'t SentTree,
+    sector: u64,
+}
+
+impl<'t> Clones<'t> {
+    /// Sources for sending `own` to a receiver that has `roots`.
+    pub(super) fn new(fs: &'t Fs, own: &'t SentTree, roots: impl Iterator<Item = &'t SentTree>) -> Self {
+        let root = |tree: &'t SentTree| CloneRoot {
+            tree,
+            generation: tree.item().generation,
+            uuid: tree.stream_uuid(),
+            ctransid: tree.item().ctransid.0,
+        };
+        let sector = u64::from(fs.geometry.sectorsize);
+        Self { fs, sent: HashMap::new(), roots: roots.map(root).collect(), hints: HashMap::new(), own, sector }
+    }
+
+    /// The tree that is sent.
+    pub(super) fn own(&self) -> &'t SentTree {
+        self.own
+    }
+
+    /// Prepares for the extents of a window: address, length on disk, generation.
+    pub(super) fn look_up(&mut self, extents: impl Iterator<Item = (Logical, u64, Generation)>) -> Result<()> {
+        self.hints.clear();
+        let Some(newest) = self.roots.iter().map(|root| root.generation).max() else { return Ok(()) };
+        let may_be_there = |extent: &(Logical, u64, Generation)| extent.2 <= newest;
+        let mut wanted: Vec<_> = extents.filter(may_be_there).map(|(bytenr, len, _)| (bytenr, len)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let found = self.fs.engine.use_hints(&wanted, HINTS_MAX)?;
+        self.hints.extend(wanted.iter().map(|(bytenr, _)| bytenr.0).zip(found));
+        Ok(())
+    }
+
+    /// Finds a source for the first bytes of a part.
+    pub(super) fn find(&self, wanted: &Wanted) -> Result<Found> {
+        let mut nothing = wanted.len;
+        for part in self.sent.get(&wanted.bytenr.0).into_iter().flatten() {
+            match wanted.offset.checked_sub(part.offset) {
+                None => nothing = nothing.min(part.offset - wanted.offset),
+                Some(inside) if inside < part.len => {
+                    if let Some(len) = self.usable(part.len - inside, part.is_end, wanted) {
+                        let path = self.own.any_path(part.ino)?.into();
+                        return Ok(Found::Clone(self.own_file(path, part.at + inside), len));
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        let Some(hints) = self.hints.get(&wanted.bytenr.0) else { return Ok(Found::Nothing(nothing)) };
+        for root in &self.roots {
+            for hint in hints {
+                match self.find_in(root, hint, wanted)? {
+                    Found::Nothing(len) => nothing = nothing.min(len),
+                    found @ Found::Clone(..) => return Ok(found),
+                }
+            }
+        }
+        Ok(Found::Nothing(nothing.max(self.sector).min(wanted.len)))
+    }
+
+    fn find_in(&self, root: &CloneRoot<'_>, hint: &UseHint, wanted: &Wanted) -> Result<Found> {
+        let nothing = Ok(Found::Nothing(wanted.len));
+        let at = hint.base.wrapping_add(wanted.offset);
+        let tree = root.tree;
+        let Some(inode) = tree.inode(hint.ino.0)?.filter(is_regular) else { return nothing };
+        if at >= inode.size {
+            return nothing;
+        }
+        let key = |offset| Key::new(hint.ino.0, KeyType::EXTENT_DATA, offset);
+        let Some(item) = tree.last_le(&key(at), &key(0))? else { return nothing };
+        let ExtentAt { start, end, extent } = decode_of(tree.id(), &item.key(), &item, self.fs.geometry.sectorsize)?;
+        if at >= end {
+            return nothing;
+        }
+        let is_it = matches!(&extent.body, FileExtentBody::Regular(regular)
+            if regular.disk_bytenr == wanted.bytenr && start.wrapping_sub(regular.offset) == hint.base);
+        if !is_it {
+            return Ok(Found::Nothing((end - at).min(wanted.len)));
+        }
+        let (len, is_end) = (end.min(inode.size) - at, end >= inode.size);
+        Ok(match self.usable(len, is_end, wanted) {
+            Some(len) => {
+                let path = tree.any_path(hint.ino.0)?.into();
+                let (uuid, ctransid) = (root.uuid, root.ctransid);
+                Found::Clone(CloneFrom { uuid, ctransid, path, offset: at, is_sent: false }, len)
+            }
+            None => Found::Nothing(wanted.len),
+        })
+    }
+
+    /// The bytes that can be cloned, if a source has `len` bytes up to its end or elsewhere (C2).
+    fn usable(&self, len: u64, is_end: bool, wanted: &Wanted) -> Option<u64> {
+        let is_end = is_end && len <= wanted.len;
+        let len = len.min(wanted.len);
+        let is_aligned = len.is_multiple_of(self.sector);
+        let ends_both = is_end && wanted.at + len == wanted.size;
+        let usable = if is_aligned || ends_both { len } else { len - len % self.sector };
+        (usable > 0).then_some(usable)
+    }
+
+    /// A file of this stream as a source.
+    pub(super) fn own_file(&self, path: Arc<[u8]>, offset: u64) -> CloneFrom {
+        let (uuid, ctransid) = (self.own.stream_uuid(), self.own.item().ctransid.0);
+        CloneFrom { uuid, ctransid, path, offset, is_sent: true }
+    }
+
+    /// Notes a part of a file that the receiver has now (C1).
+    pub(super) fn sent(&mut self, ino: u64, part: &Wanted) {
+        let is_full = self.sent.len() >= SENT_MAX;
+        if is_full && !self.sent.contains_key(&part.bytenr.0) {
+            return;
+        }
+        let parts = self.sent.entry(part.bytenr.0).or_default();
+        let is_end = part.at + part.len == part.size;
+        if let Some(last) = parts.last_mut()
+            && last.ino == ino
+            && last.at + last.len == part.at
+            && last.offset + last.len == part.offset
+        {
+            last.len += part.len;
+            last.is_end = is_end;
+        } else if parts.len() < PARTS_MAX {
+            parts.push(SentPart { ino, at: part.at, offset: part.offset, len: part.len, is_end });
+        }
+    }
+}
+
+/// References of an extent that are looked at.
+const HINTS_MAX: usize = 64;
+/// Extents that are remembered, some hundred bytes each.
+const SENT_MAX: usize = 1 << 20;
+/// Parts of an extent that are remembered.
+const PARTS_MAX: usize = 64;

@@ -1,0 +1,26 @@
+//! Send: a read-only subvolume as a stream of commands, whole or as the difference to another snapshot.
+//!
+//! ```text
+//! tree      inodes, names and paths of a read-only subvolume on disk
+//! moves     names that change, in an order in which no command meets a name in use
+//! extents   the data of one file that changes
+//! clones    where the receiver can clone an extent from
+//! sender    the commands of one subvolume: names, inodes, data, attributes
+//! pipeline  reading data ahead, encoding, writing in order
+//! changes   what changed between two snapshots, for people
+//! request   what is sent, and finding the parent
+//! ```
+//!
+//! The difference is walked by [`ubtrfs_tree::Diff`], twice in an incremental send: once for names, once for inodes.
+//! Subvolumes are sent as committed. While one is being sent, it and its parent and clone sources can neither be deleted
+//! nor become writable, and no extents are moved ([`crate::subvolume::sends`]).
+
+pub(crate) mod changes;
+pub(crate) mod request;
+
+mod clones;
+mod extents;
+mod moves;
+mod pipeline;
+mod sender;
+mod tree;

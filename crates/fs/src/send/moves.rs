@@ -1,0 +1,565 @@
+//! [`Moves`]: the names that change between two snapshots, and an order of commands in which no command meets a name that
+//! is still used.
+//!
+//! The first walk over the difference removes names that vanish. What is left are *movers*: inodes that both snapshots have
+//! and none of whose old names stays. Each keeps one old name until it moves. Deleted directories that hold movers are
+//! *late*: they are removed when the last mover has left.
+//!
+//! A move may have to wait for another one. Of these reasons, the first two are dependencies on names, the third one on the
+//! shape of the tree:
+//!
+//! 1. the new directory does not exist yet,
+//! 2. a mover or a late directory still has the new name,
+//! 3. a directory would move below itself, because a directory between has not moved yet.
+//!
+//! [`Moves::run`] follows these dependencies depth first. A dependency on something that waits itself is a cycle: the
+//! waiting one gets a temporary name in the subvolume's root ("orphan"), which resolves all three kinds. So temporary
+//! names appear in cycles alone.
+//!
+//! - M1. Each mover and late directory gets a temporary name at most once, and each move happens once, so the work ends.
+//! - M2. Recursion is a stack of tasks, because a chain of dependencies may be as long as the list of movers.
+
+use std::collections::{HashMap, HashSet};
+
+use ubtrfs_format::Ino;
+
+use super::tree::{Link, SentTree, is_dir, is_same, push_name};
+use crate::error::Result;
+
+/// A directory or mover, by the tree that knows it: inodes of both trees belong to the old one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Node {
+    ino: u64,
+    is_new: bool,
+}
+
+/// A change of names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NameChange {
+    /// Removes a name of a file.
+    Unlink(Vec<u8>),
+    /// Removes an empty directory.
+    Rmdir(Vec<u8>),
+    /// Renames.
+    Rename(Vec<u8>, Vec<u8>),
+    /// Makes a new directory.
+    Mkdir(Vec<u8>, u64),
+}
+
+/// A change of names, and the kept directories whose times it touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) change: NameChange,
+    /// Directories of the old tree.
+    pub(super) touched: Vec<u64>,
+}
+
+/// The result of [`Moves::run`].
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    /// New directories that were made.
+    pub(super) made: HashSet<u64>,
+    /// Inodes whose names may have changed although the items of the names are equal.
+    pub(super) relinked: HashSet<u64>,
+}
+
+/// The changes of names between two trees.
+#[derive(Debug)]
+pub(super) struct Moves<'t> {
+    old: &'t SentTree,
+    new: &'t SentTree,
+    movers: Vec<Mover>,
+    index: HashMap<Node, usize>,
+    dead: HashSet<u64>,
+    late: HashMap<u64, Late>,
+    /// Places of movers, late directories and directories that were made, other than those in the old tree.
+    places: HashMap<Node, Place>,
+    /// Movers and late directories by the names that they have.
+    occupants: HashMap<Place, Node>,
+    /// New directories that were made.
+    made: HashSet<u64>,
+    /// Inodes whose names were compared.
+    compared: HashSet<u64>,
+    replaced: Vec<u64>,
+    paths: HashMap<Node, Vec<u8>>,
+    orphans: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    parent: Node,
+    name: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Mover {
+    node: Node,
+    is_dir: bool,
+    to: Place,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    /// It waits for something.
+    Begun,
+    /// It waits under a temporary name.
+    Orphan,
+    Done,
+}
+
+/// A deleted directory that holds movers or other late directories.
+#[derive(Debug, Default)]
+struct Late {
+    children: Vec<Node>,
+    left: usize,
+    is_begun: bool,
+    is_orphan: bool,
+}
+
+/// Work of [`Moves::run`] (M2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Task {
+    Move(usize),
+    Make(u64),
+    Clear(u64),
+}
+
+/// The reason why a task cannot go on.
+enum Wait {
+    Nothing,
+    For(Task),
+    /// A temporary name was given; look again.
+    Changed,
+}
+
+impl<'t> Moves<'t> {
+    pub(super) fn new(old: &'t SentTree, new: &'t SentTree) -> Self {
+        Self {
+            old,
+            new,
+            movers: Vec::new(),
+            index: HashMap::new(),
+            dead: HashSet::new(),
+            late: HashMap::new(),
+            places: HashMap::new(),
+            occupants: HashMap::new(),
+            made: HashSet::new(),
+            compared: HashSet::new(),
+            replaced: Vec::new(),
+            paths: HashMap::new(),
+            orphans: 0,
+        }
+    }
+
+    /// Whether both trees have this inode.
+    pub(super) fn is_kept(&self, ino: u64) -> Result<bool> {
+        Ok(match (self.old.inode(ino)?, self.new.inode(ino)?) {
+            (Some(old), Some(new)) => is_same(ino, &old, &new),
+            _ => false,
+        })
+    }
+
+    fn node_of_new(&self, ino: u64) -> Result<Node> {
+        Ok(Node { ino, is_new: !self.is_kept(ino)? })
+    }
+
+    /// The names of an inode that both trees have: those that go, those that stay, and those that come.
+    pub(super) fn compare(&self, ino: u64) -> Result<(Vec<Link>, Vec<Link>, Vec<Link>)> {
+        let (old, new) = (self.old.links(ino)?, self.new.links(ino)?);
+        let mut stays = Vec::new();
+        for link in &old {
+            if new.binary_search(link).is_ok() && self.is_kept(link.parent)? {
+                stays.push(link.clone());
+            }
+        }
+        let is_gone = |link: &Link| stays.binary_search(link).is_err();
+        let goes = old.into_iter().filter(|link| is_gone(link)).collect();
+        let comes = new.into_iter().filter(|link| is_gone(link)).collect();
+        Ok((goes, stays, comes))
+    }
+
+    /// Notes an inode that only the old tree has, or that the new tree replaces. Passes on what is done at once.
+    pub(super) fn deleted(
+        &mut self,
+        ino: u64,
+        is_directory: bool,
+        out: &mut impl FnMut(Step) -> Result<()>,
+    ) -> Result<()> {
+        if is_directory {
+            self.dead.insert(ino);
+            if self.new.inode(ino)?.is_some_and(|item| is_dir(&item)) {
+                self.replaced.push(ino);
+            }
+            return Ok(());
+        }
+        for link in self.old.links(ino)? {
+            self.unlink(&link, out)?;
+        }
+        Ok(())
+    }
+
+    fn unlink(&self, link: &Link, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+        out(Step { change: NameChange::Unlink(self.old.path_of(link)?), touched: vec![link.parent] })
+    }
+
+    /// Notes an inode that both trees have and whose names changed. Passes on what is done at once.
+    pub(super) fn renamed(&mut self, ino: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+        if ino == Ino::ROOT_DIR.0 || !self.compared.insert(ino) {
+            return Ok(());
+        }
+        let (goes, stays, comes) = self.compare(ino)?;
+        let mut goes = goes.into_iter();
+        if stays.is_empty() {
+            let (Some(from), Some(to)) = (goes.next(), comes.into_iter().next()) else {
+                return Err(self.new.wrong("inode", ino, "expected names in both snapshots"));
+            };
+            let item = self.new.inode(ino)?;
+            let to = Place { parent: self.node_of_new(to.parent)?, name: to.name };
+            let node = Node { ino, is_new: false };
+            self.index.insert(node, self.movers.len());
+            let is_dir = item.is_some_and(|item| is_dir(&item));
+            self.movers.push(Mover { node, is_dir, to, state: State::Waiting });
+            let from = Place { parent: Node { ino: from.parent, is_new: false }, name: from.name };
+            self.occupants.insert(from.clone(), node);
+            self.places.insert(node, from);
+        }
+        for link in goes {
+            self.unlink(&link, out)?;
+        }
+        Ok(())
+    }
+
+    /// Orders and passes on all other changes.
+    pub(super) fn run(mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<Moved> {
+        let mut relinked = HashSet::new();
+        // A name in a directory whose number was used again looks unchanged.
+        for dir in std::mem::take(&mut self.replaced) {
+            for child in self.old.children(dir)? {
+                if self.is_kept(child)? {
+                    relinked.insert(child);
+                    self.renamed(child, out)?;
+                }
+            }
+        }
+        self.find_late(out)?;
+        for mover in 0..self.movers.len() {
+            self.finish(Task::Move(mover), out)?;
+        }
+        if let Some(dir) = self.late.keys().next() {
+            return Err(self.old.wrong("deleted directory", *dir, "expected that it can be emptied"));
+        }
+        Ok(Moved { made: self.made, relinked })
+    }
+
+    /// Removes deleted directories that hold nothing that is still needed, and notes the others.
+    fn find_late(&mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+        self.late = self.dead.iter().map(|dir| (*dir, Late::default())).collect();
+        let mut inside: Vec<(u64, Node)> = Vec::new();
+        for mover in &self.movers {
+            inside.push((self.places[&mover.node].parent.ino, mover.node));
+        }
+        for dir in &self.dead {
+            let link = self.old.first_link(*dir)?;
+            let node = Node { ino: *dir, is_new: false };
+            inside.push((link.parent, node));
+            let place = Place { parent: Node { ino: link.parent, is_new: false }, name: link.name };
+            self.occupants.insert(place.clone(), node);
+            self.places.insert(node, place);
+        }
+        inside.sort_unstable_by_key(|(_, node)| node.ino);
+        for (dir, node) in inside {
+            if let Some(late) = self.late.get_mut(&dir) {
+                late.children.push(node);
+                late.left += 1;
+            }
+        }
+        let mut empty: Vec<u64> = self.late.iter().filter(|(_, late)| late.left == 0).map(|(dir, _)| *dir).collect();
+        empty.sort_unstable();
+        for dir in empty {
+            self.remove_late(dir, out)?;
+        }
+        Ok(())
+    }
+
+    /// Removes an empty late directory, and those above it that become empty.
+    fn remove_late(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+        let mut next = Some(dir);
+        while let Some(dir) = next.take() {
+            let node = Node { ino: dir, is_new: false };
+            let path = self.path(node)?;
+            let place = self.places.remove(&node);
+            self.late.remove(&dir);
+            self.paths.remove(&node);
+            let Some(place) = place else { continue };
+            self.occupants.remove(&place);
+            out(Step { change: NameChange::Rmdir(path), touched: touched([place.parent]) })?;
+            next = self.left(place.parent);
+        }
+        Ok(())
+    }
+
+    /// Notes that something left a directory. Returns the directory if it is late, and empty now.
+    fn left(&mut self, parent: Node) -> Option<u64> {
+        if parent.is_new {
+            return None;
+        }
+        let late = self.late.get_mut(&parent.ino)?;
+        late.left -= 1;
+        (late.left == 0).then_some(parent.ino)
+    }
+
+    fn finish(&mut self, task: Task, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+        let mut tasks = vec![task];
+        let mut making: HashSet<u64> = HashSet::new();
+        while let Some(task) = tasks.last().copied() {
+            let wait = match task {
+                Task::Move(mover) => self.step_move(mover, &making, out)?,
+                Task::Make(dir) => self.step_make(dir, &mut making, out)?,
+                Task::Clear(dir) => self.step_clear(dir, out)?,
+            };
+            match wait {
+                Wait::Nothing => {
+                    tasks.pop();
+                }
+                Wait::For(task) => tasks.push(task),
+                Wait::Changed => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn step_move(
+        &mut self,
+        index: usize,
+        making: &HashSet<u64>,
+        out: &mut impl FnMut(Step) -> Result<()>,
+    ) -> Result<Wait> {
+        let (node, is_dir, to) = {
+            let mover = &mut self.movers[index];
+            match mover.state {
+                State::Done => return Ok(Wait::Nothing),
+                State::Waiting => mover.state = State::Begun,
+                State::Begun | State::Orphan => {}
+            }
+            (mover.node, mover.is_dir, mover.to.clone())
+        };
+        if to.parent.is_new && !self.made.contains(&to.parent.ino) {
+            if making.contains(&to.parent.ino) {
+                // The directory waits for the name of this one. It moves when the directory is there.
+                if self.movers[index].state != State::Orphan {
+                    self.orphan(node, out)?;
+                }
+                return Ok(Wait::Nothing);
+            }
+            return Ok(Wait::For(Task::Make(to.parent.ino)));
+        }
+        if let Some(wait) = self.wait_for_name(&to, node, out)? {
+            return Ok(wait);
+        }
+        if is_dir && let Some(between) = self.below_itself(node, to.parent)? {
+            let other = self.index[&between];
+            return match self.movers[other].state {
+                State::Begun => self.orphan(between, out).map(|()| Wait::Changed),
+                _ => Ok(Wait::For(Task::Move(other))),
+            };
+        }
+        self.rename(node, to, out)?;
+        self.movers[index].state = State::Done;
+        Ok(Wait::Nothing)
+    }
+
+    fn step_make(
+        &mut self,
+        dir: u64,
+        making: &mut HashSet<u64>,
+        out: &mut impl FnMut(Step) -> Result<()>,
+    ) -> Result<Wait> {
+        if self.made.contains(&dir) {
+            return Ok(Wait::Nothing);
+        }
+        making.insert(dir);
+        let link = self.new.first_link(dir)?;
+        let parent = self.node_of_new(link.parent)?;
+        if parent.is_new && !self.made.contains(&parent.ino) {
+            if making.contains(&parent.ino) {
+                return Err(self.new.wrong("directory", dir, "expected a path to the root"));
+            }
+            return Ok(Wait::For(Task::Make(parent.ino)));
+        }
+        let node = Node { ino: dir, is_new: true };
+        let place = Place { parent, name: link.name };
+        if let Some(wait) = self.wait_for_name(&place, node, out)? {
+            return Ok(wait);
+        }
+        self.places.insert(node, place);
+        let path = self.path(node)?;
+        out(Step { change: NameChange::Mkdir(path, dir), touched: touched([parent]) })?;
+        self.made.insert(dir);
+        making.remove(&dir);
+        Ok(Wait::Nothing)
+    }
+
+    fn step_clear(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<Wait> {
+        let Some(late) = self.late.get_mut(&dir) else { return Ok(Wait::Nothing) };
+        if late.is_orphan {
+            return Ok(Wait::Nothing);
+        }
+        late.is_begun = true;
+        while let Some(child) = self.late.get(&dir).and_then(|late| late.children.last().copied()) {
+            let is_here = match self.index.get(&child) {
+                Some(mover) => !matches!(self.movers[*mover].state, State::Done | State::Orphan),
+                None => self.late.get(&child.ino).is_some_and(|late| !late.is_orphan),
+            };
+            if !is_here {
+                self.late.get_mut(&dir).and_then(|late| late.children.pop());
+                continue;
+            }
+            let is_begun = match self.index.get(&child) {
+                Some(mover) => self.movers[*mover].state == State::Begun,
+                None => self.late[&child.ino].is_begun,
+            };
+            if is_begun {
+                // The whole directory gets out of the way.
+                self.orphan(Node { ino: dir, is_new: false }, out)?;
+                return Ok(Wait::Nothing);
+            }
+            let task = self.index.get(&child).map_or(Task::Clear(child.ino), |mover| Task::Move(*mover));
+            return Ok(Wait::For(task));
+        }
+        Ok(Wait::Nothing)
+    }
+
+    /// Waits until a name is free for `node`.
+    fn wait_for_name(
+        &mut self,
+        place: &Place,
+        node: Node,
+        out: &mut impl FnMut(Step) -> Result<()>,
+    ) -> Result<Option<Wait>> {
+        let Some(occupant) = self.occupants.get(place).copied().filter(|occupant| *occupant != node) else {
+            return Ok(None);
+        };
+        if let Some(mover) = self.index.get(&occupant).copied() {
+            return match self.movers[mover].state {
+                State::Waiting => Ok(Some(Wait::For(Task::Move(mover)))),
+                _ => self.orphan(occupant, out).map(|()| Some(Wait::Changed)),
+            };
+        }
+        let is_begun = self.late.get(&occupant.ino).is_none_or(|late| late.is_begun);
+        if is_begun {
+            return self.orphan(occupant, out).map(|()| Some(Wait::Changed));
+        }
+        Ok(Some(Wait::For(Task::Clear(occupant.ino))))
+    }
+
+    /// The mover that has to leave before `node` can move into `parent`; `None` if `parent` does not lie in `node`.
+    fn below_itself(&self, node: Node, parent: Node) -> Result<Option<Node>> {
+        let mut first = None;
+        let mut at = parent;
+        let mut depth = 0;
+        while at.ino != Ino::ROOT_DIR.0 {
+            if at == node {
+                let lost = || self.new.wrong("directory", node.ino, "expected that it does not lie in itself");
+                return first.ok_or_else(lost).map(Some);
+            }
+            if first.is_none() && self.index.get(&at).is_some_and(|mover| self.movers[*mover].state != State::Done) {
+                first = Some(at);
+            }
+            at = self.place(at)?.parent;
+            depth += 1;
+            if depth > DEPTH_MAX {
+                return Err(self.old.wrong("directory", node.ino, "expected a path to the root"));
+            }
+        }
+        Ok(None)
+    }
+
+    fn rename(&mut self, node: Node, to: Place, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+        let from_path = self.path(node)?;
+        let from = self.place(node)?;
+        self.occupants.remove(&from);
+        self.places.insert(node, to.clone());
+        let is_file = self.index.get(&node).is_some_and(|mover| !self.movers[*mover].is_dir);
+        if !is_file {
+            // Paths of everything below have changed.
+            self.paths.clear();
+        }
+        let to_path = self.path(node)?;
+        out(Step { change: NameChange::Rename(from_path, to_path), touched: touched([from.parent, to.parent]) })?;
+        match self.left(from.parent) {
+            Some(empty) => self.remove_late(empty, out),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives something that is in the way a temporary name (M1).
+    fn orphan(&mut self, node: Node, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+        match self.index.get(&node).copied() {
+            Some(mover) => self.movers[mover].state = State::Orphan,
+            None => {
+                if let Some(late) = self.late.get_mut(&node.ino) {
+                    late.is_orphan = true;
+                }
+            }
+        }
+        let generation = self.old.inode(node.ino)?.map_or(0, |item| item.generation.0);
+        let name = loop {
+            let name = format!("o{}-{generation}-{}", node.ino, self.orphans).into_bytes();
+            self.orphans += 1;
+            if !self.old.has_root_name(&name)? && !self.new.has_root_name(&name)? {
+                break name;
+            }
+        };
+        let place = Place { parent: Node { ino: Ino::ROOT_DIR.0, is_new: false }, name };
+        self.occupants.insert(place.clone(), node);
+        self.rename(node, place, out)
+    }
+
+    fn place(&self, node: Node) -> Result<Place> {
+        if let Some(place) = self.places.get(&node) {
+            return Ok(place.clone());
+        }
+        let link = if node.is_new { self.new.first_link(node.ino)? } else { self.old.first_link(node.ino)? };
+        let parent =
+            if node.is_new { self.node_of_new(link.parent)? } else { Node { ino: link.parent, is_new: false } };
+        Ok(Place { parent, name: link.name })
+    }
+
+    /// The present path of a directory or mover.
+    fn path(&mut self, node: Node) -> Result<Vec<u8>> {
+        let mut names = Vec::new();
+        let mut at = node;
+        let mut path = loop {
+            if at.ino == Ino::ROOT_DIR.0 {
+                break Vec::new();
+            }
+            if let Some(known) = self.paths.get(&at) {
+                break known.clone();
+            }
+            if names.len() > DEPTH_MAX {
+                return Err(self.old.wrong("directory", node.ino, "expected a path of at most 4096 names to the root"));
+            }
+            let place = self.place(at)?;
+            names.push((at, place.name));
+            at = place.parent;
+        };
+        for (at, name) in names.into_iter().rev() {
+            push_name(&mut path, &name);
+            // Only directories are asked for again.
+            if at != node {
+                self.paths.insert(at, path.clone());
+            }
+        }
+        Ok(path)
+    }
+}
+
+/// Directories whose times change, and which stay.
+fn touched(parents: impl IntoIterator<Item = Node>) -> Vec<u64> {
+    parents.into_iter().filter(|parent| !parent.is_new).map(|parent| parent.ino).collect()
+}
+
+/// Most names of a path.
+const DEPTH_MAX: usize = 4096;

@@ -1,0 +1,482 @@
+//! [`Pipeline`]: turns commands and ranges of extents into a stream. Threads read the data ahead; the stream keeps the order
+//! in which commands were given.
+//!
+//! ```text
+//!  walk -- command, data --> queue --+--> readers: read, verify, decompress, encode --+--> writer --> output
+//!                                    +-- commands, encoded already -------------------+
+//! ```
+//!
+//! - P1. The queue holds at most [`QUEUE_BYTES`] of data that is read or to be read, and at most [`QUEUE_JOBS`] jobs.
+//! - P2. After a failure nothing more is written, and no thread waits. The first failure counts.
+//! - P3. Data is verified against its checksums before it is written.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::sync::Arc;
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::Compression;
+use ubtrfs_stream::{Command, EncodeError, Version, encode, encode_with};
+use ubtrfs_transaction::{Engine, Job};
+
+use crate::compression;
+use crate::error::{Error, Result};
+
+/// A part of a data extent that is to be written into a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    /// Address of the extent.
+    pub(super) bytenr: Logical,
+    /// Bytes of it on disk.
+    pub(super) disk_len: u64,
+    /// Bytes of it after decompression.
+    pub(super) ram_len: u64,
+    pub(super) compression: Compression,
+    /// Where the part begins in the (decompressed) extent.
+    pub(super) offset: u64,
+    /// Whether it has checksums.
+    pub(super) verify: bool,
+}
+
+/// Data of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Data {
+    pub(super) path: Arc<[u8]>,
+    /// Offset in the file.
+    pub(super) at: u64,
+    pub(super) len: u64,
+    pub(super) source: Source,
+    /// Whether the extent is sent as it is compressed.
+    pub(super) encoded: bool,
+}
+
+/// Data of one file without gaps, read together.
+#[derive(Debug)]
+struct Run {
+    path: Arc<[u8]>,
+    at: u64,
+    len: u64,
+    parts: Vec<Data>,
+}
+
+enum Work {
+    Read(Vec<u8>, Run),
+    Ready(Vec<u8>),
+    Failed(Error),
+    Taken,
+}
+
+struct Slot(Mutex<Work>);
+
+#[derive(Default)]
+struct Queue {
+    /// In the order of the stream.
+    slots: VecDeque<(Arc<Slot>, u64)>,
+    /// Slots that no reader has taken yet.
+    unread: VecDeque<Arc<Slot>>,
+    bytes: u64,
+    ended: bool,
+    failure: Option<Error>,
+    failed: bool,
+}
+
+struct Shared<'e> {
+    engine: &'e Engine,
+    version: Version,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+/// The walk's end of the pipeline.
+pub(super) struct Pipeline<'p, 'e> {
+    shared: &'p Shared<'e>,
+    job: &'p Job,
+    pending: Vec<u8>,
+    run: Option<Run>,
+}
+
+impl<'p> Pipeline<'p, '_> {
+    /// Runs `walk` with a pipeline into `output`.
+    pub(super) fn with<T>(
+        engine: &Engine,
+        version: Version,
+        output: &mut (dyn Write + Send),
+        job: &Job,
+        walk: impl FnOnce(&mut Pipeline<'_, '_>) -> Result<T>,
+    ) -> Result<T> {
+        let shared = Shared { engine, version, queue: Mutex::default(), changed: Condvar::new() };
+        let nr_readers = thread::available_parallelism().map_or(2, usize::from).clamp(1, READERS_MAX);
+        let walked = thread::scope(|scope| {
+            let _end = EndOnDrop(&shared);
+            for _ in 0..nr_readers {
+                scope.spawn(|| shared.read_all());
+            }
+            scope.spawn(|| shared.write_all(output, job));
+            let mut pipeline = Pipeline { shared: &shared, job, pending: Vec::new(), run: None };
+            let walked = walk(&mut pipeline)?;
+            pipeline.flush()?;
+            Ok(walked)
+        });
+        match shared.queue.into_inner().failure {
+            Some(error) => Err(error),
+            None => walked,
+        }
+    }
+
+    /// The version of the stream.
+    pub(super) fn version(&self) -> Version {
+        self.shared.version
+    }
+
+    /// Appends the header of a stream.
+    pub(super) fn header(&mut self) {
+        ubtrfs_stream::encode_header(self.shared.version, &mut self.pending);
+    }
+
+    /// Appends a command.
+    pub(super) fn command(&mut self, command: &Command<'_>) -> Result<()> {
+        self.end_run()?;
+        encode(self.shared.version, command, &mut self.pending).map_err(not_encoded)?;
+        if self.pending.len() >= READY_BYTES { self.push_pending() } else { Ok(()) }
+    }
+
+    /// Appends data of a file.
+    pub(super) fn data(&mut self, data: Data) -> Result<()> {
+        if let Some(run) = &mut self.run
+            && run.at + run.len == data.at
+            && run.len + data.len <= RUN_BYTES
+            && run.parts.len() < RUN_PARTS
+            && Arc::ptr_eq(&run.path, &data.path)
+        {
+            run.len += data.len;
+            match run.parts.last_mut() {
+                Some(last) if is_continued(last, &data) => {
+                    last.len += data.len;
+                    last.source.disk_len = last.source.disk_len.max(data.source.disk_len);
+                }
+                _ => run.parts.push(data),
+            }
+            return Ok(());
+        }
+        self.end_run()?;
+        self.run = Some(Run { path: Arc::clone(&data.path), at: data.at, len: data.len, parts: vec![data] });
+        Ok(())
+    }
+
+    fn end_run(&mut self) -> Result<()> {
+        let Some(run) = self.run.take() else { return Ok(()) };
+        let bytes = run.len;
+        let slot = Arc::new(Slot(Mutex::new(Work::Read(std::mem::take(&mut self.pending), run))));
+        self.push(slot, bytes, true)
+    }
+
+    fn push_pending(&mut self) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.pending.len() as u64;
+        let slot = Arc::new(Slot(Mutex::new(Work::Ready(std::mem::take(&mut self.pending)))));
+        self.push(slot, bytes, false)
+    }
+
+    /// Hands everything to the other threads.
+    fn flush(&mut self) -> Result<()> {
+        self.end_run()?;
+        self.push_pending()
+    }
+
+    /// P1
+    fn push(&self, slot: Arc<Slot>, bytes: u64, is_read: bool) -> Result<()> {
+        self.job.check()?;
+        let mut queue = self.shared.queue.lock();
+        while !queue.failed
+            && (queue.slots.len() >= QUEUE_JOBS || (queue.bytes + bytes > QUEUE_BYTES && queue.bytes > 0))
+        {
+            self.shared.changed.wait(&mut queue);
+        }
+        if queue.failed {
+            // The failure itself is reported at the end.
+            return Err(Error::Engine(ubtrfs_error::Error::Cancelled));
+        }
+        if is_read {
+            queue.unread.push_back(Arc::clone(&slot));
+        }
+        queue.slots.push_back((slot, bytes));
+        queue.bytes += bytes;
+        drop(queue);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+}
+
+/// Whether data continues the extent before, so that one read serves both.
+fn is_continued(last: &Data, next: &Data) -> bool {
+    let (one, other) = (&last.source, &next.source);
+    let is_plain = |source: &Source| source.compression == Compression::None;
+    let starts = |data: &Data| data.source.bytenr.0 + data.source.offset;
+    is_plain(one) && is_plain(other) && one.verify == other.verify && starts(last) + last.len == starts(next)
+}
+
+impl Shared<'_> {
+    fn read_all(&self) {
+        let _fail = FailOnUnwind(self);
+        loop {
+            let mut queue = self.queue.lock();
+            let slot = loop {
+                if queue.failed {
+                    return;
+                }
+                if let Some(slot) = queue.unread.pop_front() {
+                    break slot;
+                }
+                if queue.ended {
+                    return;
+                }
+                self.changed.wait(&mut queue);
+            };
+            drop(queue);
+            let work = std::mem::replace(&mut *slot.0.lock(), Work::Taken);
+            let done = match work {
+                Work::Read(pending, run) => match self.read(pending, &run) {
+                    Ok(bytes) => Work::Ready(bytes),
+                    Err(error) => Work::Failed(error),
+                },
+                other => other,
+            };
+            *slot.0.lock() = done;
+            // Under the lock of the queue, so that the writer does not miss it between its look and its wait.
+            drop(self.queue.lock());
+            self.changed.notify_all();
+        }
+    }
+
+    /// Reads and encodes data (P3).
+    fn read(&self, mut out: Vec<u8>, run: &Run) -> Result<Vec<u8>> {
+        out.reserve(run.len as usize + run.parts.len() * COMMAND_ROOM);
+        let mut plain = vec![0; run.len as usize];
+        // The range of `plain` that is read and not encoded yet.
+        let (mut from, mut to) = (0, 0);
+        for part in &run.parts {
+            if part.encoded {
+                self.encode_plain(run, &plain, from..to, &mut out)?;
+                self.encode_compressed(part, &mut out)?;
+                to += part.len as usize;
+                from = to;
+            } else {
+                let end = to + part.len as usize;
+                self.read_part(&part.source, &mut plain[to..end])?;
+                to = end;
+            }
+        }
+        self.encode_plain(run, &plain, from..to, &mut out)?;
+        Ok(out)
+    }
+
+    fn encode_plain(&self, run: &Run, plain: &[u8], range: std::ops::Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let most = match self.version {
+            Version::V1 => ubtrfs_stream::WRITE_BYTES_V1,
+            _ => ubtrfs_stream::WRITE_BYTES_V2,
+        };
+        let mut offset = run.at + range.start as u64;
+        for data in plain[range].chunks(most) {
+            encode(self.version, &Command::Write { path: &run.path, offset, data }, out).map_err(not_encoded)?;
+            offset += data.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn encode_compressed(&self, part: &Data, out: &mut Vec<u8>) -> Result<()> {
+        let source = &part.source;
+        let compression = stream_compression(source.compression, self.engine.geometry().sectorsize);
+        let command = Command::EncodedWrite {
+            path: &part.path,
+            offset: part.at,
+            unencoded_file_len: part.len,
+            unencoded_len: source.ram_len,
+            unencoded_offset: source.offset,
+            compression,
+            encryption: Some(0),
+            data: &[],
+        };
+        encode_with(self.version, &command, source.disk_len as usize, out, |room| {
+            self.engine.read_data(source.bytenr, room, source.verify).map_err(Encode::Read)
+        })
+        .map_err(|error| match error {
+            Encode::Read(error) => error.into(),
+            Encode::Encode(error) => not_encoded(error),
+        })
+    }
+
+    /// Reads a part of an extent.
+    fn read_part(&self, source: &Source, out: &mut [u8]) -> Result<()> {
+        let sectorsize = self.engine.geometry().sectorsize as usize;
+        if source.compression != Compression::None {
+            let mut packed = vec![0; source.disk_len as usize];
+            self.engine.read_data(source.bytenr, &mut packed, source.verify)?;
+            let at = |cause| ubtrfs_error::Error::Corrupt(ubtrfs_format::Corrupt::new(cause).at(source.bytenr));
+            if source.offset == 0 && out.len() as u64 == source.ram_len {
+                return Ok(compression::decompress(source.compression, &packed, out, sectorsize).map_err(at)?);
+            }
+            let mut plain = vec![0; source.ram_len as usize];
+            compression::decompress(source.compression, &packed, &mut plain, sectorsize).map_err(at)?;
+            let from = plain.get(source.offset as usize..).unwrap_or_default();
+            let len = from.len().min(out.len());
+            out[..len].copy_from_slice(&from[..len]);
+            out[len..].fill(0);
+            return Ok(());
+        }
+        let start = Logical(source.bytenr.0 + source.offset);
+        let whole = out.len() / sectorsize * sectorsize;
+        let (sectors, tail) = out.split_at_mut(whole);
+        if !sectors.is_empty() {
+            self.engine.read_data(start, sectors, source.verify)?;
+        }
+        if !tail.is_empty() {
+            let mut sector = vec![0; sectorsize];
+            self.engine.read_data(Logical(start.0 + whole as u64), &mut sector, source.verify)?;
+            tail.copy_from_slice(&sector[..tail.len()]);
+        }
+        Ok(())
+    }
+
+    fn write_all(&self, output: &mut (dyn Write + Send), job: &Job) {
+        let _fail = FailOnUnwind(self);
+        let mut joined: Vec<u8> = Vec::new();
+        loop {
+            let (next, is_last) = match self.next_ready() {
+                Ok(next) => next,
+                Err(error) => return self.fail(error),
+            };
+            if let Some(bytes) = next {
+                if joined.is_empty() && bytes.len() >= WRITE_BYTES {
+                    if let Err(error) = written(output, &bytes, job) {
+                        return self.fail(error);
+                    }
+                    continue;
+                }
+                joined.extend_from_slice(&bytes);
+            }
+            if joined.len() >= WRITE_BYTES || is_last {
+                if let Err(error) = written(output, &joined, job) {
+                    return self.fail(error);
+                }
+                joined.clear();
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// The next bytes of the stream; none at the end, or if the stream failed.
+    fn next_ready(&self) -> Result<(Option<Vec<u8>>, bool)> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.failed {
+                return Err(Error::Engine(ubtrfs_error::Error::Cancelled));
+            }
+            if let Some((slot, bytes)) = queue.slots.front() {
+                let bytes = *bytes;
+                let mut work = slot.0.lock();
+                match std::mem::replace(&mut *work, Work::Taken) {
+                    Work::Ready(ready) => {
+                        drop(work);
+                        queue.slots.pop_front();
+                        queue.bytes -= bytes;
+                        drop(queue);
+                        self.changed.notify_all();
+                        return Ok((Some(ready), false));
+                    }
+                    Work::Failed(error) => return Err(error),
+                    other => *work = other,
+                }
+            } else if queue.ended {
+                return Ok((None, true));
+            }
+            self.changed.wait(&mut queue);
+        }
+    }
+
+    /// P2
+    fn fail(&self, error: Error) {
+        let mut queue = self.queue.lock();
+        if !queue.failed {
+            queue.failure = Some(error);
+        }
+        queue.failed = true;
+        queue.slots.clear();
+        queue.unread.clear();
+        drop(queue);
+        self.changed.notify_all();
+    }
+}
+
+fn written(output: &mut (dyn Write + Send), bytes: &[u8], job: &Job) -> Result<()> {
+    output.write_all(bytes).map_err(Error::Output)?;
+    job.advance(bytes.len() as u64);
+    Ok(())
+}
+
+/// The number of a compression in the stream; `None` if the stream has none for it.
+pub(super) fn stream_compression(compression: Compression, sectorsize: u32) -> Option<u32> {
+    use ubtrfs_stream::Compression as Stream;
+    match compression {
+        Compression::None => Stream::None,
+        Compression::Zlib => Stream::Zlib,
+        Compression::Zstd => Stream::Zstd,
+        Compression::Lzo => Stream::Lzo { sectorsize },
+    }
+    .number()
+}
+
+enum Encode {
+    Encode(EncodeError),
+    Read(ubtrfs_error::Error),
+}
+
+impl From<EncodeError> for Encode {
+    fn from(error: EncodeError) -> Self {
+        Self::Encode(error)
+    }
+}
+
+fn not_encoded(error: EncodeError) -> Error {
+    Error::Unsendable(error.to_string())
+}
+
+/// Ends the pipeline when dropped, also after a panic or an error of the walk.
+struct EndOnDrop<'p, 'e>(&'p Shared<'e>);
+
+impl Drop for EndOnDrop<'_, '_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Fails the pipeline if its thread panics, so that no thread waits for it.
+struct FailOnUnwind<'p, 'e>(&'p Shared<'e>);
+
+impl Drop for FailOnUnwind<'_, '_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.fail(Error::Engine(ubtrfs_error::Error::Cancelled));
+        }
+    }
+}
+
+/// Most threads that read.
+const READERS_MAX: usize = 4;
+const QUEUE_BYTES: u64 = 16 << 20;
+const QUEUE_JOBS: usize = 4096;
+/// Data of a file that is read together.
+const RUN_BYTES: u64 = 1 << 20;
+const RUN_PARTS: usize = 256;
+/// Commands without data that are handed over together.
+const READY_BYTES: usize = 128 << 10;
+/// Bytes written to the output at once.
+const WRITE_BYTES: usize = 256 << 10;
+/// A command's bytes besides its data, about.
+const COMMAND_ROOM: usize = 256;

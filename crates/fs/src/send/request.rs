@@ -1,0 +1,157 @@
+//! [`SendRequest`]: what is sent, to whom it is an increment, and [`Fs::send`].
+
+use std::io::Write;
+
+use ubtrfs_format::RootId;
+use ubtrfs_stream::{Command, Version};
+use ubtrfs_transaction::Job;
+
+use super::clones::Clones;
+use super::extents::DataOptions;
+use super::pipeline::Pipeline;
+use super::sender::Sender;
+use super::tree::SentTree;
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::subvolume::sends::Sending;
+use crate::types::SubvolumeInfo;
+
+/// One or several subvolumes to send, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendRequest {
+    /// Read-only subvolumes, in this order.
+    pub subvolumes: Vec<RootId>,
+    /// The receiver has this one, and the first one is sent as its difference.
+    pub parent: Option<RootId>,
+    /// The receiver has these too. Without a parent, the best of them becomes the parent.
+    pub clone_sources: Vec<RootId>,
+    /// Version of the stream, 1 or 2.
+    pub version: u32,
+    /// Compressed extents are sent as they are; version 2.
+    pub compressed_data: bool,
+    /// Changed ranges are sent without their data.
+    pub no_data: bool,
+    /// One header and one end for all subvolumes, instead of one for each.
+    pub joined: bool,
+}
+
+impl Fs {
+    /// Sends subvolumes into `output`. Units of `job` are bytes of the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotPermitted`] if a subvolume is not read-only, [`Error::NoParent`] if clone sources are given and none can
+    /// be the parent, [`Error::InProgress`] while extents are being moved, [`Error::Output`] if the output fails, or an
+    /// error of reading.
+    pub fn send(&self, request: &SendRequest, output: &mut (dyn Write + Send), job: &Job) -> Result<()> {
+        let version = Version::from_number(request.version)
+            .filter(|version| *version <= Version::V2)
+            .ok_or(Error::InvalidArgument("the version of a send stream is 1 or 2"))?;
+        if request.compressed_data && version < Version::V2 {
+            return Err(Error::InvalidArgument("compressed data needs version 2 of the send stream"));
+        }
+        let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
+        let _sending = self.begin_send(used.copied())?;
+        if self.read_only().is_none() {
+            // A snapshot may be younger than the last commit.
+            self.engine.commit()?;
+        }
+        let nr = request.subvolumes.len();
+        let mut clone_sources = request.clone_sources.clone();
+        for (index, id) in request.subvolumes.iter().copied().enumerate() {
+            let parent = match request.parent {
+                Some(parent) => Some(parent),
+                None if clone_sources.is_empty() => None,
+                None => Some(self.find_parent(id, &clone_sources)?),
+            };
+            let subvolume = One { id, parent, clone_sources: &clone_sources, version };
+            let header = !request.joined || index == 0;
+            let end = !request.joined || index + 1 == nr;
+            self.send_one(request, &subvolume, (header, end), output, job)?;
+            // With a parent, later subvolumes are differences to it too; they may clone from this one.
+            if request.parent.is_some() || !request.clone_sources.is_empty() {
+                clone_sources.push(id);
+            }
+        }
+        output.flush().map_err(Error::Output)
+    }
+
+    pub(super) fn begin_send(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Sending<'_>> {
+        // Deleting and making writable check under these locks that nothing is being sent.
+        let _flags = self.subvolumes.lock_flags();
+        let _subvolumes = self.subvolumes.lock();
+        let sending = self.subvolumes.sends.begin_send(ids.clone())?;
+        for id in ids {
+            if self.subvolumes.is_deleted(id) {
+                return Err(Error::NotFound);
+            }
+        }
+        Ok(sending)
+    }
+
+    fn send_one(
+        &self,
+        request: &SendRequest,
+        what: &One<'_>,
+        (header, end): (bool, bool),
+        output: &mut (dyn Write + Send),
+        job: &Job,
+    ) -> Result<()> {
+        let new = SentTree::open(self, what.id)?;
+        let old = what.parent.map(|id| SentTree::open(self, id)).transpose()?;
+        let others = what.clone_sources.iter().filter(|id| Some(**id) != what.parent && **id != what.id);
+        let others = others.map(|id| SentTree::open(self, *id)).collect::<Result<Vec<_>>>()?;
+        let path = self.subvolume_info(what.id)?.path;
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let options = DataOptions { compressed: request.compressed_data, no_data: request.no_data };
+        Pipeline::with(&self.engine, what.version, output, job, |pipeline| {
+            if header {
+                pipeline.header();
+            }
+            let (uuid, ctransid) = (new.stream_uuid(), new.item().ctransid.0);
+            match &old {
+                None => pipeline.command(&Command::Subvol { path: name, uuid, ctransid })?,
+                Some(old) => pipeline.command(&Command::Snapshot {
+                    path: name,
+                    uuid,
+                    ctransid,
+                    clone_uuid: old.stream_uuid(),
+                    clone_ctransid: old.item().ctransid.0,
+                })?,
+            }
+            let clones = Clones::new(self, &new, old.iter().chain(&others));
+            let sender = Sender::new(self, (old.as_ref(), &new), clones, options, pipeline);
+            self.engine.with_walk_source(|source| sender.send(source))?;
+            if end { pipeline.command(&Command::End) } else { Ok(()) }
+        })
+    }
+
+    /// The clone source that differs least from a subvolume, as far as generations tell: its parent, or another snapshot
+    /// of its parent.
+    fn find_parent(&self, id: RootId, clone_sources: &[RootId]) -> Result<RootId> {
+        let info = self.subvolume_info(id)?;
+        let sources =
+            clone_sources.iter().map(|source| self.subvolume_info(*source)).collect::<Result<Vec<SubvolumeInfo>>>()?;
+        let is_related = |source: &&SubvolumeInfo| {
+            !info.parent_uuid.is_nil() && (source.uuid == info.parent_uuid || source.parent_uuid == info.parent_uuid)
+        };
+        let distance = |source: &&SubvolumeInfo| source.ctransid.0.abs_diff(info.ctransid.0);
+        let best = sources.iter().filter(|source| source.id != id).filter(is_related).min_by_key(distance);
+        best.map(|best| best.id).ok_or_else(|| {
+            Error::NoParent(format!(
+                "none of the clone sources is a snapshot of the subvolume that '{}' was made of (UUID {}); name a parent \
+                 with -p",
+                String::from_utf8_lossy(&info.path),
+                info.parent_uuid
+            ))
+        })
+    }
+}
+
+/// A subvolume to send.
+struct One<'r> {
+    id: RootId,
+    parent: Option<RootId>,
+    clone_sources: &'r [RootId],
+    version: Version,
+}

@@ -1,0 +1,131 @@
+//! What must not happen while a subvolume is being sent, and what a send refuses. Streams themselves are judged by Linux in
+//! `testkit/tests/send.rs`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use ubtrfs_device::Device;
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, SendRequest};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{Medium, MediumDevice};
+
+fn filesystem() -> Arc<Fs> {
+    let medium = Medium::formatted(512 << 20, &MkfsOptions::default()).unwrap();
+    let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium));
+    let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+    fs.create_subvolume(fs.root(), b"live", &Caller::ROOT).unwrap();
+    let live = root(&fs, "live");
+    for name in 0..50 {
+        let file = fs
+            .create(InodeId::root_of(live), format!("{name}").as_bytes(), NewInode::file(0o644), &Caller::ROOT)
+            .unwrap();
+        fs.write(file.id, 0, &vec![1; 100_000]).unwrap();
+    }
+    fs
+}
+
+fn root(fs: &Fs, name: &str) -> RootId {
+    fs.subvolumes().unwrap().into_iter().find(|info| info.path == name.as_bytes()).unwrap().id
+}
+
+fn snapshot(fs: &Fs, name: &str) -> RootId {
+    fs.snapshot_in(root(fs, "live"), fs.root(), name.as_bytes(), true, &[]).unwrap();
+    root(fs, name)
+}
+
+fn request(subvolume: RootId, parent: Option<RootId>, clone_sources: Vec<RootId>) -> SendRequest {
+    SendRequest {
+        subvolumes: vec![subvolume],
+        parent,
+        clone_sources,
+        version: 1,
+        compressed_data: false,
+        no_data: false,
+        joined: false,
+    }
+}
+
+/// Calls a function at the first write.
+struct AtWrite<F>(Option<F>);
+
+impl<F: FnOnce() + Send> Write for AtWrite<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(call) = self.0.take() {
+            call();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_subvolume_that_is_sent_stays_and_stays_read_only() {
+    let fs = filesystem();
+    let (old, new) = (snapshot(&fs, "s0"), snapshot(&fs, "s1"));
+    let busy = |done: Result<(), Error>| matches!(done, Err(Error::InProgress(_)));
+    let mut output = AtWrite(Some(|| {
+        for (id, name) in [(old, &b"s0"[..]), (new, b"s1")] {
+            assert!(busy(fs.delete_subvolume(fs.root(), name, None)));
+            assert!(busy(fs.set_subvolume_read_only(id, false)));
+        }
+        let group = fs.block_groups().first().unwrap().start;
+        assert!(busy(fs.relocate_block_group(group, &Job::new()).map(drop)));
+        // Everything else goes on.
+        snapshot(&fs, "s2");
+        fs.sync().unwrap();
+    }));
+    fs.send(&request(new, Some(old), vec![]), &mut output, &Job::new()).unwrap();
+    assert!(output.0.is_none(), "it was asked");
+    fs.set_subvolume_read_only(new, false).unwrap();
+    fs.delete_subvolume(fs.root(), b"s0", None).unwrap();
+}
+
+#[test]
+fn a_send_refuses_what_it_cannot_send() {
+    let fs = filesystem();
+    let (live, one) = (root(&fs, "live"), snapshot(&fs, "s0"));
+    let send = |request: &SendRequest| fs.send(request, &mut io::sink(), &Job::new());
+    assert!(matches!(send(&request(live, None, vec![])), Err(Error::NotPermitted(_))));
+    assert!(matches!(send(&request(one, Some(live), vec![])), Err(Error::NotPermitted(_))));
+    assert!(matches!(send(&request(one, None, vec![live])), Err(Error::NotPermitted(_) | Error::NoParent(_))));
+    assert!(matches!(send(&request(one, None, vec![one])), Err(Error::NoParent(_))));
+    assert!(matches!(send(&request(RootId(9999), None, vec![])), Err(Error::NotFound)));
+    let version = SendRequest { version: 3, ..request(one, None, vec![]) };
+    assert!(matches!(send(&version), Err(Error::InvalidArgument(_))));
+    let compressed = SendRequest { compressed_data: true, ..request(one, None, vec![]) };
+    assert!(matches!(send(&compressed), Err(Error::InvalidArgument(_))));
+    let cancelled = Job::new();
+    cancelled.cancel();
+    let done = fs.send(&request(one, None, vec![]), &mut io::sink(), &cancelled);
+    assert_eq!(done.unwrap_err().errno(), Errno::CANCELED.raw_os_error());
+    send(&request(one, None, vec![])).unwrap();
+}
+
+#[test]
+fn an_output_that_fails_ends_the_send_with_its_error() {
+    struct Full(u64);
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(1).ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let fs = filesystem();
+    let one = snapshot(&fs, "s0");
+    for writes in 0..8 {
+        let done = fs.send(&request(one, None, vec![]), &mut Full(writes), &Job::new());
+        assert!(matches!(done, Err(Error::Output(ref error)) if error.kind() == io::ErrorKind::BrokenPipe), "{done:?}");
+    }
+    fs.delete_subvolume(fs.root(), b"s0", None).unwrap();
+}
