@@ -49,6 +49,7 @@ mod recording_device;
 mod rng;
 mod script;
 mod snapshot_chain;
+pub mod send;
 mod target;
 mod threads;
 mod tree_entry;

@@ -1,0 +1,235 @@
+//! Sends chains of snapshots with random operations between them, and lets Linux receive them (see `testkit::send`). Streams
+//! of shapes that failed once are tests with a name.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use ubtrfs_testkit::send::{Change, FORMS, SendRound, check_pair};
+use ubtrfs_testkit::{Errno, FallocateOp, NodeKind, RenameOp, Rng, Target, capability};
+
+#[test]
+fn linux_receives_equal_trees_with_equal_sharing() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let first = Rng::seed_or(1);
+    // 105, 120: holes that reached beyond the end of a file that shrank, in version 1.
+    let seeds =
+        if std::env::var_os("UBTRFS_SEED").is_some() { vec![first] } else { (1..25).chain([105, 120, 165]).collect() };
+    for seed in seeds {
+        let operations = if seed < 100 { 60 } else { 120 };
+        SendRound { seed, operations, keep: None }.run().unwrap();
+    }
+}
+
+type Done = Result<(), Errno>;
+
+/// Both forms, and the number of temporary names that the increment needs.
+fn check(first: Change, second: Change, nr_temporary: usize) {
+    check_sessions(first, &[second], nr_temporary);
+}
+
+fn check_sessions(first: Change, second: &[Change], nr_temporary: usize) {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for form in FORMS {
+        let temporary = check_pair(first, second, form).unwrap();
+        assert_eq!(temporary.len(), nr_temporary, "{form:?}: {temporary:?}");
+    }
+}
+
+fn dirs(target: &mut dyn Target, paths: &[&str]) -> Done {
+    paths.iter().try_for_each(|path| target.create(path.as_bytes(), NodeKind::Directory, 0o755, (0, 0)))
+}
+
+fn files(target: &mut dyn Target, paths: &[&str]) -> Done {
+    paths.iter().try_for_each(|path| {
+        target.create(path.as_bytes(), NodeKind::File, 0o644, (0, 0))?;
+        target.write(path.as_bytes(), 0, path.repeat(2000).as_bytes())
+    })
+}
+
+fn renames(target: &mut dyn Target, pairs: &[(&str, &str)]) -> Done {
+    pairs.iter().try_for_each(|(from, to)| target.rename(from.as_bytes(), to.as_bytes(), RenameOp::NoReplace))
+}
+
+#[test]
+fn a_chain_of_renames_needs_no_temporary_name() {
+    check(
+        |target| dirs(target, &["a", "b", "c"]).and_then(|()| files(target, &["a/x", "f", "g"])),
+        |target| renames(target, &[("c", "d"), ("b", "c"), ("a", "b"), ("g", "a"), ("f", "g")]),
+        0,
+    );
+}
+
+#[test]
+fn a_swap_and_a_cycle_need_one_temporary_name_each() {
+    check(
+        |target| dirs(target, &["a", "b"]).and_then(|()| files(target, &["a/1", "b/2", "x", "y", "z"])),
+        |target| {
+            renames(target, &[("a", "t"), ("b", "a"), ("t", "b")])?;
+            renames(target, &[("x", "t"), ("y", "x"), ("z", "y"), ("t", "z")])
+        },
+        2,
+    );
+}
+
+#[test]
+fn a_directory_and_the_one_below_it_change_places() {
+    check(
+        |target| {
+            dirs(target, &["a", "a/b", "a/b/c", "a/b/c/d"]).and_then(|()| files(target, &["a/1", "a/b/2", "a/b/c/d/3"]))
+        },
+        |target| renames(target, &[("a/b", "t"), ("a", "t/b"), ("t", "a")]),
+        1,
+    );
+}
+
+#[test]
+fn a_deep_path_is_turned_around() {
+    check(
+        |target| dirs(target, &["1", "1/2", "1/2/3", "1/2/3/4", "1/2/3/4/5"]),
+        |target| {
+            renames(
+                target,
+                &[("1/2/3/4/5", "5"), ("1/2/3/4", "5/4"), ("1/2/3", "5/4/3"), ("1/2", "5/4/3/2"), ("1", "5/4/3/2/1")],
+            )
+        },
+        0,
+    );
+}
+
+#[test]
+fn a_new_directory_takes_the_name_of_one_that_moves_into_it() {
+    check(
+        |target| dirs(target, &["a"]).and_then(|()| files(target, &["a/x"])),
+        |target| {
+            renames(target, &[("a", "t")])
+                .and_then(|()| dirs(target, &["a"]))
+                .and_then(|()| renames(target, &[("t", "a/a")]))
+        },
+        1,
+    );
+}
+
+#[test]
+fn a_deleted_directory_goes_when_what_moved_out_has_left() {
+    check(
+        |target| {
+            dirs(target, &["old", "old/in", "old/in/er"])
+                .and_then(|()| files(target, &["old/in/f", "old/in/er/g", "old/h"]))
+        },
+        |target| {
+            renames(target, &[("old/in/f", "f"), ("old/in/er", "er")])?;
+            target.unlink(b"old/h")?;
+            target.rmdir(b"old/in")?;
+            target.rmdir(b"old")?;
+            files(target, &["old"])
+        },
+        0,
+    );
+}
+
+#[test]
+fn an_inode_number_is_used_again_by_a_directory_that_gets_the_old_names() {
+    check_sessions(
+        |target| {
+            files(target, &["f"])?;
+            dirs(target, &["p"])?;
+            target.rename(b"f", b"p/f", RenameOp::NoReplace)?;
+            target.link(b"p/f", b"p/g")
+        },
+        &[
+            |target| {
+                renames(target, &[("p/f", "t")])?;
+                target.unlink(b"p/g")?;
+                target.rmdir(b"p")
+            },
+            |target| {
+                dirs(target, &["p"])?;
+                renames(target, &[("t", "p/f")])?;
+                target.link(b"p/f", b"p/g")
+            },
+        ],
+        1,
+    );
+}
+
+#[test]
+fn hard_links_are_added_moved_and_removed() {
+    check(
+        |target| {
+            dirs(target, &["d", "e"])?;
+            files(target, &["a", "b", "d/c"])?;
+            target.link(b"a", b"d/a")?;
+            target.link(b"a", b"e/a")?;
+            target.link(b"b", b"d/b")
+        },
+        |target| {
+            target.unlink(b"a")?;
+            target.link(b"d/a", b"e/z")?;
+            renames(target, &[("d/b", "e/b"), ("b", "a")])?;
+            target.unlink(b"d/c")?;
+            renames(target, &[("d", "dd")])?;
+            target.link(b"a", b"dd/new")
+        },
+        0,
+    );
+}
+
+#[test]
+fn new_files_do_not_inherit_what_the_sent_ones_do_not_have() {
+    const ACL: [u8; 44] = [
+        2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 7, 0, 7, 0, 0, 0, 4, 0, 5, 0, 255, 255, 255, 255, 16, 0, 7,
+        0, 255, 255, 255, 255, 32, 0, 5, 0, 255, 255, 255, 255,
+    ];
+    check(
+        |target| {
+            dirs(target, &["d", "e"])?;
+            target.set_xattr(b"d", b"system.posix_acl_default", &ACL)?;
+            target.set_xattr(b"e", b"system.posix_acl_default", &ACL)
+        },
+        |target| {
+            target.remove_xattr(b"d", b"system.posix_acl_default")?;
+            target.remove_xattr(b"e", b"system.posix_acl_default")?;
+            files(target, &["d/f", "e/f"])?;
+            dirs(target, &["d/sub", "d/sub/sub"])?;
+            target.set_xattr(b"d", b"system.posix_acl_default", &ACL)
+        },
+        0,
+    );
+}
+
+#[test]
+fn a_hole_reaches_over_the_new_end_of_a_file() {
+    check(
+        |target| files(target, &["f"]).and_then(|()| target.write(b"f", 0, &vec![7; 300_000])),
+        |target| {
+            target
+                .fallocate(b"f", 40_960, 250_000, FallocateOp::PunchHole)
+                .and_then(|()| target.truncate(b"f", 100_000))
+        },
+        0,
+    );
+}
+
+#[test]
+fn capabilities_and_set_id_bits_survive_data_and_owners() {
+    const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    check(
+        |target| {
+            files(target, &["f", "g", "h"])?;
+            target.set_xattr(b"f", b"security.capability", &CAPABILITY)?;
+            target.set_xattr(b"h", b"security.capability", &CAPABILITY)?;
+            target.chmod(b"g", 0o4755)
+        },
+        |target| {
+            target.write(b"f", 100, b"data")?;
+            target.set_xattr(b"f", b"security.capability", &CAPABILITY)?;
+            target.chown(b"g", 5, 6)?;
+            target.chmod(b"g", 0o6711)?;
+            target.truncate(b"h", 10)
+        },
+        0,
+    );
+}
