@@ -10,7 +10,7 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
-use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, subvolume};
+use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, send, subvolume};
 
 /// The index of a file among the files sent with a request.
 pub type FileNr = u8;
@@ -155,6 +155,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::File(request) => file::execute(context, request).map(Response::File),
         Request::Quota(request) => quota::execute(context, request).map(Response::Quota),
         Request::Receive(request) => receive::execute(context, &request).map(Response::Receive),
+        Request::Send(request) => send::execute(context, request).map(Response::Send),
         Request::Resolve(request) => resolve::execute(context, request).map(Response::Resolve),
         Request::AwaitUnmount => {
             Err(Failure::new(Errno::INVAL, "only the server of a mount can report the end of an unmount"))

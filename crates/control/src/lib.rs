@@ -12,7 +12,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
-//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file`, `quota`, `receive`, `resolve` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file`, `quota`, `receive`, `send`, `resolve` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the user who runs a command, and their rights                           |
 //! | `access`     | whether a caller may change a directory                                 |
 //! | `message`    | the messages on the socket                                              |
@@ -58,6 +58,7 @@ pub mod quota;
 pub mod receive;
 pub mod resolve;
 pub mod search;
+pub mod send;
 mod server;
 pub mod subvolume;
 mod wire;

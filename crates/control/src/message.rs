@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, subvolume};
+use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, send, subvolume};
 
 /// The version of the messages. It changes when an existing command gets another meaning, not for new commands or
 /// fields.
@@ -43,6 +43,8 @@ pub enum Request {
     Resolve(resolve::Request),
     /// Receiving a send stream.
     Receive(receive::Request),
+    /// Sending subvolumes.
+    Send(send::Request),
     /// Waits until the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
@@ -54,7 +56,7 @@ impl Request {
             Self::Subvolume(request) => request.is_long(),
             Self::Filesystem(request) => request.is_long(),
             Self::Device(request) => request.is_long(),
-            Self::Defragment(_) | Self::Receive(_) => true,
+            Self::Defragment(_) | Self::Receive(_) | Self::Send(_) => true,
             Self::Balance(request) => request.is_long(),
             Self::File(request) => request.is_long(),
             Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
@@ -79,7 +81,7 @@ impl Request {
 
     /// Whether the command reads or writes a send stream, whose descriptor comes last with the request.
     pub fn takes_stream(&self) -> bool {
-        matches!(self, Self::Receive(_))
+        matches!(self, Self::Receive(_) | Self::Send(_))
     }
 
     /// Whether the command may change the filesystem.
@@ -91,7 +93,7 @@ impl Request {
             Self::Defragment(_) | Self::Receive(_) => true,
             Self::Balance(request) => request.changes(),
             Self::File(request) => request.changes(),
-            Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
+            Self::Resolve(_) | Self::Search(_) | Self::Send(_) | Self::AwaitUnmount => false,
             Self::Quota(request) => request.changes(),
         }
     }
@@ -121,6 +123,8 @@ pub enum Response {
     Resolve(resolve::Response),
     /// Receiving a send stream.
     Receive(receive::Response),
+    /// Sending subvolumes.
+    Send(send::Response),
     /// The last commit is durable, and the image is closed.
     Unmounted,
 }

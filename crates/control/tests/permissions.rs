@@ -12,7 +12,7 @@ use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::{
     Caller, Context, Failure, OpenFile, Request, balance, file, filesystem as whole, quota, receive, resolve, search,
-    subvolume,
+    send, subvolume,
 };
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
@@ -152,6 +152,11 @@ fn each_command_is_for_those_whom_its_rule_names() {
             [OK, PERM, OK, PERM, PERM],
         ),
         (Request::Filesystem(whole::Request::Stats), &["/"], everyone),
+        (
+            Request::Send(send::Request::FindNew { subvolume: 5, generation: u64::MAX }),
+            &["/"],
+            [BADF, BADF, PERM, PERM, PERM],
+        ),
         (Request::Balance(balance::Request::Status), &["/"], admins),
         (Request::Balance(balance::Request::Start(Box::new(empty_groups))), &["/"], admins),
         (Request::Balance(balance::Request::Pause), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),

@@ -13,6 +13,7 @@ pub(crate) mod qgroup;
 pub(crate) mod quota;
 pub(crate) mod receive;
 pub(crate) mod rescue;
+pub(crate) mod send;
 pub(crate) mod stats;
 pub(crate) mod subvolume;
 pub(crate) mod sync;

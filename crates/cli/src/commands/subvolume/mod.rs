@@ -5,6 +5,7 @@
 //! - I2. Errors have the same text in both cases (`problem`).
 
 mod edit;
+mod find_new;
 mod list;
 mod problem;
 mod show;
@@ -39,6 +40,7 @@ enum Command {
     SetDefault(edit::SetDefaultArgs),
     SetReadOnly(edit::SetReadOnlyArgs),
     Sync(edit::SyncArgs),
+    FindNew(find_new::Args),
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -52,6 +54,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::SetDefault(args) => edit::set_default(&args),
         Command::SetReadOnly(args) => edit::set_read_only(&args),
         Command::Sync(args) => edit::sync(&args),
+        Command::FindNew(args) => find_new::run(&args),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,166 @@
+//! `ubtrfs send`: read-only subvolumes as a stream, whole or as the difference to a parent; `--diff` prints what changed between
+//! two snapshots.
+//!
+//! Names, meanings and messages of the options are those of `btrfs send`.
+
+mod diff;
+pub(crate) mod relay;
+
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, anyhow, bail};
+use ubtrfs_control::{Channel, Failure, Request as AnyRequest, send};
+use ubtrfs_format::item::RootFlags;
+use ubtrfs_fs::SubvolumeInfo;
+
+use self::relay::call_with_output;
+use super::offline::{ImageOptions, Use};
+use super::place::{Target, open, with_channel};
+use crate::common::{format_size, print_err};
+use crate::job::with_progress_by;
+
+/// Send read-only subvolumes as a stream
+#[derive(clap::Args)]
+#[command(
+    after_help = "The receiver must have the parent and the clone sources exactly as they are here. With clone sources \
+                        and without a parent, the best of them becomes the parent."
+)]
+pub(crate) struct Args {
+    /// Read-only subvolumes, all in one mount or one image
+    #[arg(value_name = "SUBVOL|IMAGE:/SUBVOL", required = true)]
+    subvolumes: Vec<Target>,
+    /// Send the difference to this read-only subvolume
+    #[arg(short, value_name = "PARENT")]
+    parent: Option<Target>,
+    /// A read-only subvolume whose data the receiver may clone; can be given several times
+    #[arg(short, value_name = "CLONE_SRC")]
+    clone_sources: Vec<Target>,
+    /// Write the stream to FILE instead of standard output
+    #[arg(short, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Write one header and one end for all subvolumes, instead of one for each
+    #[arg(short = 'e')]
+    joined: bool,
+    /// Version of the stream: 1, 2, or 0 for the highest [default: 1, or 2 with --compressed-data]
+    #[arg(long, value_name = "N")]
+    proto: Option<u32>,
+    /// Send compressed data as it is, instead of decompressing it; needs version 2
+    #[arg(long)]
+    compressed_data: bool,
+    /// Send changed ranges without their data
+    #[arg(long)]
+    no_data: bool,
+    /// Print what changed between two snapshots instead of a stream
+    #[arg(long, conflicts_with_all = ["parent", "clone_sources", "joined", "proto", "compressed_data", "no_data"])]
+    diff: bool,
+    /// With --diff: print JSON, one object a line
+    #[arg(long, requires = "diff")]
+    json: bool,
+    /// Print counts, too
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print only errors
+    #[arg(short, long, conflicts_with = "verbose")]
+    quiet: bool,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let Some(first) = args.subvolumes.first() else { bail!("name a subvolume") };
+    let others = args.subvolumes.iter().chain(&args.parent).chain(&args.clone_sources);
+    if let Some(other) = others.clone().find(|other| !first.is_beside(other)) {
+        bail!("{first} and {other} are not in the same filesystem; name paths in one mount or one image");
+    }
+    if args.diff {
+        return diff::run(args);
+    }
+    let version = match (args.proto, args.compressed_data) {
+        (None, false) => 1,
+        (None, true) | (Some(0), _) => HIGHEST,
+        (Some(1), true) => bail!("--compressed-data needs version 2 of the stream; leave out --proto 1"),
+        (Some(version), _) => version,
+    };
+    if version > HIGHEST {
+        bail!("version {version} of the send stream is not known; choose 1 or 2");
+    }
+    let stdout = io::stdout();
+    if args.file.is_none() && stdout.is_terminal() {
+        bail!("a send stream is not for a terminal; give -f FILE, or a pipe");
+    }
+    let began = Instant::now();
+    let bytes = with_channel(first, &args.image, Use::Read, |channel| {
+        let list = |targets: &[Target]| -> anyhow::Result<Vec<SubvolumeInfo>> {
+            targets.iter().map(|target| snapshot(channel, target)).collect()
+        };
+        let (subvolumes, clone_sources) = (list(&args.subvolumes)?, list(&args.clone_sources)?);
+        let parent = args.parent.as_ref().map(|parent| snapshot(channel, parent)).transpose()?;
+        let ids = |list: &[SubvolumeInfo]| list.iter().map(|info| info.id.0).collect();
+        let request = send::Request::Send(send::Send {
+            subvolumes: ids(&subvolumes),
+            parent: parent.map(|parent| parent.id.0),
+            clone_sources: ids(&clone_sources),
+            version,
+            compressed_data: args.compressed_data,
+            no_data: args.no_data,
+            joined: args.joined,
+        });
+        if !args.quiet {
+            args.subvolumes.iter().for_each(|target| print_err(&format!("At subvol {target}")));
+        }
+        // Only now, so that a mistake leaves the file as it was.
+        let file = match &args.file {
+            Some(path) => Some(File::create(path).with_context(|| format!("cannot create {}", path.display()))?),
+            None => None,
+        };
+        let output = file.as_ref().map_or(stdout.as_fd(), AsFd::as_fd);
+        let bar =
+            if args.quiet { indicatif::ProgressBar::hidden() } else { crate::common::progress_bytes(None, "sending") };
+        let done =
+            with_progress_by(bar, "sending", |job| call_with_output(channel, AnyRequest::Send(request), output, job));
+        answer(done, first)
+    })?;
+    if args.verbose {
+        let seconds = began.elapsed().as_secs_f64().max(0.001);
+        let rate = format_size((bytes as f64 / seconds) as u64);
+        print_err(&format!("{} in {seconds:.2} s ({rate}/s)", format_size(bytes)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The bytes that were written.
+fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> anyhow::Result<u64> {
+    match done {
+        Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),
+        Ok(_) => Err(anyhow!("cannot send {target}: the server gave another answer than asked for")),
+        Err(failure) => Err(anyhow!("cannot send {target}: {failure}")),
+    }
+}
+
+/// A read-only subvolume.
+fn snapshot(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
+    let info = subvolume(channel, target)?;
+    if !info.flags.contains(RootFlags::RDONLY) {
+        bail!(
+            "{target} is not read-only; send a read-only snapshot of it, made with: ubtrfs subvolume snapshot -r {target} \
+             SNAPSHOT"
+        );
+    }
+    Ok(info)
+}
+
+/// A subvolume.
+pub(crate) fn subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
+    let file = open(channel, target)?;
+    match channel.subvolume_of(&file).with_context(|| format!("cannot read {target}"))? {
+        (info, true) => Ok(info),
+        _ => Err(anyhow!("{target} is not a subvolume; list them with: ubtrfs subvolume list")),
+    }
+}
+
+const HIGHEST: u32 = 2;

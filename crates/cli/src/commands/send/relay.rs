@@ -1,0 +1,79 @@
+//! Output of commands that write a stream. A mount's server writes to a pipe, which this process relays: so the server
+//! never waits for anything but this process, and never writes to a file of the user.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use ubtrfs_control::{Channel, Failure, Request, Response};
+use ubtrfs_fs::Job;
+
+/// Runs a command that writes a stream, into `output`.
+pub(crate) fn call_with_output(
+    channel: &Channel<'_>,
+    request: Request,
+    output: BorrowedFd<'_>,
+    job: &Job,
+) -> Result<Response, Failure> {
+    if !channel.is_mount() {
+        return channel.call_with_stream(request, &[], output, job);
+    }
+    let failed = |error: io::Error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        Failure::new(errno, format!("no pipe can be made: {error}"))
+    };
+    let (from, to) = io::pipe().map_err(failed)?;
+    let flags = rustix::fs::fcntl_getfl(&to).map_err(|errno| failed(errno.into()))?;
+    rustix::fs::fcntl_setfl(&to, flags | OFlags::NONBLOCK).map_err(|errno| failed(errno.into()))?;
+    let mut output = File::from(output.try_clone_to_owned().map_err(failed)?);
+    thread::scope(|scope| {
+        // The server sees a broken pipe if the output fails: `from` is closed then.
+        let relay = scope.spawn(move || relay(File::from(OwnedFd::from(from)), &mut output));
+        let called = channel.call_with_stream(request, &[], to.as_fd(), job);
+        drop(to);
+        match relay.join() {
+            Ok(Ok(())) => called,
+            Ok(Err(error)) => {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                Err(Failure::new(errno, format!("cannot write the stream: {error}")))
+            }
+            Err(_) => Err(Failure::new(Errno::IO, "the relay of the stream failed: this is a bug of ubtrfs")),
+        }
+    })
+}
+
+/// Copies everything from a pipe. The output may be one that does not block.
+fn relay(mut from: File, to: &mut File) -> io::Result<()> {
+    let mut buf = vec![0; BUFFER];
+    loop {
+        let len = match from.read(&mut buf) {
+            Ok(0) => return Ok(()),
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let mut rest = &buf[..len];
+        while !rest.is_empty() {
+            match to.write(rest) {
+                Ok(done) => rest = &rest[done..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for(to.as_fd())?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Waits until an output takes bytes.
+fn wait_for(to: BorrowedFd<'_>) -> io::Result<()> {
+    match poll(&mut [PollFd::new(&to, PollFlags::OUT)], None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+const BUFFER: usize = 256 << 10;

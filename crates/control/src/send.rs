@@ -1,0 +1,189 @@
+//! Sending subvolumes, and the differences between snapshots.
+//!
+//! | command              | needs                                                                                         |
+//! |----------------------|-----------------------------------------------------------------------------------------------|
+//! | send, diff, find new | the rights of an administrator ([`Context::require_admin`]): a stream contains files that only |
+//! |                      | their owners may read                                                                         |
+//!
+//! So root may send from every mount, and an ordinary user from a mount of their own and from their images. The stream of a request to
+//! a mount is a pipe that the client made and relays: the server writes to nothing else.
+//!
+//! - O1. A reader that does not read, or that goes away, does not hold up the mount: the pipe does not block, and the work ends
+//!   when it is cancelled or the pipe is closed.
+
+use std::io::{self, BufWriter, Write};
+use std::os::fd::BorrowedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_format::{Generation, RootId};
+use ubtrfs_fs::{Change, ChangeKind, Error, Job, SendRequest};
+
+use crate::execute::Context;
+use crate::failure::{Failure, Result};
+
+/// A command that writes a stream. Subvolumes are named by their ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Sends subvolumes.
+    Send(Send),
+    /// Writes what changed between two snapshots, one JSON object a line.
+    Diff {
+        /// The older one.
+        old: u64,
+        /// The newer one.
+        new: u64,
+    },
+    /// Writes the extents that are not older than a generation, as `btrfs subvolume find-new` prints them.
+    FindNew {
+        /// The subvolume.
+        subvolume: u64,
+        /// The generation.
+        generation: u64,
+    },
+}
+
+/// What is sent; see [`SendRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "SendRequest documents the fields")]
+pub struct Send {
+    pub subvolumes: Vec<u64>,
+    pub parent: Option<u64>,
+    pub clone_sources: Vec<u64>,
+    pub version: u32,
+    pub compressed_data: bool,
+    pub no_data: bool,
+    pub joined: bool,
+}
+
+/// The result of a command that writes a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Response {
+    /// Bytes of the stream.
+    pub bytes: u64,
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    context.require_admin()?;
+    let (fs, job) = (context.fs, context.job);
+    let stream = context.stream()?;
+    let is_image = context.host.owner().is_none();
+    if !is_image {
+        check_pipe(stream)?;
+    }
+    let mut output = Output { stream, job, bytes: 0 };
+    match request {
+        Request::Send(what) => {
+            let ids = |ids: Vec<u64>| ids.into_iter().map(RootId).collect();
+            let request = SendRequest {
+                subvolumes: ids(what.subvolumes),
+                parent: what.parent.map(RootId),
+                clone_sources: ids(what.clone_sources),
+                version: what.version,
+                compressed_data: what.compressed_data,
+                no_data: what.no_data,
+                joined: what.joined,
+            };
+            fs.send(&request, &mut output, job).map_err(failure_of)?;
+        }
+        Request::Diff { old, new } => {
+            let mut lines = BufWriter::with_capacity(BUFFER, &mut output);
+            let changes = fs.changes_between(RootId(old), RootId(new), job, &mut |change| {
+                let line = serde_json::to_vec(&json_of(&change)).map_err(|error| Error::Output(error.into()))?;
+                lines.write_all(&line).and_then(|()| lines.write_all(b"\n")).map_err(Error::Output)
+            });
+            changes.and_then(|()| lines.flush().map_err(Error::Output)).map_err(failure_of)?;
+        }
+        Request::FindNew { subvolume, generation } => {
+            let mut lines = BufWriter::with_capacity(BUFFER, &mut output);
+            let found = fs.find_new(RootId(subvolume), Generation(generation), job, &mut |line| {
+                lines.write_all(line).map_err(Error::Output)
+            });
+            found.and_then(|()| lines.flush().map_err(Error::Output)).map_err(failure_of)?;
+        }
+    }
+    Ok(Response { bytes: output.bytes })
+}
+
+fn json_of(change: &Change) -> serde_json::Value {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let ranges =
+        change.ranges.iter().map(|range| serde_json::json!({"offset": range.start, "len": range.end - range.start}));
+    let mut value = serde_json::json!({
+        "change": change.kind.name(),
+        "type": change.file_type,
+        "path": text(&change.path),
+    });
+    if let Some(from) = &change.from {
+        value["from"] = text(from).into();
+    }
+    if change.kind == ChangeKind::Changed {
+        value["ranges"] = ranges.collect();
+        value["attributes"] = change.attributes.clone().into();
+    }
+    value
+}
+
+fn failure_of(error: Error) -> Failure {
+    let errno = Errno::from_raw_os_error(error.errno());
+    match &error {
+        Error::Output(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {
+            Failure::new(Errno::PIPE, "the reader of the stream closed it before its end")
+        }
+        Error::NoParent(_) | Error::InProgress(_) | Error::Unsendable(_) => Failure::new(errno, error.to_string()),
+        _ => Failure::from(error),
+    }
+}
+
+/// Fails unless the stream is a pipe that does not block (O1).
+fn check_pipe(stream: BorrowedFd<'_>) -> Result<()> {
+    let is_pipe = fstat(stream).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+    let is_open = fcntl_getfl(stream).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+    if is_pipe && is_open {
+        return Ok(());
+    }
+    Err(Failure::new(Errno::BADF, "the stream of the request is not a pipe that does not block"))
+}
+
+/// Writes to a descriptor when it takes bytes (O1).
+struct Output<'o> {
+    stream: BorrowedFd<'o>,
+    job: &'o Job,
+    bytes: u64,
+}
+
+impl Write for Output<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            if self.job.progress().is_cancelled {
+                return Err(io::Error::other("the send was cancelled"));
+            }
+            let mut files = [PollFd::new(&self.stream, PollFlags::OUT)];
+            match poll(&mut files, Some(&PAUSE)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                // Files that do not support poll, and errors, are always ready.
+                Ok(_) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            match rustix::io::write(self.stream, bytes) {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Ok(done) => {
+                    self.bytes += done as u64;
+                    return Ok(done);
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const BUFFER: usize = 64 << 10;
