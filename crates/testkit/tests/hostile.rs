@@ -88,6 +88,11 @@ fn random_images() {
 }
 
 #[test]
+fn random_streams() {
+    random(&["stream", "receive"], 200);
+}
+
+#[test]
 fn random_logs() {
     random(&["tree_log"], 150);
 }

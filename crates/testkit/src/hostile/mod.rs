@@ -24,7 +24,7 @@ use ubtrfs_fs::{InodeId, MountOptions};
 use crate::{FsTarget, Medium, MediumDevice, NodeKind, Rng, Target};
 
 pub use seed_image::{Mutation, SeedImage};
-pub use stream::{mend_checksums, stream};
+pub use stream::{mend_checksums, receive, stream};
 
 /// The largest number of names that a walk visits.
 pub const MAX_ENTRIES: usize = 3000;
@@ -43,6 +43,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("image", image),
     ("tree_log", tree_log),
     ("stream", stream),
+    ("receive", receive),
 ];
 
 /// Decodes, checks and prints a superblock, then opens an image with it.

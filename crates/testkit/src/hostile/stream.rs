@@ -1,6 +1,12 @@
-//! Send streams as hostile input.
+//! Send streams as hostile input: parsed, and received.
 
+use std::sync::{Arc, OnceLock};
+
+use ubtrfs_device::Device;
+use ubtrfs_fs::{Fs, Job, MountOptions, ReceiveOptions};
 use ubtrfs_stream::{Command, FrameReader, HEADER_BYTES, STREAM_HEADER_BYTES, StreamError, encode, parse};
+
+use crate::{Medium, MediumDevice};
 
 /// Parses a stream unchanged, and again with corrected checksums. A stream that parses is encoded again, and must parse
 /// to equal commands.
@@ -9,6 +15,52 @@ pub fn stream(data: &[u8]) {
     let mut mended = data.to_vec();
     mend_checksums(&mut mended);
     let _ = read(&mended);
+}
+
+/// Receives a stream with good checksums into a small filesystem, whatever fails on the way. The filesystem stays clean, and a file
+/// beside the received subvolumes stays as it is. The first byte of the input decides on the options.
+///
+/// # Panics
+/// If not: that is a finding.
+pub fn receive(data: &[u8]) {
+    let Some((how, stream)) = data.split_first() else { return };
+    let mut stream = stream.to_vec();
+    mend_checksums(&mut stream);
+    let device = Arc::new(MediumDevice::new(small_filesystem().clone()));
+    let fs = open(&device);
+    let options = ReceiveOptions {
+        max_errors: u64::from(how & 7),
+        keep: how & 8 != 0,
+        force_decompress: how & 16 != 0,
+        ..ReceiveOptions::default()
+    };
+    let _ = fs.receive(fs.root(), &stream[..], &options, &Job::new(), &mut |_| {});
+    assert_eq!(fs.read_only(), None, "a stream must not stop the filesystem");
+    let beside = fs.lookup_path(BESIDE.0, false).expect("the file is still there");
+    assert_eq!(fs.read(beside.id, 0, 100).expect("it can be read"), BESIDE.1);
+    fs.close().expect("the filesystem is closed");
+    crate::check_medium(&device.content()).expect("the filesystem is clean");
+}
+
+const BESIDE: (&[u8], &[u8]) = (b"beside", b"stays as it is");
+
+fn open(device: &Arc<MediumDevice>) -> Arc<Fs> {
+    Fs::open(vec![Arc::clone(device) as Arc<dyn Device>], MountOptions::default()).expect("a good filesystem opens")
+}
+
+/// A filesystem with one file.
+fn small_filesystem() -> &'static Medium {
+    static SMALL: OnceLock<Medium> = OnceLock::new();
+    SMALL.get_or_init(|| {
+        let empty = Medium::formatted(128 << 20, &ubtrfs_mkfs::MkfsOptions::default()).expect("mkfs works");
+        let device = Arc::new(MediumDevice::new(empty));
+        let fs = open(&device);
+        let new = ubtrfs_fs::NewInode::file(0o644);
+        let beside = fs.create(fs.root(), BESIDE.0, new, &ubtrfs_fs::Caller::ROOT).expect("a file can be made");
+        fs.write(beside.id, 0, BESIDE.1).expect("it can be written");
+        fs.close().expect("the filesystem is closed");
+        device.content()
+    })
 }
 
 /// Replaces the checksum of each whole command of the first stream by the right one.
