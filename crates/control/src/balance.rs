@@ -91,6 +91,8 @@ pub struct Report {
     pub migrated: u64,
     /// Block groups that the balance looked at.
     pub considered: u64,
+    /// Block groups that stayed because there was no space left to move them to.
+    pub without_space: u64,
     /// Extents that could not be moved.
     pub failures: Vec<Unmoved>,
 }
@@ -345,6 +347,7 @@ impl From<BalanceReport> for Report {
         Self {
             completed: report.counts.completed,
             migrated: report.counts.migrated,
+            without_space: report.counts.without_space,
             considered: report.counts.considered,
             failures: report.failures.into_iter().map(unmoved).collect(),
         }

@@ -56,6 +56,14 @@ pub enum Error {
         /// The next step for the user.
         hint: &'static str,
     },
+    /// A block group is being moved, emptied or removed by another thread.
+    #[error("block group {start} is being {work} already; wait until it is done")]
+    BlockGroupBusy {
+        /// The start of the block group.
+        start: Logical,
+        /// "moved", "emptied".
+        work: &'static str,
+    },
     /// The caller cancelled a long operation.
     #[error("cancelled")]
     Cancelled,
@@ -111,6 +119,7 @@ impl Error {
             Self::ReadOnly { .. } => Errno::ROFS,
             Self::Unsupported { .. } => Errno::OPNOTSUPP,
             Self::Refused { .. } => Errno::INVAL,
+            Self::BlockGroupBusy { .. } => Errno::BUSY,
             Self::Cancelled => Errno::CANCELED,
             Self::QuotaExceeded => Errno::DQUOT,
             Self::Above { errno, .. } | Self::Qgroup { errno, .. } => return *errno,

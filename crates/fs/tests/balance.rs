@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
-use ubtrfs_format::{Ino, RootId};
+use ubtrfs_format::{DevId, Ino, Logical, RootId};
 use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
@@ -232,4 +233,188 @@ fn a_balance_is_paused_and_resumed_here_and_by_linux() {
     drop(fs);
     second_opinion(made.image.path()).unwrap();
     judge(made.image.path(), "", &[(&before, Compare::ALL)]).unwrap();
+}
+
+/// A balance that converts the block groups of the types in `flags`.
+fn conversion(flags: u64, profile: u64) -> BalanceItem {
+    let args = BalanceArgs { flags: BalanceFilters::CONVERT.bits(), target: profile, ..BalanceArgs::NONE };
+    item(flags | BalanceFlags::FORCE.bits(), args)
+}
+
+/// Start addresses of the block groups of these types whose profile is another one.
+fn of_other_profiles(fs: &Fs, flags: u64, profile: u64) -> Vec<Logical> {
+    let is_other = |group: BlockGroupFlags| {
+        let found = (group & BlockGroupFlags::PROFILES).bits();
+        group.bits() & flags != 0 && found != if profile == BalanceArgs::SINGLE { 0 } else { profile }
+    };
+    fs.block_groups().iter().filter(|group| is_other(group.flags)).map(|group| group.start).collect()
+}
+
+/// Writes a file of `len_mib` MiB to disk.
+fn write_file(fs: &Fs, name: &str, len_mib: usize) -> InodeId {
+    let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+    for at in 0..len_mib {
+        fs.write(id, (at as u64) << 20, &vec![at as u8; 1 << 20]).unwrap();
+    }
+    fs.fsync(id, false).unwrap();
+    id
+}
+
+/// Writes files until a chunk of data is made, and returns the profile of the chunk.
+fn profile_of_new_chunk(fs: &Fs, name: &str) -> BlockGroupFlags {
+    let data = || fs.block_groups().into_iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA));
+    let before: Vec<Logical> = data().map(|group| group.start).collect();
+    for number in 0.. {
+        write_file(fs, &format!("{name}-{number}"), 16);
+        if let Some(made) = data().find(|group| !before.contains(&group.start)) {
+            return made.flags & BlockGroupFlags::PROFILES;
+        }
+    }
+    unreachable!("the devices are full first");
+}
+
+#[test]
+fn chunks_made_while_a_conversion_is_paused_have_its_target_profile() {
+    const DATA: u64 = BalanceFlags::DATA.bits();
+    const DUP: u64 = BlockGroupFlags::DUP.bits();
+    let device = Arc::new(MediumDevice::new(Medium::formatted(2 << 30, &MkfsOptions::default()).unwrap()));
+    let open = |options: &str| {
+        let device: Arc<dyn Device> = Arc::clone(&device) as _;
+        Fs::open(vec![device], MountOptions::parse(options).unwrap()).unwrap()
+    };
+    let fs = open("");
+    for number in 0..4 {
+        write_file(&fs, &format!("first-{number}"), 100);
+    }
+    assert_eq!(profile_of_new_chunk(&fs, "single"), BlockGroupFlags::empty());
+    let is_paused = (0..1000).any(|_| {
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| fs.balance(conversion(DATA, DUP), &Job::new()));
+            while fs.pause_balance().is_err() && !running.is_finished() {}
+            let _ = running.join().unwrap();
+        });
+        if fs.balance_status().is_none() {
+            fs.balance(conversion(DATA, BalanceArgs::SINGLE), &Job::new()).unwrap();
+        }
+        fs.balance_status().is_some()
+    });
+    assert!(is_paused, "no conversion could be paused");
+    assert_eq!(profile_of_new_chunk(&fs, "paused"), BlockGroupFlags::DUP);
+    fs.close().unwrap();
+    drop(fs);
+    // Another mount finds the paused conversion.
+    let fs = open("skip_balance");
+    assert_eq!(profile_of_new_chunk(&fs, "mounted"), BlockGroupFlags::DUP);
+    fs.resume_balance(&Job::new()).unwrap();
+    assert_eq!(of_other_profiles(&fs, DATA, DUP), []);
+    // After the end, the profile of the existing block groups counts.
+    fs.balance(conversion(DATA, BalanceArgs::SINGLE), &Job::new()).unwrap();
+    assert_eq!(of_other_profiles(&fs, DATA, BalanceArgs::SINGLE), []);
+    assert_eq!(profile_of_new_chunk(&fs, "ended"), BlockGroupFlags::empty());
+    fs.close().unwrap();
+    check_medium(&device.content()).unwrap();
+}
+
+/// Used bytes of data block groups.
+fn data_bytes(fs: &Fs) -> u64 {
+    fs.block_groups().iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA)).map(|group| group.used).sum()
+}
+
+/// Writes and removes files, so that chunks of data and metadata are made, until told to stop.
+fn fill_and_empty(fs: &Fs, seed: u64, stop: &AtomicBool) {
+    let mut rng = Rng::new(seed);
+    let mut names: Vec<String> = Vec::new();
+    for number in 0.. {
+        if stop.load(Ordering::Acquire) {
+            return;
+        }
+        let name = format!("fill-{seed}-{number}");
+        if rng.one_in(3) {
+            for part in 0..500 {
+                let name = format!("{name}-{part}-{}", "x".repeat(100));
+                let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+                fs.write(id, 0, &[1; 1500]).unwrap();
+                names.push(name);
+            }
+        } else {
+            write_file(fs, &name, 1 + rng.index(24));
+            names.push(name);
+        }
+        if names.len() > 12_000 || data_bytes(fs) > 500 << 20 {
+            for name in names.drain(..) {
+                fs.unlink(TOP, name.as_bytes()).unwrap();
+            }
+            fs.sync().unwrap();
+        }
+    }
+}
+
+fn conversion_round(seed: u64) -> Result<()> {
+    let mut rng = Rng::new(seed);
+    let mixed = rng.one_in(4);
+    let nodesize = if mixed || rng.one_in(2) { 4096 } else { 16_384 };
+    let mkfs = MkfsOptions { nodesize, mixed, ..MkfsOptions::default() };
+    let device = Arc::new(MediumDevice::new(Medium::formatted(2 << 30, &mkfs)?));
+    let as_device = Arc::clone(&device) as Arc<dyn Device>;
+    let fs = Fs::open(vec![as_device], MountOptions::parse("commit=1")?)?;
+    let stop = AtomicBool::new(false);
+    let done: Result<()> = std::thread::scope(|scope| {
+        let (fs, stop) = (&fs, &stop);
+        for number in 0..2 {
+            scope.spawn(move || fill_and_empty(fs, seed + number, stop));
+        }
+        scope.spawn(move || rewrite(fs, TOP, "rewritten", seed, stop));
+        scope.spawn(move || {
+            // Resizes compete for the same block groups.
+            for step in 0.. {
+                if stop.load(Ordering::Acquire) {
+                    return;
+                }
+                let len = (2 << 30) - (u64::from(step % 2 == 0) * (200 << 20));
+                match fs.resize_device(DevId(1), len, &Job::new()) {
+                    Ok(()) | Err(Error::Engine(EngineError::NoSpace)) => {}
+                    Err(error) => panic!("resize to {len}: {error}"),
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let done = (|| {
+            for number in 0..8 {
+                std::thread::sleep(Duration::from_millis(rng.below(200)));
+                let profile = if number % 2 == 0 { BlockGroupFlags::DUP.bits() } else { BalanceArgs::SINGLE };
+                let kinds = *rng.pick(&[ALL, BalanceFlags::DATA.bits(), ALL & !BalanceFlags::DATA.bits()]);
+                let kinds = if mixed { ALL } else { kinds };
+                let report = fs.balance(conversion(kinds, profile), &Job::new())?;
+                ensure!(report.failures.is_empty(), "{:?}", report.failures);
+                if report.counts.without_space == 0 {
+                    let left = of_other_profiles(fs, kinds, profile);
+                    // A chunk that is made after the end has the profile of the last one.
+                    ensure!(left.is_empty(), "conversion {number} to {profile:#x} left {left:?}: {:?}", report.counts);
+                }
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Release);
+        done
+    });
+    done?;
+    fs.close()?;
+    drop(fs);
+    check_medium(&device.content())?;
+    if capability::kernel_oracle() {
+        let image = tempfile::NamedTempFile::new()?;
+        device.content().save(image.path())?;
+        btrfs_check(image.path())?;
+        judge(image.path(), "", &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_conversion_beside_writers_leaves_one_profile() {
+    let rounds: u64 = std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let first = Rng::seed_or(1);
+    for seed in first..first + rounds {
+        conversion_round(seed).with_context(|| format!("UBTRFS_SEED={seed}")).unwrap();
+    }
 }

@@ -39,7 +39,7 @@ fn move_all(fs: &Fs, profile: Option<BlockGroupFlags>, keeps_stripes: bool) -> R
     let mut copied = 0;
     for group in fs.block_groups() {
         let profile = profile.unwrap_or(group.flags & BlockGroupFlags::PROFILES);
-        match fs.migrate_block_group(group.start, &Placement { profile, keeps_stripes }, &Job::new()) {
+        match fs.migrate_block_group(group.start, &Placement { profile: Some(profile), keeps_stripes }, &Job::new()) {
             Ok(moved) => copied += moved.copied_bytes,
             // Another thread's commit removed it because it was empty.
             Err(error) if error.to_string().contains("there is no block group") => {}
@@ -243,8 +243,11 @@ fn moves_resizes_and_removals_go_together() {
             while !stop.load(Ordering::SeqCst) {
                 for group in fs.block_groups() {
                     let profile = group.flags & BlockGroupFlags::PROFILES;
-                    let moved =
-                        fs.migrate_block_group(group.start, &Placement { profile, keeps_stripes: false }, &Job::new());
+                    let moved = fs.migrate_block_group(
+                        group.start,
+                        &Placement { profile: Some(profile), keeps_stripes: false },
+                        &Job::new(),
+                    );
                     if let Err(error) = moved {
                         let text = error.to_string();
                         let is_expected = ["no space", "there is no block group", "being moved", "being emptied"];

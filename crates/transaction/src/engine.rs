@@ -25,6 +25,7 @@ use crate::commit::state::CommitState;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
+use crate::extents::conversion::Conversion;
 use crate::extents::data_ledger::DataLedger;
 use crate::extents::device_size::Resizes;
 use crate::extents::emptying::Relocations;
@@ -154,6 +155,7 @@ pub struct Engine {
     pub(crate) moved: MovedExtents,
     pub(crate) pending_chunks: PendingChunks,
     pub(crate) migrations: Migrations,
+    pub(crate) conversion: Conversion,
     pub(crate) resizes: Resizes,
     pub(crate) relocations: Relocations,
     pub(crate) tree_log: TreeLog,
@@ -205,6 +207,7 @@ impl Engine {
             moved: MovedExtents::default(),
             pending_chunks: PendingChunks::default(),
             migrations: Migrations::default(),
+            conversion: Conversion::default(),
             resizes: Resizes::default(),
             relocations: Relocations::default(),
             tree_log: TreeLog::new(parts.found_log),
@@ -315,11 +318,16 @@ impl Engine {
         self.tree(id)?.ok_or_else(|| missing_tree(id))
     }
 
-    /// Flags for a new chunk of this kind: type and profile of the last block group of its type, or the bare type.
+    /// Flags for a new chunk of this kind: the type and the profile that a conversion has as its target, or else those of
+    /// the last block group of its type, or the bare type.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let wanted = kind.flags();
         let groups = self.space.block_groups();
-        groups.iter().rev().map(|group| group.flags).find(|flags| flags.contains(wanted)).unwrap_or(wanted)
+        let last = groups.iter().rev().map(|group| group.flags).find(|flags| flags.contains(wanted)).unwrap_or(wanted);
+        match self.conversion.target(kind) {
+            Some(profile) => last.difference(BlockGroupFlags::PROFILES) | profile,
+            None => last,
+        }
     }
 
     pub(crate) fn update_unallocated(&self) {

@@ -54,6 +54,7 @@ pub use delayed::tree_view::take_nr_steps;
 pub use delayed::tree_view::{ItemRef, Tree};
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;
+pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};
 pub use extents::device_size::DEVICE_LEN_MIN;
 pub use handle::quota_reservation::{QgroupId, QuotaReservation};

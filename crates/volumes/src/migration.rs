@@ -39,8 +39,9 @@ use crate::set::{Volumes, unmapped};
 /// The requested layout of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
-    /// The new profile: [`BlockGroupFlags::DUP`], or empty for single.
-    pub profile: BlockGroupFlags,
+    /// The new profile: [`BlockGroupFlags::DUP`], or empty for single. `None` keeps the profile that the chunk has when
+    /// it is planned.
+    pub profile: Option<BlockGroupFlags>,
     /// Whether stripes may stay where they are, if they end below the limits of their devices
     /// ([`Volumes::limit_device`]). Otherwise all stripes move.
     pub keeps_stripes: bool,
@@ -110,7 +111,8 @@ impl Volumes {
         if !chunk.geometry.is_mirrored() {
             return None;
         }
-        let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | placement.profile;
+        let profile = placement.profile.unwrap_or(chunk.item.flags & BlockGroupFlags::PROFILES);
+        let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | profile;
         let nr_stripes = allocation::nr_stripes(flags)?;
         let mut spaces = self.device_spaces(true);
         let fits = |stripe: &Stripe| {

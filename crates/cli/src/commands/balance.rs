@@ -172,11 +172,10 @@ fn done(response: Response) -> anyhow::Result<Report> {
     }
 }
 
-/// Prints the result of a balance. The exit status is 1 if an extent could not be moved.
+/// Prints the result of a balance. The exit status is 1 if a block group could not be moved.
 fn tell(report: &Report) -> anyhow::Result<ExitCode> {
-    let Report { completed, migrated, considered, failures } = report;
-    let as_they_are =
-        if *migrated > 0 { format!(", {migrated} of them with unchanged logical addresses") } else { String::new() };
+    let Report { completed, migrated, considered, without_space, failures } = report;
+    let as_they_are = if *migrated > 0 { format!(", {migrated} of them with unchanged logical addresses") } else { String::new() };
     print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;
     for unmoved in failures {
         let files: Vec<String> = unmoved.files.iter().map(|file| file.display().to_string()).collect();
@@ -186,7 +185,13 @@ fn tell(report: &Report) -> anyhow::Result<ExitCode> {
             unmoved.bytenr, unmoved.reason
         ));
     }
-    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if *without_space > 0 {
+        warn(&format!(
+            "{without_space} block groups stay, because there is no space left to move them to; \
+             delete something, or begin with empty groups: -dusage=0 -musage=0"
+        ));
+    }
+    Ok(if failures.is_empty() && *without_space == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn shown(filesystem: &str, status: &Status, verbose: bool) -> String {

@@ -8,15 +8,19 @@
 //! Invariants:
 //! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.
 //!   So a mount, here or in Linux, resumes an interrupted balance.
+//! - I2. From the start of a conversion to its end, also while it is paused, new chunks have its target profile
+//!   ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). It ends when its filters take no block
+//!   group of another profile, except for groups that could not be moved and beyond a limit on their number.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
-use ubtrfs_format::{Key, KeyType, RootId, objectid};
-use ubtrfs_transaction::{BlockGroup, Job, Placement, RelocationFailure};
+use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_transaction::{BlockGroup, ConversionTargets, Job, Placement, RelocationFailure};
 
 use crate::balance::filter::{args_for, for_resumption, limits, profile_of, takes};
 use crate::balance::state::{BalanceCounts, BalanceStatus, Wish};
@@ -91,6 +95,7 @@ impl Fs {
             return Err(Error::NotRunning("there is no balance to cancel"));
         }
         self.put_balance_item(None)?;
+        self.engine.set_conversion(ConversionTargets::default());
         self.balance.forget();
         Ok(())
     }
@@ -105,6 +110,9 @@ impl Fs {
         let Some(roots) = self.engine.tree(RootId::ROOT_TREE)? else { return Ok(()) };
         let Some(item) = roots.get(&ITEM_KEY)? else { return Ok(()) };
         let item = BalanceItem::decode(&item).map_err(|cause| EngineError::from(cause).in_tree(RootId::ROOT_TREE))?;
+        if self.read_only().is_none() {
+            self.engine.set_conversion(targets_of(&item));
+        }
         self.balance.found(item);
         Ok(())
     }
@@ -176,12 +184,16 @@ impl Fs {
     /// caller's.
     fn run_balance(&self, item: &BalanceItem, inner: &Job, job: &Job, is_new: bool) -> Result<BalanceReport> {
         let mut report = BalanceReport::default();
+        self.engine.set_conversion(targets_of(item));
         let began = if is_new { self.put_balance_item(Some(item)) } else { Ok(()) };
         let result = began.and_then(|()| self.watched(inner, job, || self.balance_groups(item, inner, &mut report)));
         report.counts = self.balance.counts();
         let is_stopped = matches!(&result, Err(Error::Engine(EngineError::Cancelled)));
         let keep = is_stopped && self.balance.wish() == Some(Wish::Pause);
         let removed = if keep || self.read_only().is_some() { Ok(()) } else { self.put_balance_item(None) };
+        if !keep {
+            self.engine.set_conversion(ConversionTargets::default());
+        }
         self.balance.end(keep);
         result.and(removed).map(|()| report)
     }
@@ -215,48 +227,88 @@ impl Fs {
     }
 
     fn balance_groups(&self, item: &BalanceItem, job: &Job, report: &mut BalanceReport) -> Result<()> {
-        let chosen = self.choose_groups(item);
-        self.balance.count(|counts| counts.expected = chosen.len() as u64);
-        for group in chosen {
-            job.check()?;
-            self.balance.count(|counts| counts.considered += 1);
-            let Some(args) = args_for(item, group.flags) else { continue };
-            // The group may have changed since it was chosen, or was removed because it was empty.
-            let Some(now) = self.block_groups().into_iter().find(|now| now.start == group.start) else { continue };
-            let target = args.filters().contains(BalanceFilters::CONVERT).then(|| conversion_target(args)).flatten();
-            if target.is_some_and(|target| profile_of(target) == profile_of(now.flags))
-                && args.filters().contains(BalanceFilters::SOFT)
-            {
-                continue;
+        let mut chosen = self.choose_groups(item);
+        self.balance.count(|counts| {
+            counts.expected = chosen.len() as u64;
+            counts.considered = (self.block_groups().len() as u64).saturating_sub(counts.expected);
+        });
+        let mut settled = BTreeSet::new();
+        let mut nr_waits = 0;
+        loop {
+            let mut busy = Vec::new();
+            for group in chosen {
+                job.check()?;
+                match self.balance_chosen(item, group, job, report) {
+                    Ok(()) => {
+                        settled.insert(group);
+                        self.balance.count(|counts| counts.considered += 1);
+                    }
+                    Err(Error::Engine(EngineError::BlockGroupBusy { .. })) if nr_waits < MAX_WAITS => busy.push(group),
+                    Err(error) => return Err(error),
+                }
             }
-            job.set_step(format!(
-                "block group {}, {} of {}",
-                now.start,
-                self.balance.counts().considered,
-                self.balance.counts().expected
-            ));
-            let failures = self.balance_group(&now, args, target, job)?;
-            let failed = !failures.is_empty();
-            for failure in failures {
-                tracing::warn!("balance: {}: {}", failure.bytenr, failure.error);
-                report.failures.push(self.named_failure(failure));
+            // A resize or another thread is moving these.
+            if !busy.is_empty() {
+                nr_waits += 1;
+                std::thread::sleep(WAIT);
             }
-            self.balance.count(|counts| {
-                counts.failed += u64::from(failed);
-                counts.completed += u64::from(!failed);
-            });
+            // I2
+            let added = self.choose_unconverted(item, |group| settled.contains(&group) || busy.contains(&group));
+            self.balance.count(|counts| counts.expected += added.len() as u64);
+            chosen = busy.into_iter().chain(added).collect();
+            if chosen.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Balances a block group that was chosen, unless it has changed since then.
+    fn balance_chosen(&self, item: &BalanceItem, start: Logical, job: &Job, report: &mut BalanceReport) -> Result<()> {
+        let find = || self.block_groups().into_iter().find(|group| group.start == start);
+        // It may have been removed because it was empty.
+        let Some(group) = find() else { return Ok(()) };
+        let Some(args) = args_for(item, group.flags) else { return Ok(()) };
+        let target = target_of(args);
+        if target.is_some_and(|target| profile_of(target) == profile_of(group.flags))
+            && args.filters().contains(BalanceFilters::SOFT)
+        {
+            return Ok(());
+        }
+        let counts = self.balance.counts();
+        let nr_done = counts.completed.saturating_add(counts.failed);
+        job.set_step(format!("block group {start}, {} of {}", nr_done.saturating_add(1), counts.expected));
+        match self.balance_group(&group, args, target, job) {
+            Ok(failures) => {
+                let failed = !failures.is_empty();
+                for failure in failures {
+                    tracing::warn!("balance: {}: {}", failure.bytenr, failure.error);
+                    report.failures.push(self.named_failure(failure));
+                }
+                self.balance.count(|counts| {
+                    counts.failed += u64::from(failed);
+                    counts.completed += u64::from(!failed);
+                });
+            }
+            // As in Linux, the others are still balanced.
+            Err(Error::Engine(EngineError::NoSpace)) => {
+                tracing::warn!("balance: no space left to move block group {start} to");
+                self.balance.count(|counts| {
+                    counts.failed += 1;
+                    counts.without_space += 1;
+                });
+            }
+            Err(Error::Engine(EngineError::Refused { .. })) if find().is_none() => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }
 
     /// The block groups that the filters take, from the highest address down.
-    fn choose_groups(&self, item: &BalanceItem) -> Vec<BlockGroup> {
+    fn choose_groups(&self, item: &BalanceItem) -> Vec<Logical> {
         let mut chosen: Vec<(BlockGroup, &BalanceArgs)> = Vec::new();
         for group in self.block_groups().into_iter().rev() {
             let Some(args) = args_for(item, group.flags) else { continue };
-            let Some(chunk) = self.engine.chunk_at(group.start) else { continue };
-            let stripe_len = self.engine.stripe_bytes(&chunk);
-            if takes(args, &group, &chunk, stripe_len) {
+            if self.is_taken(&group, args) {
                 chosen.push((group, args));
             }
         }
@@ -268,10 +320,30 @@ impl Fs {
             let Some((_, nr)) = nr_taken.iter_mut().find(|(other, _)| std::ptr::eq(*other, *args)) else { continue };
             if of_kind(args) >= least && *nr < most {
                 *nr += 1;
-                taken.push(*group);
+                taken.push(group.start);
             }
         }
         taken
+    }
+
+    /// The block groups that do not have the target profile of their conversion yet, from the highest address down (I2).
+    fn choose_unconverted(&self, item: &BalanceItem, is_known: impl Fn(Logical) -> bool) -> Vec<Logical> {
+        let is_left = |group: &BlockGroup| {
+            args_for(item, group.flags).is_some_and(|args| {
+                let limited = BalanceFilters::LIMIT | BalanceFilters::LIMIT_RANGE;
+                target_of(args).is_some_and(|target| profile_of(target) != profile_of(group.flags))
+                    && !args.filters().intersects(limited)
+                    && self.is_taken(group, args)
+            })
+        };
+        let groups = self.block_groups().into_iter().rev();
+        groups.filter(|group| !is_known(group.start) && is_left(group)).map(|group| group.start).collect()
+    }
+
+    /// Whether filters other than the limit take a block group.
+    fn is_taken(&self, group: &BlockGroup, args: &BalanceArgs) -> bool {
+        let Some(chunk) = self.engine.chunk_at(group.start) else { return false };
+        takes(args, group, &chunk, self.engine.stripe_bytes(&chunk))
     }
 
     /// Moves one block group, by copying its chunk or by emptying it.
@@ -288,14 +360,14 @@ impl Fs {
         let is_converted = profile_of(profile) != profile_of(group.flags);
         let is_simple = (group.flags & BlockGroupFlags::PROFILES).difference(BlockGroupFlags::DUP).is_empty();
         if is_simple && (is_converted || is_drain || is_full) {
-            let placement = Placement { profile, keeps_stripes: is_converted };
+            let placement = Placement { profile: target, keeps_stripes: is_converted };
             match self.engine.migrate_chunk(group.start, &placement, job) {
                 Ok(_) => {
                     self.balance.count(|counts| counts.migrated += 1);
                     return Ok(Vec::new());
                 }
-                // Other block groups may have room, so the group is emptied, unless it is to be converted.
-                Err(EngineError::NoSpace) if !is_converted => {}
+                // Other block groups may have room.
+                Err(EngineError::NoSpace) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -326,6 +398,21 @@ impl Fs {
     }
 }
 
+/// The target profile of filters that convert.
+fn target_of(args: &BalanceArgs) -> Option<BlockGroupFlags> {
+    args.filters().contains(BalanceFilters::CONVERT).then(|| conversion_target(args)).flatten()
+}
+
+/// The profiles of chunks that are made during the balance (I2).
+fn targets_of(item: &BalanceItem) -> ConversionTargets {
+    let of = |flags| args_for(item, flags).and_then(target_of);
+    ConversionTargets {
+        data: of(BlockGroupFlags::DATA),
+        metadata: of(BlockGroupFlags::METADATA),
+        system: of(BlockGroupFlags::SYSTEM),
+    }
+}
+
 /// The profile that block groups are converted to, if a single device can hold it.
 fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
     match args.target {
@@ -338,4 +425,7 @@ fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };
 /// Emptying a group of which at least this percentage is used would make as many groups as before.
 const FULL_PERCENT: u128 = 95;
+/// Number of waits for block groups that other threads are moving, and length of a wait: ten minutes in all.
+const MAX_WAITS: u32 = 6000;
+const WAIT: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(200);

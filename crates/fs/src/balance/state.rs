@@ -55,7 +55,7 @@ pub(crate) enum Wish {
 pub struct BalanceCounts {
     /// Block groups that the filters take, counted at the beginning.
     pub expected: u64,
-    /// Block groups examined so far.
+    /// Block groups examined so far. Those that the filters leave out count from the beginning.
     pub considered: u64,
     /// Block groups finished.
     pub completed: u64,
@@ -63,6 +63,8 @@ pub struct BalanceCounts {
     pub migrated: u64,
     /// Block groups that stayed, because they hold extents that could not be moved.
     pub failed: u64,
+    /// Those of [`BalanceCounts::failed`] whose extents found no space.
+    pub without_space: u64,
 }
 
 /// The result of [`Fs::balance_status`](crate::Fs::balance_status).

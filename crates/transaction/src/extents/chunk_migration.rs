@@ -80,10 +80,7 @@ impl Migrations {
     fn begin(&self, start: Logical) -> Result<()> {
         let mut stages = self.stages.lock();
         if stages.contains_key(&start) {
-            return Err(Error::Refused {
-                what: format!("block group {start} is already being moved"),
-                hint: "wait until the operation ends, then try again",
-            });
+            return Err(Error::BlockGroupBusy { start, work: "moved" });
         }
         stages.insert(start, Stage::Copying);
         Ok(())
@@ -131,8 +128,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such block
-    /// group or it is already being moved or emptied; an error of a read, a write or a commit. The block group then stays
-    /// where it was.
+    /// group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit. The block group then stays where it was.
     pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
         self.check_not_aborted()?;
         if self.pending_chunks.contains(start) {
@@ -141,10 +137,7 @@ impl Engine {
         self.migrations.begin(start)?;
         if self.relocations.state_of(start).is_some() {
             self.migrations.end(start);
-            return Err(Error::Refused {
-                what: format!("block group {start} is being emptied"),
-                hint: "wait until the operation ends, then try again",
-            });
+            return Err(Error::BlockGroupBusy { start, work: "emptied" });
         }
         let moved = self.copy_and_record(start, placement, job);
         if moved.is_err() && self.migrations.end(start).is_some() {

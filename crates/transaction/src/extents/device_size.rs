@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Key, KeyType, Logical, objectid};
 use ubtrfs_tree::Batch;
@@ -107,15 +106,12 @@ impl Engine {
             let mut has_busy = false;
             for start in behind {
                 job.check()?;
-                if let Err(error) = self.move_before_end(start, job) {
-                    // Another thread is moving, emptying or removing it.
-                    let is_busy = self.migrations.contains(start)
-                        || self.relocations.state_of(start).is_some()
-                        || self.space.block_group_at(start).is_none();
-                    if !is_busy {
-                        return Err(error);
-                    }
-                    has_busy = true;
+                match self.move_before_end(start, job) {
+                    Ok(()) => {}
+                    Err(Error::BlockGroupBusy { .. }) => has_busy = true,
+                    // Another thread has removed it.
+                    Err(_) if self.space.block_group_at(start).is_none() => has_busy = true,
+                    Err(error) => return Err(error),
                 }
             }
             if has_busy {
@@ -129,8 +125,8 @@ impl Engine {
     }
 
     fn move_before_end(&self, start: Logical, job: &Job) -> Result<()> {
-        let Some((_, chunk)) = self.volumes.chunk_at(start) else { return Ok(()) };
-        let placement = Placement { profile: chunk.flags & BlockGroupFlags::PROFILES, keeps_stripes: true };
+        // Its profile may change before the move begins.
+        let placement = Placement { profile: None, keeps_stripes: true };
         self.migrate_chunk(start, &placement, job).map(drop)
     }
 

@@ -54,8 +54,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`] if there is no room for the copies; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
-    /// block group or it is already being emptied or moved; an error of a write or a commit. Extents that were moved stay
-    /// in their new places.
+    /// block group; [`Error::BlockGroupBusy`]; an error of a write or a commit. Extents that were moved stay in their new
+    /// places.
     pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_writable()?;
         let group = self.space.block_group_at(start).filter(|group| group.start == start);
@@ -69,10 +69,7 @@ impl Engine {
             if is_ours {
                 self.relocations.end(start);
             }
-            return Err(Error::Refused {
-                what: format!("block group {start} is being moved already"),
-                hint: "wait until the operation ends, then try again",
-            });
+            return Err(Error::BlockGroupBusy { start, work: if is_ours { "moved" } else { "emptied" } });
         }
         let mut emptied = self.empty_group(&group, job);
         if let Ok(report) = &mut emptied
