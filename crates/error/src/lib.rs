@@ -57,7 +57,7 @@ pub enum Error {
         hint: &'static str,
     },
     /// A block group is being moved, emptied or removed by another thread.
-    #[error("block group {start} is being {work} already; wait until it is done")]
+    #[error("block group {start} is already being {work}; wait until the operation ends, then try again")]
     BlockGroupBusy {
         /// The start of the block group.
         start: Logical,
