@@ -88,7 +88,12 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     }
     let mut dirs = vec![file.id];
     while let Some(dir) = dirs.pop() {
-        for (id, is_dir) in entries(context, dir)? {
+        let entries = match entries(context, dir) {
+            // The directory was removed during the walk.
+            Err(error) if dir != file.id && is_gone(&error) => continue,
+            entries => entries?,
+        };
+        for (id, is_dir) in entries {
             context.job.check().map_err(Error::from)?;
             if is_dir {
                 dirs.push(id);
@@ -106,7 +111,7 @@ fn one(context: &Context<'_>, id: InodeId, how: &Defragment, done: &mut Response
     match context.fs.defragment(id, how, context.job) {
         Ok(bytes) => done.bytes += bytes,
         // The file was removed during the walk.
-        Err(Error::NotFound) => done.files -= 1,
+        Err(error) if is_gone(&error) => done.files -= 1,
         Err(error) => {
             context.job.check().map_err(Error::from)?;
             done.failed += 1;
@@ -116,8 +121,13 @@ fn one(context: &Context<'_>, id: InodeId, how: &Defragment, done: &mut Response
     Ok(())
 }
 
+/// Whether an inode was removed after its name was read.
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::NotFound | Error::Stale)
+}
+
 /// The regular files and directories in a directory, without other subvolumes.
-fn entries(context: &Context<'_>, dir: InodeId) -> Result<Vec<(InodeId, bool)>> {
+fn entries(context: &Context<'_>, dir: InodeId) -> ubtrfs_fs::Result<Vec<(InodeId, bool)>> {
     use ubtrfs_format::item::FileType;
     let mut found = Vec::new();
     context.fs.readdir(dir, 0, &mut |entry| {

@@ -136,3 +136,25 @@ fn writes_during_a_defragmentation_are_kept() {
     mount.scrub().unwrap();
     mount.close().unwrap();
 }
+
+#[test]
+fn tiny_extents_that_are_contiguous_on_disk_are_joined() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image);
+    let id = fs.create(TOP, b"log", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let content = Rng::new(3).bytes(50 * BLOCK);
+    for (number, block) in content.chunks(BLOCK).enumerate() {
+        fs.write(id, (number * BLOCK) as u64, block).unwrap();
+        fs.sync().unwrap();
+    }
+    assert_eq!(nr_extents(&fs, id), 50);
+    assert!(fs.defragment(id, &Defragment::default(), &Job::new()).unwrap() > 0);
+    assert_eq!(nr_extents(&fs, id), 1);
+    assert!(read(&fs, id) == content);
+    assert_eq!(fs.defragment(id, &Defragment::default(), &Job::new()).unwrap(), 0, "nothing is left to do");
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+}

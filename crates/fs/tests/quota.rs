@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId};
+use ubtrfs_fs::{Caller, Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, SetAttr};
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, btrfs_check_output, capability, run};
 
 const ROOT: Caller = Caller::ROOT;
@@ -501,6 +501,77 @@ fn a_move_of_all_block_groups_changes_no_numbers() {
         settle(&fs);
         judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after changes of what moved"));
     }
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}
+
+/// Writes a file of `len` random bytes in one extent.
+fn one_extent(fs: &Fs, dir: InodeId, name: &str, len: usize) -> InodeId {
+    let id = fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.write(id, 0, &Rng::new(9).bytes(len)).unwrap();
+    fs.fsync(id, false).unwrap();
+    id
+}
+
+#[test]
+fn defragmentation_holes_and_truncation_obey_limits() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    const LIMIT: u64 = 3 << 20;
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image, "compress-force=zstd");
+    let [a, b, c] = [b"a", b"b", b"c"].map(|name| fs.create_subvolume(TOP, name, &ROOT).unwrap());
+    fs.enable_quotas().unwrap();
+    settle(&fs);
+    for dir in [a, b, c] {
+        fs.limit_qgroup(QgroupId::of_subvolume(dir.root), Some(Some(LIMIT)), None).unwrap();
+    }
+    assert_eq!(fill(&fs, a, "even", 1 << 20, 60 << 20), (60 << 20, 0));
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open(&image, "");
+    let referenced = |dir: InodeId| {
+        settle(&fs);
+        group(&fs, QgroupId::of_subvolume(dir.root)).0
+    };
+    // Without compression, the file takes 60 MiB.
+    let even = fs.lookup(a, b"even").unwrap().id;
+    assert_eq!(fs.defragment(even, &Defragment::default(), &Job::new()).unwrap_err().errno(), EDQUOT);
+    assert!(referenced(a) <= LIMIT, "defragmentation: {}", referenced(a));
+    for at in (0..60 << 20).step_by(1 << 20) {
+        assert!(fs.read(even, at, 1 << 20).unwrap() == vec![u8::try_from(at % 251).unwrap(); 1 << 20], "{at}");
+    }
+    // A partly zeroed sector takes a new extent, and the old one stays because its other sectors are in use.
+    let holes = one_extent(&fs, b, "holes", 2_800_000);
+    let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+    let refused = (1..600u64).filter(|at| at % 32 != 0).find_map(|at| {
+        let punched = fs.fallocate(holes, at * 4096 + 5, 1, punch);
+        punched.and_then(|()| fs.fsync(holes, false)).err()
+    });
+    assert_eq!(refused.map(|error| error.errno()), Some(EDQUOT));
+    assert!(referenced(b) <= LIMIT, "holes: {}", referenced(b));
+    fs.fallocate(holes, 4096, 8192, punch).unwrap();
+    let tails = one_extent(&fs, c, "tails", 2_900_000);
+    let refused = (1..600u64).find_map(|step| {
+        let size = 2_900_000 - step * 4096;
+        let cut = fs.setattr(tails, &SetAttr { size: Some(size), ..SetAttr::default() }, &ROOT);
+        cut.and_then(|_| fs.fsync(tails, false)).err()
+    });
+    assert!(refused.is_none_or(|error| error.errno() == EDQUOT));
+    assert!(referenced(c) <= LIMIT, "truncation: {}", referenced(c));
+    // Whatever the limit is, truncation to whole sectors, to 0, and removal work.
+    for (dir, name, id) in [(a, "even", even), (b, "holes", holes), (c, "tails", tails)] {
+        fs.limit_qgroup(QgroupId::of_subvolume(dir.root), Some(Some(4096)), None).unwrap();
+        let cut = |size| fs.setattr(id, &SetAttr { size: Some(size), ..SetAttr::default() }, &ROOT);
+        assert_eq!(cut(4097).unwrap_err().errno(), EDQUOT, "{name}");
+        cut(8192).unwrap();
+        cut(0).unwrap();
+        fs.unlink(dir, name.as_bytes()).unwrap();
+    }
+    settle(&fs);
+    judge_numbers(image.path(), "with limits");
     fs.close().unwrap();
     drop(fs);
     btrfs_check(image.path()).unwrap();

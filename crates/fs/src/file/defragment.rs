@@ -86,8 +86,12 @@ impl Fs {
 
     /// Makes the bytes of a piece's small extents dirty.
     fn rewrite_piece(&self, inode: &Arc<Inode>, piece: Range<u64>, how: &Defragment) -> Result<u64> {
+        // At a quota limit, a file that needs no work is no failure.
+        if self.ranges_to_rewrite(inode, &*inode.read()?, &piece, how)?.is_empty() {
+            return Ok(0);
+        }
         drop(self.reserve(4)?);
-        let mut space = Some(self.engine.reserve_data(piece.end - piece.start)?);
+        let mut space = Some(self.engine.reserve_data_for(inode.id.root, piece.end - piece.start)?);
         // I1
         let mut state = inode.write()?;
         let state = &mut *state;
@@ -129,7 +133,7 @@ impl Fs {
                         && other.is_data()
                         && !other.is_inline()
                         && on_disk(other) < how.small_bytes
-                        && !are_parts_of_one(first, second)
+                        && !is_joined(first, second)
                 })
             };
             let compresses = how.compress.is_some_and(|spec| spec.kind != extent.extent.compression);
@@ -160,14 +164,18 @@ fn on_disk(extent: &ExtentAt) -> u64 {
     extent.end - extent.start
 }
 
-/// Whether two neighbours in the file are contiguous on disk and uncompressed: joining them would not speed up reading.
-fn are_parts_of_one(first: &ExtentAt, second: &ExtentAt) -> bool {
+/// Whether joining two neighbours in the file would gain nothing: they are parts of one extent, or contiguous on disk,
+/// uncompressed and not tiny, so that reading them is fast and their items are few.
+fn is_joined(first: &ExtentAt, second: &ExtentAt) -> bool {
     let (Some(one), Some(other)) = (first.extent.disk_extent(), second.extent.disk_extent()) else { return false };
     let is_plain = |extent: &ExtentAt| extent.extent.compression == Compression::None;
-    is_plain(first)
-        && is_plain(second)
-        && one.disk_bytenr.0 + one.offset + (first.end - first.start) == other.disk_bytenr.0 + other.offset
+    let is_contiguous =
+        one.disk_bytenr.0 + one.offset + (first.end - first.start) == other.disk_bytenr.0 + other.offset;
+    let are_tiny = on_disk(first) < TINY_BYTES && on_disk(second) < TINY_BYTES;
+    is_plain(first) && is_plain(second) && is_contiguous && (one.disk_bytenr == other.disk_bytenr || !are_tiny)
 }
 
 /// Number of bytes made dirty in one step.
 const PIECE: u64 = BUF_MAX as u64;
+/// Smaller extents are joined with neighbours that are contiguous on disk, because they take an item each.
+const TINY_BYTES: u64 = 1 << 20;

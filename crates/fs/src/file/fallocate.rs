@@ -59,7 +59,12 @@ impl Fs {
 
     fn punch_hole(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
-        let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
+        // Only the partial sectors at the ends take new space. Whole sectors can be punched at a quota limit.
+        let is_aligned = range.start.is_multiple_of(sectorsize) && range.end.is_multiple_of(sectorsize);
+        let mut space = Some(match is_aligned {
+            true => self.engine.reserve_data(2 * sectorsize)?,
+            false => self.engine.reserve_data_for(inode.id.root, 2 * sectorsize)?,
+        });
         drop(self.reserve(8)?);
         let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;

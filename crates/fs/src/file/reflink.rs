@@ -242,7 +242,11 @@ impl Fs {
         };
         for _ in 0..MAX_TRIES {
             self.flush_inode(source, src_range.clone())?;
-            let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
+            let mut space = Some(match same_at {
+                // Equal content needs no new sectors.
+                Some(_) => self.engine.reserve_data(2 * sectorsize)?,
+                None => self.engine.reserve_data_for(target.id.root, 2 * sectorsize)?,
+            });
             let mut locked = LockedPair::lock(source, target)?;
             let source_state = locked.source_state();
             if !source_state.data.pending_in(src_range.clone()).is_empty() {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, Timespec};
-use ubtrfs_transaction::{DataExtent, DataReservation};
+use ubtrfs_transaction::{DataExtent, DataReservation, QuotaReservation};
 
 use crate::clock::now;
 use crate::file::read::check_regular;
@@ -37,7 +37,7 @@ impl Fs {
         let old_size = inode.read()?.item.size;
         let needs_sector = size != old_size && (!old_size.min(size).is_multiple_of(sectorsize) || size > old_size);
         let mut space = match needs_sector {
-            true => Some(self.engine.reserve_data(sectorsize)?),
+            true => Some(self.engine.reserve_data_for(inode.id.root, sectorsize)?),
             false => None,
         };
         let reservation = match size < old_size {
@@ -164,10 +164,11 @@ fn shrink(
         state.item.nbytes = plan.nbytes(state.item.nbytes);
         let op = fs.engine.begin(reservation);
         plan.apply(&op, tree, ino);
-        if let Some(Tail::Sector { extent, csums, .. }) = &mut tail
-            && !csums.is_empty()
-        {
-            op.add_csums(extent.bytenr, std::mem::take(csums));
+        if let Some(Tail::Sector { extent, csums, quota, .. }) = &mut tail {
+            std::mem::take(quota).spend();
+            if !csums.is_empty() {
+                op.add_csums(extent.bytenr, std::mem::take(csums));
+            }
         }
         inode.put_item(&op, state);
         drop(op);
@@ -194,7 +195,7 @@ fn forget_dirty_in(fs: &Fs, state: &mut InodeState, range: Range<u64>) {
 /// The new content of the last sector.
 enum Tail {
     /// A new extent of one sector.
-    Sector { offset: u64, extent: DataExtent, csums: Vec<u8> },
+    Sector { offset: u64, extent: DataExtent, csums: Vec<u8>, quota: QuotaReservation },
     /// Inline data of the new length.
     Inline { bytes: Vec<u8> },
 }
@@ -265,7 +266,8 @@ fn zeroed_tail(
     if !state.has_flags(InodeFlags::NODATASUM) {
         fs.geometry.csum_type.compute_sectors(&bytes, sectorsize as usize, &mut csums);
     }
-    Ok(Some(Tail::Sector { offset: sector, extent, csums }))
+    let quota = reservation.take_quota(extent.len_bytes);
+    Ok(Some(Tail::Sector { offset: sector, extent, csums, quota }))
 }
 
 /// Number of items dropped in one operation.
