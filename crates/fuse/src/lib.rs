@@ -5,7 +5,7 @@
 //! |--------------|-------------------------------------------------------------|
 //! | `mount`      | mount(2), fusermount3, and what can go wrong                |
 //! | `session`    | a mount's life from mounting to the last commit             |
-//! | `server`     | one handler for each request                                |
+//! | `server`     | one handler for each request; how long the kernel may cache names and attributes |
 //! | `protocol`   | decodes requests, encodes answers                           |
 //! | `transport`  | carries requests and answers: /dev/fuse, io_uring rings     |
 //! | `node`       | node ids and inode numbers                                  |

@@ -5,9 +5,10 @@
 //!     filesystem read-only, so that no half-done change is ever committed.
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
 //!     fit into the answer gives its reference back.
-//! S3. Only requests change the filesystem, so the kernel may cache names and attributes for long. The exception is
-//!     `st_blocks`, which changes without a request when writeback allocates new data: see [`Server::attr_ttl`]. If a
-//!     request changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`).
+//! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
+//!     ([`TTL`]). The exception is `st_blocks`, which changes without a request when writeback allocates new data: see
+//!     [`Server::attr_ttl`]. If a request changes names that the kernel cannot expect it to change, the server tells the
+//!     kernel (`name_cache`).
 //! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
 
@@ -37,7 +38,7 @@ use crate::seek::Seeker;
 use crate::subvolume_ioctl::{self, Command};
 use crate::transport::{Handler, Place};
 
-/// How long names, and attributes that only requests change, stay valid in the kernel.
+/// How long names, missing names, and attributes that only requests change stay valid in the kernel.
 const TTL: Duration = Duration::from_secs(3600);
 /// How long the kernel may keep the attributes of a file that changed recently.
 const RECENT_TTL: Duration = Duration::from_secs(1);

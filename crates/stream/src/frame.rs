@@ -1,4 +1,5 @@
-//! [`FrameReader`]: cuts the input into commands without looking into them; [`FrameHeader`]: the head of one.
+//! [`FrameReader`]: cuts the input into commands without looking into them; [`FrameHeader`]: the head of a command, which
+//! also verifies the command's checksum. The words of all refusals are in `error.rs`.
 //!
 //! The bytes are appended to a buffer of the caller, so a thread can read many commands into one buffer and hand it to another,
 //! which verifies and parses them.

@@ -1,4 +1,11 @@
 //! File content: reading, writing, truncating, preallocation, holes, shared extents.
+//!
+//! - `read`, `write`: reads and writes, and the offsets of data and holes.
+//! - `truncate`, `fallocate`: changing the size, preallocating, zeroing, removing ranges.
+//! - `reflink`: which extents copies and deduplication share.
+//! - `encoded`: storing data that arrives compressed.
+//! - `defragment`: which extents are rewritten.
+//! - `extent_map`: the extents as FIEMAP reports them.
 
 pub(crate) mod defragment;
 pub(crate) mod encoded;

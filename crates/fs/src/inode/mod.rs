@@ -1,4 +1,12 @@
 //! Inodes in memory: state, dirty data, read-ahead, cache, attributes, extended attributes, ACLs, properties.
+//!
+//! - `state`, `subvolume`: the current state of an inode, and of a subvolume with its inode numbers.
+//! - `cache`, `handle`: which inodes stay in memory, access by id, atime.
+//! - `file_data`, `buf_pool`, `readahead`: dirty data, its memory, and data read ahead.
+//! - `known_names`: whether a name is absent without a tree search. (How long the kernel may cache a missing name is
+//!   decided in `server.rs` of crate `fuse`.)
+//! - `setattr`, `xattr`, `acl`, `property`: changes of attributes and their rules.
+//! - `change_gate`, `writeback_lock`: waiting for running changes, and for writeback of a file.
 
 pub(crate) mod acl;
 pub(crate) mod buf_pool;

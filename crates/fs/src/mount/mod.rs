@@ -1,4 +1,11 @@
 //! An open filesystem: opening and closing, options, memory budget, background commits, log replay, statistics.
+//!
+//! - `fs`: opening, syncing, closing.
+//! - `memory_budget`: how memory is divided.
+//! - `commit_thread`: when a commit starts.
+//! - `log_replay`: how a tree log becomes part of the subvolumes.
+//! - `statfs`: what df shows.
+//! - `guard`, `stats`: the abort of a FUSE server, and counters.
 
 pub(crate) mod commit_thread;
 pub(crate) mod fs;

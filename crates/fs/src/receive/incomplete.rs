@@ -1,4 +1,4 @@
-//! The subvolume that is being received: making it, its mark, resuming it, and completing it.
+//! The subvolume that is being received: making it, its mark, resuming it, and completing it, which sets its received UUID.
 //!
 //! ```text
 //! [made, stransid, no received_uuid] --mark--> [receiving] --end of the stream--> [received, read-only]

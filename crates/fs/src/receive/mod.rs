@@ -7,11 +7,11 @@
 //! | module       | contents                                                                                     |
 //! |--------------|----------------------------------------------------------------------------------------------|
 //! | `input`      | the thread that reads the input                                                              |
-//! | `session`    | the whole input: which subvolume begins and ends where; what happens after errors            |
+//! | `session`    | the whole input: where each subvolume begins and ends; which errors end the receive          |
 //! | `apply`      | one command on the subvolume that is being received                                          |
-//! | `walk`       | from paths to inodes                                                                         |
+//! | `walk`       | from paths to inodes, which confines the stream to its subvolume                             |
 //! | `origin`     | finding parents and clone sources                                                            |
-//! | `incomplete` | the mark of an incomplete subvolume, and resuming it                                         |
+//! | `incomplete` | the mark of an incomplete subvolume, resuming it, and the `received_uuid` of a complete one  |
 //! | `error`      | what failed, at which command                                                                |
 //!
 //! Invariants:

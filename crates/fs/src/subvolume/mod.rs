@@ -1,4 +1,14 @@
 //! Subvolumes and snapshots: creating, deleting, listing, renaming, quotas, and searching their items.
+//!
+//! - `create`: what a snapshot contains, and making a subvolume read-only. A commit makes it
+//!   (`roots/subvolume_roots.rs` of crate `transaction`).
+//! - `delete`: when a deleted subvolume disappears.
+//! - `list`: paths and parents, and which subvolume is mounted.
+//! - `rename`: renames that move a subvolume.
+//! - `sends`: what is refused while a subvolume is being sent.
+//! - `quota`, `resolve`, `search`: quota groups, paths of addresses and inodes, items of a tree.
+//!
+//! Crate `control` decides which users may do this (`control/src/subvolume.rs`).
 
 pub(crate) mod create;
 pub(crate) mod delete;

@@ -1,4 +1,11 @@
 //! Space on disk: extent, csum and free space trees, data extents, chunk allocation.
+//!
+//! - `extent_tree`, `csum_tree`, `free_space_tree`: the items of these trees.
+//! - `data_io`, `data_ledger`: data extents: their I/O with checksums, and their state until they are committed.
+//! - `chunk_alloc`: when a chunk is made.
+//! - `chunk_migration`, `device_size`: moving chunks on the devices, resizing devices.
+//! - `emptying`, `moved_extents`: block groups that a relocation empties, and the new addresses of their data.
+//! - `trim`: which free space is discarded.
 
 pub(crate) mod chunk_alloc;
 pub(crate) mod chunk_migration;

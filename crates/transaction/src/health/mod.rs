@@ -1,4 +1,7 @@
-//! Failure and measurement: panics, device error counters, statistics, metrics, the timeline.
+//! Failure and measurement: panics, statistics, metrics, the timeline.
+//!
+//! - `abort`, `unwind`: what makes the filesystem read-only: errors, and panics.
+//! - `stats`, `metric`, `timeline`: counters and spans.
 
 pub(crate) mod abort;
 pub(crate) mod metric;

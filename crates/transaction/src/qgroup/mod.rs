@@ -1,5 +1,8 @@
 //! Quota groups: how much space each subvolume refers to, exclusively and shared, and the limits on it.
 //!
+//! `account` finds the users of changed extents, `groups` changes the numbers, `rescan` counts all extents again,
+//! `limits` refuses reservations, `control` changes groups and makes those of new subvolumes and snapshots.
+//!
 //! Accounting happens in the commit: each extent of subvolumes whose users a transaction changed is counted from its set
 //! of subvolumes before (the trees of the last commit, all immutable) to its set after (the applied trees). No writer
 //! waits for it.

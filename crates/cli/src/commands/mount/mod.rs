@@ -71,9 +71,9 @@ pub(crate) struct Args {
     /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// Confine the server after mounting (seccomp, Landlock): it cannot open files, make network connections or run programs, and it runs as the owner of the image file, or as nobody, instead of root. Default when an ordinary user mounts an image file
-    /// Landlock), and is not root but the owner of the image file, or nobody. The default when an ordinary user mounts
-    /// an image file
+    /// Confine the server after mounting (seccomp, Landlock): it cannot open files, make network connections or run
+    /// programs, and it runs as the owner of the image file, or as nobody, instead of root. Default when an ordinary
+    /// user mounts an image file
     #[arg(long, conflicts_with = "no_sandbox")]
     sandbox: bool,
     /// Do not confine the server

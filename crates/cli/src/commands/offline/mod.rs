@@ -5,6 +5,8 @@
 //! - I1. `with_image` always closes the image that it opened. Changes made so far are committed, and if the work
 //!   failed, its error is reported.
 //! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
+//!
+//! `import/mod.rs` confines an archive to its target directory, and `copy/host.rs` a copy to a directory of the host.
 
 mod archive;
 pub(crate) mod copy;

@@ -1,5 +1,8 @@
 //! tar archives: ustar, GNU and pax, read and written as streams.
 //!
+//! Paths and links of members are returned as the archive has them. `import/mod.rs` confines them to its target (I1
+//! there), and `export.rs` chooses the names that it writes.
+//!
 //! A header block, 512 bytes:
 //!
 //! | offset | size | field |
