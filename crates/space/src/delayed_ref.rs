@@ -4,7 +4,8 @@
 //! are collected here, netted per reference, and run as one sorted batch.
 //!
 //! Invariants:
-//! - I1. A head exists for an extent only while one of its deltas is not zero, flags are to be set, or quotas count it.
+//! - I1. A head exists for an extent only while one of its deltas is not zero, flags are to be set, or quotas must
+//!   count the extent again.
 //! - I2. Heads are sorted by bytenr, with one head per bytenr: two live extents never start at one address, and an
 //!   address that a transaction frees is not reused before it is unpinned.
 
@@ -65,7 +66,7 @@ impl RefKey {
 pub enum ExtentKind {
     /// A tree block.
     Tree {
-        /// Level of the block, in the key of a skinny item.
+        /// Level of the block, stored in the key of a skinny item.
         level: u8,
         /// First key of the block, stored in a non-skinny item when the item is created.
         first_key: Key,
@@ -111,7 +112,7 @@ impl DelayedRefHead {
         self.deltas.iter().map(|(_, delta)| delta).sum()
     }
 
-    /// Adds another queue's changes of this extent. Returns the other's extent if it has another length (I2).
+    /// Adds the changes of this extent from another queue. Returns the other queue's extent if its length differs (I2).
     fn absorb(&mut self, other: Self) -> Option<Extent> {
         other.deltas.iter().for_each(|(reference, delta)| self.deltas.add(*reference, delta));
         self.set_flags |= other.set_flags;
@@ -143,7 +144,7 @@ impl DelayedRefs {
         Self::default()
     }
 
-    /// Adds (`delta > 0`) or drops (`delta < 0`) references. Quotas see no change of users.
+    /// Adds (`delta > 0`) or drops (`delta < 0`) references. For quotas, the users of the extent stay the same.
     pub fn add(&mut self, extent: Extent, kind: ExtentKind, reference: RefKey, delta: i64, generation: Generation) {
         self.change(extent, kind, generation, |head| head.deltas.add(reference, delta));
     }
@@ -247,7 +248,7 @@ impl DelayedRefs {
         self.heads.len()
     }
 
-    /// Changes an extent's head. Creates it, or removes it if it has become void (I1).
+    /// Changes an extent's head. A missing head is created first, and a head that has become void is removed (I1).
     fn change(
         &mut self,
         extent: Extent,
@@ -279,7 +280,7 @@ impl DelayedRefs {
     }
 }
 
-/// A queue is appended head by head if it has fewer heads than the other one divided by this.
+/// A queue is appended head by head if it is shorter than the other queue's length divided by this number.
 const MANY_TIMES: usize = 16;
 /// A queue with fewer heads than this is always appended head by head.
 const MANY_HEADS: usize = if cfg!(test) { 100 } else { 128 << 10 };

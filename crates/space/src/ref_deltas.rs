@@ -1,13 +1,13 @@
 //! [`RefDeltas`]: changes of the references to an extent. A single reference, the usual case, needs no allocation.
 //!
 //! Invariants:
-//! - I1. No delta is zero, and a single one is [`Deltas::One`], so equal changes compare equal.
+//! - I1. No delta is zero, and a single delta is stored as [`Deltas::One`], so equal changes compare equal.
 
 use std::collections::BTreeMap;
 
 use crate::RefKey;
 
-/// References of an extent, each with the change of its count, which is never zero.
+/// Changes of the reference counts of an extent. No change is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RefDeltas {
     deltas: Deltas,
@@ -22,7 +22,7 @@ enum Deltas {
 }
 
 impl RefDeltas {
-    /// Adds `delta` to the change of `reference`. The sum saturates, which 2^63 references would need.
+    /// Adds `delta` to the change of `reference`. The sum saturates; only 2^63 references could reach the limit.
     pub fn add(&mut self, reference: RefKey, delta: i64) {
         self.deltas = match std::mem::take(&mut self.deltas) {
             Deltas::None => Deltas::One(reference, delta),

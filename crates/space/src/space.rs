@@ -151,8 +151,8 @@ impl Space {
     }
 
     /// Allocates a contiguous extent of `want` bytes, or else the longest one of at least `min` bytes. Pass `min ==
-    /// want` first if a new chunk is better than a shorter extent. After `None`, make a chunk and try again. Extents of
-    /// metadata and system have a multiple of the node size and are aligned to it.
+    /// want` first if a new chunk is better than a shorter extent. After `None`, make a chunk and try again. Start and
+    /// length of metadata and system extents are multiples of the node size.
     pub fn allocate(&self, kind: SpaceKind, want: u64, min: u64, hint: Option<Logical>) -> Option<Extent> {
         let align = self.inner.align(kind);
         let round = |bytes: u64| bytes.max(1).checked_next_multiple_of(align);
@@ -224,8 +224,8 @@ impl Space {
         }
     }
 
-    /// Takes the starts of dirty block groups, whose items on disk are outdated, sorted. They count as clean from now
-    /// on. Call this once after loading a filesystem, because its block groups are up to date.
+    /// Returns the starts of the dirty block groups (their items on disk are outdated), sorted, and marks them as
+    /// clean. Call this once after loading a filesystem, because its block groups are up to date.
     pub fn take_dirty_groups(&self) -> Vec<Logical> {
         let mut starts: Vec<Logical> =
             self.inner.states.iter().flat_map(|state| state.lock().take_dirty()).map(Logical).collect();
@@ -264,8 +264,8 @@ impl Space {
         self.inner.state(SpaceKind::Metadata).lock().set_global_size(bytes);
     }
 
-    /// Sets the logical bytes that new chunks could add. Reservations of metadata may exceed its free space by half of
-    /// that. Data, system and mixed block groups are never overcommitted.
+    /// Sets the logical bytes that new chunks could add. Metadata reservations may exceed the free metadata space by
+    /// half of `metadata_bytes`. Data, system and mixed block groups are never overcommitted.
     pub fn set_unallocated(&self, data_bytes: u64, metadata_bytes: u64) {
         for (kind, bytes) in [(SpaceKind::Data, data_bytes), (SpaceKind::Metadata, metadata_bytes)] {
             self.inner.state(kind).lock().set_unallocated(bytes);

@@ -78,7 +78,8 @@ struct PinnedRange {
 
 /// Runs of at least this length are preferred, so that the next allocations are adjacent.
 const CLUSTER_BYTES: u64 = 1 << 20;
-/// Number of runs after the cursor that are tried before the index by length.
+/// Maximum number of runs after the cursor, and of groups with fragmented space, that are compared to find the best
+/// one.
 const RUNS_SCANNED: usize = 16;
 
 impl SpaceState {
@@ -324,13 +325,13 @@ impl SpaceState {
         (at < group.end() && !group.read_only).then_some(group)
     }
 
-    /// Fits all wanted bytes into the run that contains `at`, from there on.
+    /// Finds room for all wanted bytes in the run that contains `at`, not before `at`.
     fn fit_at(&self, at: u64, fit: Fit) -> Option<Range<u64>> {
         let run = self.writable_group_at(at)?.free().ranges().containing(at)?;
         fit.whole(at..run.end)
     }
 
-    /// Fits all wanted bytes into one of the next long runs after the cursor.
+    /// Finds room for all wanted bytes in one of the next long runs after the cursor.
     fn fit_behind_cursor(&self, fit: Fit) -> Option<Range<u64>> {
         let group = self.writable_group_at(self.cursor)?;
         let mut runs = group.free().ranges().from(self.cursor).take(RUNS_SCANNED);
@@ -344,13 +345,14 @@ impl SpaceState {
         if let Some(run) = tight.and_then(|group| group.free().at_least(roomy).next()) {
             return fit.whole(run);
         }
-        // Space is fragmented: the longest run that fits all wanted bytes.
+        // Space is fragmented: take the longest run that has room for all wanted bytes.
         for group in self.groups_with_runs(fit.want) {
             if let Some(range) = group.free().at_least(fit.want).rev().find_map(|run| fit.whole(run)) {
                 return Some(range);
             }
         }
-        // No run fits all: the longest fit among the groups, each tried from its longest run on.
+        // No run has room for all wanted bytes: take the longest part. Within a group, the longest runs are tried
+        // first.
         let longest = |group: &Group| group.free().at_least(fit.min).rev().find_map(|run| fit.part(run));
         let parts = self.groups_with_runs(fit.min).take(RUNS_SCANNED).filter_map(longest);
         parts.max_by_key(len_of).or_else(|| self.groups_with_runs(fit.min).skip(RUNS_SCANNED).find_map(longest))

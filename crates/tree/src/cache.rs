@@ -47,7 +47,7 @@ impl NodeCache {
         cache
     }
 
-    /// Changes the budget. Later inserts evict nodes above it.
+    /// Changes the budget. If the cache exceeds it, later inserts evict nodes.
     pub fn set_budget(&self, budget_bytes: u64) {
         for shard in &self.shards {
             shard.lock().budget_bytes = budget_bytes / NR_SHARDS;

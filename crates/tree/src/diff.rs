@@ -6,10 +6,10 @@
 //! positions whenever their keys are equal finds every shared node.
 //!
 //! Invariants:
-//! - I1. A path leads from the root (first) to the position (last): an item of a leaf, or a child of an internal node
-//!   that is not entered yet. An empty path is past the end. No path ends in an empty node.
-//! - I2. Positions only move forward in key order, also in trees whose nodes hold keys beyond their range: such keys are
-//!   errors.
+//! - I1. A path leads from the root (first) to the position (last): an item of a leaf, or a child (not entered yet) of
+//!   an internal node. An empty path is past the end. No path ends in an empty node.
+//! - I2. Positions only move forward in key order, also in crafted trees: a key that is not above the last one is an
+//!   error.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -48,7 +48,7 @@ struct Side {
     root: Option<RootPtr>,
     tree: RootId,
     path: Vec<(Arc<Node>, usize)>,
-    /// Children of the current parent of leaves that were announced, as an end of slots.
+    /// Number of leading children of the current level-1 node that were announced.
     announced: usize,
     last: Option<Key>,
 }
@@ -112,8 +112,8 @@ impl<'s> Diff<'s> {
         }
     }
 
-    /// Goes on at the first difference at or after this key, without looking at those before. Does nothing if the walk is
-    /// past it.
+    /// Continues at the first difference at or after this key, without reading earlier ones. Does nothing if the walk
+    /// is already past the key.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl<'s> Diff<'s> {
         place(&self.old) == place(&self.new)
     }
 
-    /// Whether both positions are the same node, and its items are not wanted.
+    /// Whether both positions are at the same node, and none of its items must be reported.
     fn is_shared(&self) -> bool {
         let (Some(old), Some(new)) = (self.old.child(), self.new.child()) else { return false };
         let is_same = (old.bytenr, old.generation, old.level) == (new.bytenr, new.generation, new.level);
@@ -199,7 +199,7 @@ impl Side {
         self.top().is_some_and(|(node, _)| node.is_leaf())
     }
 
-    /// The child at the position, if it is one.
+    /// The child at the position; `None` if the position is an item or the end.
     fn child(&self) -> Option<NodePtr> {
         self.top().filter(|(node, _)| !node.is_leaf()).map(|(node, slot)| node.child_ptr(slot, self.tree))
     }
@@ -208,7 +208,7 @@ impl Side {
         self.top().filter(|(node, _)| node.is_leaf()).map(|(node, slot)| node.item(slot))
     }
 
-    /// Addresses of the leaves below the current parent of leaves, for the readahead of the other side.
+    /// Addresses of the leaves below the current level-1 node, which the other side need not announce.
     fn children(&self) -> HashSet<Logical> {
         let parent = self.path.iter().find(|(node, _)| node.level() == 1);
         parent.map_or_else(HashSet::new, |(node, _)| (0..node.nritems()).map(|slot| node.child(slot).0).collect())
@@ -252,7 +252,7 @@ impl Side {
         Ok(item)
     }
 
-    /// Moves behind the item or child at the position.
+    /// Moves past the item or child at the position.
     fn step(&mut self) -> Result<()> {
         while let Some((node, slot)) = self.path.last_mut() {
             *slot = slot.saturating_add(1);
@@ -264,7 +264,7 @@ impl Side {
         Ok(())
     }
 
-    /// I2
+    /// Checks that the position moved forward (I2).
     fn note_key(&mut self) -> Result<()> {
         let Some(key) = self.key() else { return Ok(()) };
         if let Some(last) = self.last.filter(|last| *last >= key) {
@@ -305,7 +305,7 @@ impl std::fmt::Debug for Diff<'_> {
     }
 }
 
-/// Leaves that are announced at once.
+/// Maximum number of announced leaves from the position on.
 const AHEAD: usize = 64;
-/// Leaves that should be announced beyond the position.
+/// If at most this number of announced leaves are left from the position on, more leaves are announced.
 const AHEAD_LEAST: usize = 32;

@@ -34,7 +34,7 @@ fn batch(rng: &mut Rng, space: u64, len: u64, delete_percent: u64) -> Batch {
     changes.into_iter().collect()
 }
 
-/// The differences by a comparison of all items. Items of `whole` differ always.
+/// The differences by a comparison of all items. Items with objectid `whole` always count as different.
 fn slow(old: &Model, new: &Model, whole: Option<u64>) -> Differs {
     let keys: BTreeSet<&Key> = old.keys().chain(new.keys()).collect();
     let differs = |key: &&Key| old.get(*key) != new.get(*key) || whole == Some(key.objectid);
@@ -76,7 +76,7 @@ fn check_seed(seed: u64) {
     if new_root != old_root {
         assert!(walk(&store, Some(old_root), new_root, Some(whole)) == expected, "seed {seed}, all of {whole}");
     }
-    // Skipping leaves out what comes before, and nothing else that differs.
+    // `skip_to` omits the differences before the key, and no others.
     let mut diff = Diff::new(&store, Some(old_root), new_root);
     let expected = slow(&old_model, &model, None);
     if let Some(first) = diff.next().unwrap() {

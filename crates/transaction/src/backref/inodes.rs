@@ -106,7 +106,7 @@ impl Engine {
         let view = TreesView::committed(self)?;
         let mut cursor = Cursor::new(view.source(), *view.extent_root());
         let mut key = cursor.seek_le(&Key::new(at.0, KeyType::EXTENT_ITEM, u64::MAX))?;
-        // Skip items of other types, and references of the extent itself, that may lie in between.
+        // Skip items of other types, and keyed references of the extent, which lie after the extent's item.
         while key.is_some_and(|key| key.item_type != KeyType::EXTENT_ITEM) {
             key = cursor.prev()?;
         }

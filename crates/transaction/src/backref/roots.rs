@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - I1. Each step of a climb goes up one level, whatever the references claim, and each block is climbed from only
-//!   once. So crafted references cost time in proportion to the extent tree, and cannot loop.
+//!   once. So with crafted references, the time stays proportional to the size of the extent tree, and the climb ends.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -169,8 +169,8 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a data extent. `limit` is a set that contains all of them, if the caller knows one: the
-    /// search ends when it has found them all.
+    /// The subvolumes that reach a data extent. `limit` is a set that is known to contain all of them: when the search
+    /// has found as many subvolumes, it ends.
     fn of_data_refs(&mut self, extent: &ExtentRefs, limit: Option<&[RootId]>) -> Result<RootSet> {
         let shared: HashSet<Logical> = shared_leaves(extent);
         let mut found = Found { all: BTreeSet::new(), last: None, limit };
@@ -178,7 +178,8 @@ impl<'v> RootsOf<'v> {
             RefKey::SharedData(leaf) => Some(leaf),
             _ => None,
         });
-        // One leaf of each reference usually reaches the limit, where the rest of a large file would add nothing.
+        // Search one leaf of each reference first: often they lead to all subvolumes of the limit, and further leaves
+        // add none.
         if let Some(leaf) = leaves.next() {
             found.add(self.of_shared_leaf(leaf)?);
         }
@@ -268,7 +269,7 @@ impl Found<'_> {
         self.limit.is_some_and(|limit| self.all.len() >= limit.len())
     }
 
-    /// The users. Most extents have the set of one of their leaves.
+    /// The users. If one of the extent's leaves has all of these users, which is usual, returns that leaf's set.
     fn into_set(self) -> RootSet {
         match self.last {
             Some(set) if set.len() == self.all.len() => set,
@@ -300,8 +301,8 @@ impl<'v, 's> LeafUses<'v, 's> {
         count: u64,
         shared: &'s HashSet<Logical>,
     ) -> Result<Self> {
-        // An item's file offset minus its offset into the extent is `offset`, which wraps if the item was cloned to a
-        // place before that.
+        // `offset` is the item's file offset minus its offset into the extent. It wraps if the file offset is the
+        // smaller of the two, as a clone can make it.
         let start = if offset > i64::MAX.cast_unsigned() { 0 } else { offset };
         let end = Key::new(ino.0, KeyType::EXTENT_DATA, offset.wrapping_add(extent.len_bytes.max(MAX_EXTENT_BYTES)));
         let cursor = view.cursor_at(subvolume, &Key::new(ino.0, KeyType::EXTENT_DATA, start))?;

@@ -1,7 +1,7 @@
 //! [`TreesView`]: the extent tree and the subvolume trees of one moment, all of whose nodes are immutable.
 //!
-//! A view shows either the last commit or a moment inside a commit. A later step of the same commit may give an
-//! address that was never written new content, so a view of the second kind that outlives its step keeps the nodes
+//! A view shows either the last commit or a moment inside a commit. A later step of the same commit may write new
+//! content to an address that was never written before, so a view of a moment that outlives its step keeps the nodes
 //! that are only in memory ([`PinnedNodes`]).
 
 use std::cell::RefCell;
@@ -24,7 +24,7 @@ pub(crate) struct SubvolumeRoot {
     pub(crate) ptr: RootPtr,
     /// Blocks of this generation or older may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,
-    /// The first pointer that still exists, and the level of its node, in a deleted tree that is partly dropped.
+    /// If the tree is deleted and partly dropped: the first pointer that still exists, and the level of its node.
     pub(crate) dropped_before: Option<(Key, u8)>,
 }
 
@@ -258,7 +258,7 @@ fn read(source: &dyn NodeSource, ptr: &NodePtr) -> Result<Arc<Node>> {
     Ok(node)
 }
 
-/// The root of a tree by its item in a root tree.
+/// Finds the root of a tree by its item in a root tree.
 fn find_root(source: &dyn NodeSource, root_tree: &RootPtr, id: RootId) -> Result<Option<(RootPtr, RootItem)>> {
     let mut cursor = Cursor::new(source, *root_tree);
     let found = cursor.seek_le(&Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX))?;

@@ -8,7 +8,8 @@
 //! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one tree changes no
 //!   references of another tree's blocks. A subvolume shares no block with any tree if it is not a snapshot and no
 //!   snapshot of it was ever taken.
-//! - I2. All of them see the delayed refs from before; their new refs are appended after all are applied.
+//! - I2. All of these applies read the delayed refs from before the first of them; their new refs are appended after
+//!   the last.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);
 impl Engine {
     /// Applies the frozen items of these trees and publishes the results. The caller holds the commit lock.
     pub(crate) fn apply_frozen(&self, trees: &[Arc<Tree>], refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
-        // Keep the items until no view is locked: dropping them takes time.
+        // Keep the items until no view is locked, because dropping them takes time.
         let items: Vec<_> = trees.iter().map(|tree| tree.frozen()).collect();
         let applied = self.apply_items(trees, &items, refs, transid);
         drop(items);
@@ -92,7 +93,8 @@ impl Engine {
 }
 
 impl Tree {
-    /// Whether the root item shows that. Taking a snapshot, also in Linux, notes the transaction in both root items.
+    /// Whether the root item shows that the tree shares no blocks. Taking a snapshot, also in Linux, notes the
+    /// transaction in both root items.
     fn shares_no_blocks(&self) -> bool {
         self.id().is_fs_tree() && self.root.lock().last_snapshot == Generation(0)
     }

@@ -1,7 +1,7 @@
 //! Quotas in the commit sequence: accounting around snapshots, and the quota tree.
 //!
 //! ```text
-//! snapshot:  run delayed refs -> account -> copy the root -> run its refs -> share out the numbers -> [rebase] -> its name
+//! snapshot:  run delayed refs -> account -> copy the root -> run its refs -> compute the numbers -> [rebase] -> name
 //! rounds:    run delayed refs -> account -> a part of a rescan -> items of the quota tree
 //! ```
 
@@ -39,7 +39,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a subvolume, with its group.
+    /// Makes a subvolume and its quota group.
     fn make_counted(&self, new: NewSubvolume, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let source = match &new.content {
             NewContent::SnapshotOf { source, .. } => Some(*source),
@@ -64,7 +64,7 @@ impl Engine {
     }
 
     /// Accounts the changes of the delayed refs, counts a part of a rescan (with `is_first`), and puts changed items of
-    /// the quota tree. Returns whether it changed the tree.
+    /// the quota tree. Returns whether the tree changed.
     pub(crate) fn update_quotas(&self, work: &mut CommitWork, transid: Generation, is_first: bool) -> Result<bool> {
         if !self.quotas.is_on() {
             return Ok(false);
@@ -129,7 +129,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Marks the numbers as inconsistent if quotas are disabled, or of a kind that is not accounted.
+    /// Marks the numbers as inconsistent if quotas are disabled, or if they are of a kind that is not accounted.
     fn flag_unknown_quotas(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let key = Key::new(0, KeyType::QGROUP_STATUS, 0);
         // Unreadable quotas do not prevent changes of the filesystem.

@@ -113,8 +113,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Commits, and moves extents in the commit. If data moves, everything is committed first, because the gate stays
-    /// closed until the data has moved.
+    /// Commits, and moves extents in the commit. If data moves, everything is committed first, because the data moves
+    /// while no operation can begin.
     pub(crate) fn commit_with_step(&self, step: &mut RelocationStep) -> Result<()> {
         if step.moves_data() {
             self.commit()?;
@@ -310,10 +310,10 @@ impl Engine {
         Ok(true)
     }
 
-    /// Moves extents out of a block group. The extent tree records all references of subvolumes.
+    /// Moves extents out of a block group. Called when the extent tree records all references of subvolumes.
     fn run_step(&self, step: &mut RelocationStep, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let mut moved = self.move_extents(step, &mut work.refs, transid)?;
-        // Run separately from the other refs, because these change no users.
+        // Run these refs apart from the others, because they change no users.
         self.run_heads(moved.take(), work, transid)?;
         self.quotas_moved(&mut work.quota, step.nr_moved, transid);
         self.move_own_blocks(step, &mut work.refs, transid)?;

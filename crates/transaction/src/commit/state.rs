@@ -1,7 +1,7 @@
 //! [`CommitState`]: the commit lock, and the state of the last commit.
 //!
-//! Owns the commit lock, the last superblock and the list of retired blocks. Lock order: the commit lock comes before every
-//! other lock of the engine; nothing is taken under the other two.
+//! Owns the commit lock, and below it the locks of the last superblock, of the next label and of the list of retired
+//! blocks. Lock order: the commit lock comes before every other lock of the engine; nothing is taken under the others.
 //!
 //! Invariants:
 //! - I1. Trees change under the commit lock only: a function that changes one takes [`CommitWork`] or parts of it.
@@ -37,7 +37,7 @@ pub(crate) struct CommitWork {
     /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock
     /// refers to may use them, so they are freed only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
-    /// Data extents that lost their items, and whose checksums are removed too.
+    /// Ranges of data extents whose extent items were removed. Their checksums are removed next.
     pub(crate) freed_data: Vec<std::ops::Range<u64>>,
     pub(crate) quota: QuotaWork,
     pub(crate) uuid_tree_in_step: bool,
@@ -73,7 +73,7 @@ impl CommitState {
         Generation(self.committed.load(Ordering::Acquire))
     }
 
-    /// The superblock of the last commit. Short: no other lock may be taken while it is held.
+    /// The superblock of the last commit. Take no other lock while the returned guard exists.
     pub(crate) fn superblock(&self) -> RwLockReadGuard<'_, Superblock> {
         self.superblock.read()
     }

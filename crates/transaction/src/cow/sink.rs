@@ -1,13 +1,14 @@
 //! Copy on write: how addresses and references change when a batch changes a tree.
 //!
-//! References are derived here, from the reports of `apply`, and nowhere else. For a block that tree R stops using:
+//! References are derived here, from the reports of `apply`, and nowhere else. The table is for a block that tree R
+//! stops using. R's references carry its id; the block's references carry the block's address:
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
-//! | only R, by its id | keep their references | loses R's |
-//! | only R, full backref | lose the one of the block's address, gain R's | loses R's |
-//! | several, R owns it, no full backref | gain one of the block's address (R's own move to the copy) | loses R's; full backref is set |
-//! | several otherwise | gain R's | loses R's |
+//! | only R, by its id | keep their references | loses R's reference |
+//! | only R, full backref | lose the block's reference, gain R's | loses R's reference |
+//! | several, R owns it, no full backref | gain the block's reference (R's moves to the copy) | loses R's reference; full backref is set |
+//! | several otherwise | gain R's reference | loses R's reference |
 //!
 //! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From then until
 //! the end of the commit, blocks of this transaction may have several users too, and the tree's `last_snapshot` is this
@@ -310,7 +311,8 @@ impl<'a> CowSink<'a> {
         self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta, users);
     }
 
-    /// Adds references to a block's children that are handed over, because a copy of the block has them too.
+    /// Adds `delta` to a reference of each child of a block. The users stay the same, because a copy of the block also
+    /// refers to the children.
     fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
         self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta, Users::Same);
     }
@@ -321,7 +323,7 @@ impl<'a> CowSink<'a> {
         node.bytenr() == self.job.root_bytenr || (node.generation() > self.job.last_snapshot && !is_reloc)
     }
 
-    /// References and flags of a block that this tree stops using.
+    /// The number of references and the flags of a block that this tree stops using.
     fn sharing(&self, node: &Node) -> Result<(u64, ExtentFlags)> {
         let (Some(extent_root), false) = (&self.job.extent_root, self.is_private(node)) else {
             return Ok((1, ExtentFlags::empty()));
@@ -364,7 +366,7 @@ impl<'a> CowSink<'a> {
         if !self.pool.is_empty() {
             self.job.engine.space.release(Extent::new(Logical(self.pool.start), self.pool.end - self.pool.start));
         }
-        // These are too few for a piece. They are written with the other trees' nodes.
+        // The gathered nodes are too few for a piece. They are written with the other trees' nodes.
         self.made.emitted.extend(self.gathered.into_iter().map(|node| (node.bytenr(), node)));
         self.made
     }
@@ -508,8 +510,8 @@ pub(crate) fn no_references(bytenr: Logical) -> Corrupt {
     .at(bytenr)
 }
 
-/// Number of changes from which on the nodes of a batch are written as they are made. Fewer changes touch no more
-/// leaves than memory can hold.
+/// Minimum number of changes of a batch whose nodes are written as they are made. Smaller batches touch no more leaves
+/// than memory can hold.
 const STREAM_MIN: usize = 256;
 /// Number of changes that justify a thread.
 pub(crate) const PART_MIN: usize = 2048;

@@ -455,8 +455,8 @@ fn is_entry(item_type: KeyType) -> bool {
 const NR_SHARDS: u64 = 64;
 /// Enough bits for a few thousand objectids.
 const OBJECTID_WORDS: usize = 128;
-/// Number of inodes whose delayed items share a lock and lie side by side: from one multiple of this number to the
-/// next. Threads use different locks if each takes the numbers of its new inodes from different rows.
+/// Number of inodes in a row: from one multiple of this number to the next. The delayed items of a row share a lock and
+/// lie side by side. Threads use different locks if each takes the numbers of its new inodes from rows of its own.
 pub const INODES_PER_ROW: u64 = 16;
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub(crate) struct Growth {
     pub(crate) is_new: bool,
     /// Bytes by which the data of all changes grew.
     pub(crate) data_bytes: usize,
-    /// Bytes by which the map's memory grew, or shrank.
+    /// Bytes by which the map's memory grew; negative if it shrank.
     pub(crate) memory_bytes: isize,
 }
 
@@ -350,7 +350,7 @@ const PAGE_DATA: usize = 4096;
 /// Maximum number of pages in a group.
 const GROUP_PAGES: usize = 128;
 const NR_RECENT: usize = 32;
-/// A page's place in the map, and the overhead of its allocations.
+/// Estimated bytes of a page's entry in the map and of the overhead of its allocations.
 const PAGE_OVERHEAD: isize = 160;
 
 #[cfg(test)]

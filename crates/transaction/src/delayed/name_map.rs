@@ -252,7 +252,7 @@ impl Dir {
         self.set_heads(number, heads);
     }
 
-    /// Replaces the item in this slot. Returns the length of the item before.
+    /// Replaces the item in this slot. Returns the length of the previous item.
     fn replace(&mut self, number: u32, slot: usize, value: Option<&[u8]>) -> usize {
         let before = self.heads(number)[slot];
         let len_before = self.value(before).map_or(0, <[u8]>::len);
@@ -320,7 +320,7 @@ impl Dir {
         &mut self.page_mut(number).heads[..len.into()]
     }
 
-    /// Takes the heads out of a page, which then gets heads by [`Self::set_heads`].
+    /// Takes the heads out of a page. The caller then gives the page heads with [`Self::set_heads`].
     fn take_heads(&mut self, number: u32) -> Vec<Head> {
         match self.more.remove(&number) {
             Some(heads) => {
@@ -441,7 +441,7 @@ impl Dir {
 
     #[cfg(test)]
     fn counted_bytes(&self) -> usize {
-        // The first place of the table is part of the overhead.
+        // `DIR_OVERHEAD` includes the first place of the table.
         let table = (self.table.len() - 1) * size_of::<u32>();
         let pages = self.groups.iter().map(pages_bytes).sum::<usize>();
         let more = self.more.values().map(heads_bytes).sum::<usize>();
@@ -498,7 +498,7 @@ fn heads_bytes(heads: &Vec<Head>) -> usize {
 
 const HASH_BITS: u32 = 32;
 const LAST_HASH: u64 = u32::MAX as u64;
-/// With `len` and `depth` they take four cache lines.
+/// This number of heads, with `len` and `depth`, takes four cache lines.
 const PAGE_NAMES: usize = 31;
 /// Value of `NamePage::len` if the heads are in `Dir::more`.
 const MORE: u8 = u8::MAX;
@@ -506,9 +506,9 @@ const DELETED: u32 = u32::MAX;
 const NO_HEAD: Head = Head { hash: u32::MAX, at: DELETED };
 const GROUP_PAGES: usize = 64;
 const SPARSE: usize = 16;
-/// Garbage in bytes that the log may have at any size.
+/// Bytes of garbage that a log of any length may have.
 const GARBAGE_MAX: usize = 4096;
-/// A directory's place in the map, and the overhead of its allocations.
+/// Estimated bytes of a directory's entry in the map and of the overhead of its allocations.
 const DIR_OVERHEAD: usize = 320;
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub(crate) struct View {
     frozen: Option<Arc<FrozenItems>>,
     /// See [`Tree::seal`].
     sealed: bool,
-    /// Another version whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
+    /// Changes whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
     version: TreeVersion,
 }
 
@@ -182,8 +182,8 @@ impl Tree {
         Ok(found)
     }
 
-    /// Passes up to `limit` items in `start..=end` to `visit`, in ascending order of their keys. Returns how many there
-    /// were. `visit` must not read any tree: it runs with this tree's view locked.
+    /// Passes up to `limit` items in `start..=end` to `visit`, in ascending order of their keys. Returns the number of
+    /// items passed. `visit` must not read any tree, because this tree's view is locked during the call.
     ///
     /// # Errors
     ///
@@ -209,7 +209,7 @@ impl Tree {
                 Some(next) => from = next,
                 None => break,
             }
-            // Most of the changes were deletions: fetch more of them.
+            // Too many of the fetched changes were deletions: fetch more changes.
             window = window.saturating_mul(4).min(window.max(WINDOW_MAX));
         }
         Ok(())
@@ -300,14 +300,14 @@ impl Tree {
         Ok(None)
     }
 
-    /// Merges `start..=end` backwards, as far as `window` changes of each source reach, up to the first item.
+    /// Finds the last item of `start..=end` among the last `window` changes of each source.
     fn last_in_window(&self, end: &Key, start: &Key, window: usize) -> Result<Backwards> {
-        // Active items before the view: I2 of delayed_item.
+        // Read the active items before the view is locked (I2 of delayed_item).
         let active = self.active.backwards(end, start, window);
         let view = self.view.read();
         self.check_not_sealed(&view)?;
         let frozen = view.frozen.as_ref().map_or_else(Vec::new, |frozen| frozen.backwards(end, start, window));
-        // Keys of a source before its last one are unknown, unless the source has no more.
+        // Keys below the last change that a source returned are unknown, unless the source has no further changes.
         let mut horizon = *start;
         for changes in [&active, &frozen] {
             if let Some((key, change)) = changes.last()
@@ -428,7 +428,7 @@ impl Tree {
 
 /// Number of changes fetched beyond the wanted number, because some are deletions.
 const WINDOW_MARGIN: usize = 24;
-/// Maximum number of changes fetched together, if no more are wanted.
+/// Maximum number of changes fetched at once, unless more items are wanted.
 const WINDOW_MAX: usize = 512;
 
 /// Moves to the item before `key`. Skips keys that a crafted leaf holds beyond its range.

@@ -1,7 +1,7 @@
 //! The run of child pointers of a level, and its internal nodes.
 //!
-//! Nodes are packed like leaves (see `leaf_run`): all are full, except that the last two of a run share their pointers
-//! evenly unless the run grew at its end or grew a lot.
+//! Nodes are packed full, like leaves (see `leaf_run`). The last two nodes of a run share their pointers evenly; but if
+//! the run grew at its end or grew a lot, only the last node may be short.
 
 use std::sync::Arc;
 

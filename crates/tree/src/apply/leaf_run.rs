@@ -215,5 +215,5 @@ fn current_bytes(view: &NodeView<'_>) -> usize {
     (0..view.nritems()).map(|slot| head_and_data(view, slot)).sum()
 }
 
-/// Average number of consecutive inserts from which they count as ascending.
+/// Inserts count as ascending if their rows of consecutive inserts have at least this average length.
 const ROW_MIN: u32 = 4;

@@ -1,9 +1,9 @@
 //! Applies sorted batches of changes to a tree.
 //!
-//! A batch takes one walk from left to right. A touched node is taken apart: its items (or child pointers) join the
-//! *run* of their level, the changes are merged in, and the run is cut into new nodes. The pointers to new nodes join
-//! the run of the next level. A child that the batch does not reach ends the runs below it, and only its pointer is
-//! passed on:
+//! A batch is applied in one walk from left to right. A touched node is taken apart: its items (or child pointers) join
+//! the *run* of their level, the changes are merged in, and the run is cut into new nodes. The pointers to new nodes
+//! join the run of the next level. A child that the batch does not reach ends the runs below it, and only its pointer
+//! is passed on:
 //!
 //! ```text
 //! level 1   [ a  b  c  d  e  f ]        the batch reaches b, c and f
@@ -256,7 +256,8 @@ impl Applier<'_> {
         children
     }
 
-    /// Announces the next leaves to the source in groups, one group ahead, so that it reads while the walk merges.
+    /// Announces the next leaves to the source in groups, one group ahead, so that the source reads while the walk
+    /// merges.
     fn read_ahead(&self, node: &Node, children: &[(usize, Range<usize>)], at: usize) {
         if !at.is_multiple_of(READ_AHEAD) {
             return;
@@ -480,7 +481,7 @@ fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<
         return changes.end;
     }
     let end = node.key(slot + 1);
-    // Start with doubling steps, because few changes of a long batch reach a child.
+    // Search with doubling steps: of a long batch, a child usually gets few changes.
     let mut step = 1;
     while step < changes.len() && batch.key(changes.start + step) < end {
         step *= 2;

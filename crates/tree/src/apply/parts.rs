@@ -56,7 +56,8 @@ impl Applier<'_> {
                 let (root, children) = (&root, &children[share.clone()]);
                 threads.push(scope.spawn(move || {
                     let mut applier = Applier::new(source, &mut **sink, batch, tree, last_address);
-                    // The next part continues the root's run.
+                    // The part leaves its pointers for the root in a run, which is joined with the runs of the other
+                    // parts.
                     applier.top = root.level();
                     applier.run_part(root, from..to, children, at == 0)
                 }));
