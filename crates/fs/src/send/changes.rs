@@ -117,7 +117,7 @@ impl Fs {
             }
             (from, generation) = (page.next, page.generation);
         }
-        line(format!("transid marker was {}\n", generation.0.saturating_add(1)).as_bytes())
+        line(format!("transid marker was {generation}\n").as_bytes())
     }
 }
 

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::items::dir_item::{Target, target_of};
-use crate::types::mode;
+use crate::types::{MAX_SIZE, mode};
 
 /// A name of an inode.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,7 +110,11 @@ impl SentTree {
     }
 
     pub(super) fn decode_inode(&self, item: &[u8]) -> Result<InodeItem> {
-        InodeItem::decode(item).map_err(|cause| self.corrupt(cause))
+        let item = InodeItem::decode(item).map_err(|cause| self.corrupt(cause))?;
+        if item.size > MAX_SIZE {
+            return Err(self.wrong("size of inode", item.size, "expected at most 2^63 - 1"));
+        }
+        Ok(item)
     }
 
     /// An inode that has a name.

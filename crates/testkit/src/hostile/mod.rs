@@ -19,7 +19,7 @@ use ubtrfs_format::node::{LeafBuilder, NodeHeader, NodeView, finish_block};
 use ubtrfs_format::print::{PrintOptions, print_node, print_superblock};
 use ubtrfs_format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{CheckContext, Generation, Key, KeyType, Logical, RootId, check_node, check_superblock};
-use ubtrfs_fs::{InodeId, MountOptions};
+use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, SendRequest};
 
 use crate::{FsTarget, Medium, MediumDevice, NodeKind, Rng, Target};
 
@@ -195,6 +195,8 @@ fn use_filesystem(device: Arc<dyn Device>, options: &str) -> Result<()> {
     if read_only {
         return target.close();
     }
+    let fs = Arc::clone(target.fs());
+    let _ = fs.snapshot(fs.root().root, fs.root(), b"sent0", true);
     let mut rng = Rng::new(1);
     let _ = target.create(b"new", NodeKind::File, 0o644, (0, 0));
     let _ = target.write(b"new", 0, &rng.bytes(70_000));
@@ -212,7 +214,26 @@ fn use_filesystem(device: Arc<dyn Device>, options: &str) -> Result<()> {
     }
     let _ = target.sync();
     let _ = target.fs().statfs();
+    let _ = fs.snapshot(fs.root().root, fs.root(), b"sent1", true);
+    send(&fs);
     target.close()
+}
+
+/// Sends two snapshots in every way, and compares them.
+fn send(fs: &Fs) {
+    let list = fs.subvolumes().unwrap_or_default();
+    let found = |name: &[u8]| list.iter().find(|info| info.path.ends_with(name)).map(|info| info.id);
+    let (Some(old), Some(new)) = (found(b"sent0"), found(b"sent1")) else { return };
+    for (parent, clone_sources) in [(None, vec![]), (Some(old), vec![]), (None, vec![old])] {
+        for version in [1, 2] {
+            let (clone_sources, compressed_data) = (clone_sources.clone(), version > 1);
+            let (subvolumes, no_data, joined) = (vec![new], false, false);
+            let request = SendRequest { subvolumes, parent, clone_sources, version, compressed_data, no_data, joined };
+            let _ = fs.send(&request, &mut std::io::sink(), &Job::new());
+        }
+    }
+    let _ = fs.changes_between(old, new, &Job::new(), &mut |_| Ok(()));
+    let _ = fs.find_new(new, ubtrfs_format::Generation(0), &Job::new(), &mut |_| Ok(()));
 }
 
 /// Visits names and reads content (I1). Returns some of the paths.
