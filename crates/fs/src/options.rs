@@ -1,7 +1,7 @@
 //! Mount options, under the kernel's names.
 //!
-//! I1. An option that would change behaviour is honoured or refused by name. Options that tune what this engine decides
-//! itself (allocation hints, thread counts, caches) are accepted and have no effect.
+//! I1. An option that would change behaviour is honoured or refused by name. Options that tune things that this engine
+//! decides itself (allocation hints, thread counts, caches) are accepted and have no effect.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub struct CompressSpec {
     pub kind: Compression,
     /// Level: zlib 1-9, zstd -15 to 15; 0 if the method has none.
     pub level: i32,
-    /// Compress even if the first attempt on a file did not pay off.
+    /// Compress a file's data even if compressing its start saved no space.
     pub force: bool,
 }
 

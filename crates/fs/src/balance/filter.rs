@@ -83,7 +83,7 @@ pub(crate) fn limits(args: &BalanceArgs) -> (u64, u64) {
 }
 
 /// Changes the filters for a balance that continues after an interruption: block groups that already have the wanted
-/// profile, or are nearly full, stay. Those that the balance has made are among them.
+/// profile, or are nearly full, are left out. So groups that the balance has made are left out too.
 pub(crate) fn for_resumption(item: &mut BalanceItem) {
     for args in [&mut item.data, &mut item.metadata, &mut item.system] {
         let mut filters = args.filters();

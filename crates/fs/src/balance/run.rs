@@ -1,9 +1,9 @@
 //! Running a balance: start, resume, pause, cancel.
 //!
 //! Block groups are taken from the highest address down, as Linux does, so groups that the balance makes are not taken
-//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)).
-//! Where only its place or profile changes, or it is nearly full so that emptying it would gain nothing, its chunk is
-//! copied instead ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
+//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)). If
+//! only the group's place or profile changes, or if the group is nearly full, so that emptying it would gain nothing,
+//! its chunk is copied instead ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
 //!
 //! Invariants:
 //! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.

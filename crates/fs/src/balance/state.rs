@@ -59,7 +59,8 @@ pub struct BalanceCounts {
     pub considered: u64,
     /// Block groups finished.
     pub completed: u64,
-    /// Those of [`BalanceCounts::completed`] whose chunk was copied. Only the chunk and device trees changed for them.
+    /// Block groups among [`BalanceCounts::completed`] whose chunk was copied. A copy changes only the chunk and
+    /// device trees.
     pub migrated: u64,
     /// Block groups that stayed, because they hold extents that could not be moved.
     pub failed: u64,
@@ -74,9 +75,9 @@ pub struct BalanceStatus {
     pub item: BalanceItem,
     /// Whether it runs; otherwise it is paused.
     pub is_running: bool,
-    /// Whether a requested pause is not reached yet.
+    /// Whether a pause was requested, but the balance has not stopped yet.
     pub is_pausing: bool,
-    /// Whether a requested end is not reached yet.
+    /// Whether cancelling was requested, but the balance has not stopped yet.
     pub is_cancelling: bool,
     /// The progress.
     pub counts: BalanceCounts,

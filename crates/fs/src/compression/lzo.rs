@@ -82,7 +82,7 @@ impl Workspace {
             let word = word_at(input, at);
             let slot = &mut self.table[(word.wrapping_mul(2_654_435_761) >> (32 - HASH_BITS)) as usize];
             let candidate = usize::from(*slot);
-            // Sectors are at most 64 KiB, so a position fits.
+            // Sectors are at most 64 KiB, so a position in one fits into 16 bits.
             *slot = at as u16;
             let distance = at - candidate;
             if distance > MAX_DISTANCE || word_at(input, candidate) != word {
@@ -139,7 +139,7 @@ fn emit_literals(literals: &[u8], start: usize, out: &mut Vec<u8>) {
     if out.len() == start && len <= 238 {
         out.push((17 + len) as u8);
     } else if out.len() > start && len <= 3 {
-        // The count goes into the second to last byte of the preceding match instruction.
+        // The number of literals goes into the second to last byte of the preceding match instruction.
         let at = out.len() - 2;
         out[at] |= len as u8;
     } else if len <= 18 {
@@ -154,7 +154,7 @@ fn emit_literals(literals: &[u8], start: usize, out: &mut Vec<u8>) {
 fn emit_match(len: usize, distance: usize, out: &mut Vec<u8>) {
     if len <= NEAR_LEN && distance <= NEAR_DISTANCE {
         let distance = distance - 1;
-        // 3 + L with one bit of L and 5 + L with two share the form (len - 1) << 5.
+        // Both forms, 3 + L with one bit of L and 5 + L with two bits, hold (len - 1) << 5.
         out.push((((len - 1) << 5) | ((distance & 7) << 2)) as u8);
         out.push((distance >> 3) as u8);
         return;

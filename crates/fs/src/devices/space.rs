@@ -38,7 +38,7 @@ pub struct DeviceUsage {
     pub uuid: Uuid,
     /// Its path; none if it is missing.
     pub path: Option<String>,
-    /// Bytes that the filesystem uses of it.
+    /// Bytes of the device that the filesystem uses.
     pub total: u64,
     /// Bytes of the device past `total`.
     pub slack: u64,

@@ -28,7 +28,7 @@ pub struct Encoded<'d> {
     pub sectorsize: u32,
     /// The compressed bytes.
     pub bytes: &'d [u8],
-    /// Bytes that they decompress to, at most 128 KiB.
+    /// Length of the decompressed bytes, at most 128 KiB.
     pub ram_bytes: u64,
     /// Where in the decompressed bytes the file's range begins.
     pub skip: u64,
@@ -52,8 +52,8 @@ impl Encoded<'_> {
 }
 
 impl Fs {
-    /// Writes compressed data at `offset`. Stores it as it is, unless `always_decompress` or the file's flags, the alignment or the
-    /// space do not allow that (I2). Returns whether it was stored as it is.
+    /// Writes compressed data at `offset`. Stores the data compressed, unless `always_decompress` or the file's flags, the
+    /// alignment or the space do not allow that (I2). Returns whether the data was stored compressed.
     pub fn write_encoded(
         &self,
         id: InodeId,
@@ -147,7 +147,7 @@ impl Fs {
         plan.drop_range(tree, ino, range.clone(), sectorsize)?;
         plan.insert(offset, item(extent, encoded, range.end - range.start));
         let reservation = self.engine.reserve(plan.len() + 8)?;
-        // Nothing fails from here on but explicit holes, which are planned before the file changes.
+        // From here on only planning explicit holes can fail, which happens before the file changes.
         let (size, disk_size) = (state.item.size, state.disk_size);
         state.item.size = size.max(end);
         state.advance_disk_size();

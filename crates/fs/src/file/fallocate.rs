@@ -72,7 +72,7 @@ impl Fs {
             return Ok(());
         }
         let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
-        // A hole that reaches the end of the file includes its last sector as a whole.
+        // A hole that reaches the end of the file covers the file's last sector as a whole.
         let size_end = state.item.size.next_multiple_of(sectorsize);
         let inner = if range.end >= state.item.size {
             inner.start..inner.end.max(size_end.min(range.end.next_multiple_of(sectorsize)))

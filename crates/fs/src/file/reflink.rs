@@ -111,8 +111,8 @@ impl Fs {
         self.share_all(&source, src_off, &target, dst_off, len, None)
     }
 
-    /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content; returns whether they have. Both
-    /// ranges must end inside their files. Times do not change. Units of `job` are bytes.
+    /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content. Returns whether they have equal
+    /// content. Both ranges must end inside their files. Times do not change. Units of `job` are bytes.
     pub fn dedupe_range(
         &self,
         src: InodeId,
@@ -197,7 +197,7 @@ impl Fs {
         Ok(self.write_opened(dst, dst_off, &buf[..read], false)? as u64)
     }
 
-    /// Shares a range as [`Fs::share`] does, all of it.
+    /// Calls [`Fs::share`] until the whole range is shared.
     fn share_all(
         &self,
         source: &Arc<Inode>,
@@ -217,10 +217,11 @@ impl Fs {
         Ok(())
     }
 
-    /// Shares a range; returns how many bytes of it, which are fewer than all if an error occurs after some. Both offsets
-    /// must be sector-aligned. Its end must be aligned too, or be the end of the source and not before the end of the
-    /// target. If sequences of both files are given, they had the same content then: fails with [`Error::Busy`] if one has
-    /// changed since, and changes no times.
+    /// Shares a range. Returns the number of bytes shared, which is lower than `len` if an error occurs after some bytes.
+    /// Both offsets must be sector-aligned. The end of the source's range must be aligned too, unless it is the end of the
+    /// source and the target's range does not end before the end of the target. `same_at` holds the sequences that the
+    /// files had when they were found equal: the call fails with [`Error::Busy`] if a sequence has changed since, and
+    /// changes no times.
     fn share(
         &self,
         source: &Arc<Inode>,
@@ -442,5 +443,5 @@ const COPY_PIECE: u64 = 1 << 20;
 const SIZE_ITEMS: usize = 16;
 /// Number of items shared in one operation.
 const STEP: usize = 128;
-/// Number of flushes of a source that is being written at the same time.
+/// Maximum number of times that a source is flushed while other threads write to it.
 const MAX_TRIES: usize = 16;

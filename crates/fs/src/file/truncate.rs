@@ -4,7 +4,7 @@
 //! - I1: the state stays locked for writing from the first change to the last, so that no other thread sees or extends
 //!   a partly truncated file.
 //! - I2: extents are dropped from the end of the file, and the size on disk follows, so after a crash no data lies past
-//!   it.
+//!   the size on disk.
 //! - I3: the last sector's bytes past the new size are zero on disk before the size on disk is the new one.
 //! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at a
 //!   size between the old and the new one.

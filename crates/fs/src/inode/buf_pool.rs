@@ -10,8 +10,8 @@ use ubtrfs_device::AlignedBuf;
 /// The largest buffer. A sequential writer fills it before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
 const BUF_MIN_LOG: u32 = 12;
-/// Total memory of the buffers, idle ones included, may exceed the pool's limit by 1/`SLACK` of it. Writers are at
-/// the limit most of the time, and the buffers that are freed by writeback are reused next.
+/// Total memory of the buffers, idle ones included, may exceed the pool's limit by the limit divided by `SLACK`.
+/// Writers are at the limit most of the time, and the buffers that are freed by writeback are reused next.
 const SLACK: u64 = 8;
 const NR_CLASSES: usize = (BUF_MAX.trailing_zeros() - BUF_MIN_LOG) as usize + 1;
 

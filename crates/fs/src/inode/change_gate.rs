@@ -1,10 +1,11 @@
 //! [`ChangeGate`]: admits changes while it is open, and waits for running changes when it closes.
 //!
 //! A check alone cannot make something read-only: an operation that has passed the check may change things later. So
-//! each operation enters the gate before its check counts, and leaves the gate when it ends.
+//! each operation is counted as inside the gate before the check, and leaves the gate when it ends.
 //!
 //! - I1. When [`ChangeGate::close`] returns, no change is inside, and none enters until [`ChangeGate::open`].
-//! - I2. Closing waits for other threads, so the caller holds no lock that a change takes, and is not inside.
+//! - I2. Closing waits for other threads, so its caller must hold no lock that a change takes, and must not be
+//!   inside.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

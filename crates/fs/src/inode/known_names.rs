@@ -127,7 +127,7 @@ const LINE_WORDS: usize = 8;
 /// Names per line. With `NR_PROBES` probes, a full filter reports one absent name in one or two hundred as present.
 const LINE_NAMES: usize = 40;
 const NR_PROBES: u64 = 6;
-/// Each filter has four times the lines of the one before.
+/// Each filter has four times the lines of the previous one.
 const GROWTH_BITS: usize = 2;
 /// Number of filters of a directory that has had more than 200 names.
 const LARGE_FILTERS: usize = 3;

@@ -11,9 +11,9 @@
 //! - I1. Slots of a file are dropped under its state lock, held for writing, whenever its extent items change
 //!   ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). So every slot that a reader
 //!   finds was made after the last change.
-//! - I2. A reader holds the state lock for reading while it waits for a slot, so the thread that fills the slot must
-//!   not wait for that lock: it passes waiting writers, or abandons the slot. A reader takes over a slot that no thread
-//!   has begun to fill, instead of waiting for it.
+//! - I2. A reader holds the state lock for reading while it waits for a slot. So the thread that fills the slot must
+//!   not wait for that lock: it takes the lock even if writers wait for it, or abandons the slot. A reader takes over a
+//!   slot that no thread has begun to fill, instead of waiting for it.
 //! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory besides them.
 
 use std::collections::VecDeque;
@@ -307,7 +307,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
     }
 }
 
-/// Requests in flight at the device.
+/// Number of threads, and so of requests in flight at the device.
 const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
 /// Read-ahead goes this far ahead of the reader.

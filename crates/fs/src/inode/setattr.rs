@@ -174,8 +174,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Plans the property for new flags. `+c` sets it to the mount's method (zlib without one), replacing any other;
-    /// all other flags remove it.
+    /// Plans the property for new flags. `FS_COMPR` sets it to the mount's method (zlib if the mount has none); flags
+    /// without `FS_COMPR`, or with `FS_NOCOMP`, remove it.
     fn plan_compression_flags(
         &self,
         changes: &mut Vec<dir_item::Change>,
@@ -249,7 +249,8 @@ fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
             flags.set(*disk, new & ioctl != 0);
         }
     }
-    // As on Linux, a file with content keeps its setting, because its extents either have checksums or lack them.
+    // As on Linux, a file with content keeps its NOCOW setting, because its extents either have checksums or lack
+    // them.
     let wants_nocow = new & FS_NOCOW != 0;
     if !state.is_regular() {
         flags.set(InodeFlags::NODATACOW, wants_nocow);

@@ -100,7 +100,7 @@ pub(crate) fn plan_set(
         state.xattrs.0.store(KnownXattrs::SOME, Ordering::Relaxed);
     }
     let at = entries.iter().position(|entry| entry.name == name);
-    // A value too large for any item is refused before the flags are checked.
+    // A value that is too large for any item is refused before the flags are checked.
     let value_bytes = value.as_ref().map_or(0, Vec::len);
     if DirEntry::HEADER_SIZE + name.len() + value_bytes > dir_item::max_item_bytes(geometry) {
         return Err(Error::ItemFull);

@@ -7,8 +7,8 @@
 //! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
 //! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | index and name of links for which the `INODE_REF` has no room |
 //!
-//! Changes are first planned as a list of [`Change`]s, which reads the tree, and then put in an operation, which reads
-//! nothing. Planning sees earlier changes of the list, and the tree for other items.
+//! Changes are first planned as a list of [`Change`]s, which may read the tree. Then they are put in an operation,
+//! which reads nothing. Planning sees the earlier changes of the list, and the tree for all other items.
 
 use std::ops::Range;
 
@@ -448,8 +448,8 @@ pub(crate) fn plan_remove_ref(
     Ok(None)
 }
 
-/// The value of an item after the changes so far; the inner `None` if they delete it, the outer `None` if they do not
-/// touch it.
+/// The value of an item after the planned changes: the outer `None` if they do not touch the item, the inner `None` if
+/// they delete it.
 fn planned<'c>(changes: &'c [Change], key: &Key) -> Option<Option<&'c [u8]>> {
     changes.iter().rev().find_map(|change| match change {
         Change::Put(changed, value) if changed == key => Some(Some(value.as_slice())),

@@ -50,7 +50,8 @@ impl CommitThread {
     /// Announces a change that is about to be made.
     pub(crate) fn note_change(&self) {
         let shared = &self.shared;
-        // Load before storing: the flag is nearly always set, and a load leaves other processors' cached copies valid.
+        // Load before storing: the flag is nearly always set, and a load leaves copies in other processors' caches
+        // valid.
         if !shared.news.load(Ordering::Relaxed) {
             shared.news.store(true, Ordering::Release);
         }

@@ -4,8 +4,8 @@
 //! step, so an interrupted replay starts over. On a read-only filesystem they stay in memory: a read-only mount shows
 //! the fsynced state and writes nothing.
 //!
-//! Each subvolume's log is read in three passes, because names need inodes, and references may need a name or an index
-//! that another entry still has:
+//! Each subvolume's log is read in three passes, because names need inodes, and adding a reference may need a name or
+//! an index that another entry still has:
 //!
 //! | pass | items | what it does |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //! | names | `DIR_INDEX` | adds entries whose inodes' references are not in the log |
 //! | rest | `INODE_REF`, `INODE_EXTREF`, `XATTR_ITEM`, `EXTENT_DATA` | adds names, attributes and data |
 //!
-//! Finally, the links of all touched inodes are counted. An inode without links becomes an orphan; a directory loses
-//! its entries first.
+//! Finally, the links of all touched inodes are counted. An inode without links becomes an orphan; if it is a
+//! directory, its entries are removed first.
 //!
 //! Invariants:
 //! - I1. Directory sizes and `nbytes` are not taken from the log. They follow from the added and removed items.
@@ -308,7 +308,7 @@ impl Replay<'_> {
         dir_item::plan_add_ref(&mut changes, self.tree, &self.geometry, child, dir, name, index)?;
         self.apply(changes);
         self.resize_dir(dir, name.len(), true)?;
-        // Count the directory's links too: if it has none, it loses the entries that the log adds.
+        // Count the directory's links too: a directory without links loses the entries that the log adds.
         self.touched.extend([dir, child]);
         Ok(())
     }
@@ -495,7 +495,7 @@ impl Replay<'_> {
             }
             if nr_links == 0 {
                 if file_type(&item) == mode::DIRECTORY {
-                    // Remove logged entries too: the code that deletes an orphan expects none.
+                    // Remove entries that came from the log too: the code that deletes an orphan expects none.
                     self.remove_entries_in(ino, 0..=u64::MAX, |_, _, _| Ok(false))?;
                 }
                 self.op.put(self.tree, orphan_key(ino), Vec::new());

@@ -8,7 +8,8 @@
 //! | engine | a half, and the part of its quarter that dirty data does not use | node cache, and delayed items of two transactions (together a sixteenth above this share if both are full) |
 //! | inodes | a sixteenth | inodes that are not in use |
 //!
-//! The remainder is for data that a commit holds until it is written: copied nodes, delayed refs, batches.
+//! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
+//! refs, batches.
 
 /// Shares of one filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

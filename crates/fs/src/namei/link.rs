@@ -222,7 +222,7 @@ impl Fs {
         Ok(Victim { slot, id, sequence: state.item.sequence })
     }
 
-    /// Removes the name of a subvolume whose own name is in another place ([`InodeId::stub`]).
+    /// Removes the name under which a directory shows a subvolume that lies elsewhere ([`InodeId::stub`]).
     fn remove_stub(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         let reservation = self.reserve_for_removal(LINK_ITEMS)?;
         let mut state = dir.write()?;

@@ -124,8 +124,8 @@ impl Fs {
         state.next_index.map_or_else(|| dir_item::load_next_index(&inode.home.tree, dir.ino), Ok)
     }
 
-    /// Passes the entries from `cookie` on to `emit`, until it returns false; that last entry counts as not taken.
-    /// Cookie 0 is the start, including `.` and `..`. Cookies stay valid when the directory changes.
+    /// Passes the entries from `cookie` on to `emit`, until it returns false; the next call must pass that last entry
+    /// again. Cookie 0 is the start, including `.` and `..`. Cookies stay valid when the directory changes.
     pub fn readdir(&self, dir: InodeId, cookie: u64, emit: &mut dyn FnMut(DirEntryOut<'_>) -> bool) -> Result<()> {
         let inode = self.inode(dir)?;
         {
@@ -213,6 +213,7 @@ fn bad_target(ino: u64) -> Error {
 }
 
 const MAX_SYMLINKS: u32 = 40;
-/// Maximum number of entries in a batch, and the number in the first batch, because the caller may have room for few.
+/// Maximum number of entries in a batch, and the smaller number in the first batch, because the caller may have room
+/// for few.
 const READDIR_BATCH: usize = 256;
 const READDIR_BATCH_MIN: usize = 40;

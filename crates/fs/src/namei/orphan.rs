@@ -3,7 +3,7 @@
 //!
 //! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as its last item.
 //! - I2. Its `INODE_ITEM` is deleted last, so an interrupted deletion can continue.
-//! - I3. An inode whose deletion failed is tried again with each sync, and when the filesystem is closed.
+//! - I3. The deletion of an inode is tried again, if it failed, with each sync and when the filesystem is closed.
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ pub(crate) struct UnloadedItems {
 }
 
 impl UnloadedItems {
-    /// Reads the keys of a file with no other name. Returns `None` if this is not such a file, if it has more than
-    /// `limit` items, or if anything about it is unusual. The caller keeps the file out of memory and locks the
+    /// Reads the keys of a file whose only name is `name` in `dir`. Returns `None` if `ino` is not such a file, has
+    /// more than `limit` items, or is unusual in any way. The caller keeps the file out of memory and locks the
     /// directory.
     pub(crate) fn read(tree: &Tree, ino: Ino, (dir, name): (Ino, &[u8]), limit: usize) -> Result<Option<Self>> {
         let ref_key = ref_key(ino, dir);
@@ -99,8 +99,8 @@ impl LastItems<'_> {
 }
 
 impl Fs {
-    /// The items of an inode that is about to lose its last name, if the inode is unused and has at most `limit` of
-    /// them. The caller locks the inode and the directory of the name, so that no use begins.
+    /// Returns the items of an inode that is about to lose its last name, if the inode is unused and has at most
+    /// `limit` items. The caller locks the inode and the directory of the name, so that no use begins.
     pub(crate) fn last_items<'i>(
         &self,
         inode: &'i Inode,
@@ -125,8 +125,8 @@ impl Fs {
             })
         };
         if state.is_dir() {
-            // An empty directory has no `DIR_ITEM`s either, and there may be many that wait to be deleted, so skip that
-            // range.
+            // An empty directory has no `DIR_ITEM`s either, but many may be waiting to be deleted from the tree, so
+            // skip their range.
             visit(&start, &Key::new(inode.id.ino.0, KeyType::DIR_ITEM, 0))?;
             visit(&Key::new(inode.id.ino.0, KeyType::DIR_INDEX, 0), &inode.last_key())?;
         } else {
@@ -138,7 +138,7 @@ impl Fs {
 
     /// Deletes an inode if it has no links and no users.
     pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
-        // Closing the filesystem deletes all of them itself.
+        // Closing the filesystem deletes all unlinked inodes itself.
         let Ok(_changing) = self.begin_change() else { return };
         let Ok(inode) = self.inode(id) else { return };
         if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
@@ -149,8 +149,8 @@ impl Fs {
         }
     }
 
-    /// Retries the deletion of unlinked inodes that could not be deleted. Each sync does so, because their space may
-    /// be needed (I3).
+    /// Retries the deletion of unlinked inodes that could not be deleted. Called by each sync, because the space of
+    /// these inodes may be needed (I3).
     pub(crate) fn delete_undeleted(&self) {
         for inode in self.names.take_undeleted() {
             let id = inode.id;
@@ -200,7 +200,7 @@ impl Fs {
             let mut keys = Vec::with_capacity(4);
             let is_last = inode.home.tree.visit(&start, &end, step, |key, _| keys.push(*key))? < step;
             if has_extents && !is_last {
-                // There are too many for one operation: drop the extents in steps, and reduce the size on disk with
+                // There are too many extents for one operation: drop them in steps, and reduce the size on disk with
                 // them.
                 drop(reservation);
                 crate::file::truncate::drop_all_extents(self, inode)?;
@@ -221,9 +221,9 @@ impl Fs {
         }
     }
 
-    /// Deletes the inodes that earlier sessions left without links in a subvolume. The work is done once per
-    /// subvolume; while it runs, nested calls return at once, because it uses the subvolume itself. A failure to
-    /// delete one inode does not stop the others; the inode is tried again (I3).
+    /// Deletes the inodes that earlier sessions left without links in a subvolume. This is done once per subvolume. The
+    /// deletion uses the subvolume itself, so nested calls return at once. A failure to delete one inode does not stop
+    /// the others; the deletion of that inode is tried again (I3).
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if *done {
@@ -241,8 +241,8 @@ impl Fs {
         let id = InodeId { root: subvolume.id, ino };
         match self.inode(id) {
             Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
-            // The inode was deleted already, or the orphan item belongs to an interrupted truncation: the extents
-            // past the file's size were dropped with the change of size, or are past the end for readers.
+            // The inode was deleted already, or the orphan item belongs to an interrupted truncation. In that case the
+            // extents past the file's size were dropped with the change of size, or readers do not see them.
             Ok(_) | Err(Error::Stale) => {
                 let op = self.engine.begin(self.reserve_for_removal(1)?);
                 op.delete(&subvolume.tree, orphan_key(ino));

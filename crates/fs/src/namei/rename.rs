@@ -158,7 +158,7 @@ impl Fs {
         Ok(entry.map(|entry| entry.location) == end.entry.as_ref().map(|entry| entry.location))
     }
 
-    /// Renames and replaces. Returns the replaced inode if that was its last name.
+    /// Renames and replaces. Returns the replaced inode if it lost its last name.
     fn replace(
         &self,
         from: &End<'_>,

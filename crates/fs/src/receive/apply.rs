@@ -1,7 +1,7 @@
 //! [`Current`]: the subvolume that is being received, and the commands that change it.
 //!
-//! New inodes take nothing from their directory: the stream brings the attributes of each. Until its `chmod`, a new inode is closed
-//! to others, as with btrfs-progs.
+//! New inodes inherit nothing from their directory: the stream has the attributes of each. Until its `chmod` command, only the
+//! owner can access a new inode, as with btrfs-progs.
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags, Timespec};
@@ -27,15 +27,15 @@ pub(crate) struct Current {
     pub(crate) sent: Sent,
     /// Commands so far, resumed ones included.
     pub(crate) progress: Progress,
-    /// Where an earlier receive stopped.
+    /// The commands that an earlier receive had applied when it stopped.
     resumed: Progress,
-    /// Whether a command failed and was passed over.
+    /// Whether a command failed and was skipped.
     pub(crate) has_failures: bool,
     walk: Walk,
-    /// Walks in clone sources.
+    /// Looks up files of the clone source that was used last.
     source_walk: Option<Walk>,
-    /// The capability that the last `set_xattr` set, and its path. A `chown` that follows removes it, and it is set again: Linux
-    /// before 5.8 sends the commands in this order.
+    /// The capability that the last `set_xattr` set, and its path. A later `chown` removes the capability from the file, so it is
+    /// set again: Linux before 5.8 sends `chown` after `set_xattr`.
     capability: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -55,7 +55,7 @@ impl Current {
         }
     }
 
-    /// Passes over a command that an earlier receive applied. Returns false for the others.
+    /// Skips a command that an earlier receive applied. Returns false, without a change, for any other command.
     pub(crate) fn skips(&mut self, header: &FrameHeader) -> Result<bool> {
         if self.progress.nr_commands >= self.resumed.nr_commands {
             return Ok(false);
@@ -80,9 +80,9 @@ impl Current {
         Ok(())
     }
 
-    /// The commands that the subvolume holds.
+    /// The commands that are applied to the subvolume.
     pub(crate) fn reached(&self) -> Progress {
-        // Up to there the stream may be another one.
+        // While commands are skipped, it is not yet certain that this stream is the one that was begun.
         if self.progress.nr_commands <= self.resumed.nr_commands { self.resumed } else { self.progress }
     }
 
@@ -130,7 +130,7 @@ impl Current {
             Command::Rmdir { path } => {
                 let (dir, name) = self.walk.place(fs, path)?;
                 self.walk.gone(path);
-                // rmdir also removes an empty subvolume.
+                // `rmdir` would also remove an empty subvolume; this fails for one.
                 super::walk::entry(fs, dir, name)?;
                 Ok(fs.rmdir(dir, name)?)
             }
@@ -153,7 +153,7 @@ impl Current {
                     }
                 };
                 let id = self.walk.inode(fs, path)?;
-                // A length of 0 would mean all up to the end.
+                // `clone_range` takes a length of 0 as "up to the end of the file".
                 if len == 0 { Ok(()) } else { Ok(fs.clone_range(source, clone_offset, id, offset, len)?) }
             }
             Command::Truncate { path, size } => {
@@ -165,7 +165,7 @@ impl Current {
             }
             Command::Chown { path, uid, gid } => self.chown(fs, path, uid, gid),
             Command::Utimes { path, atime, mtime, otime, .. } => self.utimes(fs, path, (atime, mtime), otime),
-            // Sent without data: there is nothing to write.
+            // The range was sent without data, so there is nothing to write.
             Command::UpdateExtent { path, .. } => self.walk.inode(fs, path).map(drop),
             Command::Fallocate { path, mode, offset, size } => {
                 let id = self.walk.inode(fs, path)?;
@@ -190,7 +190,7 @@ impl Current {
 
     fn rename(&mut self, fs: &Fs, path: &[u8], to: &[u8]) -> Result<()> {
         let (dir, name) = self.walk.place(fs, path)?;
-        // A subvolume could leave its place.
+        // `rename` would also move a subvolume; this fails for one.
         super::walk::entry(fs, dir, name)?;
         let (new_dir, new_name) = self.walk.place(fs, to)?;
         fs.rename(dir, name, new_dir, new_name, RenameFlags::empty())?;
@@ -238,7 +238,7 @@ impl Current {
         Ok(())
     }
 
-    /// Sets the times that Linux can set, and the creation time. As with Linux, the change time is that of the receive.
+    /// Sets the times that Linux can set, and the creation time. The change time becomes the current time, as on Linux.
     fn utimes(
         &mut self,
         fs: &Fs,
@@ -318,7 +318,7 @@ impl Current {
         Ok(())
     }
 
-    /// A file of a clone source.
+    /// The inode at a path in a clone source.
     fn in_source(&mut self, fs: &Fs, root: RootId, path: &[u8]) -> Result<InodeId> {
         if self.source_walk.as_ref().is_none_or(|walk| walk.root() != root) {
             self.source_walk = Some(Walk::new(root));
@@ -330,7 +330,7 @@ impl Current {
     }
 }
 
-/// Returns the reference that a mount counts for an inode given to the kernel: the kernel does not get this one.
+/// Releases the reference that `create` counts for the kernel, because the kernel never sees this inode.
 fn uncount(fs: &Fs, id: InodeId) {
     if fs.options.track_lookups {
         fs.forget(id, 1);

@@ -10,7 +10,7 @@ use crate::Error;
 /// A stream that could not be received, or a command that could not be applied.
 #[derive(Debug)]
 pub struct ReceiveError {
-    /// The command; none if no command is to blame.
+    /// The failed command; `None` if the failure has another cause.
     pub position: Option<Position>,
     /// The path of the command; empty if it has none.
     pub path: Vec<u8>,
@@ -35,10 +35,10 @@ pub enum ReceiveProblem {
     NotFollowed {
         /// The name.
         name: Vec<u8>,
-        /// What it is.
+        /// What the name leads to.
         what: &'static str,
     },
-    /// No subvolume here is the parent of the one that is sent.
+    /// No subvolume on this filesystem is the parent of the one that is sent.
     #[error(
         "the parent subvolume is not here: no subvolume has the received UUID or UUID {uuid} and transaction {ctransid}; receive the parent first, or send without it"
     )]
@@ -48,7 +48,7 @@ pub enum ReceiveProblem {
         /// Its transaction.
         ctransid: u64,
     },
-    /// No subvolume here is the clone source.
+    /// No subvolume on this filesystem is the clone source.
     #[error(
         "the clone source is not here: no subvolume has the received UUID or UUID {uuid} and transaction {ctransid}; receive it first, or send without it"
     )]
@@ -69,7 +69,7 @@ pub enum ReceiveProblem {
     /// The name is taken.
     #[error("'{}' exists already", .0.escape_ascii())]
     Exists(Vec<u8>),
-    /// The name is taken by a subvolume whose receive did not end.
+    /// A subvolume whose receive was interrupted has the name.
     #[error("'{}' is left from a receive that did not end; {hint}", .name.escape_ascii())]
     Incomplete {
         /// The name.
@@ -77,10 +77,10 @@ pub enum ReceiveProblem {
         /// What to do.
         hint: &'static str,
     },
-    /// The command needs something that is not built.
+    /// The command needs something that this program does not support.
     #[error("{0}")]
     NotSupported(String),
-    /// A command stands where it may not stand.
+    /// The command is not allowed at this place of the stream.
     #[error("{0}")]
     Order(&'static str),
 }
@@ -90,7 +90,7 @@ impl fmt::Display for ReceiveError {
         if let Some(position) = &self.position {
             write!(f, "{position}: ")?;
         }
-        // These name the path themselves.
+        // The messages of these problems contain the path.
         let names_path = matches!(*self.problem, ReceiveProblem::Path(_) | ReceiveProblem::Exists(_));
         if !self.path.is_empty() && !names_path {
             write!(f, "'{}': ", self.path.get(..MOST_SHOWN).unwrap_or(&self.path).escape_ascii())?;
@@ -127,8 +127,8 @@ impl ReceiveError {
         matches!(*self.problem, ReceiveProblem::Fs(Error::Engine(ubtrfs_error::Error::Cancelled)))
     }
 
-    /// Whether no later command of the stream makes sense: the stream is damaged, its place is unknown, or the filesystem takes no
-    /// more changes.
+    /// Whether later commands of the stream cannot be applied either: the stream is damaged, its target is unknown, or the
+    /// filesystem takes no more changes.
     pub(crate) fn ends_stream(&self) -> bool {
         let no_filesystem = |error: &Error| {
             use ubtrfs_error::Error as Engine;

@@ -1,4 +1,4 @@
-//! The subvolume that is being received: making it, its mark, resuming it, and completing it, which sets its received UUID.
+//! The subvolume that is being received: creating, marking, resuming and completing it. Completing it sets its received UUID.
 //!
 //! ```text
 //! [made, stransid, no received_uuid] --mark--> [receiving] --end of the stream--> [received, read-only]
@@ -7,11 +7,11 @@
 //!                                                [stopped after N commands]
 //! ```
 //!
-//! - I1. The mark says "receiving" before the first command is applied, and "stopped" only after all applied commands. Transactions
-//!   are in order, so a crash never leaves a subvolume that says "stopped" and holds other commands. A subvolume that says
-//!   "receiving" after a crash cannot be resumed: some commands of the last transaction may be there.
-//! - I2. The stream that resumes is the same up to the last complete command: the mark has a checksum over the checksums of the
-//!   commands.
+//! - I1. The mark is "receiving" before the first command is applied. It becomes "stopped" only after all applied commands.
+//!   Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the commands that the mark
+//!   counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some commands of the last transaction.
+//! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum over the
+//!   checksums of these commands.
 
 use ubtrfs_format::hash::crc32c_raw;
 use ubtrfs_format::item::RootFlags;
@@ -40,12 +40,12 @@ pub(crate) struct Sent {
     pub(crate) parent: Option<(Uuid, u64)>,
 }
 
-/// How far a receive came.
+/// How many commands of a stream were applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Commands after the one that makes the subvolume.
+    /// Number of commands after the one that creates the subvolume.
     pub(crate) nr_commands: u64,
-    /// Over the checksums of these commands (I2).
+    /// Checksum over the checksums of these commands (I2).
     pub(crate) digest: u32,
 }
 
@@ -57,11 +57,11 @@ impl Progress {
     }
 }
 
-/// What the mark says.
+/// The decoded value of [`INCOMPLETE_XATTR`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     sent: Sent,
-    /// Where it stopped; none while it is being received.
+    /// The progress when the receive stopped; `None` while it runs.
     stopped: Option<Progress>,
 }
 
@@ -99,7 +99,7 @@ impl Mark {
 }
 
 impl Fs {
-    /// Makes the subvolume that a stream will be received into, marked as incomplete (R2).
+    /// Creates the subvolume that a stream will be received into, marked as incomplete (R2).
     pub(crate) fn make_incomplete(
         &self,
         dir: InodeId,
@@ -107,7 +107,7 @@ impl Fs {
         sent: &Sent,
         parent: Option<RootId>,
     ) -> Result<RootId> {
-        // A transaction of 0 would leave no mark in the root item.
+        // With a transid of 0, the root item would not show that the subvolume is incomplete.
         let stransid = Generation(sent.ctransid.max(1));
         let id = match parent {
             None => self.create_subvolume_for(dir, name, &Caller { umask: 0o022, ..Caller::ROOT }, &[], stransid)?,
@@ -117,7 +117,7 @@ impl Fs {
         Ok(id.root)
     }
 
-    /// Says on the subvolume that it is being received, or where that stopped.
+    /// Marks the subvolume as being received or, with `stopped`, as stopped after these commands.
     pub(crate) fn set_mark(&self, root: RootId, sent: &Sent, stopped: Option<Progress>) -> Result<()> {
         let value = Mark { sent: *sent, stopped }.encode();
         self.setxattr(InodeId::root_of(root), INCOMPLETE_XATTR.as_bytes(), &value, XattrFlags::empty(), &Caller::ROOT)
@@ -130,7 +130,8 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// Whether the name of a new subvolume is taken, and if so, whether by one that can be resumed.
+    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is taken by
+    /// anything that cannot be resumed.
     pub(crate) fn resumable(
         &self,
         dir: InodeId,
@@ -171,12 +172,13 @@ impl Fs {
         }
     }
 
-    /// Makes an incomplete subvolume a received one: read-only, with the origin's UUID and transaction, durable on return (R2).
+    /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume, durable on
+    /// return (R2).
     pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
         let subvolume = self.subvolume(root)?;
-        // Running changes end first, as when a subvolume becomes read-only.
+        // This waits until running changes have ended, as when a subvolume becomes read-only.
         subvolume.set_read_only(true)?;
         let done = self.put_received(root, sent);
         if done.is_err() {
@@ -204,7 +206,7 @@ impl Fs {
     }
 }
 
-/// Items of a completion: the attribute, the root item, two UUID items.
+/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a margin.
 const COMPLETE_ITEMS: usize = 8;
 
 #[cfg(test)]

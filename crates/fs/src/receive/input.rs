@@ -1,6 +1,6 @@
 //! The thread that reads a stream: it cuts the input into commands and verifies their checksums, batch by batch.
 //!
-//! - I1. At most [`NR_BATCHES`] batches wait. A batch has [`BATCH_BYTES`], or one larger command.
+//! - I1. At most [`NR_BATCHES`] batches wait. A batch holds about [`BATCH_BYTES`], or one larger command.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_stream::{CommandKind, FrameHeader, FrameReader, Position, Problem, StreamError};
 
-/// Commands that lie one after the other in the input.
+/// Consecutive commands of the input.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
@@ -33,8 +33,8 @@ impl Batch {
     }
 }
 
-/// Sends all commands of an input, or of its first stream, and then the error that ended it. `used` returns batches to be filled
-/// again.
+/// Sends all commands of an input, or of its first stream, and then the error that ended it. `used` brings back batches whose
+/// memory can be reused.
 pub(crate) fn read_all(
     input: impl Read,
     only_first: bool,
@@ -60,7 +60,7 @@ pub(crate) fn read_all(
         }
     };
     if let Some(error) = failure {
-        // Without a receiver nobody is interested.
+        // If the receiver is gone, the error is not needed.
         let _ = batches.send(Err(error));
     }
 }
@@ -74,11 +74,11 @@ fn read_stream(
     loop {
         let mut batch = used.try_recv().unwrap_or_default();
         batch.clear();
-        // A large command does not keep its memory.
+        // Free the memory that a large command needed.
         batch.bytes.shrink_to(2 * BATCH_BYTES);
         let mut result = Ok(false);
         let began = Instant::now();
-        // A slow input is applied as it comes.
+        // The limit on time lets commands of a slow input be applied soon after they arrive.
         while batch.bytes.len() < BATCH_BYTES && began.elapsed() < BATCH_TIME {
             let start = batch.bytes.len();
             let frame = reader.command(&mut batch.bytes).and_then(|header| {
@@ -95,7 +95,7 @@ fn read_stream(
                             result = Ok(true);
                             break;
                         }
-                        // Whether the stream fits here shows at once.
+                        // Send these at once, so that the caller soon sees whether the subvolume can be received.
                         Some(CommandKind::Subvol | CommandKind::Snapshot) => break,
                         _ => {}
                     }
@@ -107,7 +107,7 @@ fn read_stream(
                 }
             }
         }
-        // The commands before an error are applied: a kept subvolume is resumed after them.
+        // The commands before an error are applied too: if the subvolume is kept, it is resumed after them.
         if batches.send(Ok(batch)).is_err() {
             return Ok(false);
         }
@@ -121,5 +121,5 @@ fn read_stream(
 /// Bytes after which a batch is sent.
 const BATCH_BYTES: usize = 256 << 10;
 const BATCH_TIME: Duration = Duration::from_millis(50);
-/// Batches that wait for being applied.
+/// Number of batches that can wait to be applied.
 pub(crate) const NR_BATCHES: usize = 16;

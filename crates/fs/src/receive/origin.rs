@@ -1,5 +1,5 @@
-//! Finding parents and clone sources among the subvolumes here: by the UUID of the subvolume that they were received from, or by
-//! their own UUID.
+//! Finds parents and clone sources among the subvolumes of this filesystem: by the UUID of the subvolume that they were received
+//! from, or by their own UUID.
 
 use ubtrfs_format::item::{RootFlags, RootItem};
 use ubtrfs_format::{Key, KeyType, RootId};
@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::error::ReceiveProblem;
 use crate::{Error, Fs};
 
-/// The part that a subvolume plays for a stream.
+/// The role of a subvolume in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The parent of a snapshot.
@@ -18,9 +18,11 @@ pub(crate) enum Part {
 }
 
 impl Fs {
-    /// Finds the subvolume that a stream calls by UUID and transaction: first one that was received from it, then itself.
+    /// Finds the subvolume that a stream identifies by UUID and transid: first a subvolume that was received from it, then the
+    /// subvolume itself.
     ///
-    /// It must be as it was: a received one is read-only, or not changed since; another one has this transaction.
+    /// The content must be as it was at that transid. A received subvolume must be read-only or unchanged since it was received;
+    /// any other subvolume must have this transid.
     pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
         let mut changed = false;
         for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {
@@ -45,7 +47,7 @@ impl Fs {
         })
     }
 
-    /// Subvolumes by UUID, from the UUID tree. A filesystem without one is searched.
+    /// The subvolumes with a UUID, from the UUID tree. Without that tree, all subvolumes are searched.
     fn ids_of_uuid(&self, kind: KeyType, uuid: Uuid) -> Result<Vec<RootId>, Error> {
         if uuid.is_nil() {
             return Ok(Vec::new());
@@ -64,7 +66,7 @@ impl Fs {
     }
 }
 
-/// Whether a subvolume that has the UUID is the one that is meant, and unchanged; none if it is another state of it.
+/// Whether a subvolume with the UUID is unchanged; `None` if its transid is not the one that the stream means.
 fn is_usable(item: &RootItem, kind: KeyType, uuid: Uuid, ctransid: u64) -> Option<bool> {
     let is_read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
     if kind == KeyType::UUID_KEY_RECEIVED_SUBVOL {

@@ -28,11 +28,12 @@ pub struct ReceiveOptions {
     pub only_first: bool,
     /// The number of failed commands after which the receive fails; 0 for any number.
     pub max_errors: u64,
-    /// Whether a broken receive leaves its subvolume, marked as incomplete, and the next one with the same stream resumes it.
+    /// Whether a failed receive keeps its subvolume, marked as incomplete, so that a later receive of the same stream resumes
+    /// it.
     pub keep: bool,
     /// Whether to decompress all data, and not to store compressed extents as they are.
     pub force_decompress: bool,
-    /// Set when the receive ends. An input that waits for bytes must then return.
+    /// Set when the receive ends. A read of the input that waits for bytes must then return.
     pub ended: Arc<AtomicBool>,
 }
 
@@ -53,7 +54,7 @@ pub struct ReceiveReport {
     pub nr_bytes: u64,
     /// Compressed extents that were stored as they are.
     pub nr_stored_encoded: u64,
-    /// Commands that failed. More than `max_errors` end the receive.
+    /// Commands that failed. The receive fails when `max_errors` is reached.
     pub nr_errors: u64,
     /// The first of their errors.
     pub errors: Vec<ReceiveError>,
@@ -62,9 +63,9 @@ pub struct ReceiveReport {
 /// A received subvolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedSubvolume {
-    /// Its id here.
+    /// The subvolume's id on this filesystem.
     pub id: RootId,
-    /// The directory of its name.
+    /// The directory that holds the subvolume's name.
     pub dir: InodeId,
     /// Its path below the directory that was received into.
     pub path: Vec<u8>,
@@ -79,12 +80,12 @@ pub struct ReceivedSubvolume {
 impl Fs {
     /// Receives the subvolumes of a stream below `dir`. Units of `job` are bytes of the input.
     ///
-    /// Each subvolume that was completed is durable and stays, also after a failure. The incomplete one is deleted or kept as
-    /// `options` say (R4). `made` is called with each new subvolume.
+    /// Each completed subvolume is durable, and stays even if the receive fails later. The incomplete subvolume is deleted or
+    /// kept as `options` say (R4). `made` is called with each new subvolume.
     ///
     /// # Errors
     ///
-    /// The first error of a command, if there were as many as `options.max_errors`, or what is wrong with the stream.
+    /// Fails with an error of the stream, or with the error of the command that reached `options.max_errors`.
     pub fn receive(
         &self,
         dir: InodeId,
@@ -141,12 +142,12 @@ impl Session<'_> {
                         if let Err(error) = self.apply_batch(&batch, job) {
                             break Err(error);
                         }
-                        // A full channel has enough batches.
+                        // If the channel is full, enough batches are kept for reuse, and this one is dropped.
                         let _ = give_back.try_send(batch);
                     }
                 }
             };
-            // The reader ends: its next batch has no receiver, and its input ends.
+            // The reader thread ends now: sending its next batch fails, and its input returns.
             drop(batches);
             self.options.ended.store(true, Ordering::SeqCst);
             result
@@ -209,13 +210,13 @@ impl Session<'_> {
         applied.or_else(|problem| self.tolerate(at(problem, path)))
     }
 
-    /// Counts the error of a command. Fails if there are too many, or later commands make no sense.
+    /// Counts the error of a command. Returns the error if there are too many, or if later commands cannot be applied.
     fn tolerate(&mut self, error: ReceiveError) -> Result<(), ReceiveError> {
         self.report.nr_errors += 1;
         if error.ends_stream() || (self.options.max_errors > 0 && self.report.nr_errors >= self.options.max_errors) {
             return Err(error);
         }
-        // A resumed receive would not know which commands failed.
+        // Such a subvolume is not kept: a resumed receive would not know which commands failed.
         if let Some(current) = &mut self.current {
             current.has_failures = true;
         }
@@ -288,7 +289,7 @@ impl Session<'_> {
         error
     }
 
-    /// A clone source.
+    /// The subvolume to clone from.
     pub(crate) fn source(&mut self, uuid: Uuid, ctransid: u64) -> Result<RootId, ReceiveProblem> {
         if let Some(id) = self.sources.get(&(uuid, ctransid)) {
             return Ok(*id);
@@ -302,7 +303,7 @@ impl Session<'_> {
     }
 }
 
-/// How long to wait for input before looking whether the work is cancelled.
+/// Interval of the checks for cancellation while no input arrives.
 const PATIENCE: Duration = Duration::from_millis(100);
 const COMMANDS_PER_CHECK: usize = 64;
 /// Errors that a report lists.

@@ -1,4 +1,4 @@
-//! [`Walk`]: from the paths of a stream to inodes.
+//! [`Walk`]: looks up the inodes at paths of a stream.
 //!
 //! - I1. Every name is looked up as an entry of a directory of the subvolume. Only directories are entered; symbolic links are never
 //!   read, and names of other subvolumes are errors (R1).
@@ -20,7 +20,7 @@ pub(crate) struct Walk {
     root: RootId,
     /// Directories by path.
     dirs: BTreeMap<Vec<u8>, Ino>,
-    /// The last inode that a command was about. Most commands are about the same one as the command before.
+    /// The path and inode of the last command. Most commands are about the same inode as the previous one.
     last: Option<(Vec<u8>, Ino)>,
 }
 
@@ -69,7 +69,7 @@ impl Walk {
         if let Some(ino) = self.dirs.get(path.as_bytes()) {
             return Ok(self.id(*ino));
         }
-        // The directory above is often known.
+        // The directory that holds the last name is often in the cache.
         let mut dir = InodeId::root_of(self.root);
         let mut rest = path.as_bytes();
         if let Some((above, name)) = path.split()
@@ -121,14 +121,14 @@ impl Walk {
         self.last = last.filter(|(path, _)| path == from).map(|(_, ino)| (to.to_vec(), ino));
     }
 
-    /// Removes a path and all below it from the caches. Returns the directories, by the rest of their path.
+    /// Removes a path and all paths below it from the caches. Returns the directories, each with the part of its path below `path`.
     fn take(&mut self, path: &[u8]) -> Vec<(Vec<u8>, Ino)> {
         self.last = None;
         let mut taken = Vec::new();
         if let Some(ino) = self.dirs.remove(path) {
             taken.push((Vec::new(), ino));
         }
-        // Directories below may be cached without those above them.
+        // A directory below may be in the cache although directories above it are not.
         let below = [path, b"/"].concat();
         let paths: Vec<Vec<u8>> = self
             .dirs
@@ -146,7 +146,7 @@ impl Walk {
     }
 }
 
-/// The entry of a directory, which must not lead to another subvolume (I1).
+/// Finds the entry of a name in a directory. Fails if it leads to another subvolume (I1).
 pub(crate) fn entry(fs: &Fs, dir: InodeId, name: &[u8]) -> Result<(InodeId, FileType)> {
     dir_item::check_name(name)?;
     let inode = fs.inode(dir)?;

@@ -1,4 +1,4 @@
-//! [`Change`]: what changed between two snapshots, as people read it; and the extents that are new since a generation.
+//! [`Change`]: the changes between two snapshots, for people; and the extents that are new since a generation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,14 +17,14 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::items::file_extent::{ExtentAt, decode_of};
 
-/// A difference between two snapshots.
+/// A difference of one inode between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// What happened to it.
+    /// The kind of change.
     pub kind: ChangeKind,
-    /// Its type, in words.
+    /// The file type of the inode, in words.
     pub file_type: &'static str,
-    /// Its path in the newer snapshot; in the older one if it was removed.
+    /// A path of the inode: in the newer snapshot or, if it was removed, in the older one.
     pub path: Vec<u8>,
     /// Its former path, if it was renamed.
     pub from: Option<Vec<u8>>,
@@ -37,13 +37,13 @@ pub struct Change {
 /// The kind of a [`Change`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is new, or has a new name beside others.
+    /// The inode is new, or has an additional name.
     Added,
-    /// It has another content or other attributes.
+    /// The content or attributes of the inode differ.
     Changed,
-    /// It has another name.
+    /// The inode has another name.
     Renamed,
-    /// It is gone, or has lost one of its names.
+    /// The inode was deleted, or lost one of its names.
     Removed,
 }
 
@@ -59,7 +59,7 @@ impl ChangeKind {
     }
 }
 
-/// Takes each change.
+/// The callback that gets each change.
 pub(crate) type Found<'f> = &'f mut dyn FnMut(Change) -> Result<()>;
 
 /// An inode that both snapshots have.
@@ -74,7 +74,8 @@ struct Kept {
 }
 
 impl Fs {
-    /// Passes on what changed between two read-only snapshots, in the order of inode numbers. Units of `job` are changes.
+    /// Passes the changes between two read-only snapshots to `found`, in the order of inode numbers. Units of `job` are
+    /// changes.
     ///
     /// # Errors
     ///
@@ -88,8 +89,8 @@ impl Fs {
         self.engine.with_walk_source(|source| changes(self, &old, &new, source, job, found))
     }
 
-    /// Passes on the extents of a subvolume whose generation is not lower than `since`, as lines of
-    /// `btrfs subvolume find-new`.
+    /// Passes a line of `btrfs subvolume find-new` to `line` for each extent of a subvolume whose generation is at least
+    /// `since`.
     ///
     /// # Errors
     ///
@@ -108,7 +109,7 @@ impl Fs {
         let mut generation = Generation(0);
         while let Some(start) = from {
             job.check()?;
-            // The subvolume may be changing: a page at a time, between two commits.
+            // The subvolume may be changing, so each page is read between two commits.
             let page =
                 self.engine.with_committed_tree(id, |tree| new_extents(self, &SentTree::of(tree), &start, since))?;
             let page = page.ok_or(Error::NotFound)??;
@@ -130,7 +131,7 @@ struct Page {
     generation: Generation,
 }
 
-/// A page of extents from a key on. Nodes older than `since` hold none.
+/// Reads a page of extents from a key on. Nodes older than `since` hold none of these extents, and are skipped.
 fn new_extents(fs: &Fs, tree: &SentTree, start: &Key, since: Generation) -> Result<Page> {
     let root = tree.root();
     let mut page = Page { lines: Vec::new(), next: None, generation: tree.item().generation };
@@ -167,7 +168,7 @@ fn new_extents(fs: &Fs, tree: &SentTree, start: &Key, since: Generation) -> Resu
     Ok(page)
 }
 
-/// Items that are looked at while no commit runs.
+/// Maximum number of items in a page, during which no commit runs.
 const PAGE_ITEMS: usize = 10_000;
 
 fn read(source: &dyn NodeSource, ptr: &NodePtr) -> Result<Arc<Node>> {

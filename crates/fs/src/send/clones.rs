@@ -1,12 +1,12 @@
-//! [`Clones`]: places from which the receiver can clone a part of an extent: files of the parent and of clone sources, and
-//! files of this stream that were sent before.
+//! [`Clones`]: finds files from which the receiver can clone a part of an extent: files of the parent and of clone
+//! sources, and files that were sent earlier in this stream.
 //!
-//! What was sent is one map by address of the extent. References from other subvolumes come from the extent tree, for a
-//! window of extents at a time and in the order of their addresses; each is then verified in the subvolume's own tree,
-//! because snapshots share leaves and thereby references.
+//! One map holds the parts that were sent, by address of the extent. References from other subvolumes come from the extent
+//! tree, for a window of extents at a time and in the order of their addresses. Each is then verified in the subvolume's
+//! own tree, because snapshots share leaves and thereby references.
 //!
-//! - C1. A source's content is in place at the receiver when the command arrives: it lies in a subvolume that is there, or
-//!   was written or cloned earlier in this stream and does not change any more.
+//! - C1. A source's content is in place at the receiver when the command arrives: the source lies in a subvolume that the
+//!   receiver has, or was written or cloned earlier in this stream and does not change any more.
 //! - C2. Linux clones whole sectors, except at the end of both files.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ use crate::Fs;
 use crate::error::Result;
 use crate::items::file_extent::{ExtentAt, decode_of};
 
-/// A part of an extent for which a source is wanted, to be put at `at` in a file.
+/// A part of an extent that will be put at `at` in a file, and for which a clone source is wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) bytenr: Logical,
@@ -30,7 +30,7 @@ pub(super) struct Wanted {
     pub(super) offset: u64,
     /// Offset in the file.
     pub(super) at: u64,
-    /// Bytes, up to the end of the file at most.
+    /// Length in bytes, at most up to the end of the file.
     pub(super) len: u64,
     /// Size of the file.
     pub(super) size: u64,
@@ -43,16 +43,16 @@ pub(super) struct CloneFrom {
     pub(super) ctransid: u64,
     pub(super) path: Arc<[u8]>,
     pub(super) offset: u64,
-    /// Whether it is a file of this stream.
+    /// Whether the source is a file of this stream.
     pub(super) is_sent: bool,
 }
 
-/// What is known about the sources of a wanted part.
+/// The result of looking for a source of a wanted part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// So many bytes can be cloned.
+    /// This number of bytes at the start of the part can be cloned from the source.
     Clone(CloneFrom, u64),
-    /// So many bytes have no source.
+    /// This number of bytes at the start of the part has no source.
     Nothing(u64),
 }
 
@@ -63,7 +63,7 @@ struct SentPart {
     at: u64,
     offset: u64,
     len: u64,
-    /// Whether the file ends with it.
+    /// Whether the range ends at the end of the file.
     is_end: bool,
 }
 
@@ -82,14 +82,14 @@ pub(super) struct Clones<'t> {
     fs: &'t Fs,
     sent: HashMap<u64, Vec<SentPart>>,
     roots: Vec<CloneRoot<'t>>,
-    /// References of the extents of the present window.
+    /// References to the extents of the current window.
     hints: HashMap<u64, Vec<UseHint>>,
     own: &'t SentTree,
     sector: u64,
 }
 
 impl<'t> Clones<'t> {
-    /// Sources for sending `own` to a receiver that has `roots`.
+    /// Creates the sources for sending `own` to a receiver that has `roots`.
     pub(super) fn new(fs: &'t Fs, own: &'t SentTree, roots: impl Iterator<Item = &'t SentTree>) -> Self {
         let root = |tree: &'t SentTree| CloneRoot {
             tree,
@@ -106,7 +106,7 @@ impl<'t> Clones<'t> {
         self.own
     }
 
-    /// Prepares for the extents of a window: address, length on disk, generation.
+    /// Looks up the references to the extents of a window. Each extent has its address, length on disk and generation.
     pub(super) fn look_up(&mut self, extents: impl Iterator<Item = (Logical, u64, Generation)>) -> Result<()> {
         self.hints.clear();
         let Some(newest) = self.roots.iter().map(|root| root.generation).max() else { return Ok(()) };
@@ -179,7 +179,8 @@ impl<'t> Clones<'t> {
         })
     }
 
-    /// The bytes that can be cloned, if a source has `len` bytes up to its end or elsewhere (C2).
+    /// The number of bytes that can be cloned from a source of `len` bytes, given whether the source's file ends there
+    /// (C2).
     fn usable(&self, len: u64, is_end: bool, wanted: &Wanted) -> Option<u64> {
         let is_end = is_end && len <= wanted.len;
         let len = len.min(wanted.len);
@@ -189,13 +190,13 @@ impl<'t> Clones<'t> {
         (usable > 0).then_some(usable)
     }
 
-    /// A file of this stream as a source.
+    /// Makes a file of this stream a source.
     pub(super) fn own_file(&self, path: Arc<[u8]>, offset: u64) -> CloneFrom {
         let (uuid, ctransid) = (self.own.stream_uuid(), self.own.item().ctransid.0);
         CloneFrom { uuid, ctransid, path, offset, is_sent: true }
     }
 
-    /// Notes a part of a file that the receiver has now (C1).
+    /// Notes a part of a file that has been sent to the receiver (C1).
     pub(super) fn sent(&mut self, ino: u64, part: &Wanted) {
         let is_full = self.sent.len() >= SENT_MAX;
         if is_full && !self.sent.contains_key(&part.bytenr.0) {
@@ -216,9 +217,9 @@ impl<'t> Clones<'t> {
     }
 }
 
-/// References of an extent that are looked at.
+/// Maximum number of references that are examined for an extent.
 const HINTS_MAX: usize = 64;
-/// Extents that are remembered, some hundred bytes each.
+/// Maximum number of remembered extents, which take some hundred bytes each.
 const SENT_MAX: usize = 1 << 20;
-/// Parts of an extent that are remembered.
+/// Maximum number of remembered parts of an extent.
 const PARTS_MAX: usize = 64;

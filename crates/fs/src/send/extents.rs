@@ -1,14 +1,15 @@
-//! [`FileDiff`]: the data that makes a file of the old tree equal to that of the new one.
+//! [`FileDiff`]: sends the data that turns a file of the old tree into that of the new tree.
 //!
-//! The walk pushes the items that differ, in order of offset. Items of one file do not overlap in one tree, so wherever an item
-//! of one tree differs, all items of the other tree that overlap it differ too. Ranges that both trees map to the same part of
-//! the same extent are equal: an extent's data does not change while a read-only snapshot uses it.
+//! The walk pushes the items that differ, in order of offset. Items of one file do not overlap in one tree. So if an item of
+//! one tree differs, all items of the other tree that overlap it differ too. Ranges that both trees map to the same part of the
+//! same extent are equal: an extent's data does not change while a read-only snapshot uses it.
 //!
-//! - E1. A window of items is worked on at a time; an item that reaches beyond it is cut.
-//! - E2. An old file first gets its new size. A clone of the last, partial sector needs a target that does not reach further.
-//!   Growing it writes zeros behind the old end, so that sector is made a hole again if it is one in the new tree.
-//! - E3. Version 1 has no command for a hole over old data. A clone of a hole makes one: the file grows by a hole at its end,
-//!   which is cloned into place, and shrinks again. This is done last, because of E2.
+//! - E1. Items are processed in windows; an item that reaches past the end of its window is cut.
+//! - E2. A file that the receiver has first gets its new size, because a clone of the last, partial sector requires a target
+//!   that is not longer. Growing the file writes zeros past the old end, so the sector there is made a hole again if it is one
+//!   in the new tree.
+//! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is extended by a
+//!   hole, which is cloned into place, and then truncated. This is done last, because of E2.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -29,9 +30,9 @@ use crate::items::file_extent::{ExtentAt, decode_of, part_of};
 /// How data is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DataOptions {
-    /// Compressed extents are sent as they are.
+    /// Send compressed extents in their compressed form.
     pub(super) compressed: bool,
-    /// Only ranges are sent.
+    /// Send only the changed ranges, without their data.
     pub(super) no_data: bool,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct FileDiff {
     pub(super) is_changed: bool,
 }
 
-/// What to do with a range of the file.
+/// A change of a range of the file.
 #[derive(Clone, Debug)]
 enum Op {
     Hole(Range<u64>),
@@ -64,7 +65,7 @@ enum Op {
 }
 
 impl FileDiff {
-    /// A file that has `present` bytes at the receiver, and shall have `size`.
+    /// Begins with a file that has `present` bytes at the receiver, and will have `size`.
     pub(super) fn begin(
         fs: &Fs,
         (root, ino): (RootId, u64),
@@ -90,7 +91,7 @@ impl FileDiff {
         }
     }
 
-    /// E2
+    /// Sends the new size, if it differs (E2).
     fn set_size(&mut self, new: &SentTree, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         if self.is_sized {
             return Ok(());
@@ -119,7 +120,7 @@ impl FileDiff {
         Ok(())
     }
 
-    /// The next items that differ, at one offset.
+    /// Adds the next items that differ; both have the same offset.
     pub(super) fn push(
         &mut self,
         (old, new): (Option<ExtentAt>, Option<ExtentAt>),
@@ -136,7 +137,7 @@ impl FileDiff {
         Ok(())
     }
 
-    /// Sends the rest.
+    /// Sends the remaining changes.
     pub(super) fn finish(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         self.set_size(clones.own(), pipeline)?;
         self.work_until(u64::MAX, clones, pipeline)?;
@@ -201,7 +202,7 @@ impl FileDiff {
         Ok(())
     }
 
-    /// E3
+    /// Clones holes over old data (E3).
     fn clone_holes(&mut self, clones: &Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let Some(longest) = self.holes.iter().map(|hole| hole.end - hole.start).max() else { return Ok(()) };
         let start = self.size.max(self.present).next_multiple_of(u64::from(self.sectorsize));
@@ -270,7 +271,7 @@ impl FileDiff {
         Ok(())
     }
 
-    /// Inline data up to the offset `end`, with zeros behind it.
+    /// Returns inline data up to the offset `end`, padded with zeros.
     fn inline_data(&self, extent: &FileExtent, end: u64) -> Result<Vec<u8>> {
         let FileExtentBody::Inline(data) = &extent.body else { return Ok(Vec::new()) };
         let mut bytes = match extent.compression {
@@ -319,7 +320,7 @@ impl FileDiff {
     }
 }
 
-/// Finds what differs between the mappings of a file in both trees.
+/// Compares the mappings of a file in both trees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     /// Size of the file in the new tree.
@@ -350,7 +351,7 @@ impl Plan {
         let new: Vec<Arc<ExtentAt>> = new.iter().map(|item| Arc::new(item.clone())).collect();
         let ends = |item: &ExtentAt| [item.start, item.end];
         let mut points: Vec<u64> = old.iter().flat_map(ends).chain(new.iter().flat_map(|item| ends(item))).collect();
-        // What lies behind the end is treated otherwise.
+        // Ranges past the end of the file follow other rules, so split there.
         let file_end = self.size.next_multiple_of(u64::from(self.sectorsize));
         if points.iter().any(|point| *point > file_end) && points.iter().any(|point| *point < file_end) {
             points.push(file_end);
@@ -395,7 +396,7 @@ impl Plan {
     }
 }
 
-/// Takes the items that begin before `limit`, and leaves the parts behind it (E1).
+/// Takes the items that begin before `limit`, and leaves the parts past `limit` (E1).
 fn cut(items: &mut VecDeque<ExtentAt>, limit: u64) -> Vec<ExtentAt> {
     let mut taken = Vec::with_capacity(items.len());
     while let Some(mut item) = items.pop_front() {
@@ -433,7 +434,7 @@ fn is_equal(old: &ExtentAt, new: &ExtentAt) -> bool {
     }
 }
 
-/// Adds an operation, or lets the last one reach further.
+/// Adds a change, or extends the last one.
 fn join(ops: &mut Vec<Op>, op: Op) {
     match (ops.last_mut(), &op) {
         (Some(Op::Hole(last)), Op::Hole(next)) | (Some(Op::Allocate(last)), Op::Allocate(next))
@@ -448,9 +449,9 @@ fn join(ops: &mut Vec<Op>, op: Op) {
     }
 }
 
-/// Items of both trees in a window.
+/// Maximum number of items of both trees in a window.
 const WINDOW: usize = 1024;
-/// Most bytes of an extent that are read at once.
+/// Maximum number of bytes of an extent that are read at once.
 const PIECE: u64 = 512 << 10;
 /// Mode bits of fallocate(2).
 const KEEP_SIZE: u32 = 1;

@@ -1,20 +1,20 @@
 //! [`Moves`]: the names that change between two snapshots, and an order of commands in which no command meets a name that
 //! is still used.
 //!
-//! The first walk over the difference removes names that vanish. What is left are *movers*: inodes that both snapshots have
-//! and none of whose old names stays. Each keeps one old name until it moves. Deleted directories that hold movers are
-//! *late*: they are removed when the last mover has left.
+//! The first walk over the difference removes names that vanish. The remaining inodes are *movers*: both snapshots have
+//! them, but none of their old names stays. Each keeps one old name until it moves. Deleted directories that hold movers
+//! are *late*: they are removed when the last mover has left.
 //!
-//! A move may have to wait for another one. Of these reasons, the first two are dependencies on names, the third one on the
-//! shape of the tree:
+//! A move may have to wait for another one, for one of three reasons. The first two are dependencies on names, the third is
+//! a dependency on the shape of the tree:
 //!
 //! 1. the new directory does not exist yet,
 //! 2. a mover or a late directory still has the new name,
-//! 3. a directory would move below itself, because a directory between has not moved yet.
+//! 3. a directory would move below itself, because a directory on the way to its new place has not moved yet.
 //!
-//! [`Moves::run`] follows these dependencies depth first. A dependency on something that waits itself is a cycle: the
-//! waiting one gets a temporary name in the subvolume's root ("orphan"), which resolves all three kinds. So temporary
-//! names appear in cycles alone.
+//! [`Moves::run`] follows these dependencies depth first. A dependency on a directory or mover that is waiting itself is a
+//! cycle. That directory or mover then gets a temporary name in the subvolume's root ("orphan"), which resolves all three
+//! kinds of dependency. So temporary names appear only in cycles.
 //!
 //! - M1. Each mover and late directory gets a temporary name at most once, and each move happens once, so the work ends.
 //! - M2. Recursion is a stack of tasks, because a chain of dependencies may be as long as the list of movers.
@@ -26,7 +26,7 @@ use ubtrfs_format::Ino;
 use super::tree::{Link, SentTree, is_dir, is_same, push_name};
 use crate::error::Result;
 
-/// A directory or mover, by the tree that knows it: inodes of both trees belong to the old one.
+/// A directory or mover, and the tree that its number belongs to: the old tree for inodes that both trees have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Node {
     ino: u64,
@@ -59,7 +59,8 @@ pub(super) struct Step {
 pub(super) struct Moved {
     /// New directories that were made.
     pub(super) made: HashSet<u64>,
-    /// Inodes whose names may have changed although the items of the names are equal.
+    /// Inodes in directories whose numbers were reused: their paths may have changed although their reference items are
+    /// equal.
     pub(super) relinked: HashSet<u64>,
 }
 
@@ -72,9 +73,9 @@ pub(super) struct Moves<'t> {
     index: HashMap<Node, usize>,
     dead: HashSet<u64>,
     late: HashMap<u64, Late>,
-    /// Places of movers, late directories and directories that were made, other than those in the old tree.
+    /// Current places of movers, late directories and new directories, if they differ from those in the old tree.
     places: HashMap<Node, Place>,
-    /// Movers and late directories by the names that they have.
+    /// Movers and late directories, by their current places.
     occupants: HashMap<Place, Node>,
     /// New directories that were made.
     made: HashSet<u64>,
@@ -102,9 +103,9 @@ struct Mover {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Waiting,
-    /// It waits for something.
+    /// The move has begun, and waits for another task.
     Begun,
-    /// It waits under a temporary name.
+    /// The mover has a temporary name, and waits.
     Orphan,
     Done,
 }
@@ -118,7 +119,7 @@ struct Late {
     is_orphan: bool,
 }
 
-/// Work of [`Moves::run`] (M2).
+/// A task of [`Moves::run`] (M2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Task {
     Move(usize),
@@ -126,11 +127,11 @@ enum Task {
     Clear(u64),
 }
 
-/// The reason why a task cannot go on.
+/// The reason why a task cannot continue.
 enum Wait {
     Nothing,
     For(Task),
-    /// A temporary name was given; look again.
+    /// A temporary name was given; check again.
     Changed,
 }
 
@@ -165,7 +166,7 @@ impl<'t> Moves<'t> {
         Ok(Node { ino, is_new: !self.is_kept(ino)? })
     }
 
-    /// The names of an inode that both trees have: those that go, those that stay, and those that come.
+    /// Compares the names of an inode that both trees have. Returns the removed, the unchanged and the new names.
     pub(super) fn compare(&self, ino: u64) -> Result<(Vec<Link>, Vec<Link>, Vec<Link>)> {
         let (old, new) = (self.old.links(ino)?, self.new.links(ino)?);
         let mut stays = Vec::new();
@@ -180,7 +181,7 @@ impl<'t> Moves<'t> {
         Ok((goes, stays, comes))
     }
 
-    /// Notes an inode that only the old tree has, or that the new tree replaces. Passes on what is done at once.
+    /// Notes an inode that only the old tree has, or that the new tree replaces. Passes on the steps that need no order.
     pub(super) fn deleted(
         &mut self,
         ino: u64,
@@ -204,7 +205,7 @@ impl<'t> Moves<'t> {
         out(Step { change: NameChange::Unlink(self.old.path_of(link)?), touched: vec![link.parent] })
     }
 
-    /// Notes an inode that both trees have and whose names changed. Passes on what is done at once.
+    /// Notes an inode that both trees have and whose names changed. Passes on the steps that need no order.
     pub(super) fn renamed(&mut self, ino: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         if ino == Ino::ROOT_DIR.0 || !self.compared.insert(ino) {
             return Ok(());
@@ -231,10 +232,10 @@ impl<'t> Moves<'t> {
         Ok(())
     }
 
-    /// Orders and passes on all other changes.
+    /// Orders all other changes and passes them on.
     pub(super) fn run(mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<Moved> {
         let mut relinked = HashSet::new();
-        // A name in a directory whose number was used again looks unchanged.
+        // If a directory's number was reused, the names in the directory look unchanged.
         for dir in std::mem::take(&mut self.replaced) {
             for child in self.old.children(dir)? {
                 if self.is_kept(child)? {
@@ -253,7 +254,7 @@ impl<'t> Moves<'t> {
         Ok(Moved { made: self.made, relinked })
     }
 
-    /// Removes deleted directories that hold nothing that is still needed, and notes the others.
+    /// Removes deleted directories that hold nothing that is still needed. The others become late.
     fn find_late(&mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         self.late = self.dead.iter().map(|dir| (*dir, Late::default())).collect();
         let mut inside: Vec<(u64, Node)> = Vec::new();
@@ -283,7 +284,7 @@ impl<'t> Moves<'t> {
         Ok(())
     }
 
-    /// Removes an empty late directory, and those above it that become empty.
+    /// Removes an empty late directory, and those above it that become empty by this.
     fn remove_late(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         let mut next = Some(dir);
         while let Some(dir) = next.take() {
@@ -300,7 +301,7 @@ impl<'t> Moves<'t> {
         Ok(())
     }
 
-    /// Notes that something left a directory. Returns the directory if it is late, and empty now.
+    /// Notes that a mover or directory left a directory. Returns that directory if it is late and now empty.
     fn left(&mut self, parent: Node) -> Option<u64> {
         if parent.is_new {
             return None;
@@ -347,7 +348,7 @@ impl<'t> Moves<'t> {
         };
         if to.parent.is_new && !self.made.contains(&to.parent.ino) {
             if making.contains(&to.parent.ino) {
-                // The directory waits for the name of this one. It moves when the directory is there.
+                // The new directory waits for the name of this mover. The mover moves there after the directory is made.
                 if self.movers[index].state != State::Orphan {
                     self.orphan(node, out)?;
                 }
@@ -421,7 +422,7 @@ impl<'t> Moves<'t> {
                 None => self.late[&child.ino].is_begun,
             };
             if is_begun {
-                // The whole directory gets out of the way.
+                // The directory holds something that is waiting already, so the directory itself gets a temporary name.
                 self.orphan(Node { ino: dir, is_new: false }, out)?;
                 return Ok(Wait::Nothing);
             }
@@ -431,7 +432,7 @@ impl<'t> Moves<'t> {
         Ok(Wait::Nothing)
     }
 
-    /// Waits until a name is free for `node`.
+    /// Returns the reason to wait if another directory or mover has the name that `node` needs.
     fn wait_for_name(
         &mut self,
         place: &Place,
@@ -483,7 +484,7 @@ impl<'t> Moves<'t> {
         self.places.insert(node, to.clone());
         let is_file = self.index.get(&node).is_some_and(|mover| !self.movers[*mover].is_dir);
         if !is_file {
-            // Paths of everything below have changed.
+            // Paths of everything below the directory have changed.
             self.paths.clear();
         }
         let to_path = self.path(node)?;
@@ -494,7 +495,7 @@ impl<'t> Moves<'t> {
         }
     }
 
-    /// Gives something that is in the way a temporary name (M1).
+    /// Gives a directory or mover a temporary name (M1).
     fn orphan(&mut self, node: Node, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         match self.index.get(&node).copied() {
             Some(mover) => self.movers[mover].state = State::Orphan,
@@ -527,7 +528,7 @@ impl<'t> Moves<'t> {
         Ok(Place { parent, name: link.name })
     }
 
-    /// The present path of a directory or mover.
+    /// The current path of a directory or mover.
     fn path(&mut self, node: Node) -> Result<Vec<u8>> {
         let mut names = Vec::new();
         let mut at = node;
@@ -547,7 +548,7 @@ impl<'t> Moves<'t> {
         };
         for (at, name) in names.into_iter().rev() {
             push_name(&mut path, &name);
-            // Only directories are asked for again.
+            // Only paths of directories are needed again.
             if at != node {
                 self.paths.insert(at, path.clone());
             }
@@ -556,10 +557,10 @@ impl<'t> Moves<'t> {
     }
 }
 
-/// Directories whose times change, and which stay.
+/// The directories among `parents` that both trees have; their times change.
 fn touched(parents: impl IntoIterator<Item = Node>) -> Vec<u64> {
     parents.into_iter().filter(|parent| !parent.is_new).map(|parent| parent.ino).collect()
 }
 
-/// Most names of a path.
+/// Maximum number of names in a path.
 const DEPTH_MAX: usize = 4096;

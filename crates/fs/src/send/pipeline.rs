@@ -6,8 +6,8 @@
 //!                                    +-- commands, encoded already -------------------+
 //! ```
 //!
-//! - P1. The queue holds at most [`QUEUE_BYTES`] of data that is read or to be read, and at most [`QUEUE_JOBS`] jobs.
-//! - P2. After a failure nothing more is written, and no thread waits. The first failure counts.
+//! - P1. The queue holds at most [`QUEUE_BYTES`] of data, read or still to be read, and at most [`QUEUE_JOBS`] jobs.
+//! - P2. After a failure nothing more is written, and no thread waits. The first failure is reported.
 //! - P3. Data is verified against its checksums before it is written.
 
 use std::collections::VecDeque;
@@ -24,19 +24,19 @@ use ubtrfs_transaction::{Engine, Job};
 use crate::compression;
 use crate::error::{Error, Result};
 
-/// A part of a data extent that is to be written into a file.
+/// A part of a data extent that will be sent as a file's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     /// Address of the extent.
     pub(super) bytenr: Logical,
-    /// Bytes of it on disk.
+    /// Length of the extent on disk.
     pub(super) disk_len: u64,
-    /// Bytes of it after decompression.
+    /// Length of the extent after decompression.
     pub(super) ram_len: u64,
     pub(super) compression: Compression,
-    /// Where the part begins in the (decompressed) extent.
+    /// Offset of the part in the (decompressed) extent.
     pub(super) offset: u64,
-    /// Whether it has checksums.
+    /// Whether the extent has checksums.
     pub(super) verify: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Data {
     pub(super) at: u64,
     pub(super) len: u64,
     pub(super) source: Source,
-    /// Whether the extent is sent as it is compressed.
+    /// Whether the extent is sent in its compressed form.
     pub(super) encoded: bool,
 }
 
@@ -89,7 +89,7 @@ struct Shared<'e> {
     changed: Condvar,
 }
 
-/// The walk's end of the pipeline.
+/// The end of the pipeline that takes commands and data.
 pub(super) struct Pipeline<'p, 'e> {
     shared: &'p Shared<'e>,
     job: &'p Job,
@@ -98,7 +98,7 @@ pub(super) struct Pipeline<'p, 'e> {
 }
 
 impl<'p> Pipeline<'p, '_> {
-    /// Runs `walk` with a pipeline into `output`.
+    /// Runs `walk` with a pipeline that writes to `output`.
     pub(super) fn with<T>(
         engine: &Engine,
         version: Version,
@@ -187,7 +187,7 @@ impl<'p> Pipeline<'p, '_> {
         self.push_pending()
     }
 
-    /// P1
+    /// Adds a slot to the queue, and waits while the queue is full (P1).
     fn push(&self, slot: Arc<Slot>, bytes: u64, is_read: bool) -> Result<()> {
         self.job.check()?;
         let mut queue = self.shared.queue.lock();
@@ -197,7 +197,7 @@ impl<'p> Pipeline<'p, '_> {
             self.shared.changed.wait(&mut queue);
         }
         if queue.failed {
-            // The failure itself is reported at the end.
+            // The failure itself is reported when the pipeline ends.
             return Err(Error::Engine(ubtrfs_error::Error::Cancelled));
         }
         if is_read {
@@ -211,7 +211,7 @@ impl<'p> Pipeline<'p, '_> {
     }
 }
 
-/// Whether data continues the extent before, so that one read serves both.
+/// Whether `next` continues `last` in the extent, so that one read serves both.
 fn is_continued(last: &Data, next: &Data) -> bool {
     let (one, other) = (&last.source, &next.source);
     let is_plain = |source: &Source| source.compression == Compression::None;
@@ -246,7 +246,7 @@ impl Shared<'_> {
                 other => other,
             };
             *slot.0.lock() = done;
-            // Under the lock of the queue, so that the writer does not miss it between its look and its wait.
+            // Take the queue's lock once, so that the writer cannot miss the change between its check and its wait.
             drop(self.queue.lock());
             self.changed.notify_all();
         }
@@ -370,7 +370,7 @@ impl Shared<'_> {
         }
     }
 
-    /// The next bytes of the stream; none at the end, or if the stream failed.
+    /// Waits for the next bytes of the stream. Returns `None`, and whether the stream is complete, if there are none.
     fn next_ready(&self) -> Result<(Option<Vec<u8>>, bool)> {
         let mut queue = self.queue.lock();
         loop {
@@ -399,7 +399,7 @@ impl Shared<'_> {
         }
     }
 
-    /// P2
+    /// Records a failure, and makes all threads stop (P2).
     fn fail(&self, error: Error) {
         let mut queue = self.queue.lock();
         if !queue.failed {
@@ -419,7 +419,7 @@ fn written(output: &mut (dyn Write + Send), bytes: &[u8], job: &Job) -> Result<(
     Ok(())
 }
 
-/// The number of a compression in the stream; `None` if the stream has none for it.
+/// The stream's number of a compression method; `None` if the stream has none for it.
 pub(super) fn stream_compression(compression: Compression, sectorsize: u32) -> Option<u32> {
     use ubtrfs_stream::Compression as Stream;
     match compression {
@@ -467,16 +467,16 @@ impl Drop for FailOnUnwind<'_, '_> {
     }
 }
 
-/// Most threads that read.
+/// Maximum number of threads that read.
 const READERS_MAX: usize = 4;
 const QUEUE_BYTES: u64 = 16 << 20;
 const QUEUE_JOBS: usize = 4096;
-/// Data of a file that is read together.
+/// Maximum number of bytes of a file's data that are read together.
 const RUN_BYTES: u64 = 1 << 20;
 const RUN_PARTS: usize = 256;
-/// Commands without data that are handed over together.
+/// Bytes of commands without data that are collected before they are queued.
 const READY_BYTES: usize = 128 << 10;
 /// Bytes written to the output at once.
 const WRITE_BYTES: usize = 256 << 10;
-/// A command's bytes besides its data, about.
+/// Approximate number of bytes of a command besides its data.
 const COMMAND_ROOM: usize = 256;

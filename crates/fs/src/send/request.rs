@@ -1,4 +1,4 @@
-//! [`SendRequest`]: what is sent, to whom it is an increment, and [`Fs::send`].
+//! [`SendRequest`]: the subvolumes to send and the choice of their parent; and [`Fs::send`].
 
 use std::io::Write;
 
@@ -21,17 +21,17 @@ use crate::types::SubvolumeInfo;
 pub struct SendRequest {
     /// Read-only subvolumes, in this order.
     pub subvolumes: Vec<RootId>,
-    /// The receiver has this one, and the first one is sent as its difference.
+    /// A subvolume that the receiver has. The subvolumes are sent as their differences to it.
     pub parent: Option<RootId>,
-    /// The receiver has these too. Without a parent, the best of them becomes the parent.
+    /// More subvolumes that the receiver has. Without a parent, the one that differs least becomes the parent.
     pub clone_sources: Vec<RootId>,
     /// Version of the stream, 1 or 2.
     pub version: u32,
-    /// Compressed extents are sent as they are; version 2.
+    /// Send compressed extents in their compressed form; requires version 2.
     pub compressed_data: bool,
-    /// Changed ranges are sent without their data.
+    /// Send changed ranges without their data.
     pub no_data: bool,
-    /// One header and one end for all subvolumes, instead of one for each.
+    /// Send one header and one end for all subvolumes, instead of one for each.
     pub joined: bool,
 }
 
@@ -68,7 +68,7 @@ impl Fs {
             let header = !request.joined || index == 0;
             let end = !request.joined || index + 1 == nr;
             self.send_one(request, &subvolume, (header, end), output, job)?;
-            // With a parent, later subvolumes are differences to it too; they may clone from this one.
+            // With a parent, later subvolumes are sent as differences to it too, and may clone from this one.
             if request.parent.is_some() || !request.clone_sources.is_empty() {
                 clone_sources.push(id);
             }
@@ -77,7 +77,7 @@ impl Fs {
     }
 
     pub(super) fn begin_send(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Sending<'_>> {
-        // Deleting and making writable check under these locks that nothing is being sent.
+        // Code that deletes a subvolume or makes it writable checks under these locks that it is not being sent.
         let _flags = self.subvolumes.lock_flags();
         let _subvolumes = self.subvolumes.lock();
         let sending = self.subvolumes.sends.begin_send(ids.clone())?;

@@ -6,14 +6,16 @@
 //! at the end:   times of directories, attributes of directories that new files would inherit
 //! ```
 //!
-//! - S1. When the inodes are walked, every name that was in the way is gone: no creation, link or rename meets a name in use.
+//! - S1. When the inodes are walked, all names that were in the way are gone: no creation, link or rename needs a name in
+//!   use.
 //! - S2. A directory exists before anything is made in it: the directories above a new inode are made first, whatever their
 //!   numbers.
-//! - S3. Owner before mode, because a change of the owner clears set-id bits; capabilities after owner and data, which
-//!   clear them; times last. The times of a directory change with each name in it, so they are sent when no name has
-//!   changed in it for a while, and at the end.
-//! - S4. New files inherit the default ACL and the compression of their directory. So while names are made in a
-//!   directory, it has neither: a kept directory loses them first, and all directories get them at the end.
+//! - S3. The owner is sent before the mode, because a change of the owner clears set-id bits. Capabilities are sent after
+//!   owner and data, whose changes clear them. Times are sent last. The times of a directory change with each name in it, so
+//!   they are sent when no name in it has changed for a while, or at the end.
+//! - S4. New files inherit the default ACL and the compression of their directory. So a directory has neither while names are
+//!   created in it: they are first removed from a directory that the receiver has, and are sent for all directories at the
+//!   end.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -43,11 +45,11 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
     options: DataOptions,
     moved: Moved,
     times: DirTimes,
-    /// Directories with attributes that new files inherit, in the new tree.
+    /// Directories of the new tree whose inherited attributes are sent at the end (S4).
     inherited: Vec<u64>,
-    /// Kept directories that were looked at for such attributes.
+    /// Directories of both trees from which inherited attributes were removed, if they had any (S4).
     bared: HashSet<u64>,
-    /// Directories above new inodes that are known to be there.
+    /// Directories above new inodes that the receiver is known to have.
     there: HashSet<u64>,
 }
 
@@ -59,14 +61,14 @@ struct Current {
     old: Option<InodeItem>,
     links: Vec<Link>,
     links_changed: bool,
-    /// Set when the first item behind the names is reached.
+    /// Set when the first item after the names is reached.
     begun: Option<Begun>,
 }
 
 struct Begun {
     path: Arc<[u8]>,
     file: Option<FileDiff>,
-    /// Whether anything was sent that changes its times.
+    /// Whether a command that changes the inode's times was sent.
     is_changed: bool,
     capability: Capability,
     has_inherited: bool,
@@ -101,7 +103,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         }
     }
 
-    /// Writes everything between the commands that begin and end the subvolume.
+    /// Writes all commands between the first and the last one of the subvolume.
     pub(super) fn send(mut self, source: &dyn NodeSource) -> Result<()> {
         if let Some(old) = self.old {
             self.send_names(old)?;
@@ -193,7 +195,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         current.map_or(Ok(()), |done| self.finish(done))
     }
 
-    /// Begins with the first difference of an inode; `None` if the inode is not sent.
+    /// Begins an inode at its first difference; `None` if the inode is not sent.
     fn enter(&self, change: &ItemChange, diff: &mut Diff<'_>) -> Result<Option<Current>> {
         let ino = change.key.objectid;
         let item = match (&change.new, change.key.item_type) {
@@ -204,8 +206,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let before = self.old.map(|old| old.inode(ino)).transpose()?.flatten();
         let is_there = before.is_some();
         let old = before.filter(|before| is_same(ino, before, &item));
-        // The items of an inode that is made anew are sent even if another inode of the number had equal ones. The old
-        // tree may also hold an inode without a name.
+        // All items of a new inode are sent, even those that are equal to items of an old inode with the same number. The old
+        // tree may also hold an inode of that number without a name.
         if old.is_none() && (is_there || change.old.is_some()) {
             diff.report_all_of(ino);
         }
@@ -242,7 +244,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    /// Creates a new inode, or adds names to a kept one. Does nothing the second time.
+    /// Creates a new inode, or adds names to a kept one. Does nothing if called again for the inode.
     fn begin(&mut self, current: &mut Current) -> Result<()> {
         if current.begun.is_some() {
             return Ok(());
@@ -273,7 +275,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    /// Makes an inode with all of its names. Returns its path.
+    /// Creates an inode with all of its names. Returns its path.
     fn create(&mut self, current: &mut Current) -> Result<Vec<u8>> {
         let (ino, item) = (current.ino, &current.item);
         let mut links = std::mem::take(&mut current.links);
@@ -336,7 +338,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     fn add_names(&mut self, ino: u64) -> Result<Vec<u8>> {
         let Some(old) = self.old else { return self.new.any_path(ino) };
         let (_, stays, comes) = Moves::new(old, self.new).compare(ino)?;
-        // Without a name that stays, the inode was moved to the first new one.
+        // If no name stays, the inode was already renamed to the first new name.
         let nr_done = usize::from(stays.is_empty());
         let first = stays.first().or(comes.first()).cloned();
         let first = first.ok_or_else(|| self.new.wrong("inode without a name", ino, "expected an INODE_REF"))?;
@@ -348,7 +350,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(path)
     }
 
-    /// Makes a directory and those above it, if they are not there yet (S2). Everything before `ino` is there.
+    /// Makes a directory and those above it, if the receiver does not have them yet (S2). It has all inodes below number
+    /// `ino`.
     fn make_above(&mut self, dir: u64, ino: u64) -> Result<()> {
         let mut missing = Vec::new();
         let mut at = dir;
@@ -376,12 +379,12 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             self.moved.made.insert(dir);
             self.touch(link.parent)?;
         }
-        // Something is about to be made in it.
+        // A name will be created in the directory next.
         if self.old.is_some() { self.bare(dir, &self.new.dir_path(dir)?, dir < ino) } else { Ok(()) }
     }
 
-    /// S4: takes attributes from a kept directory that new files would inherit. `is_done` says that the directory's own
-    /// attributes were sent.
+    /// Removes attributes that new files would inherit from a kept directory (S4). `is_done` says that the directory's own
+    /// attributes were sent already.
     fn bare(&mut self, dir: u64, path: &[u8], is_done: bool) -> Result<()> {
         let Some(old) = self.old else { return Ok(()) };
         if !self.bared.insert(dir) || !self.is_kept(dir)? {
@@ -409,7 +412,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let is_directory = is_dir(&current.item);
         for name in before.keys().filter(|name| !after.contains_key(*name)) {
             begun.is_changed = true;
-            // It may be gone already.
+            // `bare` may have removed the attribute already.
             if is_directory && INHERITED.contains(&&name[..]) && self.inherited.contains(&current.ino) {
                 continue;
             }
@@ -442,7 +445,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         decode_of(tree.id(), key, item, self.fs.geometry.sectorsize)
     }
 
-    /// Sends what comes after the data (S3).
+    /// Sends everything that follows the data of an inode (S3).
     fn finish(&mut self, mut current: Current) -> Result<()> {
         self.begin(&mut current)?;
         let Current { ino, item, old, begun, .. } = current;
@@ -492,7 +495,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    /// Notes that the times of a directory change.
+    /// Notes that the times of a directory change, and sends the times of another one if too many wait.
     fn touch(&mut self, dir: u64) -> Result<()> {
         match self.times.touch(dir) {
             Some(oldest) => self.send_dir_times(oldest),
@@ -511,7 +514,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         self.pipeline.command(&Command::Utimes { path, atime: item.atime, mtime: item.mtime, ctime: item.ctime, otime })
     }
 
-    /// S4
+    /// Sends the attributes that new files would have inherited (S4).
     fn send_inherited(&mut self) -> Result<()> {
         let mut dirs = std::mem::take(&mut self.inherited);
         dirs.sort_unstable();
@@ -532,7 +535,7 @@ fn has_name(item: &InodeItem) -> bool {
     item.nlink > 0
 }
 
-/// Goes on behind the items of an inode.
+/// Skips the remaining items of an inode.
 pub(super) fn skip_inode(diff: &mut Diff<'_>, ino: u64) -> Result<()> {
     match ino.checked_add(1) {
         Some(next) => Ok(diff.skip_to(&Key::new(next, KeyType(0), 0))?),
@@ -540,7 +543,8 @@ pub(super) fn skip_inode(diff: &mut Diff<'_>, ino: u64) -> Result<()> {
     }
 }
 
-/// Directories whose times are to be sent, in the order of their last change; the oldest go when there are too many.
+/// Directories whose times have to be sent, in the order of their last change. If there are too many, the times of the oldest
+/// are sent.
 #[derive(Debug, Default)]
 struct DirTimes {
     by_age: BTreeMap<u64, u64>,
@@ -549,7 +553,7 @@ struct DirTimes {
 }
 
 impl DirTimes {
-    /// Notes a change. Returns a directory that is to be sent now.
+    /// Notes a change. If there are too many directories, returns the one whose times have to be sent now.
     fn touch(&mut self, dir: u64) -> Option<u64> {
         self.clock += 1;
         if let Some(age) = self.ages.insert(dir, self.clock) {
@@ -559,7 +563,7 @@ impl DirTimes {
         if self.by_age.len() > DIRS_MAX { self.pop() } else { None }
     }
 
-    /// The directory that has not changed for the longest time.
+    /// Takes the directory that has not changed for the longest time.
     fn pop(&mut self) -> Option<u64> {
         let (_, dir) = self.by_age.pop_first()?;
         self.ages.remove(&dir);
@@ -570,7 +574,7 @@ impl DirTimes {
 const CAPABILITY: &[u8] = b"security.capability";
 /// Attributes of a directory that new files in it inherit.
 const INHERITED: [&[u8]; 2] = [b"system.posix_acl_default", b"btrfs.compression"];
-/// Flags that people set.
+/// Inode flags that users set.
 const SENT_FLAGS: InodeFlags = InodeFlags::NODATACOW
     .union(InodeFlags::NOCOMPRESS)
     .union(InodeFlags::SYNC)

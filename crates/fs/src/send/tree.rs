@@ -66,7 +66,8 @@ impl SentTree {
         self.tree.source()
     }
 
-    /// The UUID by which a receiver knows this subvolume: that of the subvolume that it was received from, if it was.
+    /// The UUID by which a receiver knows this subvolume: the received UUID if it was received itself, otherwise its own
+    /// UUID.
     pub(super) fn stream_uuid(&self) -> Uuid {
         let item = self.item();
         if item.received_uuid.is_nil() { item.uuid } else { item.received_uuid }
@@ -117,7 +118,7 @@ impl SentTree {
         Ok(item)
     }
 
-    /// An inode that has a name.
+    /// The inode, if it exists and has a name.
     pub(super) fn inode(&self, ino: u64) -> Result<Option<InodeItem>> {
         if let Some((last, item)) = &*self.last.borrow()
             && *last == ino
@@ -133,7 +134,7 @@ impl SentTree {
     /// Appends the names of an item of type `INODE_REF` or `INODE_EXTREF` (T1).
     pub(super) fn add_links(&self, key: &Key, item: &[u8], links: &mut Vec<Link>) -> Result<()> {
         if key.objectid == Ino::ROOT_DIR.0 {
-            // Its name is "..", in itself.
+            // The root directory refers to itself by the name "..".
             return Ok(());
         }
         let first = links.len();
@@ -214,7 +215,7 @@ impl SentTree {
         self.path_of(&self.first_link(ino)?)
     }
 
-    /// The inodes that the entries of a directory name.
+    /// The inodes that the entries of a directory lead to.
     pub(super) fn children(&self, dir: u64) -> Result<Vec<u64>> {
         let mut children = Vec::new();
         let (start, end) = (Key::new(dir, KeyType::DIR_INDEX, 0), Key::new(dir, KeyType::DIR_INDEX, u64::MAX));
@@ -245,7 +246,8 @@ impl SentTree {
     }
 }
 
-/// Whether two inodes of one number are one inode: the number may have been used again. Root directories always are one.
+/// Whether inodes of two trees with one number are the same inode: the number may have been reused. Root directories are
+/// always the same.
 pub(super) fn is_same(ino: u64, old: &InodeItem, new: &InodeItem) -> bool {
     ino == Ino::ROOT_DIR.0 || identity(old) == identity(new)
 }
@@ -269,7 +271,7 @@ pub(super) fn push_name(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
-/// Most names of a path.
+/// Maximum number of names in a path.
 const DEPTH_MAX: usize = 4096;
-/// Paths of directories that are remembered.
+/// Maximum number of remembered paths of directories.
 const PATHS_MAX: usize = 50_000;
