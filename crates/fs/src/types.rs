@@ -180,7 +180,7 @@ pub struct FlagRights {
 pub enum SetTime {
     /// The current time.
     Now,
-    /// This one.
+    /// This time.
     At(Timespec),
 }
 
@@ -297,7 +297,7 @@ pub struct DirEntryOut<'a> {
     pub id: InodeId,
     /// The name.
     pub name: &'a [u8],
-    /// Its type.
+    /// The type of the inode.
     pub file_type: FileType,
     /// Cookie that continues after this entry.
     pub next_cookie: u64,

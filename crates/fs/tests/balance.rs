@@ -44,7 +44,7 @@ fn empty_at_random(fs: &Fs, seed: u64, stop: &AtomicBool, nr_emptied: &AtomicU64
                 assert!(report.failures.is_empty(), "group {}: {:?}", group.start, report.failures);
                 nr_emptied.fetch_add(1, Ordering::Relaxed);
             }
-            // It was removed because it was empty.
+            // The group was removed because it was empty.
             Err(error) if error.to_string().contains("there is no block group") => {}
             Err(error) => panic!("group {} {:?}: {error}", group.start, group.flags),
         }
@@ -196,7 +196,7 @@ fn a_balance_is_paused_and_resumed_here_and_by_linux() {
     let fs = open(&made.image, "ro");
     assert!(fs.balance_status().is_some_and(|status| !status.is_running), "a paused balance is shown without writing");
     drop(fs);
-    // Linux resumes ours when it mounts, pauses it, and leaves it to us.
+    // Linux mounts the image without resuming our balance, then resumes it and pauses it again; later we resume it.
     let mount = LoopMount::new(made.image.path(), "skip_balance").unwrap();
     let path = mount.path().to_string_lossy().into_owned();
     let status = run("btrfs", ["balance", "status", "-v", &path]);

@@ -41,7 +41,7 @@ fn move_all(fs: &Fs, profile: Option<BlockGroupFlags>, keeps_stripes: bool) -> R
         let profile = profile.unwrap_or(group.flags & BlockGroupFlags::PROFILES);
         match fs.migrate_block_group(group.start, &Placement { profile: Some(profile), keeps_stripes }, &Job::new()) {
             Ok(moved) => copied += moved.copied_bytes,
-            // Another thread's commit removed it because it was empty.
+            // Another thread's commit removed the group because it was empty.
             Err(error) if error.to_string().contains("there is no block group") => {}
             Err(error) => return Err(error.into()),
         }
@@ -127,7 +127,7 @@ fn a_device_shrinks_and_grows_with_its_content() {
     let fs = Arc::clone(target.fs());
     let (mut model, mut driver) = (Model::new(), Driver::new(Rng::seed_or(3), 1 << 17));
     driver.run(&mut model, &mut target, 400).unwrap();
-    // Moves the block groups towards the end, so that shrinking has something to do.
+    // Move the block groups towards the end, so that shrinking has to move them back.
     for _ in 0..4 {
         move_all(&fs, None, false).unwrap();
     }
@@ -170,11 +170,11 @@ fn a_failed_write_to_the_new_place_keeps_the_old_one() {
         let plan = FaultPlan { write: Some(number * 3), kind: FaultKind::Error, ..FaultPlan::default() };
         let faulty: Arc<FaultDevice> = Arc::new(FaultDevice::new(Arc::clone(&base), plan));
         let target = open(Arc::clone(&faulty) as Arc<dyn Device>).unwrap();
-        // Metadata has two copies at first, then loses one, and gets it back.
+        // Metadata has two copies at first. The moves change it to one copy, then back to two.
         let profile = [None, Some(SINGLE), Some(DUP)][number as usize % 3];
         let moved = move_all(target.fs(), profile, profile.is_some());
         if faulty.faults() > 0 {
-            // Either the move failed with an error, or one copy of a DUP chunk failed and is counted.
+            // Either the move failed with an error, or a write to one copy of a DUP chunk failed and was counted.
             println!("fault {number}: {moved:?}");
         }
         let _may_be_read_only = target.close();

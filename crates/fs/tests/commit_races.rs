@@ -89,7 +89,7 @@ fn fsyncs_that_share_a_log_share_its_error() {
                 Box::new(move || fs.fsync(file, false)) as Box<dyn FnOnce() -> Result<()> + Send>
             }),
         );
-        // Flushes that follow: this log, its superblock, the next log.
+        // The flushes that follow: of this log, of its superblock, of the next log.
         device.at_flush(1, failed_flush);
         Ok(())
     });

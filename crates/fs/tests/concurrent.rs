@@ -141,7 +141,7 @@ fn files_are_removed_before_anyone_has_loaded_them() {
         let mut rng = Rng::new(seed * 1000 + thread);
         let removes = thread < NR_THREADS / 2;
         for step in 0..NR_FILES {
-            // Stay near the other threads most of the time.
+            // Keep the numbers of the threads close to each other, so that they meet at the same files.
             let number = (step + rng.below(8)) % NR_FILES;
             let result = match removes {
                 true => fs.unlink(root, &name(number)),

@@ -219,7 +219,7 @@ fn scatter(fs: &Fs, dir: InodeId, mut rng: Rng, thread: usize) -> Vec<(InodeId, 
             if let Err(error) = &cut {
                 refused += usize::from(is_full(error));
             }
-            // A refused truncation may have cut a part.
+            // A truncation that was refused may have removed a part.
             content.truncate(fs.getattr(*id).unwrap().size as usize);
             continue;
         }

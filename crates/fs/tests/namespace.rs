@@ -147,7 +147,7 @@ fn the_number_of_links_is_limited() {
         fs.link(id, fs.root(), i.to_string().as_bytes()).unwrap();
     }
     assert_eq!(errno(fs.link(id, fs.root(), b"one too many")), 31);
-    // Not checked here: btrfs-progs takes minutes for so many links of one inode.
+    // The image is not checked here, because btrfs-progs takes minutes for so many links of one inode.
     target.close().unwrap();
     let target = open(&image);
     let fs = target.fs();
@@ -441,13 +441,13 @@ fn unlinked_files_live_while_they_are_used() {
     fs.release_inode(temporary);
     fs.forget(temporary, 2);
     assert_eq!(fs.lookup(root, b"named").unwrap().id, temporary);
-    // Left open: close deletes it.
+    // This file is left open, so `close` deletes it.
     fs.tmpfile(root, 0o600, &ROOT).unwrap();
     close_and_verify(&image, target).unwrap();
 }
 
-/// The kernel may have the file open without an open of this crate, which sees only the lookup. So the inode may leave
-/// memory before it gets its name.
+/// The kernel may have the file open although this crate counts only its lookup. So the inode may leave memory before
+/// the file gets its name.
 #[test]
 fn a_file_without_a_name_gets_one_after_its_inode_left_memory() {
     let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();

@@ -1,4 +1,5 @@
-//! Files that Linux shortened keep old bytes past their end on disk. Every way of growing such a file shows zeros.
+//! Files that Linux shortened keep old bytes past their end on disk. Whatever grows such a file later, the new
+//! range reads as zeros.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

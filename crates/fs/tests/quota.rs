@@ -30,7 +30,7 @@ fn settle(fs: &Fs) {
     fs.wait_for_quota_rescan(&Job::new()).unwrap();
 }
 
-/// Referenced and exclusive bytes of each group: as btrfs-progs counts them, and as they are on disk.
+/// Referenced and exclusive bytes of each group, as btrfs-progs counts them or as they are on disk.
 type Numbers = BTreeMap<String, (u64, u64)>;
 
 fn report(image: &Path) -> (Numbers, Numbers) {
@@ -491,7 +491,7 @@ fn a_move_of_all_block_groups_changes_no_numbers() {
         settle(&fs);
         let before = fs.qgroups().unwrap();
         for group in fs.block_groups() {
-            // A group stays if there is no room elsewhere.
+            // A group cannot be moved if there is no room elsewhere.
             let _ = fs.relocate_block_group(group.start, &Job::new());
         }
         assert_eq!(fs.qgroups().unwrap(), before, "a move changes no users");

@@ -1,4 +1,5 @@
-//! Receiving streams made by hand: what a stream must not do, what stays after a failure, and how a receive is resumed.
+//! Receiving streams made by hand: changes that a stream must not make, the state after a failure, and resuming a
+//! receive.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -192,7 +193,7 @@ fn no_path_leads_out_of_the_subvolume() {
     for name in ["../s", "/s", "", ".", "..", "outside/../s", "a\0b", "missing/s"] {
         assert!(bed.fails(&full(name, &[])).starts_with("command 1 (subvol)"), "{name:?}");
     }
-    // The last name may be a symbolic link: it is the link itself that changes.
+    // The last name of a path may be a symbolic link; then the command changes the link itself.
     bed.receive(&full("s", &[link(b"../outside/victim"), Command::Chown { path: b"link", uid: 5, gid: 5 }])).unwrap();
     assert_eq!(bed.find("outside/victim").unwrap().uid, 0);
     bed.close();
@@ -273,11 +274,11 @@ fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
         let mark = bed.fs.getxattr(kept.id, INCOMPLETE_XATTR.as_bytes()).unwrap();
         assert!(mark.starts_with(b"stopped commands="), "{}", mark.escape_ascii());
         if nr_kept % 10 != 0 {
-            // Prefixes are continued by longer prefixes.
+            // The next, longer prefix resumes the receive of this one.
             continue;
         }
         assert!(bed.fails(&whole).contains("continue it with --keep"));
-        // Another stream of the same subvolume is noticed, unless no command was applied yet.
+        // Another stream of the same subvolume is refused, unless no command was applied yet.
         if !mark.starts_with(b"stopped commands=0 ") {
             let other = bed.receive_with(&incremental("s2", &changes[1..]), &keep).unwrap_err().to_string();
             assert!(other.contains("other commands than the one that began it"), "{other}");
@@ -432,7 +433,7 @@ fn encoded_data_is_verified_and_stored_as_it_is() {
     assert_eq!(bed.receive_with(&again, &options).unwrap().nr_stored_encoded, 0);
     assert!(bed.content("s2/file") == expected);
 
-    // Lies about the data are refused.
+    // Commands with wrong lengths or damaged data are refused.
     let mut damaged = packed.clone();
     let middle = damaged.len() / 2;
     damaged[middle] ^= 0xff;

@@ -26,7 +26,7 @@ fn open(device: Arc<dyn Device>, options: &str) -> Result<FsTarget> {
     FsTarget::on_device(device, MountOptions::parse(options)?)
 }
 
-/// The streams of three subvolumes, each of which begins as a snapshot of the one before.
+/// The streams of three subvolumes. The second and third begin as a snapshot of the previous one.
 fn streams(rng: &mut Rng) -> Vec<Vec<u8>> {
     let uuid = |number: usize| Uuid::from_u128(number as u128 + 1);
     let mut files: Vec<String> = Vec::new();
@@ -112,7 +112,7 @@ fn record(seed: u64) -> Result<Recorded> {
     device.mark(1);
     for (number, stream) in streams.iter().enumerate() {
         if number == 1 {
-            // Broken in the middle, kept, and continued.
+            // Interrupt this receive in the middle, keep its subvolume, and resume it.
             ensure!(receive(&target, &stream[..stream.len() / 2], &Job::new()).is_err());
             target.fs().sync()?;
         }

@@ -1,7 +1,7 @@
-//! Operations whose space is refused. Each reservation and allocation of an operation fails in turn with ENOSPC. A full
+//! Operations whose space is refused. Each reservation and allocation of an operation fails in turn with ENOSPC; a full
 //! filesystem would refuse only some of them, by chance. Then:
 //!
-//! - R1. Each byte of each file equals the byte before or after the operation; a size lies between both.
+//! - R1. Each byte of each file is as before or as after the operation; the size of a file lies between both sizes.
 //! - R2. Readers see the state that the next session finds on disk.
 //! - R3. A file that grows shows zeros past its old end.
 //! - R4. No space is lost until the next session.
@@ -93,8 +93,8 @@ fn open(image: &Image) -> Arc<Fs> {
     fs
 }
 
-/// Makes files with extents, pending data, holes, inline data, and more items than one step changes. All but the
-/// pending data is on disk.
+/// Makes files with extents, pending data, holes, inline data, and more items than one step changes. Everything except
+/// the pending data is on disk.
 fn prepare(options: &MkfsOptions) -> (Image, Arc<Fs>) {
     let image = Image::empty(256 << 20).unwrap();
     ubtrfs_mkfs::make(&*device(&image), options).unwrap();
@@ -181,7 +181,7 @@ fn check_between(
         let (least, most) = (sizes().min().unwrap(), sizes().max().unwrap());
         assert!((least..=most).contains(&seen.content.len()), "{what}: size of {name}: {}", seen.content.len());
         for (at, byte) in seen.content.iter().enumerate() {
-            // Past the end of the shorter version, bytes may be zero.
+            // Past the end of the shorter state, bytes may be zero.
             let may_be = all.iter().any(|one| one.content.get(at).unwrap_or(&0) == byte);
             assert!(may_be, "{what}: byte {at} of {name} is {byte}");
         }

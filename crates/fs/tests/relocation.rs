@@ -1,8 +1,8 @@
 //! Emptying block groups.
 //!
-//! Method: filesystems with snapshots, reflinks and preallocated extents, made by Linux and by random operations here,
-//! get all their block groups emptied, one after the other. Each file is then as before, here and under Linux; `btrfs
-//! check` and `ubtrfs check` find nothing; and the groups are gone. `UBTRFS_SEED` repeats a failure.
+//! Method: filesystems with snapshots, reflinks and preallocated extents are made by Linux and by random operations
+//! here. All their block groups are emptied, one after the other. Then each file is as before, here and under Linux;
+//! `btrfs check` and `ubtrfs check` find nothing; and the groups are gone. `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -59,8 +59,8 @@ fn all_groups_of_images_of_linux_can_be_emptied() {
     }
 }
 
-/// A block that only a snapshot uses, but that its source made, has full backrefs. The relocated copy is newer than the
-/// snapshot.
+/// A block that its source made, but that only a snapshot still uses, has full backrefs. The relocated copy is newer
+/// than the snapshot.
 #[test]
 fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
@@ -80,7 +80,7 @@ fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
         fs.write(*id, 0, b"changed").unwrap();
     }
     fs.sync().unwrap();
-    // Move data only, so that shared blocks are copied only if their data moves.
+    // Move data only, so that a shared block is copied only if it refers to moved data.
     for group in fs.block_groups().into_iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA)) {
         fs.relocate_block_group(group.start, &Job::new()).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What must not happen while a subvolume is being sent, and what a send refuses. Streams themselves are judged by Linux in
+//! Calls that must fail while a subvolume is being sent, and sends that must fail. Linux judges the streams themselves in
 //! `testkit/tests/send.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -77,7 +77,7 @@ fn a_subvolume_that_is_sent_stays_and_stays_read_only() {
         }
         let group = fs.block_groups().first().unwrap().start;
         assert!(busy(fs.relocate_block_group(group, &Job::new()).map(drop)));
-        // Everything else goes on.
+        // All other calls work during the send.
         snapshot(&fs, "s2");
         fs.sync().unwrap();
     }));

@@ -1,9 +1,9 @@
 //! Power cuts during snapshots and deletions of subvolumes.
 //!
-//! Method: random operations in a subvolume are recorded once, with snapshots taken of it and deleted, and block groups
-//! emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean before and after.
-//! A snapshot exists if its call returned, unless its deletion had begun; every existing snapshot holds the model's
-//! content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
+//! Method: random operations in a subvolume are recorded once, while snapshots of it are taken and deleted, and block
+//! groups are emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean before
+//! and after. A snapshot exists if its call returned, unless its deletion had begun; every existing snapshot holds the
+//! model's content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,9 +24,9 @@ const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 struct Snapshot {
     name: String,
     entries: Vec<TreeEntry>,
-    /// The promise that makes it durable.
+    /// The number of the promise that made the snapshot durable.
     made: u64,
-    /// The last promise before its deletion began; `None` if it is not deleted.
+    /// The last promise before the snapshot's deletion began; `None` if it is not deleted.
     deleted: Option<u64>,
 }
 

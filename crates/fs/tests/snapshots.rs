@@ -271,7 +271,7 @@ fn a_deletion_is_taken_up_where_it_was() {
         let mut victim = "origin";
         if keep != "nothing" {
             fs.snapshot(origin.root, TOP, b"snapshot", false).unwrap();
-            // Now both have unshared blocks, and the origin has unshared blocks below shared ones.
+            // Now both have unshared blocks, and the origin also has unshared blocks below shared ones.
             for (root, dirs) in [("origin", 0..20), ("snapshot", 10..30)] {
                 let root = fs.lookup(TOP, root.as_bytes()).unwrap().id;
                 for dir in dirs {
@@ -440,8 +440,8 @@ fn a_snapshot_holds_no_files_without_names() {
     }
 }
 
-/// A session that has made no subvolume deletes the one with the highest id. As in Linux, the next subvolume gets a new
-/// id, because state of deleted subvolumes is kept until the filesystem is closed.
+/// A deleted subvolume had the highest id, and no subvolume was made in this session yet. As in Linux, the next
+/// subvolume does not get that id again, because state of deleted subvolumes is kept until the filesystem is closed.
 #[test]
 fn an_id_is_given_once_while_the_filesystem_is_open() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
@@ -465,8 +465,8 @@ fn an_id_is_given_once_while_the_filesystem_is_open() {
 }
 
 /// Threads keep writing and creating files while snapshots are taken. Each snapshot is the state of one moment: if a
-/// counter is written to two files in turn, the second is never ahead of the first. It holds everything that was
-/// written before the call.
+/// counter is written to two files in turn, the second is never ahead of the first. The snapshot holds everything that
+/// was written before the call.
 #[test]
 fn snapshots_amid_writers_are_of_one_moment() {
     for options in ["", "nodatacow"] {
@@ -602,7 +602,7 @@ fn a_damaged_tree_is_left_where_it_is() {
     new_file(&fs, TOP, b"other", b"content");
     fs.close().unwrap();
     drop(fs);
-    // A leaf from the middle of the subvolume's tree, in both copies.
+    // Damage a leaf from the middle of the subvolume's tree, in both copies.
     let dump = run("btrfs", ["inspect-internal", "dump-tree", "-t", "256", &image.path().to_string_lossy()]).unwrap();
     let leaves: Vec<&str> = dump.lines().filter(|line| line.starts_with("leaf ") && line.contains("items")).collect();
     let bytenr: u64 = leaves[leaves.len() / 2].split(' ').nth(1).unwrap().parse().unwrap();
@@ -610,7 +610,7 @@ fn a_damaged_tree_is_left_where_it_is() {
     let mut nr_bad = 0;
     for at in (0..256u64 << 20).step_by(4096) {
         let block = image.read_at(at, 4096).unwrap();
-        // Address and owner of a tree block.
+        // Compare the address and the owner of the tree block.
         if block[48..56] == header[..] && block[88..96] == 256u64.to_le_bytes() {
             image.write_at(at + 200, &[0xa5; 64]).unwrap();
             nr_bad += 1;

@@ -160,7 +160,7 @@ fn subvolumes_with_many_changes_are_committed_side_by_side() {
     let target = FsTarget::open(image.path(), "").unwrap();
     let fs = target.fs();
     for round in 0..3 {
-        // Three of these share no blocks with others; `home` shares blocks with its snapshots.
+        // Three of these subvolumes share no blocks with others; `home` shares blocks with its snapshots.
         std::thread::scope(|scope| {
             for path in ["one", "two", "three", "home/docs", "rw/docs"] {
                 scope.spawn(move || {

@@ -1,7 +1,7 @@
-//! Discarding free space: what is free goes from the image file, and nothing else does.
+//! Discarding free space removes free space from the image file, and nothing else.
 //!
-//! Method: threads write, overwrite and remove files, each remembering the content, while another thread discards free
-//! space without a pause. `UBTRFS_SEED` repeats a run.
+//! Method: threads write, overwrite and remove files. Each thread remembers the content of its files, while another
+//! thread discards free space without a pause. `UBTRFS_SEED` repeats a run.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -42,7 +42,7 @@ fn what_was_removed_goes_from_the_image() {
     fs.sync().unwrap();
     let full = bytes();
     fs.unlink(TOP, b"gone").unwrap();
-    // A removed file is free after a commit, which a trim makes.
+    // The space of a removed file is free after a commit, and a trim commits first.
     let trimmed = trim(&fs);
     assert!(trimmed > 900 << 20 && trimmed < 1 << 30, "{trimmed}");
     assert!(bytes() + (95 << 20) < full, "{full} -> {}", bytes());
@@ -104,7 +104,8 @@ fn nothing_that_is_written_meanwhile_is_discarded() {
     fs.close().unwrap();
 }
 
-/// Writes and removes files of its own. Returns the length and byte of those that are left.
+/// Writes and removes files that no other thread uses. Returns the length and the repeated byte of the files that are
+/// left.
 fn write_at_random(fs: &Fs, thread: u64, mut rng: Rng) -> BTreeMap<String, (u64, u8)> {
     let mut files = BTreeMap::new();
     for round in 0..120u64 {

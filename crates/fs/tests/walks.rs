@@ -121,7 +121,7 @@ fn a_walk_beside_changes_and_commits_finds_what_stays() {
         }
         stop.store(true, Ordering::Release);
     });
-    // Removing everything, with cold caches, is a walk too.
+    // Removing all files with cold caches is a walk too.
     fs.close().unwrap();
     drop(fs);
     let fs = open(&device, 64 << 20);

@@ -24,14 +24,14 @@ use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 
 impl Fs {
-    /// Creates an empty subvolume under a name of `dir`, durable on return. Its root directory belongs to the caller;
-    /// its mode depends on the umask, and is no wider than a default ACL of `dir` allows. As on Linux, it inherits no
-    /// group, flag, ACL or property from `dir`. Returns the root directory.
+    /// Creates an empty subvolume under a name of `dir`, durable on return. Its root directory belongs to the caller. The
+    /// mode of the root directory depends on the umask, and is no wider than a default ACL of `dir` allows. As on Linux,
+    /// the root directory inherits no group, flag, ACL or property from `dir`. Returns the root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         self.create_subvolume_in(dir, name, caller, &[])
     }
 
-    /// Creates a subvolume like [`Self::create_subvolume`], whose quota group joins these groups.
+    /// Creates a subvolume as [`Self::create_subvolume`] does, and adds its quota group to `qgroups`.
     pub fn create_subvolume_in(
         &self,
         dir: InodeId,
@@ -42,7 +42,7 @@ impl Fs {
         self.create_subvolume_for(dir, name, caller, qgroups, NOT_RECEIVED)
     }
 
-    /// Creates a subvolume like [`Self::create_subvolume_in`], into which a subvolume will be received.
+    /// Creates a subvolume as [`Self::create_subvolume_in`] does, into which a stream will be received.
     pub(crate) fn create_subvolume_for(
         &self,
         dir: InodeId,
@@ -66,13 +66,13 @@ impl Fs {
         })
     }
 
-    /// Creates a snapshot of a subvolume under a name of `dir`, durable on return. It holds everything that was written
-    /// before the call (I1). Returns its root directory.
+    /// Creates a snapshot of a subvolume under a name of `dir`, durable on return. The snapshot holds everything that was
+    /// written before the call (I1). Returns the root directory of the snapshot.
     pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
         self.snapshot_in(source, dir, name, read_only, &[])
     }
 
-    /// Creates a snapshot like [`Self::snapshot`], whose quota group joins these groups.
+    /// Creates a snapshot as [`Self::snapshot`] does, and adds its quota group to `qgroups`.
     pub fn snapshot_in(
         &self,
         source: RootId,
@@ -84,7 +84,7 @@ impl Fs {
         self.snapshot_for(source, dir, name, read_only, qgroups, NOT_RECEIVED)
     }
 
-    /// Creates a snapshot like [`Self::snapshot_in`], into which a subvolume will be received.
+    /// Creates a snapshot as [`Self::snapshot_in`] does, into which a stream will be received.
     pub(crate) fn snapshot_for(
         &self,
         source: RootId,
@@ -95,8 +95,8 @@ impl Fs {
         stransid: Generation,
     ) -> Result<InodeId> {
         let id = self.take_snapshot(source, dir, name, read_only, (qgroups, stransid))?;
-        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from
-        // it at once, even from a read-only snapshot, which would keep their space forever.
+        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from the
+        // snapshot at once, even if it is read-only, because it would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
             tracing::warn!("snapshot {}: deleting unlinked inodes failed: {error}", id.root);
@@ -153,8 +153,8 @@ impl Fs {
         slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
         state.next_index = Some(index + 1);
         entry_changed(&mut state, time, Some(HashedName::from(name)), None);
-        // The directory stays locked until the commit has made the subvolume, so no thread sees the name or changes
-        // the directory before.
+        // The directory stays locked until the commit has made the subvolume. So until then no thread sees the name or
+        // changes the directory.
         self.engine.make_subvolume(reservation, |transid| {
             state.item.transid = transid;
             changes.push(Change::Put(dir_inode.item_key(), state.disk_item().encode()));
@@ -177,8 +177,8 @@ impl Fs {
     }
 
     /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are durable too. Waits for
-    /// running changes. After it returns, only files that were opened for writing earlier can still change a read-only
-    /// subvolume.
+    /// running changes. After it returns, a read-only subvolume can only be changed through files that were opened for
+    /// writing earlier.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
@@ -260,7 +260,7 @@ impl Fs {
     }
 }
 
-/// The sender's transaction of a subvolume that is not received.
+/// The transid at the sender, for a subvolume that is not being received.
 const NOT_RECEIVED: Generation = Generation(0);
 /// Name of the entry, in the root tree's directory, for the default subvolume.
 const DEFAULT: &[u8] = b"default";

@@ -1,5 +1,5 @@
-//! Deleting subvolumes. The name is removed at once, the inodes after the last of them becomes unused, and the space
-//! in the following commits ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes. The name is removed at once. The inodes are removed when none of them is in use any more, and the space is
+//! freed in the commits after that ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
@@ -53,8 +53,8 @@ impl Deletions {
         self.nr_used.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that a use of an inode ended. Returns true, once, if the inode's subvolume is deleted and none of its
-    /// inodes is used.
+    /// Notes that a use of an inode ended. Returns true if the inode's subvolume is deleted and none of its inodes is used; only
+    /// one call for a subvolume returns true.
     fn was_last(&self, given_back: InodeId, inodes: &InodeCache) -> bool {
         let mut used = self.used.lock();
         let Some(known) = used.get_mut(&given_back.root) else { return false };
@@ -75,13 +75,12 @@ impl Deletions {
 }
 
 impl Fs {
-    /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id, because the
-    /// caller may have checked the owner of that subvolume. The space is freed in the background, or by
-    /// [`Fs::finish_deletions`].
+    /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id: a caller that checked the
+    /// owner of `expected` must not delete another subvolume. The space is freed in the background, or by [`Fs::finish_deletions`].
     ///
-    /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other
-    /// subvolumes, `Busy` if it is the mount's root, and `NotPermitted` if the subvolume is the default subvolume; set another default first, immutable or
-    /// append-only.
+    /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other subvolumes,
+    /// `Busy` if it is the mount's root, and `NotPermitted` if it is the default subvolume, or if its root directory or `dir` is
+    /// immutable or append-only.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
         self.remove_subvolume(dir, name, expected, false)
     }
@@ -221,9 +220,9 @@ impl Fs {
         self.commit_thread.note_change();
     }
 
-    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes left; an error from it ends
-    /// the call, and the work continues in the background. Fails if the tree of a subvolume cannot be read; the rest of
-    /// that tree stays allocated.
+    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes left. An error from `progress` ends the
+    /// call, and the work continues in the background. Fails if the tree of a subvolume cannot be read; the rest of that tree stays
+    /// allocated.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         loop {
             let nr_left = self.engine.nr_dead_roots();

@@ -46,8 +46,8 @@ impl Fs {
         Ok(paths)
     }
 
-    /// The files that use the data at an address, as of the last commit, at most `limit`. With `whole_extent`, the files
-    /// that use any part of its extent. `None` if no data extent covers the address.
+    /// The files that use the data at an address, as of the last commit, at most `limit`. With `whole_extent`, also the
+    /// files that use other parts of the same extent. `None` if no data extent covers the address.
     pub fn uses_of_address(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
         Ok(self.engine.extent_uses(at, whole_extent, limit)?)
     }

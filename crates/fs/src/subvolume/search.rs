@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::{Fs, InodeId};
 
 impl Fs {
-    /// Passes the items of a tree in `keys` to `visit`, in ascending order, until it returns false. The generation is
-    /// that of the item's leaf; a delayed item has that of the running transaction. Items with a generation outside
-    /// `generations` are skipped.
+    /// Passes the items of a tree in `keys` to `visit`, in ascending order, until `visit` returns false. Each item is
+    /// passed with the generation of its leaf; a delayed item has the generation of the running transaction. Items
+    /// with a generation outside `generations` are skipped.
     ///
     /// # Errors
     ///

@@ -1,8 +1,9 @@
-//! [`Sends`]: what must not happen while subvolumes are being sent: their deletion, changes, and moves of extents.
+//! [`Sends`]: excludes changes that would disturb a send: deleting or changing its subvolumes, and moving extents.
 //!
-//! - N1. A subvolume in [`State::sending`] is read-only, and stays there and read-only.
+//! - N1. A subvolume in [`State::sending`] is read-only. It cannot be deleted or become writable.
 //! - N2. Sends and moves of extents exclude each other: a send reads nodes and data by address.
-//! - N3. Whoever would break one of these is refused; nobody waits, because a send takes as long as its reader likes.
+//! - N3. A call that would break one of these fails at once. It does not wait, because a send can take as long as its
+//!   reader does.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ use ubtrfs_format::RootId;
 
 use crate::error::{Error, Result};
 
-/// Sends under way, and moves of extents.
+/// The running sends and moves of extents.
 #[derive(Debug, Default)]
 pub(crate) struct Sends {
     state: Mutex<State>,
@@ -19,20 +20,20 @@ pub(crate) struct Sends {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Subvolumes that sends read, with the number of sends.
+    /// Subvolumes that are being sent or that sends read, each with the number of these sends.
     sending: HashMap<RootId, usize>,
-    /// Moves under way.
+    /// Number of running moves of extents.
     moving: usize,
 }
 
-/// A send, until it is dropped.
+/// A guard of a send, which ends when the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct Sending<'s> {
     sends: &'s Sends,
     ids: Vec<RootId>,
 }
 
-/// A move of extents, until it is dropped.
+/// A guard of a move of extents, which ends when the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct Moving<'s>(&'s Sends);
 

@@ -1,4 +1,4 @@
-//! [`DataPath`]: the memory for dirty data, and the queue of inodes that have some.
+//! [`DataPath`]: the memory for dirty data, and the queue of inodes that have dirty data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,8 +53,8 @@ impl DataPath {
         }
     }
 
-    /// Adds an inode whose data became dirty to the queue. `data` is the inode's data; the caller holds its state
-    /// lock.
+    /// Adds an inode whose data became dirty to the queue. `data` is the inode's data; the caller holds the inode's
+    /// state lock.
     pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
         if data.queued.is_none() {
             let mut queue = self.queue.lock();
@@ -95,7 +95,7 @@ impl DataPath {
     }
 
     /// Moves an inode whose data could not be written to the end of the queue. `data` is the inode's data; the caller
-    /// holds its state lock.
+    /// holds the inode's state lock.
     pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
         let mut queue = self.queue.lock();
         let at = data.queued.unwrap_or(queue.next);
@@ -107,7 +107,7 @@ impl DataPath {
         data.queued = Some(at | FAILED);
     }
 
-    /// Whether all dirty data belongs to files that could not be written, and none is being written.
+    /// Whether all dirty data belongs to files that could not be written, and no data is being written.
     pub(crate) fn is_stuck(&self) -> bool {
         self.writing_bytes.load(Ordering::Relaxed) == 0 && self.queue.lock().inodes.range(..FAILED).next().is_none()
     }
@@ -117,12 +117,12 @@ impl DataPath {
         self.pool.used_bytes().saturating_sub(self.writing_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether enough data waits for the writeback threads to start writing.
+    /// Whether enough data waits for writing that the writeback threads should start.
     pub(crate) fn should_write(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 4
     }
 
-    /// Whether enough data waits for the writeback threads to continue.
+    /// Whether enough data waits for writing that running writeback threads should continue.
     pub(crate) fn should_go_on(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 8
     }

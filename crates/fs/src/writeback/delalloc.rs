@@ -4,19 +4,19 @@
 //!   batch of inodes --prepare--> jobs (runs under writeback, cut into units) --write_out--> on disk --finish--> items
 //! ```
 //!
-//! Many small files share one allocation and one device write. Writers that exceed the filesystem's memory for dirty
-//! data write back themselves, their own data first.
+//! Many small files share one allocation and one device write. Writers that exceed the filesystem's memory for dirty data
+//! write data back themselves, their own data first.
 //!
 //! Invariants:
 //! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.
 //! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A
-//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several takes them
-//!   in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks are taken, or
-//!   under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it does).
+//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several takes them in
+//!   ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks are taken, or under
+//!   [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it needs inode locks).
 //! - I3: data is on disk before an item refers to it; an inode's size on disk grows only over data that is on disk.
 //! - I4: data that could not be written is dirty again, and keeps its reserved space.
-//! - I5: an inode leaves the queue when none of its data is pending. So a pass through the queue also covers data that
-//!   others are writing, and waits for it.
+//! - I5: an inode leaves the queue when none of its data is pending. So a pass through the queue also finds data that
+//!   other threads are writing, and waits for it.
 //! - I6: data that cannot be written stops no other write or commit; its file's fsync fails
 //!   ([`crate::writeback::errors`]).
 
@@ -53,10 +53,10 @@ impl Fs {
         self.flush_tagged(None)
     }
 
-    /// Writes back the data of one subvolume, or of all, that is dirty now, and little more, however fast writers are:
-    /// first as many bytes as are dirty now, in batches of many files, then the rest in one pass through each file. For
-    /// a single subvolume, which may be written to all the time, the passes through large files come first. The caller
-    /// must hold no inode lock.
+    /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Little more is written, however
+    /// fast writers are: first as many bytes as are dirty now, in batches of many files, then the rest in one pass
+    /// through each file. For a single subvolume, in which writers may be active all the time, the passes through large
+    /// files come first. The caller must hold no inode lock.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
         let tagged = tagged.map(|inode| {
@@ -165,7 +165,7 @@ impl Fs {
         if own_bytes >= OWN_BYTES || (own_bytes > 0 && self.data.errors.is_failing(inode.id)) {
             let how = How::together(Wait::ForExclusive);
             let written = self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, how)?;
-            // Do not accept more data that cannot be written: it would take memory that others need.
+            // Do not accept more data that cannot be written: it would take memory that other files need.
             written.failure.map_or(Ok(()), Err)?;
         }
         let mut nr_waits = 0;
@@ -236,7 +236,7 @@ impl Fs {
                 }
             }
         }
-        // Inodes that failed count as done: a retry now would fail again.
+        // Inodes that failed count as done, because a retry now would fail again.
         written.failed.iter().for_each(|place| written.done[*place] = true);
         match self.engine.check_writable() {
             Err(error) if written.failure.is_some() => Err(error.into()),
@@ -245,7 +245,7 @@ impl Fs {
     }
 
     /// Writes the data of all jobs that can be written, and gives up the others. If a group fails, its halves are tried
-    /// separately: the error of a joint write does not say whose data the device refuses.
+    /// separately, because the error of a joint write does not tell whose data the device refuses.
     fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
         let Err(error) = self.write_jobs(group) else { return };
         if group.len() > 1 && self.engine.check_writable().is_ok() {
@@ -394,9 +394,9 @@ impl Fs {
         }
     }
 
-    /// Puts the job's items. If there is no room to reserve for all at once, uses several operations: each commit
-    /// replaces the estimates for earlier items by their actual use. Returns false if the file changed, so that the
-    /// job's inline data no longer is all of the file.
+    /// Puts the job's items. If there is not enough space to reserve for all at once, uses several operations: each
+    /// commit replaces the estimates for earlier items by their actual use. Returns false if the file changed, so that
+    /// the job's inline data is no longer the whole content of the file.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
@@ -445,9 +445,9 @@ impl Fs {
         }
     }
 
-    /// Reserves for the items of as many of the job's next units as there is room for. If there is too little for one
-    /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of
-    /// units that will have their items.
+    /// Reserves space for the items of the job's next units, of as many as possible. If the space is not enough for one
+    /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of units
+    /// whose items they cover.
     fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
         let mut end = job.units.len();
         let mut plan = self.plan_items(job, end)?;
@@ -552,7 +552,8 @@ struct Job<'i> {
     nr_put: usize,
     bytes: u64,
     reservation: Option<DataReservation>,
-    /// The part of `reservation` within the limits of quota groups, while it is merged with those of other jobs.
+    /// The part of `reservation` within the limits of quota groups, while `reservation` is merged with those of other
+    /// jobs.
     quota: QuotaReservation,
     /// Bytes of `reservation` before it was merged with the reservations of other jobs.
     promised: u64,
@@ -733,10 +734,10 @@ pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::
 const BATCH_INODES: usize = 4096;
 /// A writer whose file has at least this much dirty data writes that back first.
 const OWN_BYTES: u64 = 1 << 20;
-/// A writer waits for others' writeback up to `MAX_WAITS` times `WAIT`, then continues.
+/// A writer over the limit waits at most `MAX_WAITS` * `WAIT` (1 s) for others' writeback, then continues.
 const MAX_WAITS: u32 = 500;
-/// Attempts to write a small file inline while others change it: an inline extent must hold the whole file as it is
-/// when its item is put. After that many, its data becomes a regular extent, which may hold an older state.
+/// Number of attempts to write a small file inline while other threads change it: an inline extent must hold the whole
+/// file as it is when its item is put. After that, the data becomes a regular extent, which may hold an older state.
 const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
 /// Number of items reserved in addition to the planned ones: the inode, checksums, explicit holes.

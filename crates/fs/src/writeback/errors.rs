@@ -1,13 +1,13 @@
-//! [`WritebackErrors`]: files whose data could not be written back, and which failures were reported to which
-//! descriptors.
+//! [`WritebackErrors`]: records the files whose data could not be written back, and the failures that each file
+//! descriptor was told of.
 //!
-//! Linux keeps a writeback error with the file. It reports the error once to each descriptor that was open when it
-//! happened, and to the next descriptor opened if it was not reported before. We do the same. Unlike Linux we keep the
+//! Linux keeps a writeback error with the file. It reports the error once to each descriptor that was open when the
+//! error happened. If no descriptor was told, the next one that is opened is. We do the same. Unlike Linux we keep the
 //! data: it stays dirty, every fsync tries to write it again, and fsync fails until that succeeds, even if the error
 //! was reported before.
 //!
 //! Invariants:
-//! - I1: descriptors and failures take their numbers from one clock, so the numbers tell which came first.
+//! - I1: descriptors and failures take their numbers from one clock, so the lower number came first.
 //! - I2: a descriptor has no entry until a failure is reported to it. So opening takes no lock, and closing takes one
 //!   only while some descriptor has an entry.
 
@@ -19,17 +19,17 @@ use parking_lot::Mutex;
 use crate::types::InodeId;
 use crate::{Error, Fs, Result};
 
-/// An open file, as a number for [`Fs::fsync_descriptor`]. 0 is none.
+/// The number of an open file, for [`Fs::fsync_descriptor`]. No file has number 0.
 pub type Descriptor = u64;
 
 /// The failures of writeback.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackErrors {
-    /// The last number that a descriptor or a failure took (I1).
+    /// The highest number given to a descriptor or a failure so far (I1).
     clock: AtomicU64,
     /// Failures since the filesystem was opened.
     nr_failures: AtomicU64,
-    /// Files that have data which could not be written.
+    /// Number of files that have data which could not be written.
     nr_failing: AtomicU64,
     /// The number of descriptors in [`State::told`].
     nr_told: AtomicU64,
@@ -98,7 +98,7 @@ impl WritebackErrors {
         (self.nr_failures.load(Ordering::Relaxed), self.nr_failing.load(Ordering::Relaxed))
     }
 
-    /// Returns the failure that was not reported to a descriptor yet, and marks it as reported.
+    /// Returns the file's failure if this descriptor must still be told of it, and marks it as reported.
     fn take(&self, id: InodeId, descriptor: Descriptor) -> Option<i32> {
         if self.nr_failures.load(Ordering::Acquire) == 0 {
             return None;
@@ -126,18 +126,18 @@ impl WritebackErrors {
 }
 
 impl Fs {
-    /// Returns the number of a file that is opened now, for [`Fs::fsync_descriptor`].
+    /// Returns a number for a newly opened file descriptor, to be passed to [`Fs::fsync_descriptor`].
     pub fn open_descriptor(&self) -> Descriptor {
         self.data.errors.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Drops the number that [`Fs::open_descriptor`] returned.
+    /// Forgets a number that [`Fs::open_descriptor`] returned.
     pub fn close_descriptor(&self, descriptor: Descriptor) {
         self.data.errors.close(descriptor);
     }
 
-    /// Calls [`Fs::fsync`] for an open file. Also reports, once, a writeback failure that happened since it was opened,
-    /// even if the data was written later.
+    /// Calls [`Fs::fsync`] for an open file. Also reports, once, a writeback failure that happened since the file was
+    /// opened, even if the data was written later.
     pub fn fsync_descriptor(&self, id: InodeId, datasync: bool, descriptor: Descriptor) -> Result<()> {
         let synced = self.fsync(id, datasync);
         let remembered = self.data.errors.take(id, descriptor);
@@ -146,7 +146,7 @@ impl Fs {
     }
 }
 
-/// Number of files from which on failures are dropped that were reported and whose data was written later.
+/// If this many files have failed, failures that were reported and whose data was written later are forgotten.
 const MOST_FILES: usize = 1 << 16;
 
 #[cfg(test)]

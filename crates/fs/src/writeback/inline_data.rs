@@ -57,8 +57,8 @@ impl Fs {
         })
     }
 
-    /// Maximum bytes of an inline extent: limited by the option and by the space in a leaf without header and key, and
-    /// less than a sector.
+    /// Maximum length of an inline extent: the limit of the mount option, but less than a sector, and no more than an
+    /// empty leaf has room for.
     pub(crate) fn max_inline(&self) -> usize {
         let leaf = item_len_max(self.geometry.nodesize as usize) - FileExtent::HEADER_SIZE;
         leaf.min(self.options.max_inline as usize).min(self.geometry.sectorsize as usize - 1)

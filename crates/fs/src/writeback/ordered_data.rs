@@ -1,4 +1,4 @@
-//! Ordered data: data that writeback writes to the devices before the file's items may refer to it.
+//! Ordered data: data that writeback writes to the devices before the file's items refer to it.
 //!
 //! ```text
 //!   dirty runs --cut()--> units --compress, allocate, checksum, write--> written units --finish--> items
@@ -35,7 +35,7 @@ pub(crate) struct Policy {
     pub compress: Option<Method>,
     /// Compress even data that does not look compressible, and keep compressing the file's later data.
     pub force: bool,
-    /// Put checksums.
+    /// Whether to put checksums.
     pub csums: bool,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> 
     units
 }
 
-/// Compresses the new units of all files whose policy asks for it, if that saves space. Many units are compressed on
+/// Compresses the new units of all files whose policy requires it, if that saves space. Many units are compressed on
 /// several threads. Sets [`Batch::start_failed`].
 pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
     let mut work: Vec<Mutex<Work<'_, '_>>> = Vec::new();
@@ -261,7 +261,7 @@ pub(crate) struct Batch<'r> {
     pub units: Vec<Unit>,
     /// How they are written.
     pub policy: Policy,
-    /// Compressing the start of the file saved less than a sector.
+    /// Set if compressing the start of the file saved less than a sector.
     pub start_failed: AtomicBool,
 }
 
@@ -315,7 +315,7 @@ fn allocate(
                 let want = wanted.min(MAX_ALLOCATION).max(len);
                 let extent = match engine.allocate_data(reservation, want, min, hint) {
                     // No free piece is large enough for the compressed extent, which cannot be split. The reservation
-                    // covers the uncompressed bytes, so these go into the smaller pieces.
+                    // covers the uncompressed bytes, so they are written into smaller pieces instead.
                     Err(ubtrfs_error::Error::NoSpace) if !is_plain => {
                         unit.target = Target::Plain { bytenr: Logical(0) };
                         wanted = wanted - len + unit.disk_len();

@@ -1,8 +1,9 @@
 //! Background threads that write data back while writers continue. Copying and compressing run in parallel: while one
 //! thread waits for the device, another prepares the next batch.
 //!
-//! - I1. A thread holds the filesystem only while it writes, so dropping the last handle ends it.
-//! - I2. Nothing depends on the threads: writers over the limit write back themselves, and sync writes all data itself.
+//! - I1. A thread holds a strong reference to the filesystem only while it writes, so dropping the last handle ends it.
+//! - I2. Nothing depends on the threads: writers over the limit write data back themselves, and sync writes all data
+//!   itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -23,7 +24,7 @@ pub(crate) struct WritebackThreads {
 #[derive(Debug, Default)]
 struct Shared {
     stopped: AtomicBool,
-    /// Number of threads that still have to look for work; the others sleep.
+    /// Number of threads that were called and have not looked for work yet; the others sleep.
     calls: Mutex<usize>,
     wake: Condvar,
     /// Whether a wake-up was sent that no thread has seen yet. Writers then skip the lock.
