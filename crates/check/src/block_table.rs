@@ -12,9 +12,9 @@ use std::collections::HashMap;
 pub(crate) const FULL: u8 = 1 << 0;
 /// A walk reached the block.
 pub(crate) const REACHED: u8 = 1 << 1;
-/// A walk reached the block from the tree that its header names.
+/// A walk reached the block in the tree that the block's header names as its owner.
 pub(crate) const BY_OWNER: u8 = 1 << 2;
-/// One copy is bad, so each read looks for the good one.
+/// One copy is bad, so each read must find the good one.
 pub(crate) const COPY_BAD: u8 = 1 << 3;
 /// No copy is usable.
 pub(crate) const LOST: u8 = 1 << 4;
@@ -29,11 +29,11 @@ pub(crate) const REACHED_NOW: u8 = 1 << 7;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TreeBlock {
     pub(crate) bytenr: u64,
-    /// From the extent item, or from the header if there is none.
+    /// The generation in the extent item, or in the header if there is no extent item.
     pub(crate) generation: u64,
-    /// From the header.
+    /// The owner in the header.
     pub(crate) owner: u64,
-    /// The walk that reached it last.
+    /// The number of the walk that reached the block last.
     pub(crate) last_walk: u32,
     pub(crate) level: u8,
     pub(crate) flags: u8,
@@ -113,7 +113,7 @@ impl BlockTable {
         self.unrecorded.values()
     }
 
-    /// Forgets all visits, so that the next one counts as the first.
+    /// Forgets all visits, so that the next visit of each block counts as its first.
     pub(crate) fn forget_visits(&mut self) {
         for block in self.records.iter_mut().chain(self.unrecorded.values_mut()) {
             block.flags &= !REACHED_NOW;

@@ -26,15 +26,15 @@ use crate::segment::Segments;
 use crate::walk::{Event, Kind, TreeRoot};
 use crate::{Options, Problem, Progress, Report, Stats, superblock};
 
-/// Buckets of references to extents: 512 KiB.
+/// Number of buckets for references to extents; they take 512 KiB.
 const REF_BUCKETS: usize = 1 << 16;
-/// Buckets of names of one subvolume.
+/// Number of buckets for the names of one subvolume.
 const NAME_BUCKETS: usize = 1 << 12;
 
-/// Number of blocks that may be read again on any filesystem.
+/// Number of blocks that may be read again, regardless of the number of tree blocks.
 pub(crate) const AGAIN_MIN: u64 = 1 << 21;
-/// Number of further reads for each tree block. The limit is needed because crafted subvolumes can share all blocks
-/// in many ways.
+/// Number of further reads allowed for each tree block. The limit is needed because subvolumes of a crafted image
+/// can share blocks in very many combinations.
 pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
 
 /// The state of one check.
@@ -160,8 +160,8 @@ impl<'a> Checker<'a> {
             self.verify_data();
         }
         if self.has_gaps && !self.sink.has_errors() {
-            // The cause of a gap is always reported. Should a report be missing, this keeps the filesystem from
-            // counting as clean.
+            // The cause of a gap should have been reported already. If that report is missing, this one prevents
+            // the filesystem from counting as clean.
             self.sink.report(Code::BlockRead, Place::default(), "a part of a tree could not be checked");
         }
         true

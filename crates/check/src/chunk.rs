@@ -109,7 +109,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Compares chunk stripes with device extents, and devices with both.
+    /// Compares chunk stripes with device extents, and device items with both.
     pub(crate) fn compare_chunks(&mut self) {
         if !self.device_extents.read {
             return;

@@ -90,7 +90,7 @@ impl<'a> Checker<'a> {
         (nr_sectors as u64).saturating_mul(self.sectorsize)
     }
 
-    /// Checks that every checksum belongs to a data extent, or to one that a log replay will make.
+    /// Checks that every checksum belongs to a data extent, or to an extent that a log replay will make.
     pub(crate) fn compare_csums_with_extents(&mut self) {
         if self.extents_have_gaps() || !self.log.complete {
             return;
@@ -130,7 +130,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reads every copy of all data that has checksums, and compares it with them.
+    /// Reads every copy of all data that has checksums, and compares each copy with the checksums.
     pub(crate) fn verify_data(&mut self) {
         let Some(root) = self.tree_root(RootId::CSUM_TREE) else { return };
         let total = self.csums.list.iter().map(|(start, end)| end.saturating_sub(*start)).fold(0, u64::saturating_add);
@@ -156,7 +156,7 @@ impl<'a> Checker<'a> {
         self.sink.mute(false);
     }
 
-    /// Adds the checksums of a log that its file extents use. A log may also have checksums of deleted
+    /// Adds the checksums in a log that belong to its file extents. A log may also have checksums of deleted
     /// data.
     fn add_logged_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
         let size = self.ctx.csum_type.size();

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks in the block table.
-//! - I2. References go into the ledger as they are read. Here, only their number is compared with the item's reference
-//!   count.
+//! - I2. References go into the ledger as they are read. Here, only their number is compared with the reference count
+//!   in the extent item.
 
 use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::hash::extent_data_ref_hash;
@@ -204,7 +204,7 @@ impl<'a> Checker<'a> {
         while let Some(piece) = pieces.next().or(data.is_empty().then_some(&[][..])) {
             let Ok(reference) = InlineRef::decode_keyed(&key, piece) else { break };
             if let InlineRef::ExtentData(of) = &reference {
-                // An item whose hash collides gets the next free offset.
+                // If another item has the same hash, the item gets the next free offset.
                 let hash = extent_data_ref_hash(of.root, of.objectid, of.offset);
                 if key.offset.wrapping_sub(hash) > COLLISIONS_MAX {
                     let text =
@@ -284,9 +284,9 @@ impl<'a> Checker<'a> {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
             let is_full = block.flags & FULL != 0;
-            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. A
-            // deletion in progress moves references to its blocks' children, so the children have full backrefs while
-            // their owner still reaches them.
+            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. The
+            // deletion of a subvolume moves the references of its blocks to their children. So the children may have
+            // full backrefs while the deleted subvolume still reaches them.
             let owner = self.roots.trees.get(&block.owner);
             let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {

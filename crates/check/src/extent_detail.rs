@@ -18,7 +18,7 @@ impl<'a> Checker<'a> {
         self.refs.keep_disagreements();
         self.second_walk();
         let (facts, overflowed) = self.refs.disagreements();
-        // A wrong length is reported only if no reference of the extent was reported.
+        // A wrong length of an extent is reported only if none of its references was reported.
         let mut told = std::collections::HashSet::new();
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind != LENGTH) {
             told.insert(fact.subject);

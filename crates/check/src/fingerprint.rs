@@ -1,8 +1,8 @@
 //! Sums of hashes that show whether two sides list equal facts, without keeping the facts.
 //!
-//! A fact with two sides (a reference in the extent tree and the pointer itself; a directory's index and the inode's
-//! name) is added with weight +n on one side and -n on the other. If all facts agree, every bucket is zero. Otherwise a
-//! second walk keeps the facts of the non-zero buckets and finds those that disagree.
+//! A fact with two sides (for example a reference in the extent tree and the pointer itself, or a directory's index and
+//! the inode's name) is added with weight +n on one side and -n on the other. If all facts agree, every bucket is zero.
+//! Otherwise a second walk keeps the facts of the non-zero buckets and finds the facts that disagree.
 //!
 //! Invariants:
 //! - I1. The hash is keyed from the system's random numbers, so a crafted image cannot make wrong facts cancel out.

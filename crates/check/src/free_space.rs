@@ -10,7 +10,7 @@ use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::walk::{Event, Leaf};
 
-/// The free ranges of a block group as the tree lists them. Each takes 16 bytes, and they are dropped after the
+/// The free ranges of a block group as the tree lists them. Each range takes 16 bytes. The ranges are dropped after the
 /// comparison.
 #[derive(Default)]
 struct Listed {

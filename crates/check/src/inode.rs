@@ -291,7 +291,7 @@ impl<'a> Checker<'a> {
     /// Compressed data must have checksums, because Linux does not compress files without checksums.
     fn file_csums(&mut self, place: Place, inode: &Inode, stored: Stored) {
         let Stored { kind, whole, disk_bytenr, from, bytes } = stored;
-        // Data under relocation has checksums although its inode has the flag for none.
+        // Data under relocation has checksums although its inode has the flag NODATASUM.
         if !self.csums.complete || place.tree == Some(RootId::DATA_RELOC_TREE) {
             return;
         }
@@ -363,7 +363,7 @@ impl<'a> Checker<'a> {
         if file_type == Some(FileType::Symlink) && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {
             tell(Code::InodeSize, format!("the symbolic link's size {} is not the length of its target", facts.size));
         }
-        // Past the end of the file, space may be allocated after a hole that has no item.
+        // Past the end of the file, allocated space may follow a hole that has no item.
         let hole = inode.hole.unwrap_or(inode.extent_end);
         let needs_holes = file_type == Some(FileType::Regular) && !self.ctx.incompat.contains(Incompat::NO_HOLES);
         if needs_holes && subvolume.tree != RootId::DATA_RELOC_TREE && facts.nlink > 0 && hole < facts.size {

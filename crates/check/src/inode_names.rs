@@ -145,7 +145,7 @@ impl<'a> Checker<'a> {
         self.finish_inode(&mut subvolume);
     }
 
-    /// Walks a subvolume again to report the names about which its directories and inodes disagree.
+    /// Walks a subvolume again to report the names that its directories and inodes list differently.
     pub(crate) fn find_wrong_names(&mut self, root: TreeRoot) {
         let stats = self.stats;
         self.sink.mute(true);

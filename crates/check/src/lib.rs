@@ -3,10 +3,10 @@
 //! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on
 //! what the engine wrote. In the stack of crates it is above `volumes`, like `tree` and `transaction`.
 //!
-//! It visits every tree once, in key order, and blocks that trees share only once for all of them. `walk` reads blocks
-//! (`reader`) and records references; the modules named after trees check items. A fact with two sides (a reference and
-//! its extent item, a directory entry and its inode's name) is compared as a sum of hashes (`fingerprint`). If a sum is
-//! not zero, a second walk finds the facts that disagree.
+//! It visits every tree once, in key order. Blocks that trees share are visited only once for all of them. `walk` reads
+//! blocks (`reader`) and records references; the modules named after trees check items. A fact with two sides (a
+//! reference and its extent item, a directory entry and its inode's name) is compared as a sum of hashes
+//! (`fingerprint`). If a sum is not zero, a second walk finds the facts that disagree.
 //!
 //! Invariants:
 //! - I1. Nothing is written, not even a repair.

@@ -1,8 +1,8 @@
 //! Checks preallocated extents that have checksums.
 //!
 //! Linux writes into a preallocated extent in place, even if an older kernel let two files share it. Then one file's
-//! item marks the extent as written, while the other's still marks it as preallocated. So the checksums are wrong only
-//! if no file marks the extent as written.
+//! item marks the extent as written, while the other file's item still marks it as preallocated. So the checksums are
+//! wrong only if no file marks the extent as written.
 //!
 //! Invariants:
 //! - I1. At most [`SUSPECTS_MAX`] extents are remembered; `E-LIMIT` reports that there were more.
@@ -38,8 +38,8 @@ impl Prealloc {
 }
 
 impl<'a> Checker<'a> {
-    /// If there are suspects, walks the trees of files again to find files that mark them as written. Reports the
-    /// remaining suspects.
+    /// If there are suspects, walks the trees of files again to find files that mark these extents as written. Reports
+    /// the remaining suspects.
     pub(crate) fn compare_prealloc(&mut self) {
         let mut suspects = std::mem::take(&mut self.prealloc.suspects);
         if suspects.is_empty() {
@@ -52,7 +52,7 @@ impl<'a> Checker<'a> {
             self.log_blocks.clear();
             self.walk(&root, &mut |_, event| match event {
                 Event::Leaf(leaf) => forget_written(leaf, &mut suspects),
-                // A part that was not read may contain a file that marks them as written.
+                // The part that was not read may contain a file that marks these extents as written.
                 Event::Known(_) | Event::Gap => suspects.clear(),
             });
         }

@@ -1,12 +1,12 @@
 //! Checks the quota tree: that items match each other, and the numbers of all groups.
 //!
-//! A group refers to an extent if a block or a file of one of its subvolumes does. It has the extent exclusively if no
-//! other subvolume refers to it. So the bytes are summed for each set of subvolumes that share extents. Few sets occur,
-//! however many extents there are.
+//! A group refers to an extent if a block or a file of one of its subvolumes refers to the extent. The group has the
+//! extent exclusively if no other subvolume refers to the extent. So the bytes are summed for each set of subvolumes
+//! that share extents. There are few such sets, however many extents there are.
 //!
 //! Invariants:
-//! - I1. If quotas are on, memory is about 20 bytes for each tree block and data extent.
-//! - I2. Set 0 is empty. A set is added when it is first met, and never changes.
+//! - I1. If quotas are on, the check takes about 20 bytes for each tree block and data extent.
+//! - I2. Set 0 is empty. A set is added when it first occurs, and never changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -32,12 +32,12 @@ pub(crate) struct Quota {
     users: HashMap<u64, u32>,
     /// The sets (I2).
     sets: Vec<UserSet>,
-    /// Maps a set and a subvolume to the set of both together.
+    /// Maps a set and a subvolume to the set that contains both.
     with: HashMap<(u32, u64), u32>,
 }
 
 /// A set of subvolumes, formed from another set and one more subvolume. Subvolumes are visited one after the other, so
-/// equal sets are always formed in the same order.
+/// a set is always formed in one order.
 #[derive(Clone, Copy, Debug)]
 struct UserSet {
     others: u32,
@@ -53,7 +53,7 @@ impl Quota {
         self.active
     }
 
-    /// Counts the next blocks and extents for this subvolume.
+    /// Begins to count blocks and extents for this subvolume.
     pub(crate) fn begin(&mut self, tree: Option<RootId>) {
         self.current = tree;
     }
@@ -103,7 +103,7 @@ impl Quota {
         for users in self.sets.iter().skip(1).filter(|users| users.bytes > 0) {
             let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
             let (mut nr_users, mut set) = (0u32, Some(users));
-            // Set 0 is empty, and every other set was made after those that it extends.
+            // Set 0 is empty, and every other set was made after the set that it extends.
             while let Some(UserSet { others, last, .. }) = set.copied() {
                 nr_users = nr_users.saturating_add(1);
                 let groups = above.entry(last).or_insert_with(|| self.above(last));

@@ -19,15 +19,15 @@ use crate::problem::Code;
 pub(crate) struct Edge {
     pub(crate) bytenr: u64,
     pub(crate) generation: Option<Generation>,
-    /// `None` for a root.
+    /// The expected first key; `None` for a root.
     pub(crate) key: Option<Key>,
     pub(crate) level: u8,
-    /// Whether the block is on the path of the drop progress, so that only items from the drop progress on are left
+    /// Whether the block is on the path to the drop progress, so that items before the drop progress are already gone
     /// below it.
     pub(crate) on_drop_path: bool,
 }
 
-/// The way to read an edge.
+/// How a block is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Care {
     /// Read and verify every copy, and report every problem.
@@ -70,9 +70,9 @@ pub(crate) fn span_at(spans: &[Span], bytenr: u64) -> Option<Span> {
     spans.get(at.checked_sub(1)?).copied().filter(|span| bytenr < span.end)
 }
 
-/// Maximum bytes of one read.
+/// Maximum number of bytes in one read.
 const RUN_MAX: usize = 1 << 20;
-/// Minimum number of blocks for a second thread.
+/// Minimum number of blocks for which a second thread is used.
 const PARALLEL_MIN: usize = 32;
 
 /// Reads blocks of one tree.
@@ -87,7 +87,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Fills `buf` with the blocks, in the order of `order`: indexes of `edges`, sorted by address.
+    /// Fills `buf` with the blocks. `order` holds indexes of `edges`, sorted by address, and sets the order of the
+    /// blocks.
     pub(crate) fn read(&self, edges: &[Edge], care: &[Care], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
         let threads = if order.len() < PARALLEL_MIN { 1 } else { self.threads.max(1) };
         if threads == 1 {
@@ -126,8 +127,8 @@ impl Reader<'_> {
         outcomes
     }
 
-    /// Number of blocks at the start of `rest` that are adjacent in `span` and need equal care, so that one read gets
-    /// all of them.
+    /// Number of blocks at the start of `rest` that are adjacent, lie in `span` and are read in the same way, so that
+    /// one read gets all of them.
     fn run_len(&self, rest: &[(&Edge, Care)], span: Span) -> usize {
         let Some(&(first, care)) = rest.first() else { return 0 };
         let nr_max = RUN_MAX.checked_div(self.nodesize).unwrap_or(1).max(1);

@@ -18,7 +18,7 @@ use crate::walk::{Event, Kind, Leaf, TreeRoot};
 pub(crate) struct Root {
     pub(crate) root: TreeRoot,
     pub(crate) refs: u32,
-    /// The generation of the last snapshot. Newer blocks were never shared.
+    /// The generation of the last snapshot. Blocks with a higher generation were never shared.
     pub(crate) last_snapshot: Generation,
     pub(crate) uuid: Uuid,
     pub(crate) received_uuid: Uuid,
@@ -41,7 +41,7 @@ struct Link {
 #[derive(Debug, Default)]
 pub(crate) struct Roots {
     pub(crate) trees: BTreeMap<u64, Root>,
-    /// Relocation trees, by the subvolume that they relocate.
+    /// Roots of the relocation trees.
     reloc: Vec<TreeRoot>,
     /// Links by parent and child.
     links: BTreeMap<(u64, u64), Link>,
@@ -156,8 +156,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks a directory entry that names a subvolume. In a snapshot, entries for subvolumes nested in the
-    /// source lead nowhere.
+    /// Checks a directory entry that names a subvolume. In a snapshot, an entry for a subvolume that is
+    /// nested in the source leads nowhere.
     pub(crate) fn subvolume_entry(
         &mut self,
         tree: RootId,

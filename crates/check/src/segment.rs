@@ -1,7 +1,7 @@
 //! Remembers checked runs of leaves that subvolumes share, so that a snapshot costs time only for its unshared leaves.
 //!
 //! A leaf whose first key is an inode item begins a *segment*, which ends before the next such leaf. No inode lies in
-//! two segments. The results of a segment (sum of names, number of inodes) are remembered. They are added again when
+//! two segments. The results of a segment (sum of names, number of inodes) are remembered. They are used again if
 //! another subvolume has the same leaves in the same order.
 //!
 //! Invariants:
@@ -94,7 +94,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Finds the remembered segments among leaves in key order. Maps the index of a segment's first leaf to the index
-    /// after its last leaf, and to its results.
+    /// after its last leaf and the segment's results.
     pub(crate) fn known_segments(&self, edges: &[Edge]) -> HashMap<usize, (usize, Known)> {
         let mut found = HashMap::new();
         if !self.segments.enabled || self.segments.known.is_empty() {

@@ -1,7 +1,7 @@
 //! Checks superblock copies and their root backups.
 //!
-//! Linux writes every copy at a commit, but only the first one when it syncs the log. Copies of one generation may therefore
-//! differ in the fields of the log.
+//! Linux writes all copies at a commit, but only the first one when it syncs the log. So copies of one generation may differ
+//! in the fields of the log.
 
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -32,7 +32,7 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
                 sink.report(Code::SuperMirror, place, text);
                 continue;
             }
-            // A restored metadata image has only the first copy. The next commit writes the others.
+            // The image was restored from a metadata dump, which has only the first copy. The next commit writes the others.
             sink.report(Code::SuperMissing, place, format!("{name} was never written"));
             continue;
         }

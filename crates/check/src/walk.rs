@@ -1,8 +1,9 @@
 //! Walks a tree in key order, one window of each level at a time, and records references.
 //!
 //! Invariants:
-//! - I1. A walk visits each block once: levels descend, and a block that this walk visited before is reported and skipped.
-//! - I2. The references in a block are recorded at the first visit by any walk, and only then.
+//! - I1. A walk visits each block once: the level decreases from a block to its children, and a block that this walk
+//!   visited before is reported and skipped.
+//! - I2. The references in a block are recorded only when the first walk reaches it.
 //! - I3. A walk takes memory for a window of leaves ([`WINDOW_BYTES`]), and for the pointers of [`NODES_AT_ONCE`] nodes
 //!   of each level.
 
@@ -19,7 +20,7 @@ use crate::raw::{u8_at, u64_at};
 use crate::reader::{Care, Edge, Reader};
 use crate::segment::Known;
 
-/// Size of a window of leaves, which are read together.
+/// Number of bytes of leaves that are read together.
 const WINDOW_BYTES: usize = 8 << 20;
 /// Number of internal nodes whose children are listed together.
 const NODES_AT_ONCE: usize = 4;
@@ -57,7 +58,7 @@ pub(crate) struct Leaf<'b> {
 }
 
 impl<'b> Leaf<'b> {
-    /// Returns the leaf's items: slot, key, data. An item that lies outside of the block has no data.
+    /// Returns the leaf's items: slot, key, data. An item that lies outside of the block is returned without data.
     pub(crate) fn items(&self) -> impl Iterator<Item = (usize, Key, &'b [u8])> + use<'b> {
         let view = self.view;
         (0..view.nritems()).map_while(move |slot| Some((slot, view.key(slot)?, view.item(slot).unwrap_or_default())))
@@ -74,7 +75,7 @@ pub(crate) enum Event<'l, 'b> {
     Leaf(&'l Leaf<'b>),
     /// A run of leaves that was checked in another subvolume, without a problem.
     Known(&'l Known),
-    /// A block that cannot be read.
+    /// A block could not be read.
     Gap,
 }
 
@@ -426,12 +427,12 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Makes the fact of a reference that one number identifies: a tree's id or a parent's address.
+/// Makes the fact of a reference that one number identifies: the id of a tree or the address of a parent.
 pub(crate) fn block_fact(bytenr: u64, kind: KeyType, part: u64) -> Fact {
     Fact { subject: bytenr, kind: kind.0.into(), parts: [part, 0, 0] }
 }
 
-/// Makes the fact of a data extent's length, which is recorded once for each reference.
+/// Makes the fact of a data extent's length, which is recorded with each reference.
 pub(crate) fn length_fact(bytenr: u64, len_bytes: u64) -> Fact {
     Fact { subject: bytenr, kind: LENGTH, parts: [len_bytes, 0, 0] }
 }

@@ -1,6 +1,6 @@
 //! Tests that the checker finds damage in every image in which `btrfs check` finds damage.
 //!
-//! By default, only a sample runs. For all kinds of damage: `UBTRFS_CORRUPT=1000 cargo test
+//! By default, only a sample of the damage is tried. For all kinds of damage: `UBTRFS_CORRUPT=1000 cargo test
 //! --release -p ubtrfs-check --test corrupt -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -54,7 +54,7 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
         std::fs::write(mount.join(format!("subvolume/file-{}", file * 2)), rng.content(3000)).unwrap();
         std::fs::remove_file(mount.join(format!("snapshot/file-{file}"))).unwrap();
     }
-    // Copy the image as a power cut would leave it, with open files without names.
+    // Copy the image as a power cut would leave it, while files without names are open.
     let open: Vec<std::fs::File> = (0..3)
         .map(|file| {
             let path = mount.join(format!("dir-0/file-{file}"));
@@ -64,7 +64,7 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
         })
         .collect();
     run("btrfs", ["filesystem", "sync", &path("")]).unwrap();
-    // Make a log to replay, too.
+    // Also make a log that has to be replayed.
     for file in 0..3 {
         let mut synced = std::fs::File::create(mount.join(format!("dir-1/synced-{file}"))).unwrap();
         synced.write_all(&rng.content(30_000)).unwrap();
@@ -81,7 +81,7 @@ fn set_xattr(path: &std::path::Path, value: &[u8]) {
     run("setfattr", ["-n", "user.attribute", "-v", &format!("0x{hex}"), &path.to_string_lossy()]).unwrap();
 }
 
-/// Whether the checker finds a problem; an image that cannot be opened counts as damaged.
+/// Whether our checker finds a problem; an image that cannot be opened counts as damaged.
 fn ours(image: &Image, lines: &mut Vec<String>) -> bool {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadOnly).unwrap());
     let options = Options { data_csums: true, ..Options::default() };
@@ -143,7 +143,7 @@ fn what_btrfs_check_finds_is_found() {
                 btrfs_check_output(&image_path(&image), &["--readonly", "--check-data-csum"]).unwrap();
             let mut theirs = !success || complains(&said);
             if !theirs {
-                // The lowmem mode of `btrfs check` finds other problems.
+                // Also ask the lowmem mode of `btrfs check`, which finds other problems.
                 (theirs, said) = lowmem_finds(&image);
             }
             let tally = tallies.entry(way).or_default();
@@ -217,7 +217,7 @@ fn lowmem_finds(image: &Image) -> (bool, String) {
     (!success && said.contains("error(s) found"), said)
 }
 
-/// Whether `btrfs check` prints more than for a clean image.
+/// Whether the output of `btrfs check` is longer than for a clean image.
 fn complains(text: &str) -> bool {
     let words = ["error", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "bad ", "errors "];
     text.lines().any(|line| {

@@ -75,8 +75,8 @@ fn assert_agreed_clean(image: &Image) {
     btrfs_check(image.path()).unwrap();
 }
 
-/// A balance of data moves some of the leaves that refer to it. The owner then reaches their unmoved neighbours only through
-/// moved blocks.
+/// A balance of data moves some of the leaves that refer to it. Then their owner reaches neighbours of these leaves, which
+/// were not moved, only through moved blocks.
 #[test]
 fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     if !capability::kernel_oracle() {
@@ -120,9 +120,9 @@ fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     assert_agreed_clean(&made.image);
 }
 
-/// An interrupted balance also leaves full backrefs on blocks that their owner still uses. References from such a block
-/// then name the block and not the tree. A block newer than the last snapshot was never shared, so it has no full
-/// backrefs.
+/// An interrupted balance also leaves full backrefs on blocks that their owner still uses. References from such a block then
+/// name the block and not the tree. A block that is newer than the last snapshot was never shared, so full backrefs on it
+/// are damage.
 #[test]
 fn full_backrefs_are_of_blocks_that_were_shared() {
     if !capability::kernel_oracle() {
@@ -324,7 +324,7 @@ fn one_name_twice_in_a_directory_is_found() {
         fs::write(root.join("bar"), "").unwrap();
         sync(root);
     });
-    // The second file gets the name of the first in all of its items.
+    // The second file gets the name of the first in all of the second file's items.
     craft(&image, |items| {
         let is_entry = |key: &Key, data: &[u8], name: &[u8]| key.item_type == KeyType::DIR_ITEM && data.ends_with(name);
         let Some(bar) = items.iter().position(|(key, data)| is_entry(key, data, b"bar")) else { return false };
@@ -408,7 +408,7 @@ fn free_space_where_the_next_block_group_will_be_is_found() {
     let damage = Corruptor::new(&image).unwrap().apply(Corruption::FreeSpaceAdded, &mut Rng::new(1)).unwrap().unwrap();
     assert_eq!(codes(&image), [Code::FreeSpace]);
     damage.undo(&image).unwrap();
-    // An entry in address space that was never used is a harmless relic of old programs.
+    // A free space entry in address space that was never used is a harmless relic of old programs.
     craft_in(&image, 10, |items| {
         items.retain(|(key, _)| key.objectid >= 13 << 20);
         insert(items, Key::new(1 << 20, KeyType::FREE_SPACE_INFO, 1 << 20), vec![1, 0, 0, 0, 0, 0, 0, 0]);
@@ -445,7 +445,7 @@ fn nothing_is_of_a_generation_above_the_superblocks() {
     assert_eq!(codes(&image), []);
 }
 
-/// Makes an image with a log by Linux of one file: inode 257, with 100,000 bytes of data.
+/// Makes an image in which Linux left a log of one file: inode 257, with 100,000 bytes of data.
 fn logged() -> (Image, Vec<u8>) {
     let content = Rng::new(3).bytes(100_000);
     let image = made("", |root| {
@@ -516,7 +516,7 @@ fn checksums_of_data_that_only_a_log_knows_are_no_damage() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // Without the log, the checksums belong to no data.
+    // If the log is removed, the checksums belong to no data.
     for offset in [64 << 10, 64 << 20] {
         let mut raw = image.read_at(offset, 4096).unwrap();
         number(&mut raw, 96, 0);
@@ -535,8 +535,8 @@ fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
     let (image, _) = logged();
     let superblock = image.read_at(65_536, 4096).unwrap();
     let root = u64::from_le_bytes(superblock[80..88].try_into().unwrap());
-    // Place the data in the metadata block group, on the root tree and after it in free space, and outside of all block
-    // groups.
+    // Place the data on the root tree, which is in the metadata block group, in free space after the root tree, and outside
+    // of all block groups.
     for (bytenr, what) in
         [(root, "another extent"), (root + (16 << 20), "no data block group"), (1 << 50, "no data block group")]
     {

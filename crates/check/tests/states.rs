@@ -1,6 +1,6 @@
-//! Tests that the checker finds nothing in rare states: Linux interrupted while it deletes subvolumes or balances, with
-//! quotas, with a log to replay, with open files without names; and the engine after random operations in every format
-//! that it makes.
+//! Tests that the checker finds nothing in rare states: while Linux deletes subvolumes or balances, with quotas, with a
+//! log to replay, with open files without names; and after random operations of the engine in every format that it
+//! makes.
 //!
 //! By default, only a sample runs. `UBTRFS_CLEAN=100` makes at least that many images of each kind.
 
@@ -25,8 +25,8 @@ fn wanted(default: usize) -> usize {
     std::env::var("UBTRFS_CLEAN").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Describes the problems that the checker found in an image, with the verdict of `btrfs check`. `None` if it found
-/// none.
+/// Describes the problems that the checker found in an image, with the verdict of `btrfs check`. Returns `None` if the
+/// checker found no problems.
 fn false_alarm(image: &Path, what: &str) -> Option<String> {
     let (report, problems) = check(image);
     if report.is_clean() && problems.is_empty() {
@@ -115,7 +115,8 @@ fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     }
     balance.join().unwrap().unwrap();
     keep("after a balance".to_owned());
-    // Balance one data chunk: some of the leaves that refer to it move, and some of their neighbours do not.
+    // Balance one data chunk: some of the leaves that refer to the chunk move, and some of the neighbours of these
+    // leaves do not.
     run("btrfs", ["balance", "start", "-dlimit=1", &path("")]).unwrap();
     keep("after a balance of some data".to_owned());
     scribble(&mount.join("snapshot-1/dir"), &mut rng, files);

@@ -59,7 +59,7 @@ impl DeviceSpace {
         holes
     }
 
-    /// [`DeviceSpace::holes`], without the 64 KiB at each superblock mirror.
+    /// [`DeviceSpace::holes`], without the 64 KiB of each superblock mirror.
     pub(crate) fn holes_without_mirrors(&self) -> Vec<Range<u64>> {
         let mut holes = self.holes();
         for mirror in SUPERBLOCK_OFFSETS {
@@ -79,13 +79,13 @@ impl DeviceSpace {
         self.holes().iter().map(len_bytes).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 
-    /// Logical bytes of new chunks with `nr_stripes` stripes, all in one hole.
+    /// Logical bytes of new chunks with `nr_stripes` stripes, if all stripes of a chunk lie in one hole.
     fn allocatable_bytes(&self, nr_stripes: NonZeroU64) -> u64 {
         self.holes().iter().map(|hole| stripe_len_in(hole, nr_stripes)).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 }
 
-/// Logical bytes of new chunks of this profile that these devices have room for.
+/// Logical bytes of new chunks of this profile for which these devices have room.
 pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags) -> u64 {
     nr_stripes(flags).map_or(0, |nr| devices.iter().map(|device| device.allocatable_bytes(nr)).sum())
 }

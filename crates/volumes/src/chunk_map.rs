@@ -6,7 +6,7 @@
 //! - I3. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
 //!   open, so caches by address stay correct.
 //!
-//! Lock order: the map's lock is a leaf.
+//! Lock order: no other lock is taken under the map's lock.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub(crate) struct Chunk {
     pub(crate) item: Arc<ChunkItem>,
     /// The migration's target, while the chunk is being migrated.
     pub(crate) target: Option<Arc<Target>>,
-    /// Shared by all versions of the chunk whose stripes lie in the same places.
+    /// A token that all versions of the chunk with stripes in these places share.
     place: Arc<()>,
 }
 
@@ -59,14 +59,14 @@ struct Inner {
 /// The old place of a migrated chunk.
 #[derive(Debug)]
 struct Migrated {
-    /// Held by every version of the chunk in that place.
+    /// The token that every version of the chunk in that place holds.
     place: Arc<()>,
-    /// Devices and starts of the device extents to free.
+    /// Devices and starts of the device extents to free when the place is unused.
     left: Vec<(DevId, u64)>,
 }
 
 impl Inner {
-    /// Registers device extents, which must overlap no other and end within the device's limit.
+    /// Registers device extents. They must overlap no other device extent and end within the device's limit.
     fn add_device_extents(&mut self, logical: Logical, added: &[(DevId, Range<u64>)]) -> Result<()> {
         let is_behind =
             |(devid, extent): &(DevId, Range<u64>)| self.limits.get(devid).is_some_and(|end| extent.end > *end);
@@ -211,7 +211,7 @@ impl ChunkMap {
         };
     }
 
-    /// The limit of a device for new chunks and targets; `u64::MAX` without one.
+    /// The limit of a device for new chunks and targets; `u64::MAX` if the device has no limit.
     pub(crate) fn limit_of(&self, devid: DevId) -> u64 {
         self.inner.read().limits.get(&devid).copied().unwrap_or(u64::MAX)
     }

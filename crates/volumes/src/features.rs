@@ -1,7 +1,8 @@
 //! Format features that this program writes, reads, or refuses, and superblock flags that forbid writing.
 //!
 //! Invariants:
-//! - I1. An unknown incompat bit is refused, and an unknown compat_ro bit forbids writing; the message has its number.
+//! - I1. An unknown incompat bit is refused, and an unknown compat_ro bit forbids writing; the message has the bit's
+//!   number.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};

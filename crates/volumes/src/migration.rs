@@ -10,15 +10,16 @@
 //! ```
 //!
 //! Invariants:
-//! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have what the chunk's
-//!   copies have: a write holds the locks of its pieces shared while it writes both, the copy of a piece holds its lock
-//!   alone. Locks are taken in ascending order.
-//! - G2. No write goes to a chunk without its target: a migration begins and ends under the exclusive repair lock, which
+//! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have the content of the
+//!   chunk's copies: a write holds the locks of its pieces shared while it writes both, and the copy of a piece holds the
+//!   piece's lock exclusively. Locks are taken in ascending order.
+//! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock, which
 //!   every write holds shared.
 //! - G3. The device space of stripes that a migration left is free only when no reader uses them any more.
-//! - G4. A migration in which a write to any copy of the chunk, old or fresh, failed cannot be recorded: the copies that
-//!   stay may be the stale ones.
-//! - G5. Once the running commit has recorded the new chunk item, a write that fails on a fresh stripe fails.
+//! - G4. If a write to any copy of the chunk, old or fresh, failed during a migration, the migration cannot be recorded:
+//!   the copies that stay may be the stale ones.
+//! - G5. After the running commit has recorded the new chunk item, a failed write to a fresh stripe is an error of the
+//!   write.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -53,9 +54,9 @@ pub(crate) struct Target {
     pub(crate) item: Arc<ChunkItem>,
     /// Indexes of the fresh stripes in `item`.
     fresh: Vec<usize>,
-    /// G1: the locks of the pieces whose numbers have the same remainder.
+    /// Locks of pieces (G1). Pieces whose numbers have the same remainder share a lock.
     pieces: Vec<RwLock<()>>,
-    /// G4
+    /// Whether a write to any copy failed (G4).
     has_failed: AtomicBool,
     /// Whether the running commit has recorded the new item (G5).
     is_recorded: AtomicBool,
@@ -83,7 +84,7 @@ impl Target {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    /// Keeps the pieces of a range of the chunk from being copied.
+    /// Prevents the pieces of a range of the chunk from being copied.
     pub(crate) fn begin_write(&self, offset: u64, len: usize) -> Vec<RwLockReadGuard<'_, ()>> {
         let last = offset.saturating_add((len as u64).saturating_sub(1)) / MIGRATION_PIECE_BYTES;
         let first = offset / MIGRATION_PIECE_BYTES;
@@ -131,27 +132,27 @@ impl Volumes {
         Some(ChunkItem { flags, stripes, ..(*chunk.item).clone() })
     }
 
-    /// Starts duplicating every write to the chunk at `logical` to the stripes of `target`, a plan of
+    /// Makes every write to the chunk at `logical` also go to the stripes of `target`, a plan of
     /// [`Volumes::plan_migration`].
     ///
     /// # Errors
     ///
     /// [`Error::NoSpace`] if a stripe of the target ends past the device's limit. Fails if the chunk is already being
-    /// migrated, if the target contradicts itself or the chunk, or if its place is taken.
+    /// migrated, if the target contradicts itself or the chunk, or if other stripes lie in the target's place.
     pub fn begin_migration(&self, logical: Logical, target: ChunkItem) -> Result<()> {
         self.check_writable()?;
         let _exclusive = self.repair_lock.write();
         self.chunks.begin_migration(logical, target, self.sectorsize())
     }
 
-    /// Copies the piece that begins `offset` bytes, a multiple of [`MIGRATION_PIECE_BYTES`], behind the start of the chunk
-    /// at `logical` to the fresh stripes. `used` names the ranges of the piece that hold content; it is called while no
-    /// write to the piece runs. `buf` has room for a piece. Returns the bytes copied, of one copy. Several threads may
-    /// copy pieces of a chunk.
+    /// Copies a piece of the chunk at `logical` to the fresh stripes. The piece begins `offset` bytes, a multiple of
+    /// [`MIGRATION_PIECE_BYTES`], after the start of the chunk. `used` returns the ranges of the piece that hold content;
+    /// it is called while no write to the piece runs. `buf` has room for a piece. Returns the number of bytes copied in
+    /// one copy. Several threads may copy pieces of a chunk.
     ///
     /// # Errors
     ///
-    /// Fails if a range cannot be read from any copy, or not be written.
+    /// Fails if a range cannot be read from any copy, or cannot be written.
     pub fn copy_piece(
         &self,
         logical: Logical,
@@ -188,7 +189,7 @@ impl Volumes {
         Ok(copied)
     }
 
-    /// Reads a copy, or another one if that fails. Each fresh stripe is filled from the copy with its own number, so
+    /// Reads a copy, or another one if that fails. Each fresh stripe is filled from the copy with the stripe's number, so
     /// damage in one copy does not spread to all.
     fn read_any_copy(&self, at: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
         let error = match self.read_copy(at, buf, copy) {
@@ -199,8 +200,8 @@ impl Volumes {
         if others.any(|other| self.read_copy(at, buf, other).is_ok()) { Ok(()) } else { Err(error) }
     }
 
-    /// Writes data that was written to a chunk also to the fresh stripes of its target. The caller has held
-    /// [`Target::begin_write`] since before it wrote to the chunk (G1).
+    /// Writes data that was written to a chunk also to the fresh stripes of the chunk's target. The caller has held the
+    /// guards of [`Target::begin_write`] since before it wrote to the chunk (G1).
     pub(crate) fn write_target(&self, target: &Target, offset: u64, bufs: &[IoSlice<'_>], len: usize) -> Result<()> {
         for &index in &target.fresh {
             let segment = Segment { stripe: index, offset, len_bytes: len as u64 };
@@ -220,7 +221,8 @@ impl Volumes {
         chunk.target.as_ref().map(|target| Arc::clone(&target.item))
     }
 
-    /// Returns the new chunk item for the running commit to record. From now on, failed writes to it are errors (G5).
+    /// Returns the new chunk item for the running commit to record. From now on, failed writes to fresh stripes are errors
+    /// (G5).
     ///
     /// # Errors
     ///
@@ -284,7 +286,7 @@ fn not_begun(logical: Logical) -> Error {
 
 /// Bytes of a chunk that are copied at once, while writes to them wait: about a millisecond.
 pub const MIGRATION_PIECE_BYTES: u64 = 4 << 20;
-/// More than threads copy at once.
+/// More locks than threads that copy at once.
 const NR_PIECE_LOCKS: u64 = 16;
 
 #[cfg(test)]

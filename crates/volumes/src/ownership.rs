@@ -1,18 +1,18 @@
 //! Detects other writers, and devices that were removed or replaced: compares the primary superblocks with the last ones
 //! that this process read or wrote.
 //!
-//! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o loop`).
-//! Two writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock; data and
-//! nodes are written only if the last check is younger than [`RECENT`]. A window remains: a superblock that another writer
-//! writes within that time, or during a write, is detected by the next check, and by then blocks of the other writer may
-//! be overwritten. Another writer that has not written a superblock yet is not detected.
+//! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o loop`). Two
+//! writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock; data and
+//! nodes are written only if the last check is younger than [`RECENT`]. A gap remains: if another writer writes a
+//! superblock within that time, or during a write, only the next check detects it, and by then blocks of the other writer
+//! may be overwritten. Another writer that has not written a superblock yet is not detected.
 //!
 //! Invariants:
 //! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. It is
 //!   never overwritten.
 //! - O2. Three cases count as device failures, not as another writer: the superblock cannot be read; it is an invalid
-//!   superblock of this filesystem; it is the one from before the last write. The device's statistics count them, and
-//!   the next superblock write repairs them.
+//!   superblock of this filesystem; it is the one from before the last write. The device's statistics count these cases,
+//!   and the next write of the superblock repairs the device's copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,18 +30,18 @@ use crate::set::{Member, Stat};
 pub(crate) struct Primary {
     /// The bytes read at open or written last; `None` if unknown.
     last: Option<Vec<u8>>,
-    /// The bytes before the last write.
+    /// The bytes that the last write replaced.
     before: Option<Vec<u8>>,
 }
 
 impl Primary {
-    /// Reads the device's current primary superblock. A failed read leaves it unknown.
+    /// Reads the device's current primary superblock. If the read fails, the content is unknown.
     pub(crate) fn read(backend: &dyn ubtrfs_device::Device) -> Self {
         let mut raw = vec![0; SUPERBLOCK_SIZE];
         Self { last: backend.read_at(SUPERBLOCK_OFFSETS[0], &mut raw).ok().map(|()| raw), before: None }
     }
 
-    /// Notes the start of a write. If the write fails, the content stays unknown.
+    /// Notes the start of a write. The content is unknown until the write succeeds.
     pub(crate) fn begin_write(&mut self) {
         self.before = self.last.take();
     }
@@ -56,7 +56,7 @@ impl Primary {
 #[derive(Debug)]
 pub(crate) struct LastLook {
     opened: Instant,
-    /// Microseconds since then; 0 before the first check.
+    /// Microseconds from `opened` to the last check; 0 before the first check.
     micros: AtomicU64,
 }
 
@@ -113,7 +113,7 @@ fn check(member: &Member) -> Result<()> {
     let mut found = vec![0; SUPERBLOCK_SIZE];
     for _ in 0..ATTEMPTS {
         if backend.read_at(SUPERBLOCK_OFFSETS[0], &mut found).is_err() {
-            // O2
+            // A failed read is a device failure (O2).
             member.count(Stat::Read);
             return Ok(());
         }
@@ -156,7 +156,7 @@ fn is_damaged_copy(found: &[u8], ours: &[u8]) -> bool {
     found_sb.magic == ours_sb.magic && found_sb.fsid == ours_sb.fsid && check_superblock(&found_sb, found).is_err()
 }
 
-/// Age from which a check is repeated before anything is written.
+/// A check older than this is repeated before anything is written.
 const RECENT: Duration = Duration::from_millis(20);
-/// Number of reads before a difference counts, because a single transfer may go wrong.
+/// Number of reads before a difference counts, because a single read may return wrong bytes.
 const ATTEMPTS: usize = 3;

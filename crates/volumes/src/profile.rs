@@ -214,8 +214,9 @@ impl Geometry {
         }
     }
 
-    /// Maps `offset` of this stripe to a range of the chunk: the 64 KiB from the byte at `offset` on, or a whole row
-    /// with parity. The kernel excludes superblock mirrors by this rule. `None` if the offset is past the stripe.
+    /// Maps `offset` of this stripe to a range of the chunk: the 64 KiB from the byte at `offset` on or, with parity,
+    /// a whole row. The kernel excludes superblock mirrors by this rule. Returns `None` if `offset` is past the end
+    /// of the stripe.
     pub(crate) fn logical_range_of(&self, stripe: usize, offset: u64) -> Option<Range<u64>> {
         if offset >= self.stripe_len_bytes() {
             return None;

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. The source copy is never written, so a valid superblock always exists.
-//! - I2. The source is the superblock that [`find`](crate::superblock::find) selects: never a copy of an older
-//!   filesystem, and none if the copies belong to different filesystems.
+//! - I2. The source is the superblock that [`find`](crate::superblock::find) selects. It is never a copy of an
+//!   older filesystem, and there is no source if the copies belong to different filesystems.
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};

@@ -1,10 +1,10 @@
 //! [`Volumes`]: the open devices of a filesystem, their items, chunks and superblocks.
 //!
 //! Invariants:
-//! - I1. Device ids in the set are unique. A device that a device item names but that was not given has no backend.
-//! - I2. A device item equals the chunk tree's, or the one that the running commit will store there; callers that
-//!   record device extents update `bytes_used`. The chunk map may differ: it includes chunks not recorded yet, and
-//!   chunks whose removal is not durable yet.
+//! - I1. Device ids in the set are unique. A device that has a device item but was not given has no backend.
+//! - I2. A device item equals the one in the chunk tree, or the one that the running commit will store there; callers
+//!   that record device extents update `bytes_used`. The chunk map may differ from the chunk tree: it includes chunks
+//!   not recorded yet, and chunks whose removal is not durable yet.
 //! - I3. Mirrors of a superblock are written after the primary is durable, so a valid durable superblock always exists.
 //! - I4. The device item of a present device keeps the UUIDs of the superblock read from that device. A superblock that
 //!   [`check_superblock`] would refuse is never written, so crafted items cannot make the next open fail.
@@ -65,7 +65,8 @@ pub(crate) enum Stat {
 /// A device of the set.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// The device item: first the superblock's, then the chunk tree's, then with the commit's changes (I2).
+    /// The device item: first the one from the superblock, then the one from the chunk tree, then with the commit's
+    /// changes (I2).
     item: RwLock<DevItem>,
     /// The device, or `None` if it is missing.
     pub(crate) backend: Option<Arc<dyn Device>>,
@@ -118,8 +119,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Opens a filesystem on these devices. Its features must be readable; [`Volumes::write_refusal`] says whether it
-    /// can be written.
+    /// Opens a filesystem on these devices. Fails if its features cannot be read; [`Volumes::write_refusal`] says
+    /// whether it can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
         let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
         for device in devices {
@@ -201,7 +202,8 @@ impl Volumes {
         })
     }
 
-    /// Names the missing devices, if any; by number until their items are known.
+    /// Says how many devices were given and, once the device items are loaded, names the missing ones. `None` if none
+    /// is missing.
     fn missing_devices(&self) -> Option<String> {
         if !self.may_lack_devices() {
             return None;
@@ -228,7 +230,8 @@ impl Volumes {
         self.superblock_mirror
     }
 
-    /// Whether fewer devices were given than the superblock counts. The filesystem is then never written.
+    /// Whether fewer devices were given than the superblock counts. A filesystem without all of its devices is never
+    /// written.
     fn may_lack_devices(&self) -> bool {
         self.superblock.num_devices > self.nr_given
     }
@@ -276,8 +279,8 @@ impl Volumes {
         self.chunks.add(logical, chunk, self.superblock.sectorsize)
     }
 
-    /// Removes a chunk from the map. Its device space is free at once, so call this after the removal is committed. Its
-    /// logical addresses are not used again while the filesystem is open.
+    /// Removes a chunk from the map. The chunk's device space is free at once, so call this after the removal is
+    /// committed. Its logical addresses are not used again while the filesystem is open.
     pub fn remove_chunk(&self, logical: Logical) {
         self.chunks.remove(logical);
     }
@@ -292,7 +295,7 @@ impl Volumes {
         self.chunks.all().iter().map(|chunk| (chunk.start(), chunk.item.clone())).collect()
     }
 
-    /// Length of this chunk's device extents.
+    /// Length of each device extent of this chunk.
     pub fn stripe_len_bytes(&self, logical: Logical) -> Option<u64> {
         self.chunks.get(logical).map(|chunk| chunk.geometry.stripe_len_bytes())
     }
@@ -317,12 +320,12 @@ impl Volumes {
         spaces.iter().flat_map::<Vec<_>, _>(holes).collect()
     }
 
-    /// Tells a device that a range is not needed, unless a part of it belongs to a chunk. The caller keeps chunks from
-    /// being placed there. Returns the bytes discarded.
+    /// Tells a device that a range is not needed. Does nothing if a part of the range belongs to a chunk. The caller
+    /// prevents chunks from being placed there. Returns the number of bytes discarded.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the device does not support it or fails.
+    /// [`Error::Io`] if the device does not support discarding, or fails.
     pub fn discard_unallocated(&self, devid: DevId, range: Range<u64>) -> Result<u64> {
         self.check_writable()?;
         let ranges = self.unallocated_ranges();
@@ -336,7 +339,7 @@ impl Volumes {
         Ok(len_bytes)
     }
 
-    /// Logical bytes of new chunks of this type and profile that the devices have room for.
+    /// Logical bytes of new chunks of this type and profile for which the devices have room.
     pub fn allocatable_bytes(&self, flags: BlockGroupFlags) -> u64 {
         allocation::allocatable_bytes(&self.device_spaces(true), flags)
     }
@@ -366,7 +369,7 @@ impl Volumes {
         spaces.iter().map(summary).collect()
     }
 
-    /// The current device item, which the device's superblock also carries.
+    /// The current device item, which is also in the device's superblock.
     pub fn dev_item(&self, devid: DevId) -> Option<DevItem> {
         Some(self.member(devid)?.item.read().clone())
     }
@@ -407,8 +410,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// The current size of a present device in bytes, after extending it to its end
-    /// ([`ubtrfs_device::Device::grow_to_end`]).
+    /// Extends a present device to its end ([`ubtrfs_device::Device::grow_to_end`]), and returns its size in bytes.
     ///
     /// # Errors
     ///
@@ -498,8 +500,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Writes only the primary superblocks, for a superblock that differs from the last one in its log root. They are
-    /// durable on return. The mirrors stay at the last commit.
+    /// Writes only the primary superblocks, for a superblock that differs from the last one in its log root. The
+    /// primary superblocks are durable on return. The mirrors stay at the last commit.
     pub fn write_log_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_superblocks_are_ours()?;

@@ -3,9 +3,9 @@
 //! Invariants:
 //! - I1. A superblock is used only if its magic, own offset, checksum and fields are valid.
 //! - I2. A mirror with another fsid than the primary's is left over from an older filesystem and never used. Among the
-//!   others, the newest generation wins; among equals, the primary.
-//! - I3. If the primary is not a btrfs superblock at all, a mirror allows reading only, because the device may belong
-//!   to something else now.
+//!   other copies, the newest generation wins; among copies of one generation, the primary wins.
+//! - I3. If the primary is not a btrfs superblock at all, a filesystem that is found by a mirror can only be read,
+//!   because the device may now belong to something else.
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};

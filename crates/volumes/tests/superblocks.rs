@@ -95,7 +95,8 @@ fn the_mirror_of_another_filesystem_is_never_taken() {
     put(&device, &superblock(100 * MIB), 65536);
     put(&device, &other, 64 * MIB);
     assert_eq!(open(device).unwrap().superblock().generation.0, 10);
-    // Nor is it taken if the primary is broken but its fsid can still be read.
+    // If the primary is broken but its fsid can still be read, a mirror of another filesystem is not used
+    // either.
     let device = MemoryDevice::new(100 * MIB);
     put(&device, &superblock(100 * MIB), 65536);
     put(&device, &other, 64 * MIB);

@@ -107,7 +107,7 @@ pub(crate) fn put(device: &dyn Device, sb: &Superblock, offset: u64) {
     device.write_at(offset, &own.encode_with_csum()).unwrap();
 }
 
-/// A request that a [`Recorder`] received.
+/// A request that a [`Recorder`] recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Write(u64),
