@@ -7,5 +7,5 @@ pub(crate) mod inodes;
 pub(crate) mod refs;
 pub(crate) mod roots;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod view;

@@ -82,3 +82,63 @@ impl Engine {
 const LOOK_EVERY: usize = if cfg!(test) { 8 } else { 128 };
 /// Approximate time that a commit may count.
 const PART: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 150 });
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
+
+    use crate::Engine;
+    use crate::backref::tests::open;
+
+    fn numbers(engine: &Engine) -> BTreeMap<u64, (u64, u64)> {
+        let groups = engine.qgroups().expect("quotas are on");
+        groups.into_iter().map(|group| (group.id.0, (group.referenced, group.exclusive))).collect()
+    }
+
+    /// In this build a commit counts 8 extents, so every rescan takes many.
+    #[test]
+    fn a_rescan_goes_on_where_a_power_cut_or_an_unmount_interrupted_it() {
+        if !capability::kernel_oracle() {
+            return;
+        }
+        let image = Image::kernel_made(512 << 20, &["-n", "4096"]).expect("made");
+        let mount = LoopMount::new(image.path(), "").expect("mounted");
+        let script = "btrfs -q subvolume create a; for n in $(seq 200); do head -c 5000 /dev/urandom > a/f$n; done
+            btrfs -q subvolume snapshot a b; for n in $(seq 0 7 200); do echo changed > b/f$n; done; sync";
+        run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).expect("made");
+        mount.close().expect("unmounted");
+        let engine = open(&image);
+        engine.enable_quotas().expect("enabled");
+        drop(engine);
+        let mut nr_opens = 0;
+        let mut last = 0;
+        let engine = loop {
+            // What is on disk now is what a power cut would leave.
+            let engine = open(&image);
+            let Some(at) = engine.quota_status().expect("on").rescan else { break engine };
+            assert!(at > last && engine.has_steps_left(), "it goes on where it was: {last} {at}");
+            last = at;
+            nr_opens += 1;
+            for _ in 0..nr_opens % 4 {
+                engine.commit().expect("committed");
+            }
+            // Another open of the image must not find this one.
+            engine.commit().expect("committed");
+            drop(engine);
+        };
+        assert!(nr_opens > 10, "{nr_opens}");
+        assert!(engine.quota_status().expect("on").consistent);
+        let resumed = numbers(&engine);
+        engine.start_quota_rescan().expect("started");
+        while engine.quota_status().expect("on").rescan.is_some() {
+            engine.commit().expect("committed");
+        }
+        // Only blocks of trees may have moved since, whose number is the same.
+        assert_eq!(numbers(&engine), resumed);
+        drop(engine);
+        btrfs_check(image.path()).expect("clean");
+        run("btrfs", ["check", "--readonly", "--qgroup-report", &image.path().display().to_string()]).expect("equal");
+    }
+}
