@@ -7,7 +7,8 @@
 //!   rewritten/ small files that some threads rewrite all the time while another fsyncs them
 //!   poison     a file whose data the device refuses
 //! ```
-//! In half of the runs, another thread empties block groups.
+//! In half of the runs, another thread empties block groups. In half of the runs, quotas are on, and another thread changes
+//! groups, relations and limits and starts rescans.
 //!
 //! - T1. Each lane's promises (see [`History`]) hold independently of the other threads. Other threads may commit any
 //!   state.
@@ -20,6 +21,8 @@
 //! - T5. The seed determines the actions of each thread, the delayed requests and the cuts, but not how the threads
 //!   interleave. To repeat a failure, run its seed several times, or keep its medium.
 //! - T6. However little space is free, names can be removed, and fsync, sync and close can store accepted data.
+//! - T7. With quotas on, the numbers of all groups that are marked as consistent are those that `ubtrfs check` counts, at
+//!   every cut. No thread reaches a limit, because all limits are large.
 
 mod faults;
 mod lane;
@@ -34,7 +37,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ubtrfs_device::Device;
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_fs::MountOptions;
+use ubtrfs_fs::{Job, MountOptions, QgroupId};
 use ubtrfs_mkfs::MkfsOptions;
 
 pub use self::faults::ThreadedFaults;
@@ -69,6 +72,8 @@ struct Scenario {
     poison: bool,
     /// Whether a thread continuously empties block groups.
     moves: bool,
+    /// Whether quotas are on, and a thread changes them.
+    quotas: bool,
     /// The bytes left free, if limited. Freed space is then reused at once, and ENOSPC is possible.
     free: Option<u64>,
 }
@@ -105,6 +110,7 @@ impl Scenario {
             rewrites: 0,
             poison: false,
             moves: seed / Self::KINDS % 2 == 1,
+            quotas: matches!(seed / Self::KINDS % 4, 1 | 2),
             free: None,
         };
         match seed % Self::KINDS {
@@ -179,6 +185,10 @@ impl Scenario {
             make("poison", NodeKind::File)?;
         }
         make("filler", NodeKind::File)?;
+        if self.quotas {
+            target.fs().enable_quotas()?;
+            target.fs().wait_for_quota_rescan(&Job::new())?;
+        }
         if let Some(free) = self.free {
             let all = target.fs().statfs()?;
             let more = (all.bavail * u64::from(all.bsize)).saturating_sub(free) >> 16 << 16;
@@ -394,6 +404,7 @@ fn run_threads(
             scope.spawn(move || rewrite(target, marks, faults, file, nr_fsyncs))
         });
         let mover = scenario.moves.then(|| scope.spawn(move || move_block_groups(target, faults, shared, seed)));
+        let quota_changer = scenario.quotas.then(|| scope.spawn(move || change_quotas(target, faults, shared, seed)));
         let poisoner = scenario.poison.then(|| scope.spawn(move || poison(target, shared)));
         let mut first = Ok(());
         for lane in lanes {
@@ -425,8 +436,8 @@ fn run_threads(
                 Err(error) => first = first.and(Err(error)),
             }
         }
-        if let Some(mover) = mover {
-            match joined(mover) {
+        for other in [mover, quota_changer].into_iter().flatten() {
+            match joined(other) {
                 Ok(told) => record.told |= told,
                 Err(error) => first = first.and(Err(error)),
             }
@@ -515,7 +526,7 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
     let fs = target.fs();
     while !shared.stop.load(Ordering::SeqCst) {
         let group = *rng.pick(&fs.block_groups());
-        let text = match caught(|| fs.relocate_block_group(group.start, &ubtrfs_fs::Job::new())) {
+        let text = match caught(|| fs.relocate_block_group(group.start, &Job::new())) {
             Some(Ok(report)) if report.failures.is_empty() => continue,
             Some(Ok(report)) => format!("{:?}", report.failures),
             Some(Err(error)) => error.to_string(),
@@ -528,6 +539,46 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
         let has_fault = faults.is_some_and(|faults| faults.faults() > 0);
         ensure!(has_fault, "emptying block group {} fails without a fault: {text}", group.start);
         return Ok(true);
+    }
+    Ok(false)
+}
+
+/// ENOENT, EBUSY, EEXIST, EINVAL, ENOSPC, ENOTCONN, EINPROGRESS
+const QUOTA_REFUSALS: [i32; 7] = [2, 16, 17, 22, 28, 107, 115];
+
+/// Changes groups, relations and limits, and starts rescans, until the other threads are done (T7). Returns whether a fault
+/// was reported.
+fn change_quotas(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, shared: &Shared, seed: u64) -> Result<bool> {
+    let mut rng = Rng::new(seed ^ 0x900a);
+    let fs = target.fs();
+    while !shared.stop.load(Ordering::SeqCst) {
+        let groups: Vec<QgroupId> =
+            fs.qgroups().map(|all| all.iter().map(|group| group.id).collect()).unwrap_or_default();
+        let member = if groups.is_empty() { QgroupId(5) } else { *rng.pick(&groups) };
+        let level = 1 + u16::try_from(rng.below(2))?;
+        let parent = QgroupId::new(level, 1 + rng.below(3)).context("a small number")?;
+        let limit = Some((!rng.one_in(3)).then_some(1 << 40));
+        let changed = caught(|| match rng.below(12) {
+            0..3 => fs.create_qgroup(parent),
+            3..6 => fs.assign_qgroup(member, parent).map(drop),
+            6..8 => fs.remove_qgroup(member, parent).map(drop),
+            8 => fs.destroy_qgroup(parent),
+            9 => fs.limit_qgroup(member, limit, limit),
+            10 => fs.start_quota_rescan(),
+            _ if rng.one_in(3) => fs.disable_quotas().and_then(|()| fs.enable_quotas()),
+            _ => fs.clear_stale_qgroups().map(drop),
+        });
+        match changed {
+            Some(Ok(())) => {}
+            // The change does not fit the groups that exist, or a filesystem that is full takes none.
+            Some(Err(error)) if QUOTA_REFUSALS.contains(&error.errno()) => {}
+            failed => {
+                let has_fault = faults.is_some_and(|faults| faults.faults() > 0);
+                ensure!(has_fault, "a change of quotas fails without a fault: {failed:?}");
+                return Ok(true);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(rng.below(8)));
     }
     Ok(false)
 }
