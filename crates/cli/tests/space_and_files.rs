@@ -269,3 +269,58 @@ fn ranges_are_shared_on_mounts_and_images() {
     linux.scrub().unwrap();
     linux.close().unwrap();
 }
+
+/// Files with inline data, holes, compression, hard links, extents shared within a file, with other files, with
+/// snapshots, and with what was deleted since.
+const SHARING: &str = r#"
+    btrfs -q subvolume create a && cd a
+    head -c 3000000 /dev/urandom > big; head -c 1000000 /dev/urandom > split; echo inline > small; mkdir -p d/e empty
+    head -c 600000 /dev/urandom > d/e/deep; : > none; truncate -s 1M hole; mkfifo pipe; ln -s big link; sync
+    for at in 5 50 100; do head -c 4096 /dev/urandom | dd of=split bs=4096 seek=$at conv=notrunc status=none; done; sync
+    cp --reflink=always big clone; ln clone d/same; ln clone d/other
+    fallocate -l 1M prealloc
+    btrfs property set d compression zstd; yes | head -c 2000000 > d/packed; cp --reflink=always d/packed d/e/packed
+    sync; cd ..; btrfs -q subvolume snapshot a b; btrfs -q subvolume snapshot a c; sync
+    head -c 8192 /dev/urandom | dd of=b/big conv=notrunc status=none
+    head -c 40000 /dev/urandom > b/own; rm b/d/same; btrfs -q subvolume delete c > /dev/null
+    btrfs -q subvolume create alone; head -c 500000 /dev/urandom > alone/x; sync
+    btrfs -q subvolume snapshot alone gone; sync; btrfs -q subvolume delete gone > /dev/null; btrfs subvolume sync . > /dev/null
+    sync"#;
+
+#[test]
+fn what_files_share_is_counted_as_by_btrfs_progs() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let mut command = Command::new("bash");
+    ok(command.args(["-ec", SHARING]).current_dir(linux.path()).output().unwrap());
+    let asked: [&[&str]; 3] = [&["a", "b", "alone"], &["-s", "a", "b", "", "alone/x"], &["a/big", "b/big", "a/d"]];
+    let words = |asked: &[&str], place: &str| -> Vec<String> {
+        let word = |word: &&str| if word.starts_with('-') { (*word).to_owned() } else { format!("{place}{word}") };
+        ["filesystem", "du", "--raw"].map(str::to_owned).into_iter().chain(asked.iter().map(word)).collect()
+    };
+    let lines = |text: &str, place: &str| -> Vec<String> {
+        // The order is that of the directory, and names differ by the place only.
+        text.lines().map(|line| line.replace(place, "").trim_end_matches('/').to_owned()).collect()
+    };
+    let place = format!("{}/", linux.path().display());
+    let theirs = asked.map(|asked| {
+        let output = Command::new("btrfs").args(words(asked, &place)).env("LC_ALL", "C").output().unwrap();
+        lines(&ok(output), &place)
+    });
+    linux.close().unwrap();
+    let of_image = format!("{}:/", image.path().display());
+    let mount = Mount::new(image.path(), &["-o", "ro"]);
+    let of_mount = mount.at("");
+    let of_mount = asked.map(|asked| lines(&ok(ubtrfs(words(asked, &of_mount))), &of_mount));
+    drop(mount);
+    let of_image = asked.map(|asked| lines(&ok(ubtrfs(words(asked, &of_image))), &of_image));
+    for index in 0..asked.len() {
+        assert_eq!(of_image[index], theirs[index], "{:?}", asked[index]);
+        assert_eq!(of_mount[index], theirs[index], "{:?}", asked[index]);
+    }
+    let json = ok(ubtrfs(["filesystem", "du", "--json", "-s", &format!("{}:/a", image.path().display())]));
+    assert!(json.contains("set_shared") && !json.contains("entries"), "{json}");
+}

@@ -10,7 +10,9 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
-use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, send, subvolume};
+use crate::{
+    balance, defragment, device, disk_usage, file, filesystem, quota, receive, resolve, search, send, subvolume,
+};
 
 /// The index of a file among the files sent with a request.
 pub type FileNr = u8;
@@ -150,6 +152,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Filesystem(request) => filesystem::execute(context, request).map(Response::Filesystem),
         Request::Device(request) => device::execute(context, request).map(Response::Device),
         Request::Defragment(request) => defragment::execute(context, &request).map(Response::Defragment),
+        Request::DiskUsage(request) => disk_usage::execute(context, &request).map(Response::DiskUsage),
         Request::Balance(request) => balance::execute(context, request).map(Response::Balance),
         Request::Search(request) => search::execute(context, request).map(Response::Search),
         Request::File(request) => file::execute(context, request).map(Response::File),

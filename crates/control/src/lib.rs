@@ -12,7 +12,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
-//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file`, `quota`, `receive`, `send`, `resolve` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `disk_usage`, `search`, `file`, `quota`, `receive`, `send`, `resolve` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the user who runs a command, and their rights                           |
 //! | `access`     | whether a caller may change a directory                                 |
 //! | `message`    | the messages on the socket                                              |
@@ -48,6 +48,7 @@ mod caller;
 mod client;
 pub mod defragment;
 pub mod device;
+pub mod disk_usage;
 mod execute;
 mod failure;
 pub mod file;

@@ -13,7 +13,9 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, send, subvolume};
+use crate::{
+    balance, defragment, device, disk_usage, file, filesystem, quota, receive, resolve, search, send, subvolume,
+};
 
 /// The version of the messages. It changes when an existing command gets another meaning, not for new commands or
 /// fields.
@@ -31,6 +33,8 @@ pub enum Request {
     Device(device::Request),
     /// Defragmenting files.
     Defragment(defragment::Request),
+    /// Counting what files use.
+    DiskUsage(disk_usage::Request),
     /// Moving block groups.
     Balance(balance::Request),
     /// Reading items and paths.
@@ -56,7 +60,7 @@ impl Request {
             Self::Subvolume(request) => request.is_long(),
             Self::Filesystem(request) => request.is_long(),
             Self::Device(request) => request.is_long(),
-            Self::Defragment(_) | Self::Receive(_) | Self::Send(_) => true,
+            Self::Defragment(_) | Self::DiskUsage(_) | Self::Receive(_) | Self::Send(_) => true,
             Self::Balance(request) => request.is_long(),
             Self::File(request) => request.is_long(),
             Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
@@ -93,7 +97,7 @@ impl Request {
             Self::Defragment(_) | Self::Receive(_) => true,
             Self::Balance(request) => request.changes(),
             Self::File(request) => request.changes(),
-            Self::Resolve(_) | Self::Search(_) | Self::Send(_) | Self::AwaitUnmount => false,
+            Self::DiskUsage(_) | Self::Resolve(_) | Self::Search(_) | Self::Send(_) | Self::AwaitUnmount => false,
             Self::Quota(request) => request.changes(),
         }
     }
@@ -113,6 +117,8 @@ pub enum Response {
     Defragment(defragment::Response),
     /// Moving block groups.
     Balance(balance::Response),
+    /// Counting what files use.
+    DiskUsage(disk_usage::Response),
     /// Reading items and paths.
     Search(search::Response),
     /// The content of files.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Caller, Context, Failure, OpenFile, Request, balance, file, filesystem as whole, quota, receive, resolve, search,
-    send, subvolume,
+    Caller, Context, Failure, OpenFile, Request, balance, disk_usage, file, filesystem as whole, quota, receive,
+    resolve, search, send, subvolume,
 };
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
@@ -140,6 +140,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (receive(), &["/open"], [BADF, BADF, PERM, PERM, PERM]),
         (receive(), &["/closed"], [BADF, ACCES, PERM, PERM, PERM]),
         (Request::Filesystem(whole::Request::Trim { start: 0, len_bytes: u64::MAX, min_bytes: 0 }), &["/"], admins),
+        (Request::DiskUsage(disk_usage::Request { of: 0, lists: true }), &["/open"], admins),
         (Request::Search(search::Request::Items(items())), &["/"], admins),
         (Request::Search(search::Request::Path { tree: None, inode: 256 }), &["/"], everyone),
         (Request::Search(search::Request::Path { tree: None, inode: 257 }), &["/"], admins),

@@ -51,4 +51,9 @@ impl Fs {
     pub fn uses_of_address(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
         Ok(self.engine.extent_uses(at, whole_extent, limit)?)
     }
+
+    /// Whether each of these data extents, given by address and length, has several users, as of the last commit.
+    pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
+        Ok(self.engine.extents_are_shared(extents)?)
+    }
 }

@@ -75,6 +75,24 @@ pub(crate) fn inodes_of(
     Ok(())
 }
 
+/// Whether a data extent has several users: subvolumes, files, or places in one file that are not parts of one whole.
+fn is_shared(roots: &mut RootsOf<'_>, extent: &ExtentRefs) -> Result<bool> {
+    let nr_by_file = extent.refs.iter().filter(|(reference, _)| matches!(reference, RefKey::Data { .. })).count();
+    if nr_by_file > 1 || roots.of_refs(extent)?.len() > 1 {
+        return Ok(true);
+    }
+    if nr_by_file == extent.refs.len() {
+        return Ok(false);
+    }
+    let (mut first, mut has_several) = (None, false);
+    inodes_of(roots, extent, &mut |found| {
+        let place = (found.root, found.ino, found.file_offset.wrapping_sub(found.extent_offset));
+        has_several |= *first.get_or_insert(place) != place;
+        !has_several
+    })?;
+    Ok(has_several)
+}
+
 /// The items of a leaf with full backrefs that refer to an extent.
 fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Result<Option<LeafUse>> {
     let view = roots.view();
@@ -125,5 +143,27 @@ impl Engine {
         })?;
         uses.sort_unstable();
         Ok(Some(uses))
+    }
+
+    /// Whether each of these data extents, given by address and length, has several users, as of the last commit. An extent
+    /// that does not exist has none.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a tree is corrupt or cannot be read.
+    pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
+        // Blocks of the last commit are reused only after the next one.
+        let _work = self.commit_state.lock();
+        let view = TreesView::committed(self)?;
+        let (source, root) = (view.source(), *view.extent_root());
+        let mut roots = RootsOf::new(view);
+        let mut shared = Vec::with_capacity(extents.len());
+        for &(bytenr, len_bytes) in extents {
+            shared.push(match extent_refs(source, &root, bytenr, len_bytes, false)? {
+                Some(extent) => is_shared(&mut roots, &extent)?,
+                None => false,
+            });
+        }
+        Ok(shared)
     }
 }

@@ -1,6 +1,7 @@
 //! `ubtrfs filesystem ...`: commands on a whole filesystem, named as in btrfs-progs, for a mount or an image.
 
 mod defragment;
+mod du;
 mod label;
 mod ranges;
 mod resize;
@@ -27,6 +28,7 @@ enum Sub {
     Sync(super::sync::Args),
     Df(usage::DfArgs),
     Usage(usage::UsageArgs),
+    Du(du::Args),
     Show(usage::ShowArgs),
     Label(label::Args),
     Resize(resize::Args),
@@ -44,6 +46,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Sub::Resize(args) => return resize::run(&args),
         Sub::Trim(args) => trim::run(&args),
         Sub::Defragment(args) => return defragment::run(&args),
+        Sub::Du(args) => du::run(&args),
         Sub::Df(args) => usage::df(&args),
         Sub::Usage(args) => usage::usage(&args),
         Sub::Show(args) => usage::show(&args),

@@ -1,0 +1,83 @@
+//! `ubtrfs filesystem du [-s] [--raw] [--json] PATH|IMAGE:PATH ...`
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use ubtrfs_control::Channel;
+use ubtrfs_control::disk_usage::{Request, Response};
+
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, open, with_channel};
+use crate::common::{format_size, print_out};
+use crate::job::with_progress;
+
+/// Show how many bytes files use, and share with others
+#[derive(clap::Args)]
+#[command(
+    after_help = "Total: bytes of the extents. Exclusive: bytes that no other file or snapshot uses. Set shared: bytes \
+                        on disk that all files below the argument share, with each other or with others. Of files that other \
+                        programs are writing, only what is on disk counts."
+)]
+pub(crate) struct Args {
+    /// Files and directories, in a mount or an image
+    #[arg(value_name = "PATH|IMAGE:PATH", required = true)]
+    paths: Vec<Target>,
+    /// Show only the sums
+    #[arg(short, long)]
+    summarize: bool,
+    /// Print bytes
+    #[arg(long, visible_alias = "raw")]
+    bytes: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut found = Vec::new();
+    for target in &args.paths {
+        found.push((target, with_channel(target, &args.image, Use::Read, |channel| one(args, channel, target))?));
+    }
+    if args.json {
+        let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let all: Vec<_> = found
+            .iter()
+            .map(|(target, du)| {
+                let entry = |entry: &ubtrfs_control::disk_usage::Entry| {
+                    json!({ "path": shown(&entry.path), "total": entry.total, "exclusive": entry.exclusive })
+                };
+                let mut of = json!({
+                    "path": target.to_string(), "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared,
+                });
+                if !args.summarize {
+                    of["entries"] = du.entries.iter().map(entry).collect();
+                }
+                of
+            })
+            .collect();
+        return print_out(&format!("{:#}\n", json!(all)));
+    }
+    let size = |bytes: u64| if args.bytes { bytes.to_string() } else { format_size(bytes) };
+    let line = |total: u64, exclusive: u64, shared: &str, name: &str| {
+        format!("{:>10}  {:>10}  {shared:>10}  {name}\n", size(total), size(exclusive))
+    };
+    let mut text = format!("{:>10}  {:>10}  {:>10}  {}\n", "Total", "Exclusive", "Set shared", "Filename");
+    for (target, du) in &found {
+        for entry in &du.entries {
+            text += &line(entry.total, entry.exclusive, "-", &target.child(&entry.path).to_string());
+        }
+        text += &line(du.total, du.exclusive, &size(du.set_shared), &target.to_string());
+    }
+    print_out(&text)
+}
+
+fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
+    let cannot = || format!("cannot count the bytes of {target}");
+    let file = open(channel, target)?;
+    let request = ubtrfs_control::Request::DiskUsage(Request { of: 0, lists: !args.summarize });
+    match with_progress("counting", |job| channel.call_with(request, &[&file], job)).with_context(cannot)? {
+        ubtrfs_control::Response::DiskUsage(found) => Ok(found),
+        _ => bail!("the server of {target} answered something else"),
+    }
+}

@@ -1,0 +1,263 @@
+//! The bytes that files use, and how much of it they share: `filesystem du`.
+//!
+//! | command     | needs                                                                        |
+//! |-------------|------------------------------------------------------------------------------|
+//! | a file      | nothing but the file                                                         |
+//! | a directory with everything below it | the rights of an administrator ([`Context::require_admin`]) |
+//!
+//! The numbers are those of btrfs-progs: an extent counts with its length in the file. It is shared if it has several
+//! users: files, subvolumes, or places in one file. Inline data and data that is not on disk yet count nothing.
+//! - U1. A file with several names below the directory counts once.
+
+use std::collections::{BTreeMap, HashSet};
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::{Compression, FileType};
+use ubtrfs_fs::{Error, ExtentKind, InodeId};
+
+use crate::execute::{Context, FileNr};
+use crate::failure::{Failure, Result};
+
+/// Counts the bytes of a file, or of all files below a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub struct Request {
+    /// The file or directory.
+    pub of: FileNr,
+    /// Whether to list everything below the directory.
+    pub lists: bool,
+}
+
+/// The bytes of a file or of all files below a directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Response {
+    /// Files and directories below the directory, each behind what is in it.
+    pub entries: Vec<Entry>,
+    /// Bytes of all files.
+    pub total: u64,
+    /// Bytes of them that are not shared.
+    pub exclusive: u64,
+    /// Bytes on disk of the extents that are shared, each counted once.
+    pub set_shared: u64,
+}
+
+/// A file or directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its path below the directory that was asked about.
+    #[serde(with = "crate::bytes")]
+    pub path: Vec<u8>,
+    /// Bytes of all files.
+    pub total: u64,
+    /// Bytes of them that are not shared.
+    pub exclusive: u64,
+}
+
+/// A file or directory whose numbers are not known yet.
+struct Node {
+    path: Vec<u8>,
+    parent: Option<usize>,
+    total: u64,
+    exclusive: u64,
+}
+
+/// A part of an extent that a node uses.
+struct Use {
+    node: usize,
+    len_bytes: u64,
+    /// The place on disk, of `len_bytes`.
+    at: u64,
+    extent: (Logical, u64),
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
+    let id = context.inode(request.of)?;
+    if context.fs.getattr(id)?.is_dir() {
+        context.require_admin()?;
+    }
+    if context.fs.read_only().is_none() {
+        // Data on its way to the disk has no extents yet.
+        context.fs.sync()?;
+    }
+    let mut walk = Walk { context, nodes: Vec::new(), uses: Vec::new(), seen: HashSet::new(), shared: BTreeMap::new() };
+    walk.visit(id)?;
+    walk.settle()?;
+    // What is in a directory lies behind it.
+    for index in (1..walk.nodes.len()).rev() {
+        let Node { parent, total, exclusive, .. } = walk.nodes[index];
+        if let Some(parent) = parent.and_then(|parent| walk.nodes.get_mut(parent)) {
+            parent.total = parent.total.saturating_add(total);
+            parent.exclusive = parent.exclusive.saturating_add(exclusive);
+        }
+    }
+    let set_shared = walk.set_shared();
+    let Some(top) = walk.nodes.first() else { return Ok(Response::default()) };
+    let (total, exclusive) = (top.total, top.exclusive);
+    let entries = if request.lists { walk.entries()? } else { Vec::new() };
+    Ok(Response { entries, total, exclusive, set_shared })
+}
+
+struct Walk<'c, 'a> {
+    context: &'c Context<'a>,
+    /// Each directory before what is in it.
+    nodes: Vec<Node>,
+    /// Uses that are not counted yet.
+    uses: Vec<Use>,
+    /// U1
+    seen: HashSet<InodeId>,
+    /// Parts of shared extents on disk: where they end, by where they begin.
+    shared: BTreeMap<u64, u64>,
+}
+
+impl Walk<'_, '_> {
+    /// Visits everything below a file or directory.
+    fn visit(&mut self, top: InodeId) -> Result<()> {
+        self.nodes.push(Node { path: Vec::new(), parent: None, total: 0, exclusive: 0 });
+        if !self.context.fs.getattr(top)?.is_dir() {
+            return self.file(top, 0);
+        }
+        let mut open = vec![(0, self.entries_of(top)?.into_iter())];
+        while let Some((node, entries)) = open.last_mut() {
+            let Some((id, is_dir, name)) = entries.next() else {
+                open.pop();
+                continue;
+            };
+            if !is_dir && !self.seen.insert(id) {
+                continue;
+            }
+            let parent = *node;
+            let mut path = self.nodes[parent].path.clone();
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(name);
+            self.nodes.push(Node { path, parent: Some(parent), total: 0, exclusive: 0 });
+            let index = self.nodes.len() - 1;
+            if is_dir {
+                self.context.job.check().map_err(Error::from)?;
+                open.push((index, self.entries_of(id)?.into_iter()));
+            } else {
+                self.file(id, index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The directories and regular files in a directory, also in other subvolumes.
+    fn entries_of(&self, dir: InodeId) -> Result<Vec<(InodeId, bool, Vec<u8>)>> {
+        let mut found = Vec::new();
+        let listed = self.context.fs.readdir(dir, 0, &mut |entry| {
+            let is_dir = entry.file_type == FileType::Directory;
+            if entry.name != b"." && entry.name != b".." && (is_dir || entry.file_type == FileType::Regular) {
+                found.push((entry.id, is_dir, entry.name.to_vec()));
+            }
+            true
+        });
+        match listed {
+            // It was removed meanwhile.
+            Err(Error::NotFound) => Ok(Vec::new()),
+            listed => listed.map(|_| found).map_err(Failure::from),
+        }
+    }
+
+    fn file(&mut self, id: InodeId, node: usize) -> Result<()> {
+        let extents = match self.context.fs.extents(id) {
+            Ok(extents) => extents,
+            Err(Error::NotFound) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        for extent in extents {
+            if !matches!(extent.kind, ExtentKind::Data | ExtentKind::Prealloc) {
+                continue;
+            }
+            let skipped = if extent.compression == Compression::None { extent.extent_offset } else { 0 };
+            self.uses.push(Use {
+                node,
+                len_bytes: extent.len_bytes,
+                at: extent.disk_bytenr.0.saturating_add(skipped),
+                extent: (extent.disk_bytenr, extent.disk_len_bytes),
+            });
+        }
+        if self.uses.len() >= BATCH { self.settle() } else { Ok(()) }
+    }
+
+    /// Counts what was found.
+    fn settle(&mut self) -> Result<()> {
+        let uses = std::mem::take(&mut self.uses);
+        let mut extents: Vec<(Logical, u64)> = uses.iter().map(|found| found.extent).collect();
+        extents.sort_unstable();
+        extents.dedup();
+        let shared = self.context.fs.extents_are_shared(&extents)?;
+        let shared: HashSet<Logical> =
+            extents.into_iter().zip(shared).filter(|(_, shared)| *shared).map(|((bytenr, _), _)| bytenr).collect();
+        for Use { node, len_bytes, at, extent } in uses {
+            let node = &mut self.nodes[node];
+            node.total = node.total.saturating_add(len_bytes);
+            if shared.contains(&extent.0) {
+                add_range(&mut self.shared, at, at.saturating_add(len_bytes));
+            } else {
+                node.exclusive = node.exclusive.saturating_add(len_bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_shared(&self) -> u64 {
+        self.shared.iter().map(|(start, end)| end.saturating_sub(*start)).sum()
+    }
+
+    /// Everything below the top, each directory behind what is in it.
+    fn entries(&self) -> Result<Vec<Entry>> {
+        if self.nodes.len() > ENTRIES_MAX {
+            return Err(Failure::new(Errno::TOOBIG, "these are too many files for one list; give -s for the sum"));
+        }
+        let mut below: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            if let Some(parent) = node.parent {
+                below[parent].push(index);
+            }
+        }
+        let mut entries = Vec::with_capacity(self.nodes.len());
+        // From the last one back; each directory first, then what is in it.
+        let mut open = below[0].clone();
+        while let Some(index) = open.pop() {
+            let Node { path, total, exclusive, .. } = &self.nodes[index];
+            entries.push(Entry { path: path.clone(), total: *total, exclusive: *exclusive });
+            open.extend(&below[index]);
+        }
+        entries.reverse();
+        Ok(entries)
+    }
+}
+
+/// Adds a range to a set of ranges that do not touch.
+fn add_range(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
+    while let Some((&from, &to)) = ranges.range(..=end).next_back()
+        && to >= start
+    {
+        ranges.remove(&from);
+        (start, end) = (start.min(from), end.max(to));
+    }
+    ranges.insert(start, end);
+}
+
+/// Uses that are counted together.
+const BATCH: usize = 4096;
+/// Most entries of a list: about 40 MB of an answer.
+const ENTRIES_MAX: usize = 300_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_are_counted_once() {
+        let mut ranges = BTreeMap::new();
+        for (start, end) in [(10, 20), (30, 40), (15, 18), (20, 25), (0, 5), (24, 31), (50, 60), (0, 70)] {
+            add_range(&mut ranges, start, end);
+        }
+        assert_eq!(ranges, BTreeMap::from([(0, 70)]));
+    }
+}
