@@ -5,7 +5,7 @@
 //! drops the cached pages of its range.
 //!
 //! A large read or write becomes several concurrent requests of an io_uring ([`crate::io_ring`]). If the kernel has no
-//! io_uring, or all rings are in use, it is a single system call.
+//! io_uring, or all rings are in use, the read or write is a single system call.
 //!
 //! Many small buffers, such as scattered changed sectors, are copied into a large one first, because the copy costs
 //! less than requests with many segments.
@@ -179,7 +179,7 @@ fn suits<'b>(offset: u64, bufs: impl Iterator<Item = &'b [u8]> + Clone) -> bool 
         && bufs.into_iter().all(|buf| aligned(buf.len()) && aligned(buf.as_ptr().addr()))
 }
 
-/// Smallest direct read or write. Below, the page cache is faster, because it merges adjacent writes.
+/// Smallest direct read or write. For fewer bytes the page cache is faster, because it merges adjacent writes.
 const MIN_BYTES: usize = 64 << 10;
 /// Bytes of a ring's request.
 const PIECE_BYTES: usize = 1 << 20;

@@ -55,14 +55,14 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// Another process has it open.
+    /// Another process has the file open.
     Locked {
         /// The file.
         path: PathBuf,
         /// The process, if known.
         by: Option<String>,
     },
-    /// The kernel has mounted it.
+    /// The kernel has mounted the file.
     Mounted {
         /// The file.
         path: PathBuf,
@@ -71,7 +71,7 @@ pub enum OpenError {
         /// The mount point, if it is in this namespace.
         at: Option<PathBuf>,
     },
-    /// A FUSE server has mounted it.
+    /// A FUSE server has mounted the file.
     Served {
         /// The file.
         path: PathBuf,
@@ -94,7 +94,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// The file has a flag against changes.
+    /// The file is immutable or append-only.
     Immutable {
         /// The file.
         path: PathBuf,
@@ -104,7 +104,7 @@ pub enum OpenError {
         /// The device.
         path: PathBuf,
     },
-    /// This process may not write files of this size.
+    /// The process has a limit on the size of files, which this file would exceed.
     SizeLimit {
         /// The file.
         path: PathBuf,
@@ -325,7 +325,7 @@ impl FileDevice {
         };
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
-        // Otherwise the first write past the limit would fail, long after it was accepted.
+        // Check the limit now. Otherwise the first write past the limit would fail, long after its data was accepted.
         if let Some(limit) =
             file_size_limit().filter(|limit| !is_block && access == Access::ReadWrite && *limit < len_bytes)
         {
@@ -412,7 +412,7 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     }
 }
 
-/// Maximum size in bytes of a file that this process writes; `None` without a limit.
+/// Maximum size in bytes of a file that this process writes; `None` if there is no limit.
 fn file_size_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current
 }
@@ -422,7 +422,7 @@ fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
     match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing { path },
         io::ErrorKind::AlreadyExists => OpenError::Exists { path },
-        // A missing permission is EACCES.
+        // EPERM means that the file is immutable or append-only: a missing permission gives EACCES.
         _ if access == Access::ReadWrite && Errno::from_io_error(&source) == Some(Errno::PERM) => {
             OpenError::Immutable { path }
         }
@@ -779,7 +779,7 @@ mod tests {
         device.check_in_place().unwrap();
         File::options().write(true).open(&moved).unwrap().set_len(70_000).unwrap();
         assert!(device.check_in_place().unwrap_err().to_string().contains("70000"));
-        // Both writes fail: through the page cache and direct.
+        // Both kinds of writes fail: through the page cache and direct.
         assert!(device.write_at(100_000, &[7; 100]).is_err());
         let mut large = AlignedBuf::with_capacity(512 << 10);
         large.resize(512 << 10);

@@ -91,7 +91,7 @@ impl IoRing {
     }
 
     /// Submits the requests, at most [`Self::NR_REQUESTS`], and waits for all that the kernel takes (I1). Does not
-    /// panic while the kernel has any.
+    /// panic while the kernel has any of the requests.
     ///
     /// # Safety
     ///

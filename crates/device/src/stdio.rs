@@ -1,8 +1,8 @@
 //! Descriptors that the process inherited: which standard streams were closed, and close-on-exec for the others.
 //!
-//! Before `main`, Rust opens /dev/null in place of each closed standard stream, so that no other file gets its number.
-//! Then `prog >&-` looks like `prog >/dev/null`, and the output would be lost without an error. So this code runs
-//! earlier.
+//! Before `main`, Rust opens /dev/null in place of each closed standard stream, so that no other file gets the stream's
+//! number. After that, `prog >&-` looks like `prog >/dev/null`, and the output would be lost without an error. So this
+//! code runs earlier.
 //!
 //! `.init_array` lists functions that the C runtime calls before `main`, on the only thread.
 

@@ -78,13 +78,13 @@ pub enum Error {
     Qgroup {
         /// The reason.
         what: String,
-        /// The errno that Linux returns for it.
+        /// The errno that Linux returns for this failure.
         errno: i32,
     },
     /// A limit of a quota group would be exceeded.
     #[error("disk quota exceeded")]
     QuotaExceeded,
-    /// A callback of the crate above the engine failed (writing dirty data back).
+    /// A callback of the crate above the engine failed. The callback writes dirty data back.
     #[error("{message}")]
     Above {
         /// The errno of that failure.

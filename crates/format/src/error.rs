@@ -30,7 +30,7 @@ pub enum FormatError {
         /// The allowed values, as a phrase: "expected a multiple of the sector size".
         expected: &'static str,
     },
-    /// A field differs from the value that its referrer promises.
+    /// A field differs from the value that the pointer to the structure promises.
     #[error("{what}: {field} is {found}, expected {expected}")]
     Mismatch {
         /// The structure.
@@ -55,9 +55,9 @@ pub enum FormatError {
     Checksum {
         /// The structure.
         what: &'static str,
-        /// Stored, in hex.
+        /// The stored checksum, in hex.
         found: String,
-        /// Computed, in hex.
+        /// The computed checksum, in hex.
         computed: String,
     },
 }

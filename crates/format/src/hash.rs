@@ -42,12 +42,12 @@ const fn table() -> [u32; 256] {
     table
 }
 
-/// Offset of the `DIR_ITEM` or `XATTR_ITEM` of a name.
+/// The key offset of the `DIR_ITEM` or `XATTR_ITEM` of a name.
 pub fn name_hash(name: &[u8]) -> u64 {
     crc32c_raw(!1, name).into()
 }
 
-/// Offset of the `INODE_EXTREF` of a name in a directory.
+/// The key offset of the `INODE_EXTREF` of a name in a directory.
 pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     // The kernel seeds with the parent's number truncated to 32 bits.
     #[allow(clippy::cast_possible_truncation, clippy::as_conversions, reason = "the format truncates")]
@@ -55,7 +55,7 @@ pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     crc32c_raw(seed, name).into()
 }
 
-/// Offset of a keyed `EXTENT_DATA_REF`.
+/// The key offset of a keyed `EXTENT_DATA_REF`.
 pub fn extent_data_ref_hash(root: RootId, objectid: Ino, offset: u64) -> u64 {
     let high = crc32c_raw(u32::MAX, &root.0.to_le_bytes());
     let low = crc32c_raw(u32::MAX, &objectid.0.to_le_bytes());

@@ -34,31 +34,31 @@ pub const LABEL_SIZE: usize = 256;
 pub const LABEL_LEN_MAX: usize = LABEL_SIZE - 1;
 
 disk_struct! {
-    /// The roots of an earlier commit, 168 bytes.
+    /// The roots of a recent commit, 168 bytes.
     RootBackup {
         /// Root tree.
         tree_root: Logical,
-        /// Its generation.
+        /// Generation of the root tree.
         tree_root_gen: Generation,
         /// Chunk tree.
         chunk_root: Logical,
-        /// Its generation.
+        /// Generation of the chunk tree.
         chunk_root_gen: Generation,
         /// Extent tree. There is no field for the block group tree.
         extent_root: Logical,
-        /// Its generation.
+        /// Generation of the extent tree.
         extent_root_gen: Generation,
         /// Top-level subvolume.
         fs_root: Logical,
-        /// Its generation.
+        /// Generation of the top-level subvolume.
         fs_root_gen: Generation,
         /// Device tree.
         dev_root: Logical,
-        /// Its generation.
+        /// Generation of the device tree.
         dev_root_gen: Generation,
         /// Checksum tree.
         csum_root: Logical,
-        /// Its generation.
+        /// Generation of the checksum tree.
         csum_root_gen: Generation,
         /// Bytes of all devices.
         total_bytes: u64,
@@ -92,7 +92,7 @@ disk_struct! {
         csum: [u8; 32],
         /// Filesystem id that users see.
         fsid: Uuid,
-        /// Its own offset on the device.
+        /// Offset of this copy on the device.
         bytenr: u64,
         /// Flags: 1 written, 1 << 33 metadump, 1 << 35 seeding and others.
         flags: u64,
@@ -146,7 +146,7 @@ disk_struct! {
         dev_item: DevItem,
         /// Label, padded with zeros.
         label: [u8; LABEL_SIZE],
-        /// Generation of the free space cache; `u64::MAX` if it is not valid.
+        /// Generation of the free space cache (v1); `u64::MAX` if the cache is not valid.
         cache_generation: u64,
         /// Generation of the UUID tree.
         uuid_tree_generation: u64,

@@ -189,7 +189,7 @@ fn names() {
     case.with_bytes(16, &[0, 0]).fails("name_len");
 }
 
-/// Programs join names to paths, so a name with a slash, or `..`, would lead out of its directory.
+/// Programs join names to paths, so a name with a slash, or the name `..`, would lead out of its directory.
 #[test]
 fn no_name_leads_out_of_its_directory() {
     for bad in [&b"a/b"[..], b"/", b"/etc", b"..", b".", b"a\0b", b"\0"] {

@@ -22,7 +22,7 @@ fn unusual_items() -> Items {
     let mut put = |objectid: u64, item_type: KeyType, offset: u64, data: Vec<u8>| {
         items.push((Key::new(objectid, item_type, offset), data));
     };
-    // Arbitrary bytes. Not used for times, because their years would not fit into a date.
+    // Arbitrary bytes. They are not used for times, because their years would not fit into a date.
     let numbers = |len: usize| (0..len).map(|at| u8::try_from(at * 7 % 251).expect("small")).collect::<Vec<u8>>();
     let special = |id: i64| u64::from_ne_bytes(id.to_ne_bytes());
     for flags in [0u64, 0xfff, 1 << 31, 1 << 32, 0xffff_f000, u64::MAX] {

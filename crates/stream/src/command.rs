@@ -1,4 +1,4 @@
-//! [`Command`]: what a stream asks for, with borrowed names and data. The numbers of commands and attributes.
+//! [`Command`]: a command of a stream, with borrowed names and data. The numbers of commands and attributes.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use uuid::Uuid;
 /// The version of a stream, which its header states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// What all receivers understand.
+    /// Understood by all receivers.
     V1,
     /// Since Linux 6.0: large and encoded writes, fallocate, file attributes, creation times.
     V2,
@@ -17,7 +17,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// The version of this number.
+    /// The version with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             1 => Self::V1,
@@ -50,10 +50,10 @@ macro_rules! numbered {
         pub enum $name { $($(#[$item_doc])* $item,)* }
 
         impl $name {
-            /// All of them, in ascending order.
+            /// All values, in ascending order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$item),*];
 
-            /// The one of this number.
+            /// The value with this number.
             pub fn from_number(number: u16) -> Option<Self> {
                 Some(match number { $($number => Self::$item,)* _ => return None })
             }
@@ -150,7 +150,7 @@ numbered! {
     Attribute:
     /// UUID of the sent subvolume.
     Uuid = 1, "uuid";
-    /// Its ctransid.
+    /// Ctransid of the sent subvolume.
     Ctransid = 2, "ctransid";
     /// Inode number at the sender.
     Ino = 3, "ino";
@@ -174,7 +174,7 @@ numbered! {
     Otime = 12, "otime";
     /// Name of an extended attribute.
     XattrName = 13, "xattr_name";
-    /// Its value.
+    /// Value of an extended attribute.
     XattrData = 14, "xattr_data";
     /// The path that the command is about.
     Path = 15, "path";
@@ -186,13 +186,13 @@ numbered! {
     FileOffset = 18, "file_offset";
     /// Data.
     Data = 19, "data";
-    /// UUID of the subvolume that is cloned from.
+    /// UUID of the subvolume to clone from.
     CloneUuid = 20, "clone_uuid";
-    /// Its ctransid.
+    /// Ctransid of the subvolume to clone from.
     CloneCtransid = 21, "clone_ctransid";
-    /// Path of the file that is cloned from.
+    /// Path of the file to clone from.
     ClonePath = 22, "clone_path";
-    /// Offset in that file.
+    /// Offset in the file to clone from.
     CloneOffset = 23, "clone_offset";
     /// Bytes to clone.
     CloneLen = 24, "clone_len";
@@ -200,11 +200,11 @@ numbered! {
     FallocateMode = 25, "fallocate_mode";
     /// Flags of the inode, as the inode item has them.
     Fileattr = 26, "fileattr";
-    /// Bytes of the file that the encoded data stands for.
+    /// Number of bytes of the file that the encoded data represents.
     UnencodedFileLen = 27, "unencoded_file_len";
-    /// Bytes that the encoded data decodes to.
+    /// Length of the decoded data.
     UnencodedLen = 28, "unencoded_len";
-    /// Where in the decoded data the file's bytes start.
+    /// Offset in the decoded data at which the file's bytes start.
     UnencodedOffset = 29, "unencoded_offset";
     /// How the data is compressed.
     Compression = 30, "compression";
@@ -222,8 +222,8 @@ numbered! {
 
 /// One command of a stream. Names and data are borrowed.
 ///
-/// Paths are relative to the subvolume, except those of [`Subvol`](Self::Subvol) and [`Snapshot`](Self::Snapshot), which are relative
-/// to the directory that is received into. They come from outside: resolve them with [`StreamPath`](crate::StreamPath).
+/// Paths are relative to the subvolume, except those of [`Subvol`](Self::Subvol) and [`Snapshot`](Self::Snapshot), which are
+/// relative to the directory of the receive. Paths are untrusted: resolve them with [`StreamPath`](crate::StreamPath).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the attributes of the same names")]
 pub enum Command<'a> {
@@ -274,7 +274,7 @@ pub enum Command<'a> {
         path: &'a [u8],
         to: &'a [u8],
     },
-    /// `path` becomes another name of `target`.
+    /// Makes `path` another name of `target`.
     Link {
         path: &'a [u8],
         target: &'a [u8],
@@ -299,7 +299,7 @@ pub enum Command<'a> {
         offset: u64,
         data: &'a [u8],
     },
-    /// `len` bytes at `clone_offset` of `clone_path` in the subvolume `clone_uuid` appear at `offset` of `path`.
+    /// Shares `len` bytes at `clone_offset` of `clone_path` in the subvolume `clone_uuid` with `path`, at `offset`.
     Clone {
         offset: u64,
         len: u64,
@@ -322,7 +322,7 @@ pub enum Command<'a> {
         uid: u64,
         gid: u64,
     },
-    /// `otime` since version 2.
+    /// Sets times. `otime` is part of the command since version 2.
     Utimes {
         path: &'a [u8],
         atime: Timespec,
@@ -369,7 +369,7 @@ pub enum Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// Its number.
+    /// The number of the command.
     pub fn kind(&self) -> CommandKind {
         match self {
             Self::Subvol { .. } => CommandKind::Subvol,
@@ -443,7 +443,7 @@ pub enum Compression {
     Zlib,
     /// zstd.
     Zstd,
-    /// LZO in units of this many bytes, which is the sector size of the sender.
+    /// LZO in units of this many bytes, the sector size of the sender.
     Lzo {
         /// 4096 to 65536.
         sectorsize: u32,
@@ -451,7 +451,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The value of this number.
+    /// The method with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::None,
@@ -466,7 +466,7 @@ impl Compression {
         })
     }
 
-    /// Its number; none for LZO of a sector size that the ioctl does not know.
+    /// The number of the method; `None` for LZO with a sector size that the ioctl does not know.
     pub fn number(self) -> Option<u32> {
         Some(match self {
             Self::None => 0,

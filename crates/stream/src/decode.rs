@@ -1,4 +1,4 @@
-//! [`parse`]: a command from its bytes.
+//! [`parse`]: decodes a command from its bytes.
 
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::Timespec;
@@ -10,7 +10,7 @@ use crate::frame::{FrameHeader, HEADER_BYTES};
 
 /// Parses a whole command, head included. The caller has verified its checksum ([`FrameHeader::verify`]).
 ///
-/// Attributes of unknown numbers are ignored, as the format asks.
+/// Attributes with unknown numbers are ignored, as the format requires.
 pub fn parse<'a>(header: &FrameHeader, command: &'a [u8]) -> Result<Command<'a>, StreamError> {
     let kind = CommandKind::from_number(header.number)
         .ok_or_else(|| header.problem(Problem::UnknownCommand(header.number)))?;
@@ -77,7 +77,8 @@ impl<'a> Attributes<'a> {
             CommandKind::Mknod => {
                 Command::Mknod { path, ino: self.ino()?, rdev: self.number(A::Rdev)?, mode: self.number(A::Mode)? }
             }
-            // The format's page gives these two no rdev and mode; Linux sends them.
+            // The documentation of the format lists no rdev and mode for mkfifo and mksock, but Linux sends
+            // them.
             CommandKind::Mkfifo => Command::Mkfifo {
                 path,
                 ino: self.ino()?,
@@ -176,7 +177,8 @@ impl<'a> Attributes<'a> {
         self.number(attribute)
     }
 
-    /// Inode numbers are information of the sender; other writers may leave them out.
+    /// The inode number at the sender, or 0 if the stream has none: receivers do not need it, so some writers
+    /// may omit it.
     fn ino(&self) -> Result<u64, Problem> {
         Ok(self.optional(Attribute::Ino)?.unwrap_or(0))
     }

@@ -1,4 +1,4 @@
-//! [`encode`]: the bytes of a command; [`Writer`]: a whole stream into an output.
+//! [`encode`]: the bytes of a command; [`Writer`]: writes a whole stream to an output.
 
 use std::io::{self, Write};
 
@@ -24,7 +24,7 @@ pub enum EncodeError {
     TooLong {
         /// The command.
         kind: CommandKind,
-        /// Its length, or its attribute's.
+        /// The length of the command or of the attribute.
         len: usize,
     },
     /// The output failed.
@@ -47,10 +47,10 @@ pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Res
     })
 }
 
-/// Appends a command whose data (of `Write` or `EncodedWrite`) `fill` puts into place: it gets a slice of `data_len` bytes. The
-/// command's own `data` is not used. On an error, `out` is as before.
+/// Appends a `Write` or `EncodedWrite` command. `fill` writes its data, `data_len` bytes, into a slice of `out`; the command's
+/// own `data` is not used. On an error, `out` is as before.
 ///
-/// A sender thus reads from its disk straight into the stream's buffer.
+/// With this function a sender reads from its disk straight into the stream's buffer.
 pub fn encode_with<E: From<EncodeError>>(
     version: Version,
     command: &Command<'_>,
@@ -67,7 +67,7 @@ pub fn encode_with<E: From<EncodeError>>(
     result
 }
 
-/// Writes a stream. Give it a buffered output: it writes each command at once.
+/// Writes a stream. The output should be buffered, because each command is a separate write.
 #[derive(Debug)]
 pub struct Writer<W> {
     output: W,
@@ -241,7 +241,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Room for the data. Since version 2 its length is not written: it reaches to the end of the command.
+    /// Appends the attribute `DATA`, and returns the place for its `len` bytes. Since version 2 the length of `DATA` is not
+    /// written: the data extends to the end of the command.
     fn data(&mut self, len: usize) -> Result<&mut [u8], EncodeError> {
         if self.version >= Version::V2 {
             if len > MAX_COMMAND_BYTES {
@@ -263,7 +264,7 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// Writes the head over its place.
+    /// Fills in the head of the command.
     fn finish(&mut self) -> Result<(), EncodeError> {
         let max = if self.version == Version::V1 { MAX_COMMAND_BYTES_V1 } else { MAX_COMMAND_BYTES };
         let command = self.out.get_mut(self.start..).unwrap_or_default();

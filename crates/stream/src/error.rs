@@ -1,4 +1,4 @@
-//! [`StreamError`]: what is wrong with a stream, at which command and byte.
+//! [`StreamError`]: the problem of a stream, and the command and byte at which it is.
 
 use std::fmt;
 use std::io;
@@ -6,14 +6,14 @@ use std::io;
 use crate::command::{Attribute, CommandKind, Version};
 use crate::{MAX_COMMAND_BYTES, path::PathProblem};
 
-/// Where a command stands in the input.
+/// The place of a command in the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// The how manieth command of the input, from 1; 0 for a stream's header.
+    /// The number of the command in the input, from 1; 0 for a stream's header.
     pub index: u64,
-    /// Its first byte in the input.
+    /// Offset of the command's first byte in the input.
     pub offset: u64,
-    /// Its kind, once known.
+    /// Kind of the command, if it is known.
     pub kind: Option<CommandKind>,
 }
 
@@ -31,9 +31,9 @@ impl fmt::Display for Position {
 #[derive(Debug, thiserror::Error)]
 #[error("{position}: {problem}")]
 pub struct StreamError {
-    /// Where.
+    /// The place of the problem.
     pub position: Position,
-    /// Why.
+    /// The problem.
     pub problem: Problem,
 }
 
@@ -49,7 +49,7 @@ pub enum Problem {
     /// The input is empty.
     #[error("the stream is empty")]
     Empty,
-    /// A version that does not exist yet.
+    /// The stream has a version that this program does not know.
     #[error("version {0} of the send stream is not supported; versions 1 to 3 are")]
     Version(u32),
     /// The input ends within a command or a header.
@@ -67,9 +67,9 @@ pub enum Problem {
     /// The checksum does not match.
     #[error("bad crc: the command states {found:#010x}, its bytes have {computed:#010x}; the stream was damaged")]
     Crc {
-        /// In the command.
+        /// The checksum stated in the command.
         found: u32,
-        /// Of its bytes.
+        /// The checksum computed from the bytes of the command.
         computed: u32,
     },
     /// No command has this number.
@@ -78,7 +78,7 @@ pub enum Problem {
     /// The stream's version does not have this command.
     #[error("version {version} of the send stream does not have this command")]
     NotInVersion {
-        /// The stream's.
+        /// The stream's version.
         version: Version,
     },
     /// An attribute is missing.
@@ -110,7 +110,7 @@ pub enum Problem {
     /// An attribute does not fit into the command.
     #[error("an attribute (number {number}) reaches beyond the end of the command")]
     AttributeBounds {
-        /// Its number.
+        /// The attribute's number.
         number: u16,
     },
     /// A path that a receiver must not follow.

@@ -1,8 +1,8 @@
 //! [`FrameReader`]: cuts the input into commands without looking into them; [`FrameHeader`]: the head of a command, which
 //! also verifies the command's checksum. The words of all refusals are in `error.rs`.
 //!
-//! The bytes are appended to a buffer of the caller, so a thread can read many commands into one buffer and hand it to another,
-//! which verifies and parses them.
+//! The bytes are appended to a buffer of the caller. So a thread can read many commands into one buffer, and pass the buffer to
+//! another thread, which verifies and parses the commands.
 
 use std::io::{self, Read};
 
@@ -20,13 +20,13 @@ pub const HEADER_BYTES: usize = 10;
 pub struct FrameHeader {
     /// The stream's version.
     pub version: Version,
-    /// Where the command is.
+    /// The place of the command in the input.
     pub position: Position,
-    /// Bytes of its attributes, which follow the 10 bytes of its head.
+    /// Length of the command's attributes, which follow the 10 bytes of its head.
     pub len: u32,
-    /// Its number; see [`CommandKind`].
+    /// The command's number; see [`CommandKind`].
     pub number: u16,
-    /// The checksum that it states.
+    /// The checksum stated in the command.
     pub crc: u32,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn command_crc(command: &[u8]) -> u32 {
 
 /// Reads an input, which can hold several streams one after the other.
 ///
-/// It reads exactly the bytes of each command, so what follows an `END` stays in the input. Give it a buffered input.
+/// Reads exactly the bytes of each command, so the bytes after an `END` stay in the input. The input should be buffered.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     input: R,
@@ -144,7 +144,7 @@ impl<R: Read> FrameReader<R> {
         Ok(())
     }
 
-    /// Reads until `out` is full or the input ends; the number of bytes read.
+    /// Reads until `out` is full or the input ends. Returns the number of bytes read.
     fn fill(&mut self, out: &mut [u8]) -> Result<usize, Problem> {
         let mut filled = 0_usize;
         while let Some(rest) = out.get_mut(filled..).filter(|rest| !rest.is_empty()) {

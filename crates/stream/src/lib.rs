@@ -9,10 +9,10 @@
 //! attribute u16 number  u16 length  bytes      (version 2 and later: DATA comes last and has no length)
 //! ```
 //!
-//! The crc is crc32c with seed 0 and without inversion, over the command with a crc of 0. A stream ends with `END` or at the end of
-//! the input; the next stream of the same input then starts with a header of its own.
+//! The crc is crc32c with seed 0 and without inversion, over the command with 0 in its crc field. A stream ends with `END` or at
+//! the end of the input. If another stream follows in the input, it starts with its own header.
 //!
-//! - I1. No function panics, whatever the bytes.
+//! - I1. No function panics on any bytes.
 //! - I2. A frame's buffer grows only as bytes arrive, up to [`MAX_COMMAND_BYTES`].
 //! - I3. `encode(parse(bytes)) == bytes` for every command that Linux writes.
 

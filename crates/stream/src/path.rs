@@ -44,7 +44,7 @@ impl<'a> StreamPath<'a> {
         self.0.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
     }
 
-    /// The directory and the last name; none for the empty path.
+    /// The path of the directory, and the last name; `None` for the empty path.
     pub fn split(self) -> Option<(Self, &'a [u8])> {
         if self.0.is_empty() {
             return None;

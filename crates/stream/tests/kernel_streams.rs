@@ -8,7 +8,7 @@ use std::path::Path;
 use ubtrfs_stream::{Command, CommandKind, FrameReader, Version, encode, encode_header, parse};
 use ubtrfs_testkit::{KernelImage, KernelImageSpec, LoopMount, capability, run};
 
-/// Parses a stream, and compares it with what the parsed commands encode to. Returns the kinds of its commands.
+/// Parses a stream, encodes the commands again, and compares the bytes. Returns the kinds of the commands.
 fn again(stream: &[u8]) -> BTreeSet<CommandKind> {
     let mut reader = FrameReader::new(stream);
     let (mut bytes, mut written, mut kinds) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -69,14 +69,14 @@ fn streams_of_linux_are_written_again_byte_for_byte() {
         kinds.extend(again(&send(&mount, &["--proto", proto], &["one"])));
         kinds.extend(again(&send(&mount, &["--proto", proto, "-p", "@/one"], &["two"])));
         kinds.extend(again(&send(&mount, &["--proto", proto, "--no-data", "-p", "@/one"], &["two"])));
-        // Several subvolumes: with an end each, and with one for all.
+        // Several subvolumes: with an `END` for each, and with one `END` for all.
         kinds.extend(again(&send(&mount, &["--proto", proto, "-c", "@/one"], &["two", "one"])));
         kinds.extend(again(&send(&mount, &["--proto", proto, "-e"], &["one", "two"])));
     }
     kinds.extend(again(&send(&mount, &["--proto", "2", "--compressed-data"], &["one"])));
     mount.close().unwrap();
 
-    // Linux 6.18 sends every command but the experimental one.
+    // Linux 6.18 sends every command except the experimental one.
     let missing: Vec<CommandKind> =
         CommandKind::ALL.iter().filter(|kind| kind.since() <= Version::V2 && !kinds.contains(kind)).copied().collect();
     assert!(missing.is_empty(), "no stream of Linux had {missing:?}");

@@ -1,4 +1,5 @@
-//! Each command, written and parsed again in each version; every prefix of a stream; crafted and random bytes.
+//! Each command is written and parsed again in each version. Also tries every prefix of a stream, and crafted
+//! and random bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -94,7 +95,7 @@ fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
     writer.into_inner()
 }
 
-/// Reads a whole input as a receiver does, and shows each command to `see`.
+/// Reads a whole input as a receiver does, and passes each command to `see`.
 fn read(input: &[u8], mut see: impl FnMut(Version, &Command<'_>, &[u8])) -> Result<(), StreamError> {
     let mut reader = FrameReader::new(input);
     let mut bytes = Vec::new();

@@ -55,7 +55,7 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
     }
 }
 
-/// Maximum bytes of an entry's name and value: the entry fills a leaf alone.
+/// Maximum number of bytes of an entry's name and value: an item with only this entry fills a leaf.
 fn size_max(item: &Item<'_>) -> usize {
     let nodesize = usize::try_from(item.ctx.nodesize).unwrap_or(usize::MAX);
     item_len_max(nodesize).saturating_sub(DirEntry::HEADER_SIZE)

@@ -28,7 +28,7 @@ pub(super) fn check_inode_item(item: &Item<'_>) -> Check {
     }
     let flags = InodeFlags::from_bits_retain(item.u64(WHAT, 64)?);
     let unknown = flags.difference(InodeFlags::all()).bits();
-    // Flags in the upper half allow older programs to read.
+    // Unknown flags in the upper half forbid only writing.
     let refused = if item.ctx.read_only { unknown & u64::from(u32::MAX) } else { unknown };
     if refused != 0 {
         return Err(bad(WHAT, "flags", refused, "unknown flag"));

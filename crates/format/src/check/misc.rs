@@ -18,7 +18,7 @@ pub(super) fn check_qgroup_status(item: &Item<'_>) -> Check {
     if item.key.objectid != 0 || item.key.offset != 0 {
         return Err(bad(WHAT, "key offset", item.key.objectid | item.key.offset, "expected the key (0 240 0)"));
     }
-    // Simple quotas append the generation that they were enabled in.
+    // With simple quotas, the generation in which they were enabled follows.
     if item.data.len() == QgroupStatus::SIZE + 8 {
         return Ok(());
     }

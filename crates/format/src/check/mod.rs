@@ -59,7 +59,7 @@ pub struct CheckContext {
     pub read_only: bool,
 }
 
-/// Facts about a block that its referrer promises; `None` is not compared.
+/// Facts about a block that the pointer to it promises; a fact that is `None` is not compared.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected {
     /// Its address.

@@ -137,7 +137,8 @@ pub(super) fn check_leaf(view: &NodeView<'_>, ctx: &CheckContext) -> Result<(), 
     if view.nritems() == 0 {
         return Ok(check_empty(owner, ctx)?);
     }
-    // Item data is contiguous: slot 0 ends with the block, and each next slot ends where the preceding one starts.
+    // Item data is contiguous: the data of slot 0 ends at the end of the block, and the data of each next slot
+    // ends where the data of the preceding slot starts.
     let mut data_end = view.raw().len();
     let heads_end = view.nritems().saturating_mul(ITEM_HEAD_SIZE).saturating_add(HEADER_SIZE);
     let mut prev: Option<(Key, &[u8])> = None;

@@ -15,7 +15,7 @@ pub(super) fn check_root_item(item: &Item<'_>) -> Check {
     if item.key.objectid == RootId::TREE_RELOC.0 && item.key.offset == 0 {
         return Err(bad(WHAT, "key offset", 0u64, "expected the tree that is relocated"));
     }
-    // The layout from before Linux 3.6 ends early.
+    // Root items of Linux before 3.6 lack the last fields.
     let has_v2 = item.data.len() != RootItem::SIZE_V1;
     if has_v2 {
         item.exact_size(WHAT, RootItem::SIZE)?;

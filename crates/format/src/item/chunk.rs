@@ -105,7 +105,8 @@ impl ChunkItem {
     /// The only stripe element length in use.
     pub const STRIPE_LEN: u64 = 64 * 1024;
 
-    /// Reads a chunk item and leaves the reader at the end of the item: the system chunk array holds further ones.
+    /// Reads a chunk item and leaves the reader at the end of the item, because the system chunk array holds
+    /// several items.
     pub fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         let length = u64::read(reader)?;
         let owner = u64::read(reader)?;
