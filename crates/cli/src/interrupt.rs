@@ -13,7 +13,7 @@ use rustix::fs::AtFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// A file that is removed if the program is interrupted before this is dropped.
+/// A recorded temporary file. It is removed if the program is interrupted before this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Noted(u64);
 

@@ -46,7 +46,7 @@ fn agree(steps: &[&str]) {
     agree_but(steps, &[]);
 }
 
-/// The same, but for differences of these names.
+/// Works like [`agree`], but accepts differences that have these names.
 fn agree_but(steps: &[&str], allowed: &[&str]) {
     if !capability::fuse() || !capability::kernel_oracle() {
         return;

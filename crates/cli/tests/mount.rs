@@ -483,7 +483,7 @@ fn times_at_the_ends_of_their_range_do_not_end_the_server() {
         utimensat(CWD, &file, &Timestamps { last_access: time, last_modification: time }, AtFlags::empty()).unwrap();
         let metadata = fs::metadata(&file).unwrap();
         assert_eq!(metadata.mtime(), tv_sec);
-        // Linux drops the fraction at both ends of the range.
+        // Linux sets the nanoseconds to 0 if the seconds are the smallest or the largest possible.
         if tv_sec != i64::MIN && tv_sec != i64::MAX {
             assert_eq!(metadata.mtime_nsec(), tv_nsec);
         }

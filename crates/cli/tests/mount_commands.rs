@@ -1,5 +1,5 @@
-//! Commands on a mount obey the mount that they came through, the capabilities of their caller, and what the kernel knows of
-//! files; the paths that they print can be opened.
+//! Tests of commands on a mount: a read-only mount or bind mount refuses changes, the caller's capabilities decide, data and
+//! sizes that only the kernel has are respected, and printed paths can be opened.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
-/// An image and its mount, in a directory of their own.
+/// An image, and a separate directory with its mount.
 struct Bed {
     image: Image,
     dir: TempDir,
@@ -56,7 +56,7 @@ impl Bed {
         ok(ubtrfs([OsStr::new("umount"), self.at("m").as_os_str()]));
     }
 
-    /// The output of a command; `m` and `b` at the start of a word are directories here.
+    /// Runs a command in the directory of this bed, where `m` is the mount and `b` a second path to it.
     fn run(&self, line: &str) -> Output {
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "120"]).args(words(line)).current_dir(self.dir.path()).env("LC_ALL", "C");
@@ -131,7 +131,7 @@ fn nothing_changes_through_a_read_only_mount() {
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     }
     ok(bed.run("umount b"));
-    // The whole mount.
+    // Make the mount itself read-only, not only a bind mount of it.
     ok(bed.run("mount -i -o remount,ro m"));
     fs::remove_dir(bed.at("b")).unwrap();
     std::os::unix::fs::symlink("m", bed.at("b")).unwrap();
@@ -196,7 +196,7 @@ fn a_clone_makes_files_longer_where_the_kernel_keeps_sizes() {
         let mut file = fs::OpenOptions::new().append(true).open(bed.at("m/target")).unwrap();
         std::io::Write::write_all(&mut file, b"append").unwrap();
         drop(file);
-        // A clone that fails leaves the size.
+        // A clone that fails does not change the size.
         refused(&bed.ubtrfs("filesystem clone --target-offset 5 m/source m/target"), &["multiples of the sector size"]);
         assert_eq!(fs::metadata(bed.at("m/target")).unwrap().len(), 100_006, "{options}");
         bed.unmount();
@@ -221,7 +221,7 @@ fn printed_paths_of_a_mount_can_be_opened() {
     run("cp", [bed.at("m/v/f").as_os_str(), bed.at("m/w/copy").as_os_str()]).unwrap();
     ok(bed.ubtrfs("filesystem clone m/v/f m/w/copy"));
     ok(bed.ubtrfs("sync m"));
-    // Files of a mount are paths in it, and no images.
+    // Commands take a file in a mount as a path in the mount, not as an image.
     assert_eq!(ok(bed.ubtrfs("inspect rootid m/v/f")), "256\n");
     for line in ["filesystem df m/v/f", "subvolume list m/v/f", "balance status m/v/f", "filesystem label m/v/f"] {
         ok(bed.ubtrfs(line));
@@ -250,7 +250,7 @@ fn snapshots_have_the_limits_of_their_source() {
         return;
     }
     let bed = Bed::new("commit=30");
-    // Ignored while quotas are off.
+    // The option -i is ignored while quotas are off.
     ok(bed.ubtrfs("subvolume create -i 1/7 m/off"));
     let shows = |base: &Path, progs: &str| {
         for line in ["quota enable B", "subvolume create B/s", "qgroup limit 30M B/s", "qgroup limit -e 20M B/s"]
@@ -263,7 +263,7 @@ fn snapshots_have_the_limits_of_their_source() {
         run("sync", ["-f".as_ref(), base.as_os_str()]).unwrap();
         let shown = bed.run(&format!("{progs} qgroup show --raw -re {}", base.display()));
         let lines = String::from_utf8_lossy(&shown.stdout).into_owned();
-        // Ids differ, because one side has a subvolume more.
+        // Ids differ, because our side has one more subvolume (`off`).
         let limits = |line: &str| line.split_whitespace().skip(3).take(2).map(str::to_owned).collect::<Vec<_>>();
         lines.lines().filter(|line| line.contains('/')).map(limits).collect::<Vec<_>>()
     };
@@ -272,7 +272,7 @@ fn snapshots_have_the_limits_of_their_source() {
     let linux = LoopMount::new(image.path(), "").unwrap();
     let mut theirs = shows(linux.path(), "btrfs");
     linux.close().unwrap();
-    // The subvolume that was made before.
+    // The line of the subvolume `off`, which Linux's side does not have.
     theirs.insert(1, ours[1].clone());
     assert_eq!(ours, theirs);
     refused(&bed.ubtrfs("subvolume snapshot -i 0/5 m/s m/u"), &["0/5", "higher level"]);

@@ -63,7 +63,7 @@ fn chain() -> (SnapshotChain, [tempfile::NamedTempFile; 2]) {
     (chain, [full, incremental])
 }
 
-/// The lines of `btrfs subvolume show` that a stream decides.
+/// The lines of `btrfs subvolume show` that depend only on the stream.
 fn shown(subvolume: &Path) -> Vec<String> {
     let text = sh("btrfs", ["subvolume", "show", &text(subvolume)]).unwrap();
     let wanted = ["Name:", "Received UUID:", "Flags:", "Send transid:"];

@@ -3,7 +3,7 @@
 //! - C1. A process that opened an image itself may run every command, because it can change the bytes anyway.
 //! - C2. A client's user comes from the connection (`SO_PEERCRED`). Its groups and capabilities are looked up later,
 //!   when the process may already run another program. So groups count only while all four user ids of the process are
-//!   still that user, and capabilities count only if the user is root, who may lack some of them.
+//!   still that user. Capabilities count only if the user is root; root may lack some of them.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct Caller {
 struct Process {
     pid: u32,
     processes: Arc<dyn Processes>,
-    /// Whether the process is blocked until the answer, so that it cannot execute another program before.
+    /// Whether the process is blocked until it gets the answer, so that it cannot execute another program meanwhile.
     waits: bool,
 }
 
@@ -34,7 +34,7 @@ impl Caller {
         Self { uid, gid, process: None }
     }
 
-    /// The caller of an ioctl, which waits for the answer.
+    /// The process that made an ioctl. It is blocked until the answer, so it cannot run another program before.
     pub fn of_request(uid: u32, gid: u32, pid: u32, processes: Arc<dyn Processes>) -> Self {
         Self { uid, gid, process: Some(Process { pid, processes, waits: true }) }
     }
@@ -72,17 +72,17 @@ impl Caller {
         process.processes.has_capability(process.pid, capability).unwrap_or(self.uid == 0)
     }
 
-    /// Whether modes and ACLs do not bind it.
+    /// Whether the caller is exempt from modes and ACLs.
     pub fn overrides_modes(&self) -> bool {
         self.is_capable(CAP_DAC_OVERRIDE)
     }
 
-    /// Whether modes and ACLs of directories do not bind it when it lists names and follows them.
+    /// Whether the caller may list and search every directory, whatever its mode and ACL.
     pub(crate) fn reads_all_directories(&self) -> bool {
         self.overrides_modes() || self.is_capable(CAP_DAC_READ_SEARCH)
     }
 
-    /// Whether it may do with files of this user what their owner may.
+    /// Whether the caller has the rights of an owner on files of this user.
     pub fn is_owner_of(&self, uid: u32) -> bool {
         self.uid == uid || self.is_capable(CAP_FOWNER)
     }

@@ -64,8 +64,8 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Waits until the caches of names have forgotten what changed. Not to be called while a cache holds the lock of a
-    /// directory.
+    /// Waits until the kernel's cache of names has forgotten what changed. Must not be called while the kernel holds the
+    /// lock of a directory.
     fn settle(&self) {}
 
     /// The host's own counters, as Prometheus text.
@@ -138,7 +138,7 @@ impl Context<'_> {
     }
 }
 
-/// Does what a request asks for, if its caller may. As on Linux, nothing changes through a read-only mount.
+/// Executes a request if its caller has the rights. As on Linux, nothing changes through a read-only mount.
 pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
     let is_refused = |(nr, file): (usize, &OpenFile)| file.is_read_only_mount && request.changes_through(nr);
     if context.files.iter().enumerate().any(is_refused) {

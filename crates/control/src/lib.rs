@@ -34,8 +34,9 @@
 //! 4. The command line: open a [`Channel`], open the files with [`Channel::open`], call [`Channel::call`].
 //! 5. Tests: a line for each rule in `tests/permissions.rs`, and one run on a mount and on an image with equal output.
 //!
-//! A command that reads or writes a send stream says so ([`Request::takes_stream`]). Its stream is the last descriptor of the
-//! request, or any descriptor for an image ([`Channel::call_with_stream`]), and it finds it in [`Context::stream`].
+//! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client passes the stream to
+//! [`Channel::call_with_stream`]; on the socket it is the last descriptor of the request. The command finds the stream in
+//! [`Context::stream`].
 //!
 //! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
 //! server refuses fields and commands that it does not know and names them in the error.

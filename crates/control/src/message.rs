@@ -73,8 +73,8 @@ impl Request {
         self.is_long()
     }
 
-    /// Whether it changes the filesystem through its file of this number, so that the mount of the file has to be
-    /// writable.
+    /// Whether the command makes changes through file `nr` of the request. If so, the mount through which that file was
+    /// opened must be writable.
     pub(crate) fn changes_through(&self, nr: usize) -> bool {
         match self {
             Self::File(request) => request.changes_through(nr),

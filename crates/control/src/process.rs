@@ -22,7 +22,7 @@ pub trait Processes: Debug + Send + Sync {
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId>;
 
     /// Whether each descriptor of a process that refers to this device (`st_dev`) was opened through a read-only mount;
-    /// `None` if there is none, or the process is not visible.
+    /// `None` if the process has no such descriptor or is not visible.
     fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool>;
 }
 
@@ -56,8 +56,8 @@ impl Processes for LocalProcesses {
         u32::from_str_radix(field(&status(pid)?, "Umask:")?, 8).ok()
     }
 
-    /// Reads only /proc and never the filesystem of the file, because one that does not answer would block this
-    /// process.
+    /// Reads only /proc and never the filesystem of the file, because a filesystem that does not answer would block
+    /// this process.
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
         let info = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).ok()?;
         let ino = field(&info, "ino:")?.parse().ok()?;

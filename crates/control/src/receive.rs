@@ -4,12 +4,14 @@
 //! |---------|------------------------------------------------------------------------------------------------------------|
 //! | receive | the rights of an administrator ([`Context::require_admin`]), and write and search of the directory         |
 //!
-//! A stream makes files of any owner, device nodes, and set-user-id programs. So root may receive into every mount, and an ordinary
-//! user into a mount of his own, which the kernel mounts with nosuid and nodev, and into his images, whose bytes are his anyway.
+//! A stream makes files of any owner, device nodes, and set-user-id programs. So root may receive into every mount. An ordinary
+//! user may receive into their own mounts, which the kernel mounts with nosuid and nodev, and into their own images, whose bytes
+//! they can change anyway.
 //!
-//! - V1. A stream that does not come, or a client that goes away, does not hold up the mount: the input is read only when it is
-//!   ready, and given up when the work ends.
-//! - V2. The kernel caches what it saw of a subvolume while that was being received. It forgets that when the receive ends.
+//! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when it has bytes, and
+//!   given up when the command ends.
+//! - V2. The kernel caches names and data of a subvolume that programs read while it is being received. When the receive ends, the
+//!   server makes the kernel forget them.
 
 use std::io::{self, BufReader, Read};
 use std::os::fd::BorrowedFd;
@@ -34,7 +36,7 @@ pub struct Request {
     pub dir: FileNr,
     /// Whether to end at the first end command.
     pub only_first: bool,
-    /// Failed commands after which it ends; 0 for any number.
+    /// The number of failed commands after which the receive fails; 0 for no limit.
     pub max_errors: u64,
     /// Whether an incomplete subvolume is kept, and resumed.
     pub keep: bool,
@@ -90,7 +92,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         force_decompress: request.force_decompress,
         ended: Arc::clone(&ended),
     };
-    // Without a buffer, nothing behind the first end is read.
+    // Without a buffer, nothing after the first end command is read.
     let buffer_bytes = if request.only_first { 0 } else { INPUT_BYTES };
     let input = BufReader::with_capacity(buffer_bytes, Input { stream: context.stream()?, ended });
     let mut begun: Vec<ReceivedSubvolume> = Vec::new();
@@ -99,7 +101,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         context
             .job
             .set_step(step.chars().map(|c| if c.is_control() { '?' } else { c }).take(STEP_CHARS).collect::<String>());
-        // The kernel may know that the name did not exist.
+        // The kernel may have cached that the name does not exist.
         context.host.forget_name(made.dir, name_of(made), None);
         begun.push(made.clone());
     });

@@ -8,7 +8,7 @@
 //! So root may send from every mount, and an ordinary user from a mount of their own and from their images. The stream of a request to
 //! a mount is a pipe that the client made and relays: the server writes to nothing else.
 //!
-//! - O1. A reader that does not read, or that goes away, does not hold up the mount: the pipe does not block, and the work ends
+//! - O1. A client that does not read, or that goes away, does not block the mount: the pipe is non-blocking, and the command ends
 //!   when it is cancelled or the pipe is closed.
 
 use std::io::{self, BufWriter, Write};
@@ -46,7 +46,7 @@ pub enum Request {
     },
 }
 
-/// What is sent; see [`SendRequest`].
+/// The arguments of a send; see [`SendRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "SendRequest documents the fields")]

@@ -350,7 +350,7 @@ fn watch(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
             Ok(result) => {
-                // Complete the frame that is partly sent before the answer.
+                // First complete the progress message that is partly sent; then the caller sends the result.
                 let _ = wire.finish(&mut out);
                 return result;
             }

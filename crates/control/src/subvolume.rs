@@ -194,8 +194,8 @@ fn snapshot(
     Ok(())
 }
 
-/// Quota groups that a new one joins: for administrators, as all changes of quotas. As on Linux, they are ignored while
-/// quotas are off.
+/// Returns the quota groups that a new subvolume joins. Only administrators may name them, as for all changes of quotas. As
+/// on Linux, they are ignored while quotas are off.
 fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
     if qgroups.is_empty() {
         return Ok(Vec::new());

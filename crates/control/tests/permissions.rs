@@ -136,7 +136,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Filesystem(whole::Request::Info), &["/"], everyone),
         (Request::Filesystem(whole::Request::Usage), &["/"], everyone),
         (Request::Filesystem(whole::Request::SetLabel { label: b"new".to_vec() }), &["/"], admins),
-        // Without a stream; the rights come first.
+        // These requests lack the stream (EBADF), which is noticed only after the rights are checked.
         (receive(), &["/open"], [BADF, BADF, PERM, PERM, PERM]),
         (receive(), &["/closed"], [BADF, ACCES, PERM, PERM, PERM]),
         (Request::Filesystem(whole::Request::Trim { start: 0, len_bytes: u64::MAX, min_bytes: 0 }), &["/"], admins),

@@ -1,9 +1,9 @@
-//! The ioctls on balance, quotas, defragmentation and free space, with Linux's numbers; they end in the commands of crate
+//! The ioctls on balance, quotas, defragmentation and free space, with Linux's numbers. Each runs a command of crate
 //! `control`.
 //!
-//! Two cannot come through FUSE, and have commands of the control socket in their place: QGROUP_LIMIT, whose number says
-//! that it only returns data, so the kernel does not send its argument; and BALANCE_CTL, which has a number in place of
-//! the pointer that its own number promises.
+//! FUSE cannot transport two of these ioctls, so they have only commands of the control socket. The number of QGROUP_LIMIT
+//! says that the ioctl only returns data, so the kernel does not send its argument. The number of BALANCE_CTL says that
+//! its argument is a pointer to data, but its argument is a plain number.
 //!
 //! | ioctl               | argument, with the offsets of its fields                                                |
 //! |---------------------|-----------------------------------------------------------------------------------------|
@@ -75,7 +75,7 @@ fn balance(command: &Command<'_>, request: balance::Request) -> Result<balance::
     }
 }
 
-/// Fails unless the caller may administer the filesystem, whatever its argument is.
+/// Fails unless the caller may administer the filesystem. Called before the ioctl's argument is examined.
 fn admins_only(command: &Command<'_>) -> Result<()> {
     quota(command, quota::Request::Status).map(|_| ())
 }
@@ -129,7 +129,7 @@ fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
     } else {
         let known = BalanceFlags::all().bits();
         if flags == 0 {
-            // No type of block groups: there is nothing to do, as in Linux.
+            // The flags select no type of block group, so there is nothing to do, as in Linux.
             return balanced(data, &Report::default());
         }
         if flags & !known != 0 {
@@ -153,7 +153,7 @@ fn balanced(data: &[u8], report: &Report) -> Result<Answer> {
     let mut out = data.get(..COUNTS).ok_or_else(short)?.to_vec();
     out[STATE..STATE + 8].fill(0);
     out.extend([report.considered, report.considered, report.completed].map(u64::to_le_bytes).as_flattened());
-    // As in Linux, a block group that stays fails the balance, after all others.
+    // As in Linux, the balance moves all other block groups, and then fails if one could not be moved.
     let result = if report.failures.is_empty() { 0 } else { -Errno::IO.raw_os_error() };
     Ok(Answer { data: padded(out, BALANCE_LEN), result })
 }

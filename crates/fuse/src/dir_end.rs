@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
 
-/// The ends of the directory for all current readers.
+/// For each current reader of a directory, the offset at which it must stop.
 #[derive(Debug, Default)]
 pub(crate) struct DirEnds {
     inner: Mutex<Inner>,

@@ -350,7 +350,7 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
 fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let helper = find_fusermount().ok_or(MountError::NoFusermount)?;
-    // The helper inherits this end on purpose: it sends the descriptor back through the other one.
+    // The helper inherits `theirs` on purpose, and sends the descriptor through it to `ours`.
     let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None)
         .map_err(|errno| failed(errno.into()))?;
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
@@ -418,8 +418,8 @@ fn find_fusermount() -> Option<PathBuf> {
 
 /// Unmounts. With `lazy` the mount disappears at once, and ends after its last use.
 ///
-/// Retries for half a second while the mount is busy, because a process between fork and exec still holds its parent's
-/// open files.
+/// Retries for half a second while the mount is busy: a process that has been forked and has not called exec yet keeps its
+/// parent's files open.
 pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     for _ in 0..BUSY_TRIES {
         match unmount_once(dir, lazy) {

@@ -71,8 +71,8 @@ impl NameCache {
         }
     }
 
-    /// Makes the kernel forget the pages and attributes of an inode. The kernel locks the pages for this, so no request
-    /// that the kernel waits for may wait for this.
+    /// Makes the kernel forget the pages and attributes of an inode. This waits for the kernel's locks of the pages, so a
+    /// handler must not call it for a request during which the kernel holds such locks.
     pub(crate) fn forget_data(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, 0, 0)

@@ -95,7 +95,7 @@ impl Nodes {
             return fits.then_some(STUBS << 62 | root << STUB_BITS | subvolume);
         }
         match () {
-            // No file has a smaller number; node id 1 is smaller too.
+            // No file has a number below 256. So no file gets node id 1, which is the root's.
             () if number < Ino::ROOT_DIR.0 || root == 0 => None,
             () if id.root == self.root.root => (number < 1 << NUMBER_BITS).then_some(number),
             () if root < 1 << ID_BITS && number < 1 << NUMBER_BITS => Some(root << NUMBER_BITS | number),

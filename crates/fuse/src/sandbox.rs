@@ -343,8 +343,8 @@ impl Unmounter {
         }
     }
 
-    /// Asks one question at a time. Unmounting does not wait for requests that ask here: it fails at once while
-    /// programs use the mount, and later no caller is left.
+    /// Asks one question at a time. The helper, while it unmounts, never waits for a request that waits here: unmounting
+    /// fails at once while programs use the mount, and otherwise no program makes requests.
     fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
         ask(&mut self.child.lock(), kind, numbers)
     }

@@ -40,9 +40,9 @@ impl Seeker {
         self.kernel_keeps_writes
     }
 
-    /// Whether the kernel may have data that the blocks of a file do not count. If the kernel keeps only data written
-    /// through mappings, this is true only for files without blocks. For other files, programs seek data and holes, so
-    /// their pages may stay in the kernel.
+    /// Whether the kernel may have data that `st_blocks` of a file does not count. If the kernel keeps only data written
+    /// through mappings, this is true only for files without blocks. In other files, programs seek data and holes, and
+    /// the answer to SEEK_DATA fetches the pages.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,
@@ -52,7 +52,7 @@ impl Seeker {
     }
 
     /// Makes the kernel forget the attributes of a file after a request changed more of them than the kernel expects.
-    /// This does not wait, unlike K1: a negative offset keeps the pages.
+    /// Unlike the requests of K1, this one does not wait: with a negative offset, the kernel keeps the pages.
     pub(crate) fn attributes_changed(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, -1, 0)

@@ -134,7 +134,8 @@ impl Server {
         reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
-    /// Clears set-user-id and set-group-id of a file that a caller without the right to keep them changed.
+    /// Clears set-user-id and set-group-id of a file whose content changed. The kernel has found that the caller may not
+    /// keep them.
     fn kill_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
@@ -286,7 +287,8 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
         | Features::ATOMIC_O_TRUNC
         // Spares a getxattr of security.capability for every write.
         | Features::HANDLE_KILLPRIV_V2;
-    // The server applies default ACLs to the modes of new inodes. If anyone checks access by ACL, it is the kernel.
+    // The server applies default ACLs to the modes of new inodes. Only the kernel checks access by ACL, if it is checked
+    // at all.
     features.set(Features::DONT_MASK, fs.options().acl);
     features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions());
     features.set(Features::WRITEBACK_CACHE, config.writeback_cache);

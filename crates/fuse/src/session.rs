@@ -37,7 +37,7 @@ pub struct Session {
     connection: Connection,
     server: Server,
     groups: Groups,
-    /// The mount was read-only from the start.
+    /// Whether the mount was read-only from the start.
     is_read_only: bool,
     unmounter: Option<Arc<Unmounter>>,
 }
@@ -257,7 +257,8 @@ mod tests {
         }
         let [ours, next] = [served(), served()];
         let name = |of: &Served| read_xattr(of.dir.path(), CONTROL_XATTR).unwrap();
-        // `umount` finds this mount if it is made between its unmount and its search.
+        // `umount` unmounts our filesystem and then searches for other places of its device. If the next filesystem is
+        // mounted in between with the same device number, the search finds it.
         let found = mount::find_mount(next.dir.path()).unwrap();
         assert!(!is_mounted_elsewhere(&found, &name(&ours)));
         assert!(is_mounted_elsewhere(&found, &name(&next)), "a place that is ours is found");

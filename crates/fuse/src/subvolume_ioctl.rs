@@ -1,8 +1,8 @@
 //! The ioctls on subvolumes. Each runs a command of crate `control`.
 //!
-//! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. Such a snapshot lacks
-//! stores through mappings that the kernel has not written back; `ubtrfs subvolume snapshot` makes the kernel write
-//! them first.
+//! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. A snapshot made in this way
+//! lacks data that programs wrote through mmap and that the kernel has not written back; `ubtrfs subvolume snapshot`
+//! makes the kernel write it back first.
 //!
 //! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, of the source of a snapshot), and a name that ends in a zero byte.
 //!

@@ -13,7 +13,7 @@ type Hook = Box<dyn FnOnce() -> io::Result<()> + Send>;
 /// A device with code that runs once, before a chosen flush.
 pub struct HookDevice {
     inner: Arc<dyn Device>,
-    /// The number of flushes to let pass first, and the code.
+    /// How many flushes pass before the hook runs, and the hook.
     hook: Mutex<Option<(u64, Hook)>>,
 }
 

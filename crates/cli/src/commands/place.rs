@@ -49,7 +49,7 @@ impl Display for Target {
 }
 
 impl Target {
-    /// Treats a file or block device as an image, but for files in a mount that do not hold a filesystem.
+    /// Treats a file or block device as an image, unless it is in a mount and does not hold a btrfs.
     pub(crate) fn or_image(self) -> Self {
         match self {
             Self::Mounted(path) if is_file_or_device(&path) && (holds_btrfs(&path) || !is_in_mount(&path)) => {
@@ -59,7 +59,7 @@ impl Target {
         }
     }
 
-    /// Treats a file or block device as an image, but for all files in a mount.
+    /// Treats a file or block device as an image, unless it is in a mount.
     pub(crate) fn or_image_elsewhere(self) -> Self {
         match self {
             Self::Mounted(path) if is_in_mount(&path) => Self::Mounted(path),
@@ -67,7 +67,7 @@ impl Target {
         }
     }
 
-    /// Whether opening one image serves both; two paths in mounts always go together.
+    /// Whether both paths are in one image, or both are in mounts.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Image(one), Self::Image(other)) => is_same_file(&one.image, &other.image),

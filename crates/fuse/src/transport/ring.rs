@@ -146,7 +146,7 @@ const NR_THREADS: usize = 32;
 const MEMORY: u32 = 64 << 20;
 /// Largest number of processors for which rings are used: beyond it, most threads would stay idle.
 const MAX_QUEUES: usize = 128;
-/// Room for an answer behind its request in the buffer. The longest is an extended attribute behind its name.
+/// Room for an answer after its request in the buffer. The longest answer is an extended attribute, after its name.
 const ROOM_FOR_ANSWER: usize = 68 << 10;
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ fn share(
     })
 }
 
-/// Makes a file of a mount longer, does the work, and makes the file as short as it was if the work fails.
+/// Extends a file of a mount to `size`, does the work, and restores the file's old size if the work fails.
 fn grown(file: &OpenedFile, size: u64, work: impl FnOnce() -> anyhow::Result<Response>) -> anyhow::Result<Response> {
     let OpenedFile::Descriptor(file) = file else { bail!("it is in an image") };
     let size_now = || rustix::fs::fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or_default());

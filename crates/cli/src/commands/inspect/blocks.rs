@@ -69,10 +69,11 @@ impl Blocks {
     }
 
     /// Loads the chunks, and warns of bad items. Damaged blocks of the chunk tree are reported when that tree is
-    /// shown. Blocks that cannot be found because of them are reported as well.
+    /// shown. Blocks in chunks that are unknown because of this damage are reported as well.
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
-        // Reads the whole tree before adding chunks, because reading it only needs the system chunks.
+        // The chunk tree lies in system chunks, which are known from the superblock. So the whole tree is read first, and
+        // its chunks are added afterwards.
         let walked: Result<(), std::convert::Infallible> =
             self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
                 let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };

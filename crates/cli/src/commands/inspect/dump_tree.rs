@@ -181,8 +181,8 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
                 root: Pointer {
                     bytenr: item.bytenr,
                     tree: Some(tree),
-                    // The generation in a log's root item may be older: the item is written before the last write of
-                    // the log's root.
+                    // The generation in a log's root item may be older than that of the root block, because the item
+                    // is written before the last write of the block.
                     generation: (tree != RootId::TREE_LOG).then_some(item.generation),
                     level: Some(item.level),
                     first_key: None,

@@ -126,8 +126,9 @@ fn print_files(target: &Target, answer: Response) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The path of a file from the host's root. `path` and `shown`, the directory that the mounted filesystem shows, start at the
-/// top level; `root` is the directory of the mounted filesystem that is mounted on `dir`.
+/// Returns the path of a file from the host's root; `None` if the mount on `dir` does not show the file. `path` (of the file)
+/// and `shown` (of the mounted subvolume's root) start at the top level. `root`, other than `/` for bind mounts, is the
+/// directory below `shown` that is mounted on `dir`.
 fn in_mount(path: &[u8], shown: &[u8], dir: &Path, root: &Path) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(path)).strip_prefix(OsStr::from_bytes(shown)).ok()?;
     Some(dir.join(Path::new("/").join(path).strip_prefix(root).ok()?))

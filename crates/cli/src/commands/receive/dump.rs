@@ -98,7 +98,7 @@ fn details(command: &Command<'_>, whole: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
         }
         Command::UpdateExtent { offset, size, .. } => format!("offset={offset} len={size}"),
         Command::Fallocate { mode, offset, size, .. } => format!("mode={mode} offset={offset} len={size}"),
-        // btrfs-progs prints the decimal number behind 0x.
+        // btrfs-progs prints the number in decimal, but after `0x`.
         Command::Fileattr { attr, .. } => format!("fileattr=0x{attr}"),
         Command::EncodedWrite {
             offset,

@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             drop(to);
             (done, printer.join())
         });
-        // A reader of this output that went away counts before the pipe that broke with it.
+        // If printing failed, the pipe broke too, so `done` is an error as well. The error of printing is the cause.
         printed.map_err(|_| anyhow!("printing failed: this is a bug of ubtrfs"))??;
         answer(done, new).map(drop)
     })?;

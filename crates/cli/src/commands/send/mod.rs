@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if !args.quiet {
             args.subvolumes.iter().for_each(|target| print_err(&format!("At subvol {target}")));
         }
-        // Only now, so that a mistake leaves the file as it was.
+        // The file is created after all checks, so that a wrong argument does not truncate it.
         let file = match &args.file {
             Some(path) => Some(File::create(path).with_context(|| format!("cannot create {}", path.display()))?),
             None => None,
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The bytes that were written.
+/// Returns the number of bytes written, or an error that names the subvolume.
 fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> anyhow::Result<u64> {
     match done {
         Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),
@@ -142,7 +142,7 @@ fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> a
     }
 }
 
-/// A read-only subvolume.
+/// Describes a subvolume. Fails unless it is read-only.
 fn snapshot(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
     let info = subvolume(channel, target)?;
     if !info.flags.contains(RootFlags::RDONLY) {
@@ -154,7 +154,7 @@ fn snapshot(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeI
     Ok(info)
 }
 
-/// A subvolume.
+/// Describes a subvolume. Fails if the path is not the root directory of one.
 pub(crate) fn subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
     let file = open(channel, target)?;
     match channel.subvolume_of(&file).with_context(|| format!("cannot read {target}"))? {

@@ -1,5 +1,5 @@
-//! Output of commands that write a stream. A mount's server writes to a pipe, which this process relays: so the server
-//! never waits for anything but this process, and never writes to a file of the user.
+//! Output of commands that write a stream. A mount's server writes to a pipe, and this process copies from the pipe to the
+//! output. So the server waits for nothing except this process, and never writes to a file of the user.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -31,7 +31,7 @@ pub(crate) fn call_with_output(
     rustix::fs::fcntl_setfl(&to, flags | OFlags::NONBLOCK).map_err(|errno| failed(errno.into()))?;
     let mut output = File::from(output.try_clone_to_owned().map_err(failed)?);
     thread::scope(|scope| {
-        // The server sees a broken pipe if the output fails: `from` is closed then.
+        // If the output fails, the relay closes `from`, and the server gets a broken pipe.
         let relay = scope.spawn(move || relay(File::from(OwnedFd::from(from)), &mut output));
         let called = channel.call_with_stream(request, &[], to.as_fd(), job);
         drop(to);
@@ -46,7 +46,7 @@ pub(crate) fn call_with_output(
     })
 }
 
-/// Copies everything from a pipe. The output may be one that does not block.
+/// Copies everything from a pipe to an output, which may be non-blocking.
 fn relay(mut from: File, to: &mut File) -> io::Result<()> {
     let mut buf = vec![0; BUFFER];
     loop {
@@ -68,7 +68,7 @@ fn relay(mut from: File, to: &mut File) -> io::Result<()> {
     }
 }
 
-/// Waits until an output takes bytes.
+/// Waits until an output can be written to.
 fn wait_for(to: BorrowedFd<'_>) -> io::Result<()> {
     match poll(&mut [PollFd::new(&to, PollFlags::OUT)], None) {
         Ok(_) | Err(Errno::INTR) => Ok(()),

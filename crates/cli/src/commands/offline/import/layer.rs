@@ -100,14 +100,13 @@ impl Layer {
         Ok(fs.rmdir(parent, name)?)
     }
 
-    /// Removes the content of a directory that comes from the layers below. Returns whether the directory is then
-    /// empty.
+    /// Removes everything in a directory that this layer did not add. Returns whether the directory is then empty.
     fn remove_old(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
         self.walk_old(fs, dir, Old::Goes)
     }
 
-    /// Walks through the content of a directory that comes from the layers below. Returns whether there is no other
-    /// content. Memory limits the depth, not the stack.
+    /// Walks through a directory, and with [`Old::Goes`] removes everything that this layer did not add. Returns whether
+    /// the directory contains nothing that this layer added. Memory limits the depth, not the stack.
     fn walk_old(&self, fs: &Fs, dir: InodeId, old: Old) -> anyhow::Result<bool> {
         struct Level {
             id: InodeId,
