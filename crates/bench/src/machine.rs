@@ -27,7 +27,7 @@ pub(crate) fn program(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("the program {name} is missing; install it (Debian: btrfs-progs, mount)"))
 }
 
-/// Writes out and drops all clean caches of the machine.
+/// Writes out all dirty data of the machine, and drops the caches.
 pub(crate) fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the caches; run as root")

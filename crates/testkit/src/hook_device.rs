@@ -1,6 +1,6 @@
-//! A device that runs a test's code at a chosen flush, in the middle of the engine's work.
+//! A device that runs a test's hook (a closure) at a chosen flush, in the middle of the engine's work.
 //!
-//! The code can stop a commit while other threads continue, look at the medium as a power cut would leave it, or fail
+//! The hook can stop a commit while other threads continue, look at the medium as a power cut would leave it, or fail
 //! the flush.
 
 use std::io;
@@ -10,7 +10,7 @@ use ubtrfs_device::Device;
 
 type Hook = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
-/// A device with code that runs once, before a chosen flush.
+/// A device with a hook that runs once, before a chosen flush.
 pub struct HookDevice {
     inner: Arc<dyn Device>,
     /// How many flushes pass before the hook runs, and the hook.
@@ -24,7 +24,7 @@ impl std::fmt::Debug for HookDevice {
 }
 
 impl HookDevice {
-    /// Wraps a device, without any code yet.
+    /// Wraps a device, without a hook yet.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         Self { inner, hook: Mutex::default() }
     }
@@ -35,7 +35,7 @@ impl HookDevice {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some((passed, Box::new(hook)));
     }
 
-    /// Whether the code has still to run.
+    /// Whether a hook is set that has not run yet.
     pub fn is_set(&self) -> bool {
         self.hook.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }

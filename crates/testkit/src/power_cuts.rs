@@ -80,7 +80,8 @@ impl PowerCuts {
             }
             kind => {
                 let mut driver = Driver::new(seed, 1 << 16);
-                // Background commits do not write dirty data, so the content of files in their states is not known.
+                // Change only names if background commits happen: they do not write dirty data, so the content of files
+                // in the states that they capture is not known.
                 if little_memory || kind % 2 == 0 {
                     driver = driver.names_only();
                 }

@@ -12,11 +12,11 @@ use ubtrfs_fs::{Fs, Job, MountOptions, ReceiveOptions};
 
 use crate::{Image, LoopMount, SendOptions, SnapshotChain, btrfs_check, receive_by_linux};
 
-/// Makes a chain of snapshots, sends it with Linux, and receives all but the last with the engine. Linux then receives the last on
-/// top. Fails unless all trees are equal to the sent ones, share as much as what Linux receives, and both checkers find the
-/// filesystem clean. Returns a line about the round.
+/// Makes a chain of snapshots, sends it with Linux, and receives all snapshots except the last with the engine. Linux then receives
+/// the last one into the same filesystem. Fails unless all trees are equal to the sent ones, share as much data as after a receive
+/// by Linux alone, and both checkers find the filesystem clean. Returns a line about the round.
 ///
-/// After a failure, `keep` gets the streams.
+/// After a failure, the streams are saved in `keep`.
 pub fn receive_round(seed: u64, snapshots: usize, operations: usize, keep: Option<&Path>) -> Result<String> {
     let mut chain = SnapshotChain::make(seed, snapshots, operations)?;
     let options = chain.random_options();
@@ -61,7 +61,7 @@ fn receive_chain(
         fs.receive(fs.root(), input, &ReceiveOptions::default(), &Job::new(), &mut |_| {})
             .map_err(|error| anyhow!("receive {options:?}: {error}"))
     };
-    // Some streams come one by one, some in one input.
+    // Some streams are received one by one, others joined in one input.
     let mut joined: Box<dyn Read + Send> = Box::new(std::io::empty());
     for (index, stream) in first.iter().enumerate() {
         if (seed + index as u64).is_multiple_of(3) {

@@ -48,9 +48,9 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// Fails if snapshots refer to other amounts of data than in `other`, or the data takes more space, up to a few blocks: a small
-    /// file can be inline or not. How an extent that is only partly shared is counted depends on how it was cut, so exclusive
-    /// and shared bytes are not compared.
+    /// Fails if a snapshot refers to a different amount of data than in `other`, or if the data takes more space on disk. A
+    /// difference of 64 KiB is allowed, because a small file can be inline or not. Exclusive and shared bytes are not compared,
+    /// because they depend on how partly shared extents were cut.
     pub fn check(&self, other: &Self) -> Result<()> {
         const SLACK: u64 = 64 << 10;
         let totals = self.totals.iter().zip(&other.totals).all(|(one, other)| one.abs_diff(*other) <= SLACK);
@@ -81,12 +81,12 @@ impl SnapshotChain {
             for _ in 0..operations / 20 {
                 reflink(&live, &mut target, &mut rng)?;
             }
-            // The driver does not know the copies.
+            // Load the model again, because it does not contain the reflinks.
             model = Model::load(&live)?;
             target.sync().map_err(|errno| anyhow::anyhow!("sync: errno {errno}"))?;
             snapshot(&live, &mount.join(format!("s{index}")))?;
         }
-        // Only the snapshots share from here on.
+        // Delete the source, so that extents are shared only among the snapshots.
         run("btrfs", ["subvolume".as_ref(), "delete".as_ref(), "-c".as_ref(), live.as_os_str()])?;
         run("btrfs", ["subvolume".as_ref(), "sync".as_ref(), mount.path().as_os_str()])?;
         Ok(Self { mount, _image: image, rng, nr_snapshots })
@@ -118,7 +118,7 @@ impl SnapshotChain {
         let options = (0..self.nr_snapshots).map(|index| {
             let parent =
                 (index > 0 && !rng.one_in(5)).then(|| if rng.one_in(3) { rng.index(index) } else { index - 1 });
-            // Without a parent, btrfs-progs wants a common one of all sources.
+            // Use clone sources only with a parent. Without one, btrfs-progs requires a common parent of all clone sources.
             let mut is_source = |other: &usize| parent.is_some() && rng.one_in(3) && Some(*other) != parent;
             let clone_sources = (0..index).filter(|other| is_source(other)).collect();
             let proto = 1 + rng.below(2) as u32;

@@ -12,7 +12,7 @@ fn linux_receives_equal_trees_with_equal_sharing() {
         return;
     }
     let first = Rng::seed_or(1);
-    // 105, 120: holes that reached beyond the end of a file that shrank, in version 1.
+    // Seeds 105 and 120 once failed: in version 1, holes reached past the end of a file that had shrunk.
     let seeds =
         if std::env::var_os("UBTRFS_SEED").is_some() { vec![first] } else { (1..25).chain([105, 120, 165]).collect() };
     for seed in seeds {
@@ -23,7 +23,7 @@ fn linux_receives_equal_trees_with_equal_sharing() {
 
 type Done = Result<(), Errno>;
 
-/// Both forms, and the number of temporary names that the increment needs.
+/// Checks a pair of snapshots in all forms of the stream, and the number of temporary names that the increment needs.
 fn check(first: Change, second: Change, nr_temporary: usize) {
     check_sessions(first, &[second], nr_temporary);
 }

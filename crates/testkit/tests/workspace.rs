@@ -1,7 +1,7 @@
 //! Checks the rules of the workspace with `cargo metadata` and the sources: dependencies, licences, file sizes, and
 //! where unsafe is allowed.
 //!
-//! I1. A crate uses only the crates that [`FLOORS`] lists for it. Dev-dependencies are free.
+//! I1. A crate uses only the crates that [`FLOORS`] lists for it. Dev-dependencies are not restricted.
 //! I2. A folder of a crate imports only from the folders before it in [`ROOMS`].
 //! I3. Everything that ships is permissively licensed, so no dependency forces another licence on users.
 

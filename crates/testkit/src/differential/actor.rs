@@ -29,7 +29,7 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Whether it can do more or less than its user id says.
+    /// Whether the thread's capabilities differ from those that its user id implies.
     pub(crate) fn has_own_capabilities(&self) -> bool {
         self.capabilities.is_some()
     }

@@ -33,15 +33,15 @@ pub struct Difference {
     pub linux: String,
     /// Whether an object that the call names is immutable or append-only on Linux.
     pub guarded: bool,
-    /// Whether the call named a directory in place of a subvolume that a snapshot left out.
+    /// Whether the call named an empty directory that a snapshot has in place of a nested subvolume.
     pub left_out: bool,
     /// Whether the object is the root of a nested subvolume, in a comparison of trees.
     pub is_subvolume: bool,
     /// Whether the object is a pipe.
     pub is_pipe: bool,
-    /// Whether the object was stored to through a mapping since the mount.
+    /// Whether the object was written through a mapping since the mount.
     pub mapped: bool,
-    /// The steps of the same thread before this one, where several threads ran.
+    /// If several threads ran, the earlier steps of this step's thread.
     pub before: Vec<Step>,
 }
 
@@ -208,7 +208,7 @@ impl Source {
 
 /// Performs a sequence on a new pair. An `Err` is a failure of the test bed itself.
 pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
-    // A umask belongs to all threads of a process. From here on it belongs to this run.
+    // All threads of a process share one umask. From here on, this thread and the threads that it starts have a separate one.
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS)?;
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut bed = Bed {
@@ -248,9 +248,9 @@ struct Bed {
     outcome: Outcome,
     survey: bool,
     surveyed: BTreeSet<String>,
-    /// The inode numbers on our side of the files that are mapped, by slot.
+    /// For each slot with a mapping, the inode number of the mapped file on our side.
     mapped: BTreeMap<usize, u64>,
-    /// Those that were stored to; see [`Difference::mapped`].
+    /// The inode numbers of files that were written through a mapping; see [`Difference::mapped`].
     stored: BTreeSet<u64>,
 }
 
@@ -357,7 +357,7 @@ impl Bed {
             Call::Map { slot, .. } => {
                 let ino =
                     lock(&self.pair.ours).slot(*slot).ok().and_then(|file| Some(rustix::fs::fstat(file).ok()?.st_ino));
-                // A call that fails has taken the old mapping away, except where the slot is not open.
+                // A failed call removes the old mapping of the slot, unless the slot is not open.
                 if ino.is_some() {
                     self.mapped.remove(slot);
                 }
@@ -432,14 +432,14 @@ pub(crate) fn compare_answers(step: &Step, ours: &Answer, linux: &Answer, guarde
     compare_fields(step, "answer", fields(ours), fields(linux), guarded, found);
 }
 
-/// Takes from Linux, whose inode numbers show it, which directories stand in place of left-out subvolumes.
+/// Marks our directories that stand in place of left-out subvolumes. Inode numbers on Linux's side show which these are.
 fn note_left_out(ours: &mut [Entry], linux: &[Entry]) {
     let left_out = linux.iter().filter(|entry| entry.left_out).map(|entry| entry.entry.path.as_slice());
     let left_out: BTreeSet<&[u8]> = left_out.collect();
     ours.iter_mut().for_each(|entry| entry.left_out |= left_out.contains(entry.entry.path.as_slice()));
 }
 
-/// The fields of a left-out subvolume that are not made up.
+/// Keeps only kind and mode of a directory in place of a left-out subvolume, because its other fields are made up.
 fn made_up(mut fields: Vec<(String, String)>) -> Vec<(String, String)> {
     fields.retain(|(name, _)| name == "kind" || name == "mode");
     fields

@@ -285,7 +285,7 @@ pub enum Call {
         path: String,
         read_only: bool,
     },
-    /// Several threads at once, each in a directory of its own with a random sequence of this seed.
+    /// Runs several threads at once, each in a separate directory, with random calls from this seed.
     Together {
         seed: u64,
     },
@@ -310,7 +310,7 @@ impl Call {
         text.split([' ', '{']).next().unwrap_or_default().to_owned()
     }
 
-    /// Whether it is about subvolumes.
+    /// Whether the call is about subvolumes.
     pub(crate) fn is_of_subvolumes(&self) -> bool {
         use Call::*;
         matches!(
@@ -323,7 +323,7 @@ impl Call {
         )
     }
 
-    /// Whether it is about a mapping.
+    /// Whether the call is about a mapping.
     pub(crate) fn is_of_mapping(&self) -> bool {
         use Call::*;
         matches!(self, Map { .. } | MapStore { .. } | MapLoad { .. } | MapSync { .. } | Unmap { .. })

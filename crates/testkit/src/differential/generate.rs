@@ -110,7 +110,7 @@ impl Generator {
         }
         let user = if self.rng.one_in(3) { 0 } else { self.rng.index(NR_DRAWN) };
         let call = self.call();
-        // A helper has no capabilities but those of its user (H1).
+        // A helper has only the capabilities that its user id implies (H1).
         let user = if call.is_of_subvolumes() && ACTORS[user].has_own_capabilities() { 0 } else { user };
         Step { user, call }
     }
@@ -493,7 +493,7 @@ impl Generator {
                 self.slots.fill(None);
                 self.mapped.clear();
             }
-            // One that fails takes the old mapping away.
+            // A failed call removes the old mapping of the slot.
             Call::Map { slot, .. } if !good => drop(self.mapped.remove(slot)),
             _ if !good => {}
             // A helper that died lost all of its mappings.
@@ -558,14 +558,14 @@ impl Generator {
         }
     }
 
-    /// What is known below a path, by what follows the path.
+    /// Returns some of the known objects below a path, each by the rest of its path after `path`.
     fn below(&self, path: &str) -> Vec<(String, Guess)> {
         let start = if path.is_empty() { String::new() } else { format!("{path}/") };
         let known = self.known.iter().filter(|(known, _)| known.starts_with(&start)).take(40);
         known.map(|(known, kind)| (format!("/{}", &known[start.len()..]), *kind)).collect()
     }
 
-    /// Takes a path and all below it, by what follows the path.
+    /// Removes a path and everything below it from the known objects. Returns them by the rest of their paths after `path`.
     fn take(&mut self, path: &str) -> Vec<(String, Guess)> {
         let below = format!("{path}/");
         let taken: Vec<String> =

@@ -1,8 +1,8 @@
-//! A program of its own that maps files into its memory and calls ioctls on subvolumes, as the user that asks.
+//! [`Helper`]: a separate program that maps files into its memory and makes ioctls on subvolumes, for a user of the test bed.
 //!
-//! H1. A helper is started by a thread of the user it acts for, and has the same credentials. Capabilities beyond those of
-//!     its user id are lost, so [`super::generate`] gives such calls to users without extra ones.
-//! H2. A helper that a signal killed (SIGBUS of a mapping) answers as one, and its mappings are gone.
+//! H1. A helper is started by a thread of the user for whom it acts, and has the credentials of that thread, except for
+//!     capabilities that the user id does not imply. So [`super::generate`] gives such calls only to users without these.
+//! H2. If a signal kills a helper (SIGBUS of a mapping), the answer names the signal, and the helper's mappings are gone.
 
 use std::collections::hash_map::Entry;
 use std::io::{IoSlice, IoSliceMut};
@@ -31,7 +31,7 @@ pub(crate) struct Helper {
 impl Helper {
     fn start() -> Result<Self, Errno> {
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        // Not the first python3 in the path, which may lie where only root may go.
+        // A fixed path, because the first python3 in PATH may be in a directory that only root may enter.
         let child = Command::new("/usr/bin/python3")
             .args(["-c", include_str!("helper.py")])
             .current_dir("/")
@@ -41,7 +41,7 @@ impl Helper {
         Ok(Self { child, socket })
     }
 
-    /// The text of an answer, or an error; `Ok(None)` where the helper is dead.
+    /// Sends a request and returns the answer; `Ok(None)` if the helper is dead.
     fn ask(&self, request: &Value, file: Option<&OwnedFd>) -> Result<Option<Value>, Errno> {
         let text = request.to_string();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -73,7 +73,7 @@ impl Drop for Helper {
 }
 
 impl Side {
-    /// Performs a call by the helper of this thread; mappings are all in one.
+    /// Performs a call with a helper: one for all mappings, or for an ioctl the helper of this thread.
     pub(crate) fn by_helper(&mut self, call: &Call) -> Answer {
         let full = |path: &str| name_text(self.full(path).as_os_str().as_encoded_bytes());
         let split = |path: &str| {
@@ -106,9 +106,10 @@ impl Side {
                 (json!({"do": "set flags", "path": full(path), "read_only": read_only}), None)
             }
             Call::SubvolSnapshot { from, to, read_only } => match self.snapshots_by.clone() {
-                // The ioctl names an open file, which a FUSE server cannot follow.
+                // On our mount, `ubtrfs` makes the snapshot, because one made by the ioctl lacks data written through
+                // mappings.
                 Some(program) => {
-                    // The program would make it inside of a directory that is there.
+                    // If `to` is an existing directory, the ioctl fails, but the program would make the snapshot in it.
                     if rustix::fs::lstat(self.full(to)).is_ok() {
                         return Err(Errno::IO);
                     }
@@ -116,7 +117,7 @@ impl Side {
                     command.args(["subvolume", "snapshot"]).args(read_only.then_some("-r"));
                     command.arg(self.full(from)).arg(self.full(to)).stdin(Stdio::null());
                     let output = command.output().map_err(|_| Errno::IO)?;
-                    // Which error it is, the program says in words.
+                    // The program reports the reason as text, so all errors of snapshots are compared as EIO.
                     return if output.status.success() { Ok(Vec::new()) } else { Err(Errno::IO) };
                 }
                 None => {
@@ -130,7 +131,8 @@ impl Side {
         };
         let key = call.is_of_subvolumes().then(|| std::thread::current().id());
         if let Entry::Vacant(place) = self.helpers.entry(key) {
-            // As an answer, it would be equal on both sides and hide that nothing was done.
+            // Panic if no helper can be started: as an answer, this error would be equal on both sides, and the call
+            // would not be tested.
             place.insert(Helper::start().expect("the helper is a program of /usr/bin/python3"));
         }
         let helper = &self.helpers[&key];

@@ -106,7 +106,7 @@ fn is_guarded(statx: Result<Statx, Errno>) -> bool {
 }
 
 impl Seen {
-    /// Its inode number.
+    /// The object's inode number.
     pub(crate) fn ino(&self) -> Option<u64> {
         self.stat.as_ref().ok().map(|stat| stat.st_ino)
     }
@@ -117,8 +117,8 @@ impl Seen {
     }
 }
 
-/// The inode number of each directory that Linux shows in place of a subvolume that a snapshot left out. On no disk: its
-/// owner and times are made up while it is in memory.
+/// The inode number of each directory that Linux shows in place of a subvolume that a snapshot left out. Such a directory is
+/// not on disk, so Linux makes up its owner and times.
 const LEFT_OUT: u64 = 2;
 /// The inode number of each subvolume's root directory on Linux's mount.
 const SUBVOLUME_ROOT: u64 = 256;
@@ -187,9 +187,10 @@ pub(crate) struct Entry {
     pub(crate) flags: Option<u32>,
     /// Allocated blocks of 512 bytes.
     pub(crate) blocks: u64,
-    /// The empty directory in place of a subvolume that a snapshot left out. Seen on Linux's mount only.
+    /// Whether the object is the empty directory in place of a subvolume that a snapshot left out. Only Linux's inode numbers
+    /// show this.
     pub(crate) left_out: bool,
-    /// The root of a nested subvolume, on Linux's mount, where its inode number is 256.
+    /// Whether the object is the root of a nested subvolume. Known only on Linux's mount, where its inode number is 256.
     pub(crate) is_subvolume: bool,
 }
 
@@ -236,7 +237,7 @@ pub(crate) fn walk(root: &Path) -> Result<Vec<Entry>> {
         let with_flags = matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory);
         let left_out = stat.st_ino == LEFT_OUT;
         let flags = if with_flags && !left_out { Some(flags_of(&full)?) } else { None };
-        // The kernel remembers a count from before the data was written.
+        // The kernel may have cached a block count from before the data was written back.
         let fresh = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         let blocks = rustix::fs::statx(CWD, &full, fresh, StatxFlags::BASIC_STATS)?.stx_blocks;
         let is_subvolume = stat.st_ino == SUBVOLUME_ROOT && !entry.path.is_empty();

@@ -32,9 +32,9 @@ pub(crate) type Answer = Result<Vec<(String, String)>, Errno>;
 pub(crate) struct Side {
     pub(crate) root: PathBuf,
     pub(crate) slots: Vec<Option<OwnedFd>>,
-    /// By the thread that they act for; mappings have one of their own.
+    /// The helper for all mappings (`None`), and the helpers for ioctls, by the thread for which they act.
     pub(crate) helpers: HashMap<Option<ThreadId>, Helper>,
-    /// The program that makes snapshots here, where no ioctl does.
+    /// The program that makes snapshots on this side, if the ioctl is not used.
     pub(crate) snapshots_by: Option<PathBuf>,
 }
 

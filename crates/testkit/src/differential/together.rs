@@ -1,6 +1,7 @@
-//! Several threads at once: each works in a directory of its own, so that its answers do not depend on the others.
+//! Several threads at once: each works in a separate directory, so that its answers do not depend on the other threads.
 //!
-//! Linux goes first, because a generator learns from its answers; then our mount gets the same calls from as many threads.
+//! The calls are made on Linux first, because a generator learns from Linux's answers. Then an equal number of threads makes
+//! these calls on our mount.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use super::perform::{Answer, Side};
 const NR_THREADS: u64 = 4;
 const NR_STEPS: usize = 120;
 
-/// The differences between the answers of both sides.
+/// Makes random calls with several threads on both sides. Returns the differences between the answers.
 pub(crate) fn together(pair: &Pair, seed: u64) -> Result<Vec<Difference>> {
     let linux_root = lock(&pair.linux).root.clone();
     let our_root = lock(&pair.ours).root.clone();
@@ -28,7 +29,7 @@ pub(crate) fn together(pair: &Pair, seed: u64) -> Result<Vec<Difference>> {
     for (ours, linux) in ours.iter().zip(&linux) {
         for (at, (ours, (step, answer))) in ours.iter().zip(linux).enumerate() {
             let nr_found = found.len();
-            // Whether the file was +i or +a at that moment is not known.
+            // It is not known whether the file was immutable or append-only during the call, so assume it.
             compare_answers(step, &ours.1, answer, true, &mut found);
             for difference in &mut found[nr_found..] {
                 difference.before = linux[..at].iter().map(|(step, _)| step.clone()).collect();
@@ -55,7 +56,7 @@ fn on_threads(root: &Path, work: impl Fn(u64, &mut Side) -> Done + Sync) -> Resu
     }))
 }
 
-/// Chooses calls and performs them; those of the whole pair or process, and those of helpers, are left out.
+/// Chooses calls and performs them. Leaves out calls on the whole pair or process, and calls that need a helper.
 fn chosen(side: &mut Side, seed: u64) -> Done {
     let mut generator = Generator::new(seed);
     let mut done = Vec::new();
@@ -66,7 +67,7 @@ fn chosen(side: &mut Side, seed: u64) -> Done {
             Call::Umask { .. } | Call::Sync | Call::Compare | Call::Remount | Call::Swap | Call::Together { .. }
         ) && !step.call.is_of_subvolumes()
             && !step.call.is_of_mapping()
-            // What it does differs (`chown-of-nothing`), and the round would go on.
+            // The effect of these calls differs (`chown-of-nothing`), which has to end the round and cannot do so here.
             && !matches!(step.call, Call::Chown { uid: None, gid: None, .. } | Call::Fchown { uid: None, gid: None, .. });
         if is_of_thread {
             let answer = side.perform(&step.call);

@@ -31,11 +31,11 @@ use crate::tree_entry::{Compare, compare_trees};
 /// One round.
 #[derive(Clone, Debug)]
 pub struct SendRound {
-    /// All choices follow from it.
+    /// The seed of all random choices.
     pub seed: u64,
     /// Operations before each snapshot.
     pub operations: usize,
-    /// Keeps images and streams here if the round fails.
+    /// The directory for images and streams of a failed round.
     pub keep: Option<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ pub struct SendRound {
 pub struct Form {
     /// Version of the stream.
     pub version: u32,
-    /// Compressed extents as they are.
+    /// Whether compressed extents are sent as they are.
     pub compressed_data: bool,
 }
 
@@ -116,8 +116,7 @@ impl SendRound {
         }
         let mut done = 0;
         while done < nr {
-            // Several snapshots in one session, and sessions with several snapshots: after a mount, inode numbers are
-            // given out again.
+            // Make one or two snapshots in each session. After the next mount, numbers of deleted inodes are used again.
             let here = (1 + rng.index(2)).min(nr - done);
             if by_linux {
                 let mount = LoopMount::new(image.path(), options)?;
@@ -213,8 +212,8 @@ fn mkfs_args(rng: &mut Rng) -> &'static [&'static str] {
 pub type Change = fn(&mut dyn Target) -> Result<(), Errno>;
 
 /// Makes a snapshot after `first` and one after `second`, sends both (the second one as an increment), and compares what Linux
-/// receives. Each change has a session of its own, so inode numbers are used again. Returns the temporary names in the
-/// increment.
+/// receives. The filesystem is opened again for each change, so that numbers of deleted inodes are used again. Returns the
+/// temporary names in the increment.
 pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<PathBuf>> {
     let source = Image::kernel_made(256 << 20, &[])?;
     let mount = LoopMount::new(source.path(), "")?;
@@ -253,7 +252,7 @@ pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<Pa
     let differs =
         compare_extents(source.path(), target.path(), &[("s0", vec![]), ("s1", vec!["s0"])], form.version >= 2)?;
     ensure!(!differs.is_any(), "extents: {differs:?}");
-    // The names that the increment gives for a while.
+    // The names that the increment uses temporarily.
     let dump = run("btrfs", ["receive".as_ref(), "--dump".as_ref(), "-f".as_ref(), streams[1].as_os_str()])?;
     let temporary =
         dump.lines().filter(|line| line.starts_with("rename")).filter_map(|line| line.split("dest=./s1/").nth(1));

@@ -6,22 +6,22 @@ use std::collections::BTreeMap;
 use crate::rng::Rng;
 use crate::target::{FallocateOp, NodeKind, RenameOp, Target};
 
-/// Random operations on a tree, whose names it knows.
+/// Makes random operations on a tree, and knows the names in the tree.
 #[derive(Debug)]
 pub struct Operations {
     rng: Rng,
     nodes: BTreeMap<Vec<u8>, NodeKind>,
-    /// Mixed into modification times.
+    /// The last modification time that was set, in seconds.
     clock: i64,
 }
 
 impl Operations {
-    /// Operations on an empty tree.
+    /// Starts with an empty tree.
     pub fn new(seed: u64) -> Self {
         Self { rng: Rng::new(seed), nodes: BTreeMap::new(), clock: 1_000_000 }
     }
 
-    /// Does about so many operations. What the filesystem refuses is passed over.
+    /// Makes about `count` operations. Operations that the filesystem refuses are ignored.
     pub fn run(&mut self, target: &mut dyn Target, count: usize) {
         let storm = self.rng.below(4);
         for _ in 0..count {
@@ -59,7 +59,7 @@ impl Operations {
         if !path.is_empty() {
             path.push(b'/');
         }
-        // Few names, so that they meet.
+        // Use few different names, so that a new name often exists already.
         path.extend_from_slice(
             format!("{}{}", ["a", "b", "dir", "x"][self.rng.index(4)], self.rng.below(4)).as_bytes(),
         );
@@ -127,7 +127,7 @@ impl Operations {
         }
     }
 
-    /// Takes a path and everything below it out of the known names.
+    /// Removes a path and everything below it from the known names, and returns them.
     fn taken(&mut self, from: &[u8]) -> Vec<(Vec<u8>, NodeKind)> {
         let below = |path: &[u8]| path == from || (path.starts_with(from) && path.get(from.len()) == Some(&b'/'));
         let paths: Vec<Vec<u8>> = self.nodes.keys().filter(|path| below(path)).cloned().collect();
@@ -148,7 +148,7 @@ impl Operations {
         }
     }
 
-    /// Three names change places.
+    /// Rotates three names among their inodes.
     fn rotate(&mut self, target: &mut dyn Target) {
         let nodes: Vec<Vec<u8>> = (0..3).filter_map(|_| self.any(|_| true)).collect();
         let [one, two, three] = &nodes[..] else { return };
@@ -156,7 +156,7 @@ impl Operations {
         if one == two || two == three || one == three || !self.rename_to(target, one, &aside) {
             return;
         }
-        // The names may lie below each other; then some of these fail.
+        // If one path is below another, some of these renames fail.
         self.rename_to(target, two, one);
         self.rename_to(target, three, two);
         if !self.rename_to(target, &aside, three) {
@@ -220,7 +220,7 @@ impl Operations {
         }
     }
 
-    /// Removes a directory with what is in it, except for some that moves out first.
+    /// Removes a directory and its content. Some of the content is moved elsewhere first.
     fn remove_tree(&mut self, target: &mut dyn Target) {
         let Some(dir) = self.any(|kind| kind == NodeKind::Directory) else { return };
         let below: Vec<Vec<u8>> =

@@ -1,4 +1,4 @@
-//! Compares what the files of two chains of snapshots have on disk: where there are holes, and which blocks are one block.
+//! Compares how two chains of snapshots store their files: where holes are, and which files share a block.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -39,19 +39,19 @@ enum Block {
     Prealloc,
 }
 
-/// Address of an extent or block, and the offset in a compressed extent.
+/// The address of a block and 0, or the address of a compressed extent and the block's offset in its data.
 type Place = (u64, u64);
 type Blocks = BTreeMap<u64, Block>;
 
-/// A snapshot, and those that its stream could refer to.
+/// A snapshot, and the snapshots from which its stream may clone.
 pub type Sent<'n> = (&'n str, Vec<&'n str>);
 
-/// Compares these snapshots in two images. Preallocated blocks count as holes without `prealloc`. Partial blocks at the ends
-/// of files may be copies, and data: Linux writes zeros into them when it changes a file's size or preallocates. So one block
-/// of each file may be a copy, at its former end.
+/// Compares these snapshots in two images. Without `prealloc`, preallocated blocks count as holes. The partial block at the end
+/// of a file is not compared. One other block of each file may be unshared: when Linux changes a file's size or preallocates, it
+/// writes zeros into the block at the former end, so this block may be a copy.
 pub fn compare_extents(source: &Path, target: &Path, sent: &[Sent<'_>], prealloc: bool) -> Result<Differs> {
     let mut differs = Differs::default();
-    // Places of the target by blocks of the source, for each snapshot.
+    // For each snapshot, the places in the target of each block of the source.
     let mut places: HashMap<&str, HashMap<Place, BTreeSet<Place>>> = HashMap::new();
     for (name, others) in sent {
         let options = format!("subvol={name}");

@@ -50,7 +50,7 @@ use crate::{
     RecordingDevice, Rng, TreeEntry, check_medium,
 };
 
-/// The lanes of threads that have no directory follow those that have one.
+/// The threads that do not work in a separate directory use the last two lanes.
 const SNAPSHOT_LANE: usize = LANES - 2;
 const REWRITTEN_LANE: usize = LANES - 1;
 /// The content of the poisoned file: this pattern, repeated.
