@@ -115,7 +115,7 @@ pub trait Flusher: Send + Sync {
         true
     }
 
-    /// Waits until writes into existing extents that began earlier have ended and their items are put. Later writes
+    /// Waits until earlier writes into existing extents have ended and their items are put. Writes that begin later
     /// call [`Engine::extent_is_shared`] again.
     fn wait_for_writes_in_place(&self) {}
 
@@ -290,7 +290,7 @@ impl Engine {
         Ok(Some(self.roots.keep(tree)))
     }
 
-    /// Returns the current root item of a tree, or `None` if the filesystem does not have it.
+    /// Returns the current root item of a tree, or `None` if the tree does not exist.
     ///
     /// # Errors
     ///
@@ -318,8 +318,8 @@ impl Engine {
         self.tree(id)?.ok_or_else(|| missing_tree(id))
     }
 
-    /// Flags for a new chunk of this kind: the type and the profile that a conversion has as its target, or else those of
-    /// the last block group of its type, or the bare type.
+    /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
+    /// conversion, the profile is that of the last block group of the type.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let wanted = kind.flags();
         let groups = self.space.block_groups();

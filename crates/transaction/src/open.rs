@@ -27,8 +27,8 @@ use crate::tree_log;
 impl Engine {
     /// Opens the filesystem on these devices.
     ///
-    /// A filesystem that cannot be written yet (several devices, unknown compat_ro features) opens read-only, and so
-    /// does one whose log the caller does not replay. [`Engine::read_only`] gives the reason.
+    /// A filesystem that cannot be written yet (for example with RAID chunks or unknown compat_ro features) opens
+    /// read-only, and so does one whose log the caller does not replay. [`Engine::read_only`] gives the reason.
     ///
     /// # Errors
     ///

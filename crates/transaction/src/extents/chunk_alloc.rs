@@ -53,8 +53,8 @@ impl Engine {
         min: u64,
         hint: Option<Logical>,
     ) -> Result<Option<Extent>> {
-        // Take a fair piece of a large request rather than make another chunk, because each kind of space takes chunks
-        // from the others.
+        // Prefer a piece of a large request to another chunk, because a chunk of one kind takes device space from the
+        // other kinds.
         let fair = want.min(FAIR_PIECE_BYTES).max(min);
         let allocate = || {
             let whole = self.space.allocate(kind, want, want, hint);
@@ -90,13 +90,13 @@ impl Engine {
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
         let flags = self.chunk_flags(kind);
         let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
-        // A chunk of mixed block groups is not at the expense of metadata: it has room for both.
+        // A chunk of a mixed block group takes no room from metadata, because it holds both kinds.
         if kind == SpaceKind::Data && !self.geometry.mixed && !self.leaves_room_for_metadata(&chunk) {
             return Ok(false);
         }
         tracing::debug!(%logical, length = chunk.length, ?flags, "make chunk");
         match self.volumes.add_chunk(logical, chunk.clone()) {
-            // The device is being shrunk, and its limit is newer than the plan.
+            // The device is being shrunk: its limit was lowered after the chunk was planned.
             Err(Error::NoSpace) => return Ok(false),
             added => added?,
         }
@@ -320,5 +320,5 @@ pub(crate) fn remove_system_chunks(superblock: &mut Superblock, chunks: &[Logica
     Ok(())
 }
 
-/// Length of a piece of a data extent that is large enough to be an extent.
+/// Minimum length of an extent that is accepted instead of a longer one, to avoid making a chunk.
 const FAIR_PIECE_BYTES: u64 = 4 << 20;

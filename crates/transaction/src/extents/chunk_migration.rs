@@ -5,11 +5,12 @@
 //! others read, write and allocate in it (`volumes::migration`). Then a commit records the new chunk item, device extents
 //! and profile. A crash before that commit is durable leaves the chunk where it was.
 //!
-//! Owns the state of each migration under one lock, which is a leaf.
+//! Owns the state of each migration, under one lock. No other lock is taken under it.
 //!
 //! Invariants:
-//! - M1. A block group is either moved or removed: both are first entered in the map of migrations. It is either moved or
-//!   emptied: each is first entered in its own map, and then checks the other map.
+//! - M1. A block group is never moved and removed at once, because both are first entered in the map of migrations. It
+//!   is never moved and emptied at once: a move and a relocation each enter their own map first, and then check the
+//!   other map.
 //! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is durable.
 
 use std::collections::BTreeMap;
@@ -208,8 +209,8 @@ impl Engine {
         })
     }
 
-    /// Prepares for giving up copies. Where copies differ, reads the content with verification, which repairs the
-    /// first copy, the one that stays.
+    /// Prepares for giving up all copies but the first: where copies differ, reads the content with verification, which
+    /// repairs the first copy.
     fn repair_first_copy(&self, piece: &Range<u64>) -> Result<()> {
         for range in joined(self.space.taken_ranges(piece.clone())) {
             let len = usize::try_from(len_of(&range)).unwrap_or(usize::MAX);

@@ -1,9 +1,9 @@
 //! [`Conversion`]: the profiles that a balance converts block groups to.
 //!
-//! While a conversion runs or is paused, new chunks have its target profile, as in Linux. Otherwise the conversion would
-//! not end with one profile if writers need chunks meanwhile.
+//! While a conversion runs or is paused, new chunks have its target profile, as in Linux. Otherwise, chunks that are made
+//! meanwhile would keep the old profile.
 //!
-//! Owns the targets under a lock, which is a leaf.
+//! Owns the targets under a lock. No other lock is taken under it.
 
 use parking_lot::Mutex;
 use ubtrfs_format::item::BlockGroupFlags;
@@ -14,11 +14,11 @@ use crate::engine::Engine;
 /// The target profiles of a conversion by kind of space; `None` where block groups keep their profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConversionTargets {
-    /// Of data block groups: [`BlockGroupFlags::DUP`], or empty for single. In mixed block groups also of metadata.
+    /// For data block groups: [`BlockGroupFlags::DUP`], or empty for single. In mixed block groups, metadata has it too.
     pub data: Option<BlockGroupFlags>,
-    /// Of metadata block groups.
+    /// For metadata block groups.
     pub metadata: Option<BlockGroupFlags>,
-    /// Of system block groups.
+    /// For system block groups.
     pub system: Option<BlockGroupFlags>,
 }
 

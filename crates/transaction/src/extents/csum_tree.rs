@@ -156,7 +156,7 @@ struct Sweep<'s> {
     /// Whether no item follows the cursor.
     passed_end: bool,
     open: Option<OpenItem>,
-    /// Existing items below this address are accounted for.
+    /// Existing items below this address are in the open item or in the batch, or stay unchanged (I1).
     consumed: u64,
     /// The new bytes of items by their start; `None` if the item is deleted.
     changes: BTreeMap<u64, Option<Vec<u8>>>,
@@ -212,7 +212,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Flushes the open item, and opens the existing one that covers `start` or, if `touching`, ends there.
+    /// Flushes the open item, and opens the existing item that covers `start` or, if `touching`, ends at `start`.
     fn move_to(&mut self, start: u64, touching: bool) -> Result<()> {
         self.flush();
         self.consumed = start;
@@ -227,7 +227,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Takes the checksums of a range out of the open item and of the items after it. Returns the checksums that the
+    /// Removes the checksums of a range from the open item and from the items after it. Returns the checksums that the
     /// last touched item has past the range.
     fn cut(&mut self, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
         let mut tail = None;

@@ -37,13 +37,13 @@ impl DataReservation {
         self.inner.merge(other.inner);
     }
 
-    /// Moves `bytes`, at most those that the other reservation holds, to this one.
+    /// Moves `bytes`, or as many as the other reservation holds, from it to this one.
     pub fn take_from(&mut self, other: &mut Self, bytes: u64) {
         self.inner.take_from(&mut other.inner, bytes);
         self.quota.take_from(&mut other.quota, bytes);
     }
 
-    /// Splits off `bytes`, at most those that it holds, into another reservation.
+    /// Splits off another reservation of `bytes`, or of as many as this one holds.
     pub fn split(&mut self, bytes: u64) -> Self {
         let quota = self.quota.split(bytes);
         Self { inner: self.inner.split(bytes.min(self.inner.bytes())), quota }
@@ -72,7 +72,7 @@ pub struct DataExtent {
 impl Engine {
     /// Reserves data space. May make chunks, flush and commit, so the caller must hold no inode lock.
     ///
-    /// Only existing space is reserved: accepted data would be lost if its space turned out to be missing.
+    /// Only existing space is reserved: without space for it, accepted data would be lost.
     ///
     /// # Errors
     ///
@@ -265,7 +265,7 @@ impl Engine {
     pub(crate) fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
         let sectorsize = self.geometry.sectorsize;
         let csum_size = self.geometry.csum_type.size();
-        // The ledger before the tree: I2 of data_ledger.
+        // Search the ledger before the tree (I2 of data_ledger).
         let mut csums = self.ledger.lookup_csums(at, len_bytes);
         if !csums.is_complete() {
             let tree = self.own_tree(RootId::CSUM_TREE)?;
@@ -305,7 +305,7 @@ impl Engine {
     }
 }
 
-/// Whether all references of the item come from one part of this file. They are then in one inline reference.
+/// Whether all references to the extent come from this part of this file; they are then one inline reference.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {

@@ -265,7 +265,7 @@ mod tests {
         ledger
     }
 
-    /// The sectors of `range` that have checksums, each with its own.
+    /// The sectors of `range` that have checksums. Checks that each sector has its own.
     fn found(ledger: &DataLedger, range: Range<u64>) -> Vec<u64> {
         let csums = ledger.lookup_csums(Logical(range.start * SECTOR), (range.end - range.start) * SECTOR);
         let sectors = range.clone().filter(|sector| {

@@ -4,8 +4,8 @@
 //! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]); meanwhile new chunks are
 //! made only below the new end.
 //!
-//! Owns the sizes that the next commit records, under a lock, which is a leaf; and the lock that is held for a whole
-//! resize, which comes before all others.
+//! Owns the sizes that the next commit records; no other lock is taken under their lock. Also owns the lock that is
+//! held for a whole resize and comes before all other locks.
 //!
 //! I1. While a device's limit is set, no chunk is made or moved past it (`volumes::chunk_map`). So once nothing is left
 //! past the new end, nothing is added there before the new size is durable.
@@ -36,7 +36,7 @@ impl Resizes {
     }
 }
 
-/// Number of waits for chunks that other threads are moving, and length of a wait: ten minutes in all.
+/// Maximum number of waits for chunks that other threads are moving; with [`WAIT`], ten minutes in all.
 const MAX_WAITS: u32 = 6000;
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -109,7 +109,7 @@ impl Engine {
                 match self.move_before_end(start, job) {
                     Ok(()) => {}
                     Err(Error::BlockGroupBusy { .. }) => has_busy = true,
-                    // Another thread has removed it.
+                    // Another thread has removed the block group.
                     Err(_) if self.space.block_group_at(start).is_none() => has_busy = true,
                     Err(error) => return Err(error),
                 }
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     fn move_before_end(&self, start: Logical, job: &Job) -> Result<()> {
-        // Its profile may change before the move begins.
+        // The block group keeps its profile, which may change before the move begins.
         let placement = Placement { profile: None, keeps_stripes: true };
         self.migrate_chunk(start, &placement, job).map(drop)
     }

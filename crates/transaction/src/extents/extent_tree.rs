@@ -57,7 +57,7 @@ pub(crate) struct OwnerChange {
     pub(crate) before: Owner,
     /// Its references now.
     pub(crate) after: Owner,
-    /// The trees whose ids data references carry that were added. Nothing else gives a data extent further users.
+    /// The trees whose ids are in the added data references. A data extent gets no other new users.
     pub(crate) gained: Owner,
     /// Whether only the subvolume of `before` reached the extent.
     pub(crate) was_private: bool,
@@ -123,7 +123,7 @@ pub(crate) struct ExtentInfo {
     pub(crate) generation: Generation,
 }
 
-/// Turns delayed refs (sorted by bytenr) into changes of the extent tree. Many of them are run on several threads.
+/// Turns delayed refs (sorted by bytenr) into changes of the extent tree. A long list is run on several threads.
 pub(crate) fn run_delayed_refs(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -228,7 +228,7 @@ struct KeyedPlace {
     found: Option<(Key, InlineRef)>,
 }
 
-/// Minimum number of heads that justify a thread, and the memory for a copy of all heads.
+/// Minimum number of heads for each thread: fewer are not worth a thread and a copy of all heads in memory.
 const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
 /// Number of steps after which a new search is cheaper.
 const STEPS_MAX: usize = 16;
@@ -436,8 +436,8 @@ impl<'a, 's> Record<'a, 's> {
         self.keyed.entry(key).or_insert(KeyedRef { before: None, after: None }).after = after;
     }
 
-    /// The reference with its count raised by `count`. A tree or node refers to a tree block only once, so that count
-    /// cannot grow.
+    /// The reference with its count raised by `count`. A tree or node refers to a tree block only once, so the count of
+    /// such a reference cannot grow.
     fn more(&self, reference: InlineRef, count: u64) -> Result<InlineRef> {
         self.counted(reference, u64::from(reference.count()).saturating_add(count))
     }

@@ -45,7 +45,7 @@ impl MovedExtents {
         self.any.store(!map.is_empty(), Ordering::Release);
     }
 
-    /// Drops the moves out of a range. No thread may have its addresses any more.
+    /// Drops the moves of extents that were in this range. No thread may still have an old address in the range.
     pub(crate) fn forget(&self, range: Range<u64>) {
         let mut map = self.moves.write();
         map.retain(|start, _| !range.contains(start));

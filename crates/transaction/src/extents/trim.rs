@@ -1,9 +1,9 @@
-//! Telling the devices which space is free: fstrim.
+//! Trim: telling the devices which space is free.
 //!
 //! Invariants:
 //! - I1. Free space of a block group is allocated while it is discarded, so nothing is written there meanwhile. It is
-//!   reserved first, so the space that others were promised stays.
-//! - I2. Device space without chunks is discarded under the lock under which chunks get their places.
+//!   reserved before that, so that space promised to other reservations stays free.
+//! - I2. Device space without chunks is discarded under the lock that is held while a chunk is placed.
 
 use std::ops::Range;
 
@@ -15,19 +15,19 @@ use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
 use crate::engine::Engine;
 use crate::job::Job;
 
-/// Most bytes that are discarded at once, and kept from being allocated meanwhile.
+/// Maximum number of bytes that are discarded at once. Meanwhile they cannot be allocated.
 const PIECE_BYTES: u64 = 64 << 20;
-/// Fewest bytes that are tried when much cannot be reserved.
+/// Minimum number of bytes that are tried if more cannot be reserved.
 const PIECE_BYTES_MIN: u64 = 1 << 20;
 
 impl Engine {
-    /// Tells the devices that what is free is not needed: free ranges of at least `min_bytes` of the block groups in
-    /// `range`, a range of logical addresses, and everything that belongs to no chunk. Commits first, so that what was
-    /// freed is free. Units of `job` are bytes looked at. Returns the bytes discarded on the devices.
+    /// Discards free space on the devices: the free ranges of at least `min_bytes` in `range` (logical addresses), and
+    /// all device space that belongs to no chunk. Commits first, so that space freed until now is included. Units of
+    /// `job` are bytes of block groups. Returns the number of bytes discarded on the devices.
     ///
     /// # Errors
     ///
-    /// [`Io`](ubtrfs_error::Error::Io) if a device does not support it or fails; `Cancelled`.
+    /// [`Io`](ubtrfs_error::Error::Io) if a device fails or does not support discard; `Cancelled`.
     pub fn trim(&self, range: &Range<u64>, min_bytes: u64, job: &Job) -> Result<u64> {
         self.check_writable()?;
         self.commit()?;
@@ -74,7 +74,7 @@ impl Engine {
         free
     }
 
-    /// Discards a range that was free, as far as it still is.
+    /// Discards the parts of a range that are still free.
     fn trim_free(&self, group: &BlockGroup, free: Range<u64>, job: &Job) -> Result<u64> {
         let kind = kind_of(group);
         let mut most = PIECE_BYTES;
@@ -87,7 +87,7 @@ impl Engine {
             // I1
             let Ok(reservation) = self.space.reserve(kind, piece.len_bytes) else {
                 if most <= PIECE_BYTES_MIN {
-                    // The rest is promised to others, who will write there.
+                    // The rest is promised to other reservations.
                     break;
                 }
                 most /= 2;
@@ -97,7 +97,7 @@ impl Engine {
             let is_free = self.space.allocate_exact(piece);
             drop(reservation);
             if !is_free {
-                // Somebody took a part of it.
+                // Another thread has allocated a part of the piece.
                 continue;
             }
             let discarded = self.volumes.discard(piece.bytenr, piece.len_bytes);

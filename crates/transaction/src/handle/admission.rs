@@ -1,7 +1,7 @@
 //! [`Admission`]: decides whether a change may begin, and makes it wait if necessary.
 //!
-//! Owns the load of the running transaction, the queues of tickets, and the throttle. No other lock is taken
-//! under a queue's lock or a thread's share of the load.
+//! Owns the load of the running transaction, the queues of tickets, and the throttle. No other lock is taken under the
+//! lock of a queue or of a thread's share of the load.
 
 use std::sync::atomic::AtomicU64;
 

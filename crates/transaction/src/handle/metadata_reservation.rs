@@ -14,7 +14,7 @@
 //! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave.
 //!
 //! While room is ample, a thread gets many changes admitted at once. Its operations reserve from this stock, and their
-//! load is added to the transaction's after many operations ([`Share`]).
+//! load is added to that of the transaction after many operations ([`Share`]).
 //!
 //! I4. The stock of a share, and load that it has not added yet, count as reserved: the counted load is never too low.
 //!
@@ -77,8 +77,8 @@ pub(crate) struct TransactionLoad {
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
     /// Upper bound of the bytes of all trees at the last commit. It bounds the need of removals and writeback in mixed
-    /// block groups, where used space also holds data. Ordinary changes use the higher bound, which leaves the room that
-    /// Linux requires when it mounts.
+    /// block groups, where used space also holds data. For ordinary changes, all used space is the bound, which leaves
+    /// the room that Linux requires when it mounts.
     tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
     pub(crate) asked_for_commit: AtomicBool,
@@ -89,7 +89,7 @@ pub(crate) struct TransactionLoad {
 /// Counts of the changes of one kind of delayed item.
 #[derive(Debug, Default)]
 struct ChangeCounts {
-    /// Changes; those of file extents also count for the other trees that they touch.
+    /// Number of changes. A change of a file extent also counts for the other trees that it touches.
     nr_changes: AtomicU64,
     /// Bytes that the changes may add to the trees.
     item_bytes: AtomicU64,
@@ -97,7 +97,7 @@ struct ChangeCounts {
     memory_bytes: AtomicI64,
 }
 
-/// A thread's stock of admitted changes, and counts that it has not added to the transaction's yet.
+/// A thread's stock of admitted changes, and counts that it has not added to those of the transaction yet.
 #[derive(Debug, Default)]
 struct Share {
     /// Changes that are admitted but not reserved yet.
@@ -188,7 +188,7 @@ impl TransactionLoad {
         rest.is_some()
     }
 
-    /// Adds the counts of all shares and returns their stocks. Returns whether this lowered the reserved changes.
+    /// Adds the counts of all shares and gives their stocks back. Returns whether the number of reserved changes fell.
     fn add_shares(&self) -> bool {
         self.shares.all().fold(false, |any, share| {
             let mut share = share.lock();
@@ -197,7 +197,7 @@ impl TransactionLoad {
         })
     }
 
-    /// Adds the counts of a share. Returns whether this lowered the reserved changes. The caller holds the share's
+    /// Adds the counts of a share. Returns whether the number of reserved changes fell. The caller holds the share's
     /// lock: the end of the transaction waits for that lock, so the counts are added to the right transaction.
     fn add_share(&self, share: &mut Share) -> bool {
         let Share { nr_ended, load, .. } =
@@ -376,7 +376,7 @@ impl Engine {
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
         if !purpose.is_ordinary() || self.admission.metadata_tickets.is_empty() {
-            // Changes in the stock were admitted without the need of a snapshot.
+            // The changes in the stock were admitted without the need of a snapshot, so a snapshot cannot use them.
             if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
                 return Ok(MetadataReservation::counted(self, most as u64, purpose));
             }
@@ -408,8 +408,9 @@ impl Engine {
         }
     }
 
-    /// Admits while no commit runs, after waiting for one if necessary (I5), or once others have put their admitted
-    /// changes. Waits at most for `patience`, because they may be waiting for a lock that the caller holds.
+    /// Admits changes between two commits (I5). If they do not fit, tries again when other threads have put their
+    /// admitted changes. Waits for these threads for at most `patience`, because they may be waiting for a lock that
+    /// the caller holds.
     fn admit_between_commits<T>(
         &self,
         granted: &dyn Fn() -> Option<T>,
@@ -482,7 +483,7 @@ impl Engine {
         self.has_room_for_metadata_and(0, purpose)
     }
 
-    /// Whether [`Engine::has_room_for_metadata`] holds after `bytes` more are taken.
+    /// As [`Engine::has_room_for_metadata`], if `bytes` more were taken.
     pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: Purpose) -> bool {
         let fits = || {
             let (room, need) = self.metadata_room_and_need(purpose);
@@ -615,8 +616,8 @@ impl Engine {
         let reserve = self.global_reserve(metadata);
         let (load, left) = match purpose {
             Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
-            // Changes left room for the items of dirty data (I2), but fragmented free space needs more items than
-            // estimated. Removals, which may fail, must not take all of that room.
+            // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
+            // more items than estimated. So writeback may use more of the reserve than removals, which may fail.
             Purpose::Writeback => (self.admission.load.active(), reserve / 8),
             Purpose::Removal => (self.admission.load.active(), reserve / 4),
         };

@@ -1,8 +1,8 @@
-//! Transaction handles: the changes that an operation may put, and its waits before it begins.
+//! Transaction handles: the changes that an operation may put, and the waits before the operation begins.
 //!
 //! - `trans_handle`, `running`: an operation, and the transaction that it belongs to.
-//! - `admission`, `metadata_reservation`: how much metadata space an operation needs, and whether it gets it.
-//! - `ticket`: who waits for space, and when `ENOSPC` is returned.
+//! - `admission`, `metadata_reservation`: how much metadata space an operation needs, and whether the space is granted.
+//! - `ticket`: the queue of reservations that wait for space, and when `ENOSPC` is returned.
 //! - `throttle`: when writers are slowed.
 //! - `quota_reservation`: space reserved for quota groups.
 //! - `root_change`: changes of subvolumes that the commit makes.

@@ -54,7 +54,8 @@ struct Part {
 }
 
 impl Reserved {
-    /// Reserves bytes for all of these groups, or for none. `fits` gets each group and the sum reserved for it afterwards.
+    /// Reserves bytes for all of these groups, or for none. `fits` gets each group and the bytes that would then be
+    /// reserved for it.
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,

@@ -12,7 +12,8 @@
 //! now and then, longer the further they are ahead. So they reach the limit about when the flush ends and the next
 //! one can begin, and no writer waits for a whole flush.
 //!
-//! While many items are frozen, the limit is lower; if it falls below start, writers are paced from half of it.
+//! While many items are frozen, the limit is lower; if the limit falls below start, writers are paced from half of the
+//! limit on.
 //!
 //! Invariants:
 //! - I1. No writer depends on the commit thread: if that thread does not begin a flush in time, the writer flushes.
@@ -143,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// Whether a flush should apply rows and leave the names delayed, instead of a commit.
+    /// Whether a flush should apply rows and leave the names delayed, instead of committing.
     pub(crate) fn rows_are_worth_an_apply(&self) -> bool {
         self.admission.load.name_memory_bytes() < self.memory_part(NAMES_PART)
             && self.admission.load.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
@@ -196,15 +197,15 @@ pub(crate) const CACHE_PART: MemoryPart = (6, 16);
 const DELAYED_PART: MemoryPart = (11, 16);
 /// Active delayed items.
 const LIMIT_PART: MemoryPart = (9, 16);
-/// Names at which a flush becomes a commit.
+/// Memory of names at which a flush becomes a commit.
 const NAMES_PART: MemoryPart = (7, 16);
-/// Active items at which a flush begins, if fsync is in use.
+/// Memory of active items at which a flush begins, if fsync is in use.
 const START_PART: MemoryPart = (5, 16);
-/// Rows at which a flush begins, if fsync is not in use.
+/// Memory of rows at which a flush begins, if fsync is not in use.
 const ROWS_PART: MemoryPart = (2, 16);
-/// Rows and names together at which it begins in any case.
+/// Memory of rows and names together at which a flush begins in any case.
 const ROWS_START_MAX: MemoryPart = (8, 16);
-/// Writers are not slowed below this.
+/// Memory of active items below which writers are not slowed.
 const FREE_PART: MemoryPart = (1, 16);
 
 #[cfg(test)]

@@ -10,9 +10,9 @@
 //!
 //! Invariants:
 //! - I1. Turns come in order of arrival; a newcomer queues behind the waiters even if it would fit.
-//! - I2. A waiter holds no lock that reclaim takes: callers hold no inode lock. Callers that must reserve under one
-//!   ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) is false) do not queue, and neither do changes that free
-//!   space.
+//! - I2. A waiter holds no lock that reclaim takes: callers hold no inode lock. Callers that must reserve under an
+//!   inode lock ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) is false) do not queue, and neither do changes
+//!   that free space.
 //! - I3. A waiter fails without reclaiming again if reclaim failed to help another waiter during its wait.
 
 use std::collections::VecDeque;
@@ -69,8 +69,8 @@ impl TicketQueue {
 }
 
 impl Engine {
-    /// Tries `granted` repeatedly, with `reclaim` (given its round) in between. For a reservation that did not fit or
-    /// found others waiting. Waits for its turn first if there is a queue and the caller may wait.
+    /// Tries `granted` repeatedly, with a round of `reclaim` between two tries. Used if a reservation did not fit, or
+    /// if others were waiting before it. If there is a queue and the caller may wait, first waits for its turn.
     ///
     /// # Errors
     ///
@@ -126,7 +126,8 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Rounds of reclaim before a reservation fails: writes of the first round may free more space in the second.
+/// Rounds of reclaim before a reservation fails. Data written in the first round may let the second one free more
+/// space.
 const RECLAIMS: usize = 2;
 
 #[cfg(test)]
@@ -146,7 +147,7 @@ mod tests {
                     let turn = queue.wait();
                     order.lock().unwrap().push((number, turn.is_hopeless()));
                 });
-                // Let it join the queue before the next thread starts.
+                // Let the thread join the queue before the next thread starts.
                 while queue.nr_waiting.load(Ordering::Acquire) < number + 2 {
                     std::thread::yield_now();
                 }

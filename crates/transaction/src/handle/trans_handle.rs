@@ -58,8 +58,9 @@ pub struct TransHandle<'e> {
     _gate: RwLockReadGuard<'e, ()>,
 }
 
-/// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change
-/// needs another lock or this is dropped. Until then the caller must not read the tree or change it in another way.
+/// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change needs
+/// another lock or until this value is dropped. Until then the caller must not read the tree or change it in another
+/// way.
 #[derive(Debug)]
 pub struct TreeChanges<'o> {
     op: &'o TransHandle<'o>,

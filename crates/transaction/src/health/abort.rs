@@ -111,7 +111,7 @@ impl Engine {
     }
 
     /// Fails after [`Engine::abort`]. Without this check, callers could take their changes for durable: the failed
-    /// commit took them, and none are left to commit.
+    /// commit has taken the changes, so nothing seems left to commit.
     pub(crate) fn check_not_aborted(&self) -> Result<()> {
         if self.abort_state.is_aborted() { self.check_writable() } else { Ok(()) }
     }

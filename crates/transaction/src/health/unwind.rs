@@ -2,8 +2,7 @@
 //!
 //! Our locks do not poison, so state that a panic left half changed would look complete to the next commit. A guard
 //! that noticed the panic while unwinding would be too late: another thread could commit first. The panic hook runs
-//! before.
-//!
+//! before unwinding begins.
 //! - I1. Every thread that changes or reads a filesystem calls [`Engine::enter`] first: every entry point of the engine
 //!   makes this call.
 //! - I2. The hook takes only the locks of its registry and of [`Engine::abort`]; no other filesystem code runs under

@@ -13,8 +13,8 @@
 //!   view lock shared, as every reader does, and drops jobs for another version. Blocks that a tree no longer uses may
 //!   be overwritten, and a reader of the stale block would mistake a copy that is not yet overwritten for the good
 //!   one.
-//! - I2. A thread that waits for a leaf may hold a view lock, so the readahead thread does not wait for one: it takes
-//!   the lock ahead of waiting writers, or drops the job.
+//! - I2. The readahead thread never waits for a view lock, because a thread that holds one may be waiting for a leaf.
+//!   It takes the lock even if writers wait for it, or drops the job.
 //! - I3. A leaf that could not be read ahead is read again by the thread that needs it, which reports the error. If no
 //!   readahead thread runs, nothing is announced, and no thread waits.
 
@@ -68,13 +68,13 @@ pub struct LeafReadAhead {
     engine: EngineId,
 }
 
-/// A tree's nodes, which do not change while this is locked.
+/// A view of a tree with a version. While its lock ([`SharedView`]) is held, the tree's nodes do not change.
 pub(crate) trait AtVersion: std::fmt::Debug + Send + Sync {
     /// Changes whenever nodes of the tree change.
     fn version(&self) -> TreeVersion;
 }
 
-/// Locks a tree at its version.
+/// A view of a tree, and its lock.
 pub(crate) type SharedView = Arc<RwLock<dyn AtVersion>>;
 
 /// The position of a thread among the leaves below one parent, and how regular its steps are.
@@ -141,7 +141,7 @@ impl LeafAhead {
         self.changed.notify_all();
     }
 
-    /// Waits for a leaf that is being read ahead. Returns whether it was.
+    /// Waits for a leaf if it is being read ahead. Returns whether it was being read ahead.
     pub(crate) fn wait_for(&self, bytenr: Logical) -> bool {
         if self.nr_expected.load(Ordering::Acquire) == 0 {
             return false;
@@ -245,12 +245,12 @@ impl Walk {
 const RUN_MAX: usize = 16;
 /// Leaves on each side of a walk that should be in memory or on their way.
 const REACH: usize = 16;
-/// Divisor: leaves on their way take at most this fraction of a small cache.
+/// The number of nodes in a small cache, divided by this, limits the leaves that are being read ahead.
 const CACHE_SHARE: u64 = 8;
 const EXPECTED_MAX: usize = 64;
 /// Longest step of a walk: leaves of other directories may lie between those of a directory's files.
 const NEAR: usize = 16;
-/// Steadiness from which on steps count as a walk.
+/// Minimum steadiness at which steps count as a walk.
 const STEADY: u32 = 2;
 const STEADINESS_MAX: u32 = 8;
 

@@ -10,7 +10,7 @@
 //!   version, and gets a new one whenever its nodes change, under its view lock held exclusively. A thread that holds
 //!   this lock finds only leaves of the current tree.
 //! - I2. No thread waits for a hint: a hint that another thread is using counts as absent.
-//! - I3. Hints keep at most one leaf per hint in memory besides the cache.
+//! - I3. Besides the cache, each hint keeps at most one leaf in memory.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -25,10 +25,10 @@ use ubtrfs_tree::{Node, NodePtr, NodeSource};
 
 use crate::nodes::store::{NodeStore, ScanSource};
 
-/// Source of the nodes for one apply.
+/// Source of the nodes for one apply or one walk.
 pub(crate) struct LeafReader<'s> {
     store: &'s NodeStore,
-    /// Most leaves that arrived and were not taken.
+    /// Maximum number of leaves that arrived but were not taken.
     arrived_max: usize,
     state: Mutex<State>,
     /// Signals that a leaf was announced or arrived, or that the reader ends.
@@ -97,7 +97,8 @@ impl<'s> LeafReader<'s> {
         }
     }
 
-    /// Takes a leaf that was read ahead. Waits for an expected leaf, which would otherwise arrive later and stay (I2).
+    /// Takes a leaf that was read ahead. If the leaf is still being read, waits for it; otherwise it would arrive after
+    /// its only use, and nothing would remove it from memory (I2).
     fn take(&self, bytenr: Logical) -> Option<Arc<Node>> {
         let mut state = self.state.lock();
         while state.expected.contains(&bytenr) {
@@ -108,7 +109,7 @@ impl<'s> LeafReader<'s> {
 }
 
 impl State {
-    /// I2
+    /// Keeps a leaf that arrived. Beyond the limit, drops the oldest ones (I2).
     fn arrived(&mut self, node: Arc<Node>, most: usize) {
         if most < usize::MAX {
             self.order.push_back(node.bytenr());

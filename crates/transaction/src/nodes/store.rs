@@ -89,12 +89,12 @@ impl NodeStore {
         }
     }
 
-    /// Counts nodes that are handed over to be written.
+    /// Counts nodes that are handed to a stream and not written yet.
     pub(crate) fn streams(&self, nr_nodes: usize) {
         self.count_unwritten(nr_nodes as u64);
     }
 
-    /// Moves streamed nodes, which are written now, to the cache if it has room. No reader could reach them before.
+    /// Moves nodes that a stream has written to the cache, if it has room. Readers could not reach these nodes before.
     pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
         self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
         nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));
@@ -105,7 +105,7 @@ impl NodeStore {
         self.most_unwritten.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// The largest size of nodes that waited to be written so far, in bytes.
+    /// Maximum bytes of unwritten nodes that were in memory at once so far.
     pub(crate) fn most_unwritten_bytes(&self) -> u64 {
         self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
     }
@@ -128,7 +128,7 @@ impl NodeStore {
         nodes
     }
 
-    /// Moves dirty nodes that are written to the cache.
+    /// Notes that dirty nodes were written: moves them to the cache.
     pub(crate) fn written(&self, nodes: Vec<Arc<Node>>) {
         for node in nodes {
             let bytenr = node.bytenr();
@@ -156,7 +156,7 @@ impl NodeStore {
         self.cache.stats()
     }
 
-    /// Caches a node that was read ahead. The caller keeps its tree from changing.
+    /// Caches a node that was read ahead. The caller keeps the node's tree from changing.
     pub(crate) fn keep(&self, node: Arc<Node>) {
         self.cache.insert(node);
     }

@@ -150,6 +150,6 @@ const NR_WRITERS: usize = 2;
 const QUEUE_PIECES: usize = 2;
 /// Maximum bytes of nodes in a piece.
 const PIECE_BYTES: u64 = 2 << 20;
-/// Divisor: a piece takes at most this fraction of the engine's memory.
+/// A piece takes at most the engine's memory divided by this number.
 const PIECE_PART: u64 = 256;
 const PIECE_NODES_MIN: usize = 4;

@@ -1,13 +1,13 @@
 //! Counts the extents whose users changed in a transaction.
 //!
 //! Invariants:
-//! - I1. Every extent of subvolumes whose set of users changed is counted once in a phase: by its own [`OwnerChange`], by
-//!   the arithmetic of a snapshot, or by the trace of a dropped tree.
-//! - I2. The set before is read from trees that no longer change: those of the last commit, or those right after the last
-//!   snapshot of this commit ([`QuotaWork::base`]).
-//! - I3. What is remembered of users ([`KnownUsers`]) is true of the trees that changes are counted from. Users of an extent
-//!   change by its own [`OwnerChange`], after which they are remembered anew, by snapshots, dropped trees and relocation,
-//!   after which everything is forgotten.
+//! - I1. Snapshots divide a commit into phases. Every extent of subvolumes whose set of users changed in a phase is
+//!   counted once: by its own [`OwnerChange`], by the arithmetic of a snapshot, or by the trace of a dropped tree.
+//! - I2. The set of users before a phase is read from trees that no longer change: those of the last commit, or those
+//!   right after the last snapshot of this commit ([`QuotaWork::base`]).
+//! - I3. The remembered users ([`KnownUsers`]) are those in the trees that changes are counted from. An [`OwnerChange`]
+//!   replaces the remembered users of its extent. Snapshots, dropped trees and relocation can change the users of any
+//!   extent, so everything is forgotten then.
 //! - I4. A failure to account never fails the commit: the numbers are marked as inconsistent instead, as Linux does.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -158,7 +158,7 @@ impl Engine {
     }
 }
 
-/// One accounting.
+/// The state of one call of [`Engine::account_quotas`].
 struct Account<'a> {
     engine: &'a Engine,
     before: RootsOf<'a>,
@@ -166,7 +166,7 @@ struct Account<'a> {
     transid: Generation,
     /// The first address that a running rescan has not reached.
     limit: Option<u64>,
-    /// Bytes that each subvolume gained and lost, of extents without other users.
+    /// Bytes of extents without other users that each subvolume gained and lost.
     alone: HashMap<RootId, (u64, u64)>,
     known: &'a mut KnownUsers,
 }
@@ -209,7 +209,8 @@ impl Account<'_> {
         Ok(known)
     }
 
-    /// The users of an extent after a change, which are known to be the users before and those that it gained.
+    /// The users of an extent after a change. Those of a data extent are among the users before and the gained one, so
+    /// the search can stop early.
     fn users_after(&mut self, change: &OwnerChange, before: &Users) -> Result<RootSet> {
         let extent = change.extent;
         let gained = match change.gained {
@@ -228,14 +229,14 @@ impl Account<'_> {
         Ok(found)
     }
 
-    /// Whether a subvolume was never part of a snapshot, so a data extent to which only its items refer is its own.
+    /// Whether a subvolume was never part of a snapshot, so that data to which only its items refer has no other users.
     fn shares_nothing(&self, in_before: bool, change: &OwnerChange, root: RootId) -> Result<bool> {
         let roots = if in_before { &self.before } else { &self.after };
         Ok(!change.is_tree && roots.view().subvolume(root)?.is_some_and(|found| found.last_snapshot.0 == 0))
     }
 
-    /// Whether no snapshot of a subvolume was taken in this transaction, so that the extents it allocated are its
-    /// own.
+    /// Whether no snapshot of a subvolume was taken in this transaction, so that extents that it allocated in this
+    /// transaction have no other users.
     fn is_unshared_since(&self, root: RootId) -> Result<bool> {
         Ok(self.after.view().subvolume(root)?.is_some_and(|found| found.last_snapshot < self.transid))
     }
@@ -335,5 +336,5 @@ impl Users {
     }
 }
 
-/// Most extents whose users are remembered.
+/// Maximum number of extents whose users are remembered.
 const KNOWN_MAX: usize = 1 << 16;

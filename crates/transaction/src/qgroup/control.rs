@@ -196,7 +196,7 @@ impl Engine {
     }
 
     /// Makes a group a member of a group of a higher level. Returns whether the numbers of the higher groups need a
-    /// rescan, which this does not start.
+    /// rescan, which the call does not start.
     ///
     /// # Errors
     ///
@@ -206,8 +206,8 @@ impl Engine {
         self.relate_qgroups(member, parent, true)
     }
 
-    /// Removes a member from a group. Returns whether the numbers of the higher groups need a rescan, which this does not
-    /// start.
+    /// Removes a member from a group. Returns whether the numbers of the higher groups need a rescan, which the call
+    /// does not start.
     ///
     /// # Errors
     ///
@@ -220,7 +220,7 @@ impl Engine {
         let mut needs_rescan = false;
         self.change_quotas(|state, transid| {
             let groups = &mut state.groups;
-            // As in Linux.
+            // As in Linux, a missing group has another errno in an assignment.
             let missing = |id| match no_group(id) {
                 Error::Qgroup { what, .. } if assign => Error::Qgroup { what, errno: EINVAL },
                 other => other,
@@ -344,9 +344,9 @@ impl Engine {
         }
     }
 
-    /// Makes the group of a new snapshot, a member of these groups, with the limits of the source as in Linux, and shares
-    /// out the numbers: from now on, everything but the two roots has both subvolumes as users. Everything else has been
-    /// accounted.
+    /// Makes the group of a new snapshot: a member of these groups, with the limits of the source's group, as in Linux.
+    /// Computes the numbers: both subvolumes now use everything except each other's root node. All earlier changes have
+    /// been accounted.
     pub(crate) fn share_numbers(
         &self,
         source: &RootPtr,

@@ -94,7 +94,7 @@ impl Limit {
     }
 }
 
-/// The numbers of an extent's users that are below a group.
+/// How many of an extent's users are below a group, before and after a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct View {
     before: usize,

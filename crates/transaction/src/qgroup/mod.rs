@@ -3,9 +3,9 @@
 //! `account` finds the users of changed extents, `groups` changes the numbers, `rescan` counts all extents again,
 //! `limits` refuses reservations, `control` changes groups and makes those of new subvolumes and snapshots.
 //!
-//! Accounting happens in the commit: each extent of subvolumes whose users a transaction changed is counted from its set
-//! of subvolumes before (the trees of the last commit, all immutable) to its set after (the applied trees). No writer
-//! waits for it.
+//! Accounting happens in the commit: for each extent of subvolumes whose users a transaction changed, the set of users
+//! before (in the trees of the last commit, all immutable) is compared with the set after (in the applied trees). No
+//! writer waits for the accounting.
 //!
 //! ```text
 //! apply: blocks made and left, data references put and dropped --OwnerMark--> heads of the delayed refs

@@ -52,7 +52,7 @@ fn a_long_run_is_cut_into_full_items_and_appends_fill_the_last() {
     assert_eq!(sizes(&tree), [16228, 4252]);
     let batch = change(&mut tree, &[run(5220, 1000, 2), run(7000, 1, 3)].into(), &[]);
     assert_eq!((sizes(&tree), batch.len()), (vec![16228, 8252, 4], 2));
-    // The gap between the last two closes: one item.
+    // Filling the gap between the last two items joins them.
     let batch = change(&mut tree, &[run(6220, 780, 2)].into(), &[]);
     assert_eq!((sizes(&tree), batch.len()), (vec![16228, 11376], 2));
     let batch = change(&mut tree, &BTreeMap::new(), &[6000 * SECTOR..6001 * SECTOR]);
@@ -99,7 +99,7 @@ proptest! {
             1..12,
         ),
     ) {
-        // Items of at most 985 checksums, and a few of them in a tree.
+        // An item has at most 985 checksums; the tree has a few items.
         let mut tree = TestTree::new(RootId::CSUM_TREE, 4096);
         let mut sectors = Sectors::new();
         for (inserts, removes) in rounds {

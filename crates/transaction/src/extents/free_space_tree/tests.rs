@@ -1,4 +1,4 @@
-//! Both forms, the change between them, and broken items.
+//! Tests of both forms of free space items, of the change from one form to the other, and of broken items.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
 
