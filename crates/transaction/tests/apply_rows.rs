@@ -1,6 +1,6 @@
 //! Delayed items that are applied without a commit: what readers see, and what is on disk after the commit.
 //!
-//! Needs mkfs.btrfs and btrfs. Without them it reports so and passes, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs. Without these programs, the tests say so and pass, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -257,7 +257,7 @@ fn a_batch_is_applied_to_leaves_of_which_one_copy_is_bad() {
     drop(dir);
 }
 
-/// Overwrites one copy of each leaf of the subvolume on the device: the first, or the second.
+/// Overwrites one copy of each leaf of the subvolume on the device: of some leaves the first, of others the second.
 fn spoil_a_copy_of_each_leaf(path: &std::path::Path) -> u64 {
     const NODESIZE: u64 = 4096;
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();

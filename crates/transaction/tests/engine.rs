@@ -1,6 +1,6 @@
 //! The engine without `fs`: the tests put items directly, and `btrfs check` judges what commits leave on disk.
 //!
-//! Needs mkfs.btrfs and btrfs. Without them it reports so and passes, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs. Without these programs, the tests say so and pass, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

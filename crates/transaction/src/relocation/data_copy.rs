@@ -34,7 +34,7 @@ impl Drop for DataCopies<'_> {
 }
 
 impl<'e> DataCopies<'e> {
-    /// Copies extents. Several threads do it, so that reading, checking and writing overlap.
+    /// Copies extents with several threads, so that reading, checking and writing overlap.
     ///
     /// # Errors
     ///
@@ -63,7 +63,8 @@ impl<'e> DataCopies<'e> {
         self.copies.retain(|copy| !used.contains(&copy.to.bytenr));
     }
 
-    /// Allocates consecutive addresses for some extents, or addresses of its own for each if free space is in pieces.
+    /// Allocates consecutive addresses for a run of extents. If free space is too fragmented, allocates each extent
+    /// separately.
     fn place_run(&mut self, run: &[Extent]) -> Result<()> {
         let bytes = run.iter().map(|extent| extent.len_bytes).sum();
         match self.allocate(bytes) {
@@ -96,7 +97,7 @@ impl<'e> DataCopies<'e> {
         Ok(Extent::new(place.bytenr, place.len_bytes))
     }
 
-    /// Keeps the checksums of what was copied, and gives up the extents of which a part could not be read.
+    /// Keeps the checksums of the copied data, and gives up the extents that could not be read completely.
     fn note(&mut self, mut read: Vec<Copied>) {
         let sectorsize = u64::from(self.engine.geometry.sectorsize);
         let csum_size = self.engine.geometry.csum_type.size();
@@ -108,7 +109,7 @@ impl<'e> DataCopies<'e> {
                 Err(error) => drop(unreadable.entry(part.copy).or_insert(error)),
             }
         }
-        // From the last one on, so that the indexes before stay.
+        // Remove the last copy first, so that smaller indexes stay valid.
         for (index, error) in unreadable.into_iter().rev() {
             let copy = self.copies.remove(index);
             self.engine.release_data(as_data(copy.to));
@@ -245,7 +246,7 @@ fn as_data(extent: Extent) -> DataExtent {
     DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes }
 }
 
-/// Takes extents of at most [`RUN_BYTES`] together, or a single larger one.
+/// Takes the first extents, of at most [`RUN_BYTES`] in total, or a single larger one.
 fn next_run(extents: &[Extent]) -> Option<(&[Extent], &[Extent])> {
     let mut bytes = 0u64;
     let fits = |extent: &&Extent| {
@@ -256,8 +257,8 @@ fn next_run(extents: &[Extent]) -> Option<(&[Extent], &[Extent])> {
     (!extents.is_empty()).then(|| extents.split_at(nr))
 }
 
-/// The checksums of consecutive sectors of a part, by the offset of the first in its extent, which for the first of
-/// `sectors` is `offset`.
+/// Returns the checksums of some sectors of an extent, as runs of consecutive sectors by their offset in the extent.
+/// `offset` is the offset of the first of `sectors`.
 fn runs_of(csums: &SectorCsums, sectors: Range<usize>, offset: u64, sectorsize: u64) -> Vec<(u64, Vec<u8>)> {
     let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
     let mut is_joined = false;
@@ -275,7 +276,7 @@ fn runs_of(csums: &SectorCsums, sectors: Range<usize>, offset: u64, sectorsize: 
     runs
 }
 
-/// Appends runs of checksums, joined with the last one if they follow it.
+/// Appends runs of checksums. A run that continues the last one is joined with it.
 fn join_runs(all: &mut Vec<(u64, Vec<u8>)>, runs: Vec<(u64, Vec<u8>)>, sectorsize: u64, csum_size: usize) {
     for (offset, run) in runs {
         let end = |(start, last): &(u64, Vec<u8>)| start + (last.len() / csum_size.max(1)) as u64 * sectorsize;

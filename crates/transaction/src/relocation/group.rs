@@ -194,8 +194,8 @@ impl Engine {
             if matches!(error, Error::NoSpace) {
                 return Err(error);
             }
-            // The content of an extent that was freed since then may be discarded on the devices. Such an error loses
-            // no data.
+            // The extent may have been freed since it was found, and its content discarded on the devices. A failed
+            // read then loses no data.
             if self.is_gone(bytenr)? {
                 continue;
             }

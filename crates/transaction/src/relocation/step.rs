@@ -17,8 +17,8 @@
 //! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees. Each
 //!   of these trees notes this transaction as that of its last snapshot, so that a later cow looks up the references and
 //!   flags of such a block ([`crate::cow::sink`]).
-//! - I3. While data extents move, the gate is closed: no item of the next transaction has an old address. For
-//!   operations that looked up an address earlier, it is translated ([`crate::extents::moved_extents`]).
+//! - I3. While data extents move, no operation can begin, so no item of the next transaction has an old address. An old
+//!   address that an operation looked up before is translated ([`crate::extents::moved_extents`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -45,7 +45,7 @@ pub(crate) struct CopiedData {
     pub(crate) csums: Vec<(u64, Vec<u8>)>,
 }
 
-/// The extents that a commit shall move, and the result.
+/// The extents that a commit must move, and the result.
 #[derive(Debug, Default)]
 pub(crate) struct RelocationStep {
     /// Tree blocks to move, by address.
@@ -63,7 +63,7 @@ pub(crate) struct RelocationStep {
 }
 
 impl RelocationStep {
-    /// Whether the step needs the gate closed (I3).
+    /// Whether no operation may run during the step (I3).
     pub(crate) fn moves_data(&self) -> bool {
         !self.data.is_empty()
     }
@@ -75,7 +75,8 @@ impl RelocationStep {
 }
 
 impl Engine {
-    /// Moves extents of subvolumes. Returns the references that move with them; `refs` gets those of other trees.
+    /// Moves extents of subvolumes. Returns the references that move with them. `refs` gets the changes that
+    /// the csum tree causes, to which checksums are added.
     pub(crate) fn move_extents(
         &self,
         step: &mut RelocationStep,
@@ -117,8 +118,8 @@ impl Engine {
         step.nr_ancestors += closure.members.len().saturating_sub(nr_blocks) as u64;
         self.add_csums_of_copies(step, &closure, refs, transid)?;
         step.used.extend(closure.data.values().map(|data| data.to.bytenr));
-        // I1 of moved_extents: note the moves before the checksums of the old addresses are deleted, with their
-        // references.
+        // I1 of moved_extents: note the moves before the references to the old addresses, and the checksums there, are
+        // deleted.
         self.moved.note(closure.data.values().map(|data| (data.record.extent, data.to.bytenr)));
         Ok(self.publish_copies(&closure, copies, transid))
     }
@@ -158,8 +159,8 @@ impl Engine {
             }
         }
         for (bytenr, error) in failures {
-            // If a subvolume is being deleted by now, its deletion continues after the step, and the extent is found
-            // again.
+            // The extent may belong to a subvolume that was deleted in the meantime. Its deletion continues after the
+            // step, and then the extent is found again.
             if !matches!(error, Error::Refused { .. }) || self.nr_dead_roots() == 0 {
                 step.fail(bytenr, error);
             }
@@ -181,8 +182,8 @@ impl Engine {
         }
     }
 
-    /// Reports extents whose references do not match. If none of them is among the step's extents, all of these fail,
-    /// and this returns false.
+    /// Reports extents whose references do not match. If the step was to move none of them, reports all extents of the
+    /// closure and returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
         let asked: Vec<Logical> = blocks.chain(step.data.iter().map(|data| data.from.bytenr)).collect();
@@ -229,7 +230,7 @@ impl Engine {
     /// Publishes the copies to readers, and returns the references that move.
     fn publish_copies(&self, closure: &Closure<'_>, copies: Copies, transid: Generation) -> DelayedRefs {
         let Copies { nodes, refs, roots } = copies;
-        // No tree leads to them yet.
+        // No tree leads to the new nodes yet.
         nodes.into_iter().for_each(|node| self.store.put_dirty(node));
         for NewRoot { tree, root, has_shared_copies } in roots {
             tree.publish_moved(root);
@@ -368,7 +369,7 @@ pub(crate) fn extents_in_group(engine: &Engine, range: Range<u64>, most: usize) 
     })
 }
 
-/// Bytes of blocks that a step copies.
+/// Approximate bytes of blocks that a step copies.
 const MEMBERS_MAX_BYTES: usize = 32 << 20;
-/// Blocks that a step copies if room is short.
+/// Approximate number of blocks that a step copies if room is short.
 const MEMBERS_MIN: usize = 16;

@@ -1,9 +1,9 @@
 //! [`CommittedTree`]: a read-only subvolume as of the last commit, for walks that compare whole trees.
 //!
-//! - I1. Its nodes stay where they are while no block group is emptied: a read-only subvolume is not changed, and a commit frees
-//!   only nodes that no tree reaches. The caller keeps the subvolume from being deleted or made writable, and extents from
-//!   being moved.
-//! - I2. Nodes of the extent tree are freed by commits, so looking up references holds the commit lock.
+//! - I1. The tree's nodes stay where they are while no block group is emptied: a read-only subvolume is not changed,
+//!   and a commit frees only nodes that no tree reaches. The caller keeps the subvolume from being deleted or made
+//!   writable, and extents from being moved.
+//! - I2. Commits free nodes of the extent tree, so the commit lock is held while references are looked up.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ pub struct CommittedTree {
     item: RootItem,
 }
 
-/// A place where an extent may be used: an inode number, in which subvolume is not known, and the file offset at which the
-/// extent would begin. The offset wraps around if only a later part of the extent is used.
+/// A place where an extent may be used: an inode number (the subvolume is not known), and the file offset at which the
+/// extent's first byte would lie. The offset wraps if that is before the start of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UseHint {
     /// The inode.
@@ -55,7 +55,7 @@ impl CommittedTree {
 }
 
 impl Engine {
-    /// A subvolume as of the last commit; `None` if that does not have it, or if it is being deleted.
+    /// A subvolume as of the last commit; `None` if it did not exist at that commit, or if it is being deleted.
     ///
     /// # Errors
     ///
@@ -65,8 +65,8 @@ impl Engine {
         self.find_committed(id)
     }
 
-    /// Runs `read` on a subvolume as of the last commit, also on one that is being changed: no commit runs meanwhile, so `read`
-    /// must be short. `None` as for [`Engine::committed_tree`].
+    /// Runs `read` on a subvolume as of the last commit. The subvolume may be changed meanwhile, but no commit runs, so
+    /// `read` must be short. `None` as for [`Engine::committed_tree`].
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Engine {
         Ok(self.find_committed(id)?.map(read))
     }
 
-    /// The caller holds the commit lock (I2).
+    /// Finds a subvolume as of the last commit. The caller holds the commit lock (I2).
     fn find_committed(&self, id: RootId) -> Result<Option<CommittedTree>> {
         let superblock = self.commit_state.superblock().clone();
         let root_tree = RootPtr {
@@ -102,7 +102,7 @@ impl Engine {
     }
 
     /// Places where data extents may be used, in the order of `extents` (address and length of each). Looks at no more
-    /// than `most` references of each extent. Subvolumes that share leaves share their places.
+    /// than `most` references of each extent. A leaf that several subvolumes share yields each place once.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ fn hints_of(view: &TreesView<'_>, bytenr: Logical, len_bytes: u64, most: usize) 
     Ok(hints)
 }
 
-/// The uses in a leaf with full backrefs.
+/// Adds the uses of an extent in a leaf with full backrefs.
 fn hints_in_leaf(view: &TreesView<'_>, bytenr: Logical, leaf: Logical, hints: &mut Vec<UseHint>) -> Result<()> {
     let refs = extent_refs(view.source(), view.extent_root(), leaf, view.nodesize(), true)?;
     let Some(refs) = refs.filter(|refs| refs.level == Some(0)) else { return Ok(()) };
@@ -148,5 +148,5 @@ fn hints_in_leaf(view: &TreesView<'_>, bytenr: Logical, leaf: Logical, hints: &m
     Ok(())
 }
 
-/// Leaves that were read ahead and that the walk has not reached.
+/// Maximum number of leaves that are read ahead of a walk.
 const WALK_LEAVES_MAX: usize = 512;

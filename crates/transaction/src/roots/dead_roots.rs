@@ -5,8 +5,8 @@
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
-//! | only R | lose the references of its pointers, after everything below them is freed | loses R's |
-//! | several, R owns it, no full backref | R's references, which could not be resolved any more, move to the block's address; likewise below it | full backref is set, loses R's |
+//! | only R | lose the references of the block's pointers, after everything below them is freed | loses R's |
+//! | several, R owns it, no full backref | R's references, which could not be resolved any more, move to the block's address; the same below each child | full backref is set, loses R's |
 //! | several otherwise | keep theirs | loses R's |
 //!
 //! At the end of a part, the root item records the progress (`drop_progress`, `drop_level`): the first pointer that was
@@ -149,7 +149,7 @@ struct Drop<'a> {
     refs: DelayedRefs,
     extent_root: RootPtr,
     child_refs: ChildRefs,
-    /// The transaction that made the snapshot. Blocks that only the snapshot uses are newer.
+    /// If the subvolume is a snapshot: the transaction that made it. Blocks that only the snapshot uses are newer.
     created: Generation,
     /// Approximate number of references that may still be changed.
     budget: &'a mut i64,
@@ -254,7 +254,7 @@ impl Drop<'_> {
         Ok(true)
     }
 
-    /// References and flags of a block, including delayed refs.
+    /// The number of references and the flags of a block, including delayed refs.
     fn users_of(&self, bytenr: Logical) -> Result<(u64, ExtentFlags)> {
         let nodesize = u64::from(self.child_refs.nodesize);
         let info = extent_tree::lookup_extent(&*self.engine.store, &self.extent_root, bytenr, nodesize, true)?;
@@ -272,7 +272,7 @@ impl Drop<'_> {
 
 /// Approximate number of references that a commit changes for deleted subvolumes.
 const REFS_PER_COMMIT: i64 = 16 << 10;
-/// Approximate number of references that it changes if room is short.
+/// Approximate number of such references if room is short.
 const REFS_PER_COMMIT_MIN: i64 = 32;
 /// Lower bound of the references whose items share a node of the extent tree.
 const REFS_PER_NODE: u64 = 8;

@@ -34,7 +34,7 @@ fn touch_all(engine: &Engine, tree: &Tree) {
 /// The request for a snapshot in a directory, as `fs` would make it.
 fn snapshot(engine: &Engine, (source, id): (u64, u64), (parent, dir): (u64, u64), name: &str) -> NewSubvolume {
     let (transid, index) = (engine.generation(), 1_000_000 + id);
-    // Directories of a snapshot equal those of its source.
+    // The directories of a snapshot equal those of its source.
     let tree = engine.own_tree(SOURCE).expect("there");
     let dir_key = Key::new(dir, KeyType::INODE_ITEM, 0);
     let mut dir_item = InodeItem::decode(&tree.get(&dir_key).expect("readable").expect("there")).expect("valid");

@@ -1,4 +1,4 @@
-//! New root items, and the clock for their times.
+//! Makes new root items.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 

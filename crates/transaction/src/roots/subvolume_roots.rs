@@ -255,7 +255,7 @@ impl Engine {
         refs: &mut DelayedRefs,
         transid: Generation,
     ) -> Result<RootPtr> {
-        // Note this permanently, while the snapshot's reservation still has the same effect.
+        // Note permanently that blocks are shared. Until its end, the snapshot's reservation has the same effect.
         self.roots.note_shared_blocks();
         let node = self.store.read_node(&source.root_ptr().node_ptr())?;
         let header = self.root_header(id, node.level(), transid)?;

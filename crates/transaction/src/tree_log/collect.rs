@@ -4,21 +4,21 @@
 //! names that `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and recounts links. So, for each logged
 //! inode:
 //!
-//! - R1. A new directory that contains one of its names is logged too, and so are the new directories above it.
-//! - R2. A directory that no longer contains a name of it is logged with its entries, so that the old name is
-//!   removed.
-//! - R3. If the last commit gives one of its names to another inode, that inode must be dead; the replay takes the name
-//!   away from it. An inode that took such a name and lost it again must have lost it to another logged inode, or the
-//!   dead inode would reappear. An index of the last commit must not belong to another name now: a directory that is
-//!   loaded again reuses the indexes of removed last entries.
+//! - R1. A new directory that contains one of the inode's names is logged too, and so are the new directories above it.
+//! - R2. A directory that lost a name of the inode is logged with the directory's entries, so that a replay removes the
+//!   old name.
+//! - R3. If the last commit gives one of the inode's names to another inode, that other inode must be dead; the replay
+//!   takes the name from it. An inode that took such a name and lost it again must have lost it to another logged
+//!   inode, or the dead inode would reappear. An index of the last commit must not belong to another name now: a
+//!   directory that is loaded again reuses the indexes of removed last entries.
 //! - R4. Directories in which a file with several links, or a file of the last commit, has new names are logged with
 //!   their entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the other files
 //!   there.
 //!
 //! and for each directory that is logged with its entries:
 //!
-//! - R5. The inodes of new entries are logged (new directories with their entries), because all of their names move at
-//!   once.
+//! - R5. The inodes of new entries are logged (new directories with their entries), because a replay moves all names of
+//!   an inode together.
 //! - R6. The inodes of removed entries are logged if they still exist; otherwise a replay could remove their last
 //!   name.
 //!
@@ -249,7 +249,7 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// R3: the last commit gives this index to the same name of the inode, or to no name.
+    /// Checks R3: the last commit gives this index to the same name of the inode, or to no name.
     fn check_index(&self, dir: u64, name: &InodeRef, ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_INDEX, name.index))? else { return Ok(()) };
         for entry in DirEntry::decode_all(&raw)? {
@@ -260,7 +260,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// R3: checks the names that the log has under this key but that are not in `kept`.
+    /// Checks R3 for the names that the log has under this key but that are not in `kept`.
     fn check_given_up(&self, key: &Key, kept: &[InodeRef]) -> Result<(), Stop> {
         let Some(logged) = self.log.items.get(key).filter(|_| key.item_type == KeyType::INODE_REF) else {
             return Ok(());
@@ -282,7 +282,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// R3: the last commit gives this name to the same inode, to a dead file, or to no inode.
+    /// Checks R3: the last commit gives this name to the same inode, to a dead file, or to no inode.
     fn check_name(&self, dir: u64, name: &[u8], ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_ITEM, name_hash(name)))? else { return Ok(()) };
         let Some(other) = named(&raw, name)?.filter(|other| *other != ino) else { return Ok(()) };

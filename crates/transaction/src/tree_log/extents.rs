@@ -1,7 +1,8 @@
 //! File extents in a log: for each range of a file that changed since the last commit, the log has the current extents.
 //!
-//! For each logged extent, a replay drops the file's extents in its range and then puts it; explicit holes only drop.
-//! So the log holds, for each changed range, all extents as a whole, and holes for the gaps between them.
+//! For each logged extent, a replay drops the file's extents in its range and then puts it; for an explicit hole, it
+//! only drops them. So the log holds, for each changed range, all extents as a whole, and holes for the gaps between
+//! them.
 //!
 //! Invariants:
 //! - I1. Extents of a file in the log do not overlap. Each is a current extent of the file, or a hole.

@@ -31,7 +31,7 @@ use crate::nodes::store::NodeStore;
 /// A log that was on the devices when the filesystem was opened.
 #[derive(Debug)]
 pub struct FoundLog {
-    /// The subvolumes with a log, which may not exist any more, and their log trees.
+    /// The subvolumes with a log (some may not exist any more), and their log trees.
     pub trees: Vec<(RootId, Arc<Tree>)>,
     blocks: Vec<Logical>,
 }

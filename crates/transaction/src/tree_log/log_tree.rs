@@ -82,7 +82,8 @@ impl LogBlocks {
                 return;
             }
         }
-        // Long-lived blocks lie between the idle ones. Allocate new space, up to twice the space in use.
+        // Long-lived blocks lie between the idle ones. Allocate new space, unless more than about half of the space is
+        // idle.
         let len_bytes = nodesize * (wanted as u64).next_multiple_of(RUN_BLOCKS);
         let taken: u64 = self.taken.iter().map(|extent| extent.len_bytes).sum();
         let is_worth_it = self.idle.len() as u64 * nodesize <= taken / 2 + len_bytes;

@@ -60,14 +60,14 @@ use crate::delayed::tree_view::Tree;
 use log_tree::{LogBlocks, LogTree};
 use sync::Queue;
 
-/// Numbers of logs written, and of fsyncs that had to commit.
+/// Numbers of logs written, and of fsyncs that wrote none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Logs written; several fsyncs may share one.
+    /// Number of logs written; several fsyncs may share one.
     pub written: u64,
     /// Number of fsyncs that had nothing to write.
     pub unchanged: u64,
-    /// Commits instead of a log.
+    /// Number of commits instead of a log.
     pub commits: u64,
 }
 

@@ -89,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// Counts of fsyncs that wrote a log, and of fsyncs that committed.
+    /// Numbers of logs written, of fsyncs that had nothing to write, and of fsyncs that committed.
     pub fn log_stats(&self) -> LogStats {
         self.tree_log.stats()
     }
@@ -169,7 +169,8 @@ impl Engine {
             state.spoiled = false;
             return Ok(Outcome::Unchanged);
         };
-        // Keep this order: a new chunk is listed before it can be used, so the log refers only to older chunks.
+        // Check after the blocks are allocated: a new chunk is pending before it can be used. If none is pending now, the
+        // log lies in recorded chunks.
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }
@@ -235,7 +236,7 @@ impl Engine {
         };
         let mut nodes = Vec::new();
         let mut roots = Batch::new();
-        // Its allocation is small compared with the room that `prepare_log_blocks` leaves free.
+        // `begin` allocates little compared with the room that `prepare_log_blocks` leaves free.
         state.blocks.begin(&self.space, self.geometry.nodesize);
         for (root, batch) in batches {
             let Some(log) = state.subvolumes.get_mut(&root) else { continue };

@@ -1,6 +1,6 @@
 //! Helpers of the engine's tests: opening an image, running `btrfs check` on it, making an inode item.
 
-// No test file uses all of them.
+// No test file uses all of these helpers.
 #![allow(dead_code, reason = "compiled once for each test file")]
 
 use std::path::Path;
