@@ -47,8 +47,8 @@ pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Res
     })
 }
 
-/// Appends a `Write` or `EncodedWrite` command. `fill` writes its data, `data_len` bytes, into a slice of `out`; the command's
-/// own `data` is not used. On an error, `out` is as before.
+/// Appends a command. For a `Write` or `EncodedWrite`, `fill` writes `data_len` bytes of data into a slice of `out`, and the
+/// command's own `data` is not used. On an error, `out` is as before.
 ///
 /// With this function a sender reads from its disk straight into the stream's buffer.
 pub fn encode_with<E: From<EncodeError>>(
