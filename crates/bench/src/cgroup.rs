@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// A cgroup that is removed on drop. It must not contain a process then.
+/// A cgroup that is removed on drop. All of its processes must have ended before.
 #[derive(Debug)]
 pub(crate) struct MemoryLimit {
     dir: PathBuf,

@@ -58,7 +58,7 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
     }
     for (title, image) in crafted::hostile_trees().unwrap() {
         let dir = tempfile::tempdir().unwrap();
-        // The target lies in as many directories as the crafted names climb.
+        // The target is nested so deep that the crafted names (`../..`) do not lead out of the test's directory.
         let work = dir.path().join("1/2/3/4/5/work");
         fs::create_dir_all(work.join("target/deeper")).unwrap();
         fs::write(work.join("x"), "sentinel").unwrap();

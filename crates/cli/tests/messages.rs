@@ -184,7 +184,7 @@ fn a_subvolume_that_stays_says_which_rule_keeps_it() {
     ok(bed.run("check a.img"));
 }
 
-/// Runs every command that takes a path in a mount after the mount's server was killed.
+/// After a mount's server was killed, runs every command that takes a path in the mount.
 #[test]
 fn a_mount_whose_server_has_ended_is_told_as_such() {
     if !kernel_oracle() || !fuse() {

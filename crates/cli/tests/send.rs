@@ -1,4 +1,5 @@
-//! `ubtrfs send`, `send --diff` and `subvolume find-new`: a mount and its image give equal streams, which Linux receives; refusals.
+//! Tests of `ubtrfs send`, `send --diff` and `subvolume find-new`: a mount and its image give equal streams, Linux receives the
+//! streams, and wrong arguments are refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,7 +22,7 @@ fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     command.output().unwrap()
 }
 
-/// An image with two snapshots, `s0` and `s1`, of `live`.
+/// Makes an image with two snapshots, `s0` and `s1`, of the subvolume `live`.
 fn image() -> Image {
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();

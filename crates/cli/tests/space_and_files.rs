@@ -270,8 +270,8 @@ fn ranges_are_shared_on_mounts_and_images() {
     linux.close().unwrap();
 }
 
-/// Files with inline data, holes, compression, hard links, extents shared within a file, with other files, with
-/// snapshots, and with what was deleted since.
+/// Makes files with inline data, holes, compression and hard links, and extents that are shared within a file, with other
+/// files, with snapshots, and with files and subvolumes that are deleted afterwards.
 const SHARING: &str = r#"
     btrfs -q subvolume create a && cd a
     head -c 3000000 /dev/urandom > big; head -c 1000000 /dev/urandom > split; echo inline > small; mkdir -p d/e empty
@@ -302,7 +302,7 @@ fn what_files_share_is_counted_as_by_btrfs_progs() {
         ["filesystem", "du", "--raw"].map(str::to_owned).into_iter().chain(asked.iter().map(word)).collect()
     };
     let lines = |text: &str, place: &str| -> Vec<String> {
-        // The order is that of the directory, and names differ by the place only.
+        // Lines are in the order of the directory. Paths differ only in `place`.
         text.lines().map(|line| line.replace(place, "").trim_end_matches('/').to_owned()).collect()
     };
     let place = format!("{}/", linux.path().display());

@@ -91,7 +91,7 @@ pub struct Report {
     pub migrated: u64,
     /// Block groups that the balance looked at.
     pub considered: u64,
-    /// Block groups that stayed because there was no space left to move them to.
+    /// Block groups that were not moved because there was no space for their content.
     pub without_space: u64,
     /// Extents that could not be moved.
     pub failures: Vec<Unmoved>,

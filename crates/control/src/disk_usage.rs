@@ -1,13 +1,13 @@
-//! The bytes that files use, and how much of it they share: `filesystem du`.
+//! The bytes that files use, and how many of these they share: `filesystem du`.
 //!
 //! | command     | needs                                                                        |
 //! |-------------|------------------------------------------------------------------------------|
 //! | a file      | nothing but the file                                                         |
 //! | a directory with everything below it | the rights of an administrator ([`Context::require_admin`]) |
 //!
-//! The numbers are those of btrfs-progs: an extent counts with its length in the file. It is shared if it has several
-//! users: files, subvolumes, or places in one file. Inline data and data that is not on disk yet count nothing.
-//! - U1. A file with several names below the directory counts once.
+//! The numbers are those of btrfs-progs. An extent counts with its length in the file, and is shared if several files,
+//! subvolumes, or places in one file use it. Inline data and data that is not on disk yet are not counted.
+//! - U1. A file with several names below the directory is counted once.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -33,29 +33,29 @@ pub struct Request {
 /// The bytes of a file or of all files below a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Response {
-    /// Files and directories below the directory, each behind what is in it.
+    /// Files and directories below the directory; each directory comes after its content.
     pub entries: Vec<Entry>,
     /// Bytes of all files.
     pub total: u64,
-    /// Bytes of them that are not shared.
+    /// The part of `total` that is not shared.
     pub exclusive: u64,
-    /// Bytes on disk of the extents that are shared, each counted once.
+    /// Bytes on disk of the parts of shared extents that the files use, each byte counted once.
     pub set_shared: u64,
 }
 
 /// A file or directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Its path below the directory that was asked about.
+    /// The path below the directory of the request.
     #[serde(with = "crate::bytes")]
     pub path: Vec<u8>,
-    /// Bytes of all files.
+    /// Bytes of the file, or of all files below the directory.
     pub total: u64,
-    /// Bytes of them that are not shared.
+    /// The part of `total` that is not shared.
     pub exclusive: u64,
 }
 
-/// A file or directory whose numbers are not known yet.
+/// A file or directory with its numbers so far.
 struct Node {
     path: Vec<u8>,
     parent: Option<usize>,
@@ -67,7 +67,7 @@ struct Node {
 struct Use {
     node: usize,
     len_bytes: u64,
-    /// The place on disk, of `len_bytes`.
+    /// The logical address of the part. (For a compressed extent, the address of the extent.)
     at: u64,
     extent: (Logical, u64),
 }
@@ -78,13 +78,14 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         context.require_admin()?;
     }
     if context.fs.read_only().is_none() {
-        // Data on its way to the disk has no extents yet.
+        // Dirty data has no extents yet.
         context.fs.sync()?;
     }
     let mut walk = Walk { context, nodes: Vec::new(), uses: Vec::new(), seen: HashSet::new(), shared: BTreeMap::new() };
     walk.visit(id)?;
     walk.settle()?;
-    // What is in a directory lies behind it.
+    // In `nodes`, the content of a directory comes after it. So in reverse order, numbers of children are complete before
+    // they are added to the directory.
     for index in (1..walk.nodes.len()).rev() {
         let Node { parent, total, exclusive, .. } = walk.nodes[index];
         if let Some(parent) = parent.and_then(|parent| walk.nodes.get_mut(parent)) {
@@ -101,13 +102,13 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
 
 struct Walk<'c, 'a> {
     context: &'c Context<'a>,
-    /// Each directory before what is in it.
+    /// Each directory comes before its content.
     nodes: Vec<Node>,
-    /// Uses that are not counted yet.
+    /// Uses of extents that are not counted yet.
     uses: Vec<Use>,
-    /// U1
+    /// Files that were visited (U1).
     seen: HashSet<InodeId>,
-    /// Parts of shared extents on disk: where they end, by where they begin.
+    /// The ranges on disk of shared extents: maps the start of each range to its end.
     shared: BTreeMap<u64, u64>,
 }
 
@@ -156,7 +157,7 @@ impl Walk<'_, '_> {
             true
         });
         match listed {
-            // It was removed meanwhile.
+            // The directory was removed during the walk.
             Err(Error::NotFound) => Ok(Vec::new()),
             listed => listed.map(|_| found).map_err(Failure::from),
         }
@@ -183,7 +184,7 @@ impl Walk<'_, '_> {
         if self.uses.len() >= BATCH { self.settle() } else { Ok(()) }
     }
 
-    /// Counts what was found.
+    /// Counts the collected uses.
     fn settle(&mut self) -> Result<()> {
         let uses = std::mem::take(&mut self.uses);
         let mut extents: Vec<(Logical, u64)> = uses.iter().map(|found| found.extent).collect();
@@ -208,7 +209,7 @@ impl Walk<'_, '_> {
         self.shared.iter().map(|(start, end)| end.saturating_sub(*start)).sum()
     }
 
-    /// Everything below the top, each directory behind what is in it.
+    /// Returns everything below the top; each directory comes after its content.
     fn entries(&self) -> Result<Vec<Entry>> {
         if self.nodes.len() > ENTRIES_MAX {
             return Err(Failure::new(Errno::TOOBIG, "these are too many files for one list; give -s for the sum"));
@@ -220,7 +221,7 @@ impl Walk<'_, '_> {
             }
         }
         let mut entries = Vec::with_capacity(self.nodes.len());
-        // From the last one back; each directory first, then what is in it.
+        // The list is made in reverse: each directory before its content.
         let mut open = below[0].clone();
         while let Some(index) = open.pop() {
             let Node { path, total, exclusive, .. } = &self.nodes[index];
@@ -243,9 +244,9 @@ fn add_range(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
     ranges.insert(start, end);
 }
 
-/// Uses that are counted together.
+/// The number of uses that are counted at once.
 const BATCH: usize = 4096;
-/// Most entries of a list: about 40 MB of an answer.
+/// The largest number of entries in a list. The answer then has about 40 MB.
 const ENTRIES_MAX: usize = 300_000;
 
 #[cfg(test)]

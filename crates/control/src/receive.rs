@@ -38,7 +38,7 @@ pub struct Request {
     pub only_first: bool,
     /// The number of failed commands after which the receive fails; 0 for no limit.
     pub max_errors: u64,
-    /// Whether an incomplete subvolume is kept, and resumed.
+    /// Whether to keep an incomplete subvolume, and to resume one that was kept earlier.
     pub keep: bool,
     /// Whether compressed data is always decompressed.
     pub force_decompress: bool,
@@ -157,7 +157,7 @@ fn failure_of(error: &ReceiveError) -> Failure {
     Failure { errno: errno.raw_os_error(), text: error.to_string(), has_advice }
 }
 
-/// Reads a descriptor only when bytes are there (V1).
+/// Reads from a descriptor only when it has bytes (V1).
 struct Input<'i> {
     stream: BorrowedFd<'i>,
     ended: Arc<AtomicBool>,
@@ -171,7 +171,7 @@ impl Read for Input<'_> {
             }
             let mut files = [PollFd::new(&self.stream, PollFlags::IN)];
             match poll(&mut files, Some(&PAUSE)) {
-                // Files that do not support poll, and errors, are always ready.
+                // poll reports files that do not support it, and failed files, as ready.
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),

@@ -149,7 +149,7 @@ fn check_pipe(stream: BorrowedFd<'_>) -> Result<()> {
     Err(Failure::new(Errno::BADF, "the stream of the request is not a pipe that does not block"))
 }
 
-/// Writes to a descriptor when it takes bytes (O1).
+/// Writes to a descriptor only when it accepts bytes (O1).
 struct Output<'o> {
     stream: BorrowedFd<'o>,
     job: &'o Job,
@@ -165,7 +165,7 @@ impl Write for Output<'_> {
             let mut files = [PollFd::new(&self.stream, PollFlags::OUT)];
             match poll(&mut files, Some(&PAUSE)) {
                 Ok(0) | Err(Errno::INTR) => continue,
-                // Files that do not support poll, and errors, are always ready.
+                // poll reports files that do not support it, and failed files, as ready.
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),
             }

@@ -159,8 +159,8 @@ impl Server {
         Ok(())
     }
 
-    /// Fails if the file must not be written. This must be checked at open, because later writes come from the page
-    /// cache, too late to fail the writer. Returns whether the file is open for appending only.
+    /// Fails if the file must not be written. This must be checked at open, because the kernel sends writes later, from the
+    /// page cache, when the writing program no longer gets an error. Returns whether the file is open for appending only.
     fn check_open(&self, id: InodeId, flags: i32) -> Result<bool> {
         let writes = is_for_writing(flags) || flags & O_TRUNC != 0;
         if !writes {

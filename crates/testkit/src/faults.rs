@@ -449,8 +449,8 @@ fn configs() -> Vec<(&'static str, MkfsOptions, &'static str)> {
 pub fn hush_planned_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // Opening a filesystem also changes the panic hook. Open one first, because of two concurrent changes one would
-        // be lost.
+        // The first opening of a filesystem also changes the panic hook. Open one here, before the change below: if both
+        // changes were made concurrently, one would be lost.
         let base =
             Medium::formatted(128 << 20, &MkfsOptions::default()).expect("an empty filesystem can be made in memory");
         drop(FsTarget::on_device(Arc::new(MediumDevice::new(base)), MountOptions::default()));

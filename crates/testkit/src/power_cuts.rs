@@ -125,7 +125,7 @@ impl PowerCuts {
         self.device.cuts()
     }
 
-    /// Returns the medium that cut number `number`, at this point, leaves.
+    /// Returns the medium as it is after a power cut at this point. `number` selects the random choices of the cut.
     pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (medium, outcome) = builder.cut(point, &mut rng);

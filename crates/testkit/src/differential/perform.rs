@@ -44,7 +44,7 @@ impl Side {
         Self { root: root.to_owned(), slots, helpers: HashMap::new(), snapshots_by: None }
     }
 
-    /// The full path of a call's path.
+    /// Converts a path of a call to a full path.
     pub(crate) fn full(&self, path: &str) -> PathBuf {
         full(&self.root, path)
     }

@@ -219,7 +219,7 @@ fn use_filesystem(device: Arc<dyn Device>, options: &str) -> Result<()> {
     target.close()
 }
 
-/// Sends two snapshots in every way, and compares them.
+/// Sends two snapshots in all forms of the stream, and lists their differences.
 fn send(fs: &Fs) {
     let list = fs.subvolumes().unwrap_or_default();
     let found = |name: &[u8]| list.iter().find(|info| info.path.ends_with(name)).map(|info| info.id);

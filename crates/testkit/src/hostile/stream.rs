@@ -1,4 +1,4 @@
-//! Send streams as hostile input: parsed, and received.
+//! Hostile send streams: they are parsed, and received into a small filesystem.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,11 +17,11 @@ pub fn stream(data: &[u8]) {
     let _ = read(&mended);
 }
 
-/// Receives a stream with good checksums into a small filesystem, whatever fails on the way. The filesystem stays clean, and a file
-/// beside the received subvolumes stays as it is. The first byte of the input decides on the options.
+/// Receives a stream with corrected checksums into a small filesystem; errors are allowed. The first byte of the input chooses the
+/// options.
 ///
 /// # Panics
-/// If not: that is a finding.
+/// If the filesystem is not clean afterwards, or a file beside the received subvolumes has changed.
 pub fn receive(data: &[u8]) {
     let Some((how, stream)) = data.split_first() else { return };
     let mut stream = stream.to_vec();

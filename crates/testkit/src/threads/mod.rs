@@ -72,7 +72,7 @@ struct Scenario {
     poison: bool,
     /// Whether a thread continuously empties block groups.
     moves: bool,
-    /// Whether quotas are on, and a thread changes them.
+    /// Whether quotas are on, and a thread changes quota groups.
     quotas: bool,
     /// The bytes left free, if limited. Freed space is then reused at once, and ENOSPC is possible.
     free: Option<u64>,
@@ -330,7 +330,7 @@ impl ThreadedCuts {
         self.device.cuts()
     }
 
-    /// Returns the medium that cut number `number`, at this point, leaves.
+    /// Returns the medium as it is after a power cut at this point. `number` selects the random choices of the cut.
     pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (medium, outcome) = builder.cut(point, &mut rng);
@@ -543,7 +543,7 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
     Ok(false)
 }
 
-/// ENOENT, EBUSY, EEXIST, EINVAL, ENOSPC, ENOTCONN, EINPROGRESS
+/// The errors with which a change of quota groups may be refused: ENOENT, EBUSY, EEXIST, EINVAL, ENOSPC, ENOTCONN, EINPROGRESS.
 const QUOTA_REFUSALS: [i32; 7] = [2, 16, 17, 22, 28, 107, 115];
 
 /// Changes groups, relations and limits, and starts rescans, until the other threads are done (T7). Returns whether a fault
@@ -570,7 +570,7 @@ fn change_quotas(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, shared: &
         });
         match changed {
             Some(Ok(())) => {}
-            // The change does not fit the groups that exist, or a filesystem that is full takes none.
+            // The change is impossible with the existing groups, or the filesystem is full.
             Some(Err(error)) if QUOTA_REFUSALS.contains(&error.errno()) => {}
             failed => {
                 let has_fault = faults.is_some_and(|faults| faults.faults() > 0);

@@ -123,7 +123,7 @@ fn verify_rewritten(read: ReadFound<'_>, promised: &[(usize, [u64; MAX_WRITERS])
             let mut words = block.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
             let first = words.next().unwrap_or(0);
             ensure!(words.all(|word| word == first), "T3: a block of {path} is of several versions");
-            // The content must not be a version older than the writer's promised one.
+            // The version in the file must not be older than the version that was promised to the writer.
             let (writer, version) = ((first >> VERSION_BITS) as usize, first & ((1 << VERSION_BITS) - 1));
             ensure!(
                 least.get(writer).is_some_and(|least| version >= *least) && (first != 0 || least == [0; MAX_WRITERS]),

@@ -19,8 +19,8 @@ pub(super) fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
 }
 
-/// Applies the `-o` arguments of a remount. Only flags that the kernel enforces can change, because the server continues;
-/// mount(8) also passes the options that /proc/mounts shows.
+/// Applies the `-o` arguments of a remount. Only flags that the kernel enforces can change, because the server is not
+/// started again. Options that the mount already has are accepted, because mount(8) passes all that /proc/mounts shows.
 pub(super) fn change(lists: &[String], mounted: &mut Mounted) -> anyhow::Result<()> {
     for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
         let is_ignored = IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));

@@ -354,7 +354,7 @@ impl To for HostTarget {
         })?;
         // The file may end in a hole.
         file.set_size(info.size.max(end))?;
-        // A device keeps its attributes.
+        // The attributes of a device are not changed.
         if !file.is_direct() {
             self.set_file_attributes(file.file(), path, attributes)?;
         }
