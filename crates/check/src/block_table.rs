@@ -73,7 +73,7 @@ impl BlockTable {
         }
     }
 
-    /// Returns the record of a block. Makes one if there is none.
+    /// Returns the record of a block; makes the record if there is none.
     pub(crate) fn entry(&mut self, bytenr: u64) -> &mut TreeBlock {
         match self.records.binary_search_by_key(&bytenr, |block| block.bytenr) {
             Ok(at) => &mut self.records[at],

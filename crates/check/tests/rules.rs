@@ -75,8 +75,8 @@ fn assert_agreed_clean(image: &Image) {
     btrfs_check(image.path()).unwrap();
 }
 
-/// A balance of data moves some of the leaves that refer to it. Then their owner reaches neighbours of these leaves, which
-/// were not moved, only through moved blocks.
+/// A balance of data moves some of the leaves that refer to it. Then their owner reaches the unmoved neighbours of these
+/// leaves only through moved blocks.
 #[test]
 fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     if !capability::kernel_oracle() {

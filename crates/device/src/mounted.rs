@@ -1,5 +1,5 @@
 //! Checks whether a file or block device is in use, directly or through a loop device, and lists the parts of a block
-//! device. `file.rs` refuses to open those in use.
+//! device. `file.rs` refuses to open a device that is in use.
 //!
 //! Invariants:
 //! - I1. If the state is unknown (no permission, no sysfs), the device counts as not mounted. These checks protect

@@ -182,7 +182,8 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 impl MountOptions {
-    /// Parses a comma-separated list of options; later ones win. An unknown option is an error that names it.
+    /// Parses a comma-separated list of options; a later option overrides an earlier one. An unknown option is an
+    /// error that names it.
     pub fn parse(text: &str) -> Result<Self> {
         let (options, unknown) = Self::parse_known(text)?;
         match unknown.into_iter().next() {

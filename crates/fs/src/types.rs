@@ -275,7 +275,7 @@ bitflags::bitflags! {
 pub enum SeekWhence {
     /// The next byte that is data.
     Data,
-    /// The next byte that is a hole; the end of the file counts as one.
+    /// The next byte in a hole; the end of the file counts as a hole.
     Hole,
 }
 

@@ -241,7 +241,7 @@ fn conversion(flags: u64, profile: u64) -> BalanceItem {
     item(flags | BalanceFlags::FORCE.bits(), args)
 }
 
-/// Start addresses of the block groups of these types whose profile is another one.
+/// Start addresses of the block groups of these types that have another profile.
 fn of_other_profiles(fs: &Fs, flags: u64, profile: u64) -> Vec<Logical> {
     let is_other = |group: BlockGroupFlags| {
         let found = (group & BlockGroupFlags::PROFILES).bits();
@@ -307,7 +307,7 @@ fn chunks_made_while_a_conversion_is_paused_have_its_target_profile() {
     assert_eq!(profile_of_new_chunk(&fs, "mounted"), BlockGroupFlags::DUP);
     fs.resume_balance(&Job::new()).unwrap();
     assert_eq!(of_other_profiles(&fs, DATA, DUP), []);
-    // After the end, the profile of the existing block groups counts.
+    // After the end of the conversion, new chunks have the profile of existing block groups.
     fs.balance(conversion(DATA, BalanceArgs::SINGLE), &Job::new()).unwrap();
     assert_eq!(of_other_profiles(&fs, DATA, BalanceArgs::SINGLE), []);
     assert_eq!(profile_of_new_chunk(&fs, "ended"), BlockGroupFlags::empty());
@@ -365,7 +365,7 @@ fn conversion_round(seed: u64) -> Result<()> {
         }
         scope.spawn(move || rewrite(fs, TOP, "rewritten", seed, stop));
         scope.spawn(move || {
-            // Resizes compete for the same block groups.
+            // The resizes and the balance compete for block groups.
             for step in 0.. {
                 if stop.load(Ordering::Acquire) {
                     return;
@@ -388,7 +388,7 @@ fn conversion_round(seed: u64) -> Result<()> {
                 ensure!(report.failures.is_empty(), "{:?}", report.failures);
                 if report.counts.without_space == 0 {
                     let left = of_other_profiles(fs, kinds, profile);
-                    // A chunk that is made after the end has the profile of the last one.
+                    // A chunk that is made after the end of a conversion has the profile of the last block group.
                     ensure!(left.is_empty(), "conversion {number} to {profile:#x} left {left:?}: {:?}", report.counts);
                 }
             }

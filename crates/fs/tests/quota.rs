@@ -561,7 +561,7 @@ fn defragmentation_holes_and_truncation_obey_limits() {
     });
     assert!(refused.is_none_or(|error| error.errno() == EDQUOT));
     assert!(referenced(c) <= LIMIT, "truncation: {}", referenced(c));
-    // Whatever the limit is, truncation to whole sectors, to 0, and removal work.
+    // Truncation to whole sectors, truncation to 0, and removal work at any limit.
     for (dir, name, id) in [(a, "even", even), (b, "holes", holes), (c, "tails", tails)] {
         fs.limit_qgroup(QgroupId::of_subvolume(dir.root), Some(Some(4096)), None).unwrap();
         let cut = |size| fs.setattr(id, &SetAttr { size: Some(size), ..SetAttr::default() }, &ROOT);

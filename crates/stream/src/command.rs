@@ -128,7 +128,7 @@ numbered! {
     Fallocate = 23, "fallocate";
     /// Sets the flags of an inode; version 2.
     Fileattr = 24, "fileattr";
-    /// Writes data as it is compressed; version 2.
+    /// Writes data in its compressed form; version 2.
     EncodedWrite = 25, "encoded_write";
     /// Enables fs-verity; version 3.
     EnableVerity = 26, "enable_verity";

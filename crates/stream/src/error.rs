@@ -94,7 +94,7 @@ pub enum Problem {
         attribute: Attribute,
         /// Its length.
         found: usize,
-        /// The length of its type.
+        /// The length that the attribute's type requires.
         expected: usize,
     },
     /// An attribute has a value that it cannot have.

@@ -1,5 +1,5 @@
-//! [`FrameReader`]: cuts the input into commands without looking into them; [`FrameHeader`]: the head of a command, which
-//! also verifies the command's checksum. The words of all refusals are in `error.rs`.
+//! [`FrameReader`]: cuts the input into commands without interpreting them; [`FrameHeader`]: the head of a command, which also
+//! verifies the command's checksum. The messages of all refusals are in `error.rs`.
 //!
 //! The bytes are appended to a buffer of the caller. So a thread can read many commands into one buffer, and pass the buffer to
 //! another thread, which verifies and parses the commands.
@@ -42,7 +42,7 @@ impl FrameHeader {
     }
 }
 
-/// The checksum of a whole command, whatever its crc field contains.
+/// The checksum of a whole command, regardless of the content of its crc field.
 pub(crate) fn command_crc(command: &[u8]) -> u32 {
     let before = crc32c_raw(0, command.get(..6).unwrap_or_default());
     let field = crc32c_raw(before, &[0; 4]);

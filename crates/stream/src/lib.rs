@@ -45,11 +45,11 @@ pub use path::{PathProblem, StreamPath};
 pub const MAGIC: &[u8; 13] = b"btrfs-stream\0";
 /// Bytes of a stream's header: the magic and the version.
 pub const STREAM_HEADER_BYTES: usize = 17;
-/// Most bytes of one command, header included. Linux writes at most some 150 KiB; the bound leaves room for other writers.
+/// Maximum length of a command, header included. Linux writes at most some 150 KiB; the bound leaves room for other writers.
 pub const MAX_COMMAND_BYTES: usize = 16 << 20;
-/// Most bytes of one command of version 1, header included, which other receivers accept.
+/// Maximum length of a command of version 1 that other receivers accept, header included.
 pub const MAX_COMMAND_BYTES_V1: usize = 64 << 10;
-/// Most data that Linux puts into one `WRITE` of version 1.
+/// Maximum number of bytes of data that Linux puts into one `WRITE` of version 1.
 pub const WRITE_BYTES_V1: usize = 48 << 10;
-/// Most data that Linux puts into one `WRITE` of version 2.
+/// Maximum number of bytes of data that Linux puts into one `WRITE` of version 2.
 pub const WRITE_BYTES_V2: usize = 128 << 10;

@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-/// Most bytes of a path, as Linux's `PATH_MAX` without its zero byte.
+/// Maximum length of a path: Linux's `PATH_MAX` without its zero byte.
 const PATH_BYTES_MAX: usize = 4095;
-/// Most bytes of a name.
+/// Maximum length of a name.
 const NAME_BYTES_MAX: usize = 255;
 
 /// A checked relative path.

@@ -150,7 +150,7 @@ fn check(member: &Member) -> Result<()> {
     })
 }
 
-/// Whether `found` is an invalid superblock of the filesystem of `ours` (O2). Another writer leaves valid ones.
+/// Whether `found` is an invalid superblock of the filesystem of `ours` (O2). Other writers leave valid superblocks.
 fn is_damaged_copy(found: &[u8], ours: &[u8]) -> bool {
     let (Ok(found_sb), Ok(ours_sb)) = (Superblock::decode(found), Superblock::decode(ours)) else { return false };
     found_sb.magic == ours_sb.magic && found_sb.fsid == ours_sb.fsid && check_superblock(&found_sb, found).is_err()

@@ -9,8 +9,9 @@
 //! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.
 //!   So a mount, here or in Linux, resumes an interrupted balance.
 //! - I2. From the start of a conversion to its end, also while it is paused, new chunks have its target profile
-//!   ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). It ends when its filters take no block
-//!   group of another profile, except for groups that could not be moved and beyond a limit on their number.
+//!   ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). The conversion ends when no block group
+//!   that its filters take has another profile. Groups that could not be moved, and groups beyond a limit of the filters
+//!   on their number, do not count.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub struct BalanceFailure {
     pub bytenr: u64,
     /// The reason.
     pub reason: String,
-    /// The files that use it: subvolume, inode, and a path from the top level if there is one.
+    /// The files that use the extent: subvolume, inode, and a path from the top level if the file has one.
     pub files: Vec<(InodeId, Option<Vec<u8>>)>,
 }
 
@@ -247,12 +248,12 @@ impl Fs {
                     Err(error) => return Err(error),
                 }
             }
-            // A resize or another thread is moving these.
+            // A resize or another thread is moving these block groups.
             if !busy.is_empty() {
                 nr_waits += 1;
                 std::thread::sleep(WAIT);
             }
-            // I2
+            // Block groups of another profile are added until none is left (I2).
             let added = self.choose_unconverted(item, |group| settled.contains(&group) || busy.contains(&group));
             self.balance.count(|counts| counts.expected += added.len() as u64);
             chosen = busy.into_iter().chain(added).collect();
@@ -265,7 +266,7 @@ impl Fs {
     /// Balances a block group that was chosen, unless it has changed since then.
     fn balance_chosen(&self, item: &BalanceItem, start: Logical, job: &Job, report: &mut BalanceReport) -> Result<()> {
         let find = || self.block_groups().into_iter().find(|group| group.start == start);
-        // It may have been removed because it was empty.
+        // The group may have been removed because it was empty.
         let Some(group) = find() else { return Ok(()) };
         let Some(args) = args_for(item, group.flags) else { return Ok(()) };
         let target = target_of(args);
@@ -289,7 +290,7 @@ impl Fs {
                     counts.completed += u64::from(!failed);
                 });
             }
-            // As in Linux, the others are still balanced.
+            // As in Linux, the balance continues with the other block groups.
             Err(Error::Engine(EngineError::NoSpace)) => {
                 tracing::warn!("balance: no space left to move block group {start} to");
                 self.balance.count(|counts| {
@@ -326,7 +327,7 @@ impl Fs {
         taken
     }
 
-    /// The block groups that do not have the target profile of their conversion yet, from the highest address down (I2).
+    /// Block groups whose profile is not the target of the conversion yet, from the highest address down (I2).
     fn choose_unconverted(&self, item: &BalanceItem, is_known: impl Fn(Logical) -> bool) -> Vec<Logical> {
         let is_left = |group: &BlockGroup| {
             args_for(item, group.flags).is_some_and(|args| {
@@ -398,7 +399,7 @@ impl Fs {
     }
 }
 
-/// The target profile of filters that convert.
+/// The target profile, if the filters convert.
 fn target_of(args: &BalanceArgs) -> Option<BlockGroupFlags> {
     args.filters().contains(BalanceFilters::CONVERT).then(|| conversion_target(args)).flatten()
 }
@@ -413,7 +414,7 @@ fn targets_of(item: &BalanceItem) -> ConversionTargets {
     }
 }
 
-/// The profile that block groups are converted to, if a single device can hold it.
+/// The target profile of the filters, if a single device can hold it.
 fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
     match args.target {
         BalanceArgs::SINGLE => Some(BlockGroupFlags::empty()),
@@ -425,7 +426,7 @@ fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };
 /// Emptying a group of which at least this percentage is used would make as many groups as before.
 const FULL_PERCENT: u128 = 95;
-/// Number of waits for block groups that other threads are moving, and length of a wait: ten minutes in all.
+/// Maximum number of waits for block groups that other threads are moving, and the length of a wait: ten minutes in all.
 const MAX_WAITS: u32 = 6000;
 const WAIT: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(200);

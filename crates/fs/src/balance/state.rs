@@ -53,9 +53,11 @@ pub(crate) enum Wish {
 /// Numbers of block groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BalanceCounts {
-    /// Block groups that the filters take, counted at the beginning.
+    /// Block groups that the filters take: those counted at the beginning, and those that a conversion added
+    /// later.
     pub expected: u64,
-    /// Block groups examined so far. Those that the filters leave out count from the beginning.
+    /// Block groups examined so far. Block groups that the filters leave out count as examined from the
+    /// beginning.
     pub considered: u64,
     /// Block groups finished.
     pub completed: u64,
@@ -64,7 +66,7 @@ pub struct BalanceCounts {
     pub migrated: u64,
     /// Block groups that stayed, because they hold extents that could not be moved.
     pub failed: u64,
-    /// Those of [`BalanceCounts::failed`] whose extents found no space.
+    /// Block groups among [`BalanceCounts::failed`] for whose extents there was no space.
     pub without_space: u64,
 }
 

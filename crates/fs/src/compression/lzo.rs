@@ -82,7 +82,7 @@ impl Workspace {
             let word = word_at(input, at);
             let slot = &mut self.table[(word.wrapping_mul(2_654_435_761) >> (32 - HASH_BITS)) as usize];
             let candidate = usize::from(*slot);
-            // Sectors are at most 64 KiB, so a position in one fits into 16 bits.
+            // Sectors are at most 64 KiB, so a position in a sector fits into 16 bits.
             *slot = at as u16;
             let distance = at - candidate;
             if distance > MAX_DISTANCE || word_at(input, candidate) != word {

@@ -28,7 +28,7 @@ pub struct Defragment {
     pub small_bytes: u64,
     /// Compress with this method, including extents that are not compressed yet.
     pub compress: Option<CompressSpec>,
-    /// Also rewrite extents that snapshots or other files share. The file then takes space of its own for them.
+    /// Also rewrite extents that snapshots or other files share. The file then takes additional space for its copy of them.
     pub unshare: bool,
 }
 
@@ -60,7 +60,7 @@ impl Fs {
             state.rewriting = Some(Rewriting { compress });
         }
         let done = self.rewrite_small(&inode, how, job);
-        // Write the dirty bytes back before `rewriting` is cleared: it makes writeback use new extents.
+        // Write the dirty bytes back before `rewriting` is cleared, because `rewriting` makes writeback use new extents.
         let flushed = self.flush_inode(&inode, how.range.clone());
         inode.state.write().rewriting = None;
         let done = done?;
@@ -86,7 +86,7 @@ impl Fs {
 
     /// Makes the bytes of a piece's small extents dirty.
     fn rewrite_piece(&self, inode: &Arc<Inode>, piece: Range<u64>, how: &Defragment) -> Result<u64> {
-        // At a quota limit, a file that needs no work is no failure.
+        // A file that needs no work must not fail at a quota limit, so reserve only if there is work.
         if self.ranges_to_rewrite(inode, &*inode.read()?, &piece, how)?.is_empty() {
             return Ok(0);
         }
@@ -164,8 +164,8 @@ fn on_disk(extent: &ExtentAt) -> u64 {
     extent.end - extent.start
 }
 
-/// Whether joining two neighbours in the file would gain nothing: they are parts of one extent, or contiguous on disk,
-/// uncompressed and not tiny, so that reading them is fast and their items are few.
+/// Whether joining two neighbours in the file would gain nothing: they are uncompressed and contiguous on disk, and are
+/// parts of one extent or not both tiny.
 fn is_joined(first: &ExtentAt, second: &ExtentAt) -> bool {
     let (Some(one), Some(other)) = (first.extent.disk_extent(), second.extent.disk_extent()) else { return false };
     let is_plain = |extent: &ExtentAt| extent.extent.compression == Compression::None;
@@ -177,5 +177,5 @@ fn is_joined(first: &ExtentAt, second: &ExtentAt) -> bool {
 
 /// Number of bytes made dirty in one step.
 const PIECE: u64 = BUF_MAX as u64;
-/// Smaller extents are joined with neighbours that are contiguous on disk, because they take an item each.
+/// Extents below this size are joined even with neighbours that are contiguous on disk, because each extent takes an item.
 const TINY_BYTES: u64 = 1 << 20;

@@ -1,7 +1,7 @@
 //! Writing data that is compressed already: receive stores the extents of a send stream as they are.
 //!
 //! - I1. The compressed bytes come from outside: they are decompressed before they are stored.
-//! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like any other.
+//! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like other data.
 
 use std::sync::Arc;
 

@@ -255,8 +255,8 @@ impl ShardMap {
         self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
     }
 
-    /// Adds an inode to the young ones. Returns the oldest of them, removed from memory, if there are too many and it
-    /// is unused (I2).
+    /// Adds an inode to the young inodes. If there are too many and the oldest is unused, removes the oldest from
+    /// memory and returns it (I2).
     fn add_young(&mut self, id: InodeId) -> Option<Cached> {
         self.young.push_back(id);
         if self.young.len() <= MAX_YOUNG {

@@ -62,7 +62,7 @@ pub(crate) fn name_of(method: Compression) -> &'static [u8] {
     }
 }
 
-/// Reads the method of an inode's property. Only inodes with the flag `COMPRESS` can have one.
+/// Reads the method of an inode's property. Only inodes with the flag `COMPRESS` can have the property.
 pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Result<CompressionProperty> {
     if !flags.contains(InodeFlags::COMPRESS) {
         return Ok(CompressionProperty::Unset);

@@ -123,7 +123,7 @@ impl Subvolume {
         self.deleted.store(true, Ordering::SeqCst);
     }
 
-    /// Whether its inodes may not be used any more.
+    /// Whether its inodes must not be used any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::SeqCst)
     }

@@ -4,8 +4,8 @@
 //! - `memory_budget`: how memory is divided.
 //! - `commit_thread`: when a commit starts.
 //! - `log_replay`: how a tree log becomes part of the subvolumes.
-//! - `statfs`: what df shows.
-//! - `guard`, `stats`: the abort of a FUSE server, and counters.
+//! - `statfs`: the numbers that df shows.
+//! - `guard`, `stats`: checks and abort for a FUSE server, and counters.
 
 pub(crate) mod commit_thread;
 pub(crate) mod fs;

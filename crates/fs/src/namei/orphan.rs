@@ -20,7 +20,7 @@ use crate::items::dir_item::{in_tree, ref_key};
 use crate::namei::create::orphan_key;
 use crate::types::{InodeId, mode};
 
-/// An unused inode, and the keys of its items except the `INODE_ITEM`, which are deleted with its last name.
+/// An unused inode whose items are deleted with its last name, and the keys of these items except the `INODE_ITEM`.
 pub(crate) struct LastItems<'i> {
     inode: &'i Inode,
     keys: Vec<Key>,
@@ -30,7 +30,7 @@ pub(crate) struct LastItems<'i> {
     _writeback: ExclusiveGuard<'i>,
 }
 
-/// Keys of all items of a file that is not in memory, which are deleted with its only name.
+/// Keys of all items of a file that is not in memory. The items are deleted with the file's only name.
 pub(crate) struct UnloadedItems {
     keys: Vec<Key>,
     /// Index of its name.

@@ -82,7 +82,7 @@ impl Current {
 
     /// The commands that are applied to the subvolume.
     pub(crate) fn reached(&self) -> Progress {
-        // While commands are skipped, it is not yet certain that this stream is the one that was begun.
+        // While commands are skipped, it is not yet certain that this stream equals the stream of the earlier receive.
         if self.progress.nr_commands <= self.resumed.nr_commands { self.resumed } else { self.progress }
     }
 
@@ -130,7 +130,7 @@ impl Current {
             Command::Rmdir { path } => {
                 let (dir, name) = self.walk.place(fs, path)?;
                 self.walk.gone(path);
-                // `rmdir` would also remove an empty subvolume; this fails for one.
+                // `rmdir` would also remove an empty subvolume. `entry` fails if the name leads to a subvolume.
                 super::walk::entry(fs, dir, name)?;
                 Ok(fs.rmdir(dir, name)?)
             }
@@ -190,7 +190,7 @@ impl Current {
 
     fn rename(&mut self, fs: &Fs, path: &[u8], to: &[u8]) -> Result<()> {
         let (dir, name) = self.walk.place(fs, path)?;
-        // `rename` would also move a subvolume; this fails for one.
+        // `rename` would also move a subvolume. `entry` fails if the name leads to a subvolume.
         super::walk::entry(fs, dir, name)?;
         let (new_dir, new_name) = self.walk.place(fs, to)?;
         fs.rename(dir, name, new_dir, new_name, RenameFlags::empty())?;

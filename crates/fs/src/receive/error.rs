@@ -45,7 +45,7 @@ pub enum ReceiveProblem {
     NoParent {
         /// The parent's UUID at the sender.
         uuid: Uuid,
-        /// Its transaction.
+        /// The parent's transid at the sender.
         ctransid: u64,
     },
     /// No subvolume on this filesystem is the clone source.
@@ -53,9 +53,9 @@ pub enum ReceiveProblem {
         "the clone source is not here: no subvolume has the received UUID or UUID {uuid} and transaction {ctransid}; receive it first, or send without it"
     )]
     NoCloneSource {
-        /// Its UUID at the sender.
+        /// The clone source's UUID at the sender.
         uuid: Uuid,
-        /// Its transaction.
+        /// The clone source's transid at the sender.
         ctransid: u64,
     },
     /// The parent or clone source was changed after it was received.
@@ -63,7 +63,7 @@ pub enum ReceiveProblem {
         "the subvolume {uuid} was changed after it was received or sent; it cannot serve as parent or clone source"
     )]
     Changed {
-        /// Its UUID at the sender.
+        /// The subvolume's UUID at the sender.
         uuid: Uuid,
     },
     /// The name is taken.
@@ -145,5 +145,5 @@ impl ReceiveError {
     }
 }
 
-/// Bytes of a path that a message shows.
+/// Maximum number of bytes of a path that a message shows.
 const MOST_SHOWN: usize = 300;

@@ -1,4 +1,4 @@
-//! Receiving send streams: [`Fs::receive`](crate::Fs::receive) applies a stream below a directory, by the engine.
+//! Receiving send streams: [`Fs::receive`](crate::Fs::receive) applies a stream below a directory.
 //!
 //! ```text
 //! input --[thread: read, verify checksums]--> batches --> Session --> Current (a subvolume) --> Fs

@@ -67,7 +67,7 @@ pub struct ReceivedSubvolume {
     pub id: RootId,
     /// The directory that holds the subvolume's name.
     pub dir: InodeId,
-    /// Its path below the directory that was received into.
+    /// The subvolume's path below the directory of the receive.
     pub path: Vec<u8>,
     /// UUID of the subvolume that was sent.
     pub uuid: Uuid,

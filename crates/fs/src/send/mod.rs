@@ -12,8 +12,8 @@
 //! ```
 //!
 //! The difference is walked by [`ubtrfs_tree::Diff`], twice in an incremental send: once for names, once for inodes.
-//! Subvolumes are sent as committed. While one is being sent, it and its parent and clone sources can neither be deleted
-//! nor become writable, and no extents are moved ([`crate::subvolume::sends`]).
+//! Subvolumes are sent as committed. While a subvolume is being sent, the subvolume, its parent and its clone sources
+//! can neither be deleted nor become writable, and no extents are moved ([`crate::subvolume::sends`]).
 
 pub(crate) mod changes;
 pub(crate) mod request;

@@ -350,8 +350,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(path)
     }
 
-    /// Makes a directory and those above it, if the receiver does not have them yet (S2). It has all inodes below number
-    /// `ino`.
+    /// Makes a directory and those above it, if the receiver does not have them yet (S2). The receiver has all inodes with
+    /// numbers below `ino`.
     fn make_above(&mut self, dir: u64, ino: u64) -> Result<()> {
         let mut missing = Vec::new();
         let mut at = dir;

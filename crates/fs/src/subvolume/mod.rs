@@ -1,6 +1,6 @@
 //! Subvolumes and snapshots: creating, deleting, listing, renaming, quotas, and searching their items.
 //!
-//! - `create`: what a snapshot contains, and making a subvolume read-only. A commit makes it
+//! - `create`: what a snapshot contains, and making a subvolume read-only. The commit makes the snapshot
 //!   (`roots/subvolume_roots.rs` of crate `transaction`).
 //! - `delete`: when a deleted subvolume disappears.
 //! - `list`: paths and parents, and which subvolume is mounted.
@@ -8,7 +8,7 @@
 //! - `sends`: what is refused while a subvolume is being sent.
 //! - `quota`, `resolve`, `search`: quota groups, paths of addresses and inodes, items of a tree.
 //!
-//! Crate `control` decides which users may do this (`control/src/subvolume.rs`).
+//! Crate `control` decides which users may call these functions (`control/src/subvolume.rs`).
 
 pub(crate) mod create;
 pub(crate) mod delete;

@@ -732,7 +732,7 @@ const WRITER_BYTES: u64 = 4 << 20;
 /// Flags of files that may be written into their existing extents.
 pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
 const BATCH_INODES: usize = 4096;
-/// A writer whose file has at least this much dirty data writes that back first.
+/// A writer whose file has at least this much dirty data first writes back data of that file.
 const OWN_BYTES: u64 = 1 << 20;
 /// A writer over the limit waits at most `MAX_WAITS` * `WAIT` (1 s) for others' writeback, then continues.
 const MAX_WAITS: u32 = 500;

@@ -2,9 +2,9 @@
 //! descriptor was told of.
 //!
 //! Linux keeps a writeback error with the file. It reports the error once to each descriptor that was open when the
-//! error happened. If no descriptor was told, the next one that is opened is. We do the same. Unlike Linux we keep the
-//! data: it stays dirty, every fsync tries to write it again, and fsync fails until that succeeds, even if the error
-//! was reported before.
+//! error happened. An error that was not reported to any descriptor is reported to the next descriptor that is opened.
+//! We do the same. Unlike Linux we keep the data: it stays dirty, every fsync tries to write it again, and fsync fails
+//! until that succeeds, even if the error was reported before.
 //!
 //! Invariants:
 //! - I1: descriptors and failures take their numbers from one clock, so the lower number came first.
