@@ -44,7 +44,7 @@ pub(crate) struct TemporaryName {
     dir: Rc<OwnedFd>,
     temporary: String,
     name: Vec<u8>,
-    /// Whether it replaces an existing file.
+    /// Whether the file replaces an existing one.
     replaces: bool,
     kept: bool,
     _noted: Option<Noted>,
@@ -183,7 +183,7 @@ impl HostFile {
         matches!(self.place, Place::Direct)
     }
 
-    /// The open file, for a writer that starts at its beginning.
+    /// The open file, for a caller that writes it from its beginning.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

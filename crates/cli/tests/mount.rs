@@ -384,8 +384,9 @@ fn mount_and_umount_of_the_system_work() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let dir = TempDir::new().unwrap();
-    // This is the command that `mount -t fuse.ubtrfs` runs. It starts the program named after the dot from PATH. The
-    // test does not run mount(8), which uses the system's PATH, because the program need not be installed there.
+    // `mount -t fuse.ubtrfs` runs this command, which searches PATH for the program `ubtrfs`, the part of the type after
+    // the dot. The test does not run mount(8) itself, because mount(8) uses the system's PATH, where the program may not
+    // be installed.
     let path = format!("{}:{}", Path::new(UBTRFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let output = Command::new("/usr/sbin/mount.fuse3")
         .args([image.path(), dir.path()])
@@ -674,8 +675,8 @@ fn roots_own_mount_works_without_permission_checks() {
     theirs.close().unwrap();
 }
 
-/// A confined server serves all requests, and commits on request and when it is unmounted, also by a signal. The
-/// kernel reports each of its threads as confined.
+/// A confined server serves all requests. It commits when `ubtrfs sync` asks for it, and when it is unmounted, also by a
+/// signal. The kernel reports each thread of the server as confined.
 #[test]
 fn a_confined_server_serves_all_the_same() {
     if !ready() {
@@ -741,8 +742,8 @@ fn a_confined_server_serves_all_the_same() {
     }
 }
 
-/// A caller who changes a set-group-id file that its group cannot execute keeps the bit as a member of the group. Any
-/// of the caller's groups counts, and a confined server cannot look them up by itself.
+/// If a file's group cannot execute the file, a change of its content keeps the set-group-id bit if the caller is a member of
+/// the group. All groups of the caller count, and a confined server cannot look them up by itself.
 fn groups_decide(mount: &Mount) {
     if !capability::program("setpriv") {
         return;

@@ -22,11 +22,11 @@ pub type FileNr = u8;
 pub struct OpenFile {
     /// The inode.
     pub id: InodeId,
-    /// Whether it is open for reading.
+    /// Whether the file is open for reading.
     pub is_readable: bool,
-    /// Whether it is open for writing.
+    /// Whether the file is open for writing.
     pub is_writable: bool,
-    /// Whether it was reached through a read-only mount of a writable filesystem, for example a read-only bind mount.
+    /// Whether the file was opened through a read-only mount of a writable filesystem, for example a read-only bind mount.
     pub is_read_only_mount: bool,
 }
 

@@ -73,9 +73,9 @@ pub struct Subvolume {
     pub path: Vec<u8>,
     /// UUID of the subvolume that was sent.
     pub uuid: String,
-    /// Whether it began as a snapshot of its parent.
+    /// Whether the subvolume began as a snapshot of its parent.
     pub is_snapshot: bool,
-    /// Commands that an earlier receive had applied.
+    /// The number of commands that an earlier, interrupted receive had applied.
     pub nr_resumed: u64,
 }
 

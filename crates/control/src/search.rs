@@ -24,7 +24,7 @@ pub enum Request {
     Items(Range),
     /// Returns the path of an inode from its subvolume's root: [`Response::Path`].
     Path {
-        /// The subvolume; `None` means the one that holds file 0.
+        /// The subvolume; `None` means the subvolume that holds file 0.
         tree: Option<u64>,
         /// The inode.
         inode: u64,

@@ -236,7 +236,7 @@ struct Peer {
     pid: u32,
 }
 
-/// Whether `user` may have one more connection beside those of `users` (K2).
+/// Whether `user` may have one more connection, if each element of `users` has a connection already (K2).
 fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
     let is_other = |user: u32| user != 0 && user != owner;
     let (mut of_user, mut of_others) = (0, 0);

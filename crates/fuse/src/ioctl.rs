@@ -21,7 +21,7 @@ const FS_NOATIME_FL: u32 = 0x80;
 const XFLAGS: [(u32, u32); 5] =
     [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
 
-/// A caller, with a way to look up its rights, because only some ioctls need them.
+/// A caller, whose rights are looked up only for the ioctls that need them.
 pub(crate) struct Asker<'a> {
     pub(crate) caller: Caller,
     pub(crate) flag_rights: &'a dyn Fn() -> FlagRights,

@@ -89,9 +89,9 @@ impl Default for MountConfig {
 }
 
 impl MountConfig {
-    /// Whether the kernel checks permissions. If it does, it requests a directory's attributes after each name made or
-    /// removed in it, which is one more request for every file. If only root may enter, the check is pointless, because
-    /// root is allowed everything.
+    /// Whether the kernel checks permissions. A kernel that checks them requests a directory's attributes after each name
+    /// made or removed in the directory, which is one more request for every file. If only root may enter, the check is
+    /// pointless, because root is allowed everything.
     pub(crate) fn checks_permissions(&self) -> bool {
         self.allow_other || self.default_permissions || !is_root()
     }

@@ -548,9 +548,9 @@ impl Server {
         Ok(())
     }
 
-    /// Handles a chown that sets neither user nor group. It changes ctime, of immutable files too, and clears the
-    /// set-id bits like any chown. The kernel also sends it before fallocate by another user. From a user who is
-    /// neither owner nor privileged, it changes nothing.
+    /// Handles a chown that sets neither user nor group. Such a chown changes ctime, even of immutable files, and clears
+    /// the set-id bits like any chown. The kernel also sends this request before a fallocate by a user who is not the
+    /// owner. If the file has set-id bits and the caller is neither the owner nor privileged, nothing changes.
     fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
         let attr = self.fs.getattr(id)?;
         let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;

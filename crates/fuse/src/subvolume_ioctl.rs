@@ -89,7 +89,7 @@ impl Command<'_> {
 
     /// Makes a snapshot of the subvolume whose root directory the caller has open under this descriptor number.
     fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8]) -> Result<Found> {
-        // A number that does not fit becomes one that no descriptor has.
+        // A number that does not fit into 32 bits is replaced by a number that no descriptor has.
         let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
         let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups: Vec::new() };
         self.host.run(self.fs, self.req, &[source, self.id], ControlRequest::Subvolume(request))?;

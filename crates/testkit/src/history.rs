@@ -88,7 +88,7 @@ impl History {
         }
     }
 
-    /// Declares that a commit happened in the middle of the next step, so that parts of that step may be found.
+    /// Declares that a commit may happen in the middle of the next step, so that parts of that step may be found.
     pub fn may_commit_within(&mut self) {
         self.within = true;
     }
@@ -343,8 +343,8 @@ impl History {
             }
         }
         verdict.context(what.clone())?;
-        // Check only names that the file had before but not at the fsync or later, and that no other file ever had,
-        // because the other file may have come back.
+        // Check only names that the file lost before the fsync and did not get again. Skip names that another file had
+        // since then, because that file may have the name now.
         for (index, before) in self.states[..state].iter().enumerate() {
             for name in names(before) {
                 let since = &self.states[index + 1..=top.max(state)];

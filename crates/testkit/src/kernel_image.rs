@@ -32,7 +32,7 @@ pub struct KernelImageSpec {
     pub mkfs: &'static [&'static str],
     /// Options of the kernel's mount.
     pub mount: &'static str,
-    /// Whether `ubtrfs_mkfs` formats it with a block group tree, which btrfs-progs 6.2 cannot make.
+    /// Whether the image is formatted by `ubtrfs_mkfs` with a block group tree, which btrfs-progs 6.2 cannot make.
     pub block_group_tree: bool,
 }
 
@@ -454,7 +454,7 @@ impl RichTree {
         Ok(())
     }
 
-    /// Changes part of a subvolume that has a snapshot, so that both still share the rest.
+    /// Changes part of a subvolume that has a snapshot. The subvolume and the snapshot still share the rest.
     fn scribble(&self, subvolume: &Path, rng: &mut Rng) -> Result<()> {
         let small = subvolume.join("small");
         for _ in 0..60 {

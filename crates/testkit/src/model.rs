@@ -50,9 +50,9 @@ pub(crate) struct Node {
     pub(crate) children: BTreeMap<Vec<u8>, u64>,
     pub(crate) links: Vec<(u64, Vec<u8>)>,
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The node's subvolume. Renames and links cannot leave it.
+    /// The node's subvolume. Renames and links cannot leave the subvolume.
     pub(crate) volume: u64,
-    /// Whether the driver must not change it.
+    /// Whether the driver must not change the node.
     pub(crate) fixed: bool,
 }
 

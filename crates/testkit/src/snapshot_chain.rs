@@ -41,7 +41,7 @@ pub struct SendOptions {
 /// How much a filesystem that Linux has mounted stores, and how much of that is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharing {
-    /// Bytes of data on disk, each once.
+    /// Bytes of data on disk, each byte counted once.
     pub used: u64,
     /// Bytes of data that each snapshot refers to.
     pub totals: Vec<u64>,

@@ -140,7 +140,7 @@ fn what_reading_mends_is_counted_for_good() {
         target.create(format!("file-{index}").as_bytes(), NodeKind::File, 0o644, (0, 0)).unwrap();
     }
     target.close().unwrap();
-    // The first copy of a leaf is read wrong once. The readahead thread may be the one that reads it.
+    // The first read of a leaf's first copy returns wrong data. The readahead thread may make this read.
     let leaf = first_leaf_of_files(&below.content());
     let plan = FaultPlan {
         read: Some(0),

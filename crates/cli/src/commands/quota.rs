@@ -100,7 +100,7 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
             });
         }
         if !args.wait_norescan {
-            // An image that was closed during a rescan continues it when opened.
+            // If an image was closed during a rescan, the rescan continues when the image is opened.
             let runs = status_of(channel, &target)?.is_some_and(|status| status.rescan.is_some());
             if !runs || !args.wait && channel.is_mount() {
                 call(channel, &target, "count anew in", Request::Rescan)?;

@@ -94,7 +94,7 @@ impl<'a> Reply<'a> {
         self.put(&entry.wire());
     }
 
-    /// Writes an entry that was created and opened in one request.
+    /// Writes the entry of a file that was created and opened in one request.
     pub fn created(&mut self, entry: &Entry, handle: u64, open_flags: u32) {
         self.entry(entry);
         self.opened(handle, open_flags);

@@ -3,7 +3,7 @@
 //! A request is a header, a struct of fixed size that depends on the opcode, and then names or data. Read from
 //! /dev/fuse, they follow each other; in a ring, the struct has a separate buffer.
 //!
-//! - P1. Decoding never panics, whatever the bytes are. Too few bytes decode to no request.
+//! - P1. Decoding never panics, whatever the bytes are. If bytes are missing, decoding returns `None`.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 

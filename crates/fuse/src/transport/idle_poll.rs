@@ -20,7 +20,7 @@ pub(super) struct IdlePoll {
     /// Whether the spinning thread is parked until a burst of requests.
     asleep: AtomicBool,
     stopped: AtomicBool,
-    /// The spinning thread. The thread that stops it sets this, so that no wake-up is lost.
+    /// The spinning thread. Set by the thread that calls [`IdlePoll::stop`], so that no wake-up is lost.
     thread: OnceLock<Thread>,
 }
 

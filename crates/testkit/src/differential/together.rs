@@ -29,7 +29,7 @@ pub(crate) fn together(pair: &Pair, seed: u64) -> Result<Vec<Difference>> {
     for (ours, linux) in ours.iter().zip(&linux) {
         for (at, (ours, (step, answer))) in ours.iter().zip(linux).enumerate() {
             let nr_found = found.len();
-            // It is not known whether the file was immutable or append-only during the call, so assume it.
+            // Whether the file was immutable or append-only during the call is not known; `true` allows for it.
             compare_answers(step, &ours.1, answer, true, &mut found);
             for difference in &mut found[nr_found..] {
                 difference.before = linux[..at].iter().map(|(step, _)| step.clone()).collect();

@@ -156,7 +156,8 @@ pub fn image(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Uses a filesystem with a log to replay. The log has wrong content; in one input of four, any tree has.
+/// Uses a filesystem with a log to replay. The log has wrong content. With one input of four, the other trees have wrong content
+/// too.
 pub fn tree_log(data: &[u8]) {
     let seed = SeedImage::with_log();
     let in_log = |owner: u64| owner == RootId::TREE_LOG.0;

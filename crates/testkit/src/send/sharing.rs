@@ -98,7 +98,7 @@ pub fn compare_extents(source: &Path, target: &Path, sent: &[Sent<'_>], prealloc
     Ok(differs)
 }
 
-/// The blocks of a file by their index.
+/// Returns the blocks of a file, by their index in the file.
 fn blocks(fs: &Fs, path: &[u8]) -> Result<Blocks> {
     let id = fs.lookup_path(path, false).with_context(|| show(path))?.id;
     let mut blocks = Blocks::new();

@@ -251,8 +251,8 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether the server is confined by default. It is for image files that an ordinary user mounts, because they often
-/// come from elsewhere.
+/// Whether an ordinary user mounts an image file. The server is then confined by default, because image files often come
+/// from other people.
 fn is_image_of_ordinary_user(device: &Path) -> bool {
     let is_block = std::fs::metadata(device).is_ok_and(|meta| meta.file_type().is_block_device());
     !rustix::process::geteuid().is_root() && !is_block

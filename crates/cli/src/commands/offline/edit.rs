@@ -96,7 +96,7 @@ fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
     remove_tree(fs, parent, name, &attr).with_context(|| format!("cannot remove {path}"))
 }
 
-/// Removes a directory and everything below it. Memory limits the depth, not the stack.
+/// Removes a directory and everything below it. The depth is limited by memory, not by the stack.
 pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> anyhow::Result<()> {
     struct Level {
         parent: InodeId,

@@ -121,7 +121,7 @@ struct Export<'a, W: Write> {
 }
 
 impl<W: Write> Export<'_, W> {
-    /// Writes a directory and everything below it. Memory limits the depth, not the stack.
+    /// Writes a directory and everything below it. The depth is limited by memory, not by the stack.
     fn dir(&mut self, start: &Attr) -> anyhow::Result<()> {
         let mut passed = PassedDirs::default();
         let mut todo = vec![(start.id, b".".to_vec())];

@@ -119,7 +119,7 @@ pub(super) enum Method {
     Gzip,
     Xz,
     Zstd,
-    /// A known method that cannot be read here: its name, and a program for it.
+    /// A compression that is recognized but not supported: its name, and a program that decompresses it.
     Foreign(&'static str, &'static str),
 }
 

@@ -270,7 +270,8 @@ struct Copy<'a> {
     image: Option<(u64, u64)>,
     /// Directories of the source image that the copy has visited.
     passed: PassedDirs,
-    /// Directories that the copy made in the image that it also reads. A crafted image may lead back into them.
+    /// If source and target are in one image, the directories that the copy made. In a crafted image, a walk of the source
+    /// may lead into these.
     made: HashSet<InodeId>,
     /// The first copy of each file with several names.
     first_names: HashMap<(u64, u64), Vec<u8>>,
@@ -343,8 +344,8 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Copies a file, or a directory and everything below it. Memory limits the depth, not the stack. A failure below
-    /// does not stop the copy.
+    /// Copies a file, or a directory and everything below it. The depth is limited by memory, not by the stack. A file
+    /// below that cannot be copied does not stop the copy.
     fn tree(&mut self, path: Vec<u8>, new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
         let mut todo = vec![(path, new_path, Some(info))];
         while let Some((path, new_path, info)) = todo.pop() {
