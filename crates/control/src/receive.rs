@@ -81,6 +81,11 @@ pub struct Subvolume {
 
 pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
     context.require_admin()?;
+    if context.host.keeps_sizes() {
+        let text = "not supported in a mount with writeback_cache, where programs would not see files grow; mount without it, or \
+                    receive into the unmounted image";
+        return Err(Failure { has_advice: true, ..Failure::new(Errno::OPNOTSUPP, text) });
+    }
     let (fs, dir) = (context.fs, context.inode(request.dir)?);
     may_change_names(fs, context.caller, dir)?;
     context.job.add_total(request.total_bytes.unwrap_or(0));
@@ -150,6 +155,7 @@ fn failure_of(error: &ReceiveError) -> Failure {
         ReceiveProblem::NotFollowed { .. } => Errno::LOOP,
         ReceiveProblem::NoParent { .. } | ReceiveProblem::NoCloneSource { .. } => Errno::NOENT,
         ReceiveProblem::Changed { .. } => Errno::STALE,
+        ReceiveProblem::TooMany { .. } => Errno::OVERFLOW,
         ReceiveProblem::Exists(_) | ReceiveProblem::Incomplete { .. } => Errno::EXIST,
         ReceiveProblem::NotSupported(_) => Errno::OPNOTSUPP,
     };

@@ -83,6 +83,9 @@ pub enum Request {
         of: FileNr,
         /// Whether to make it read-only.
         read_only: bool,
+        /// Make a received subvolume writable; it loses its received UUID.
+        #[serde(default)]
+        force: bool,
     },
     /// Returns the subvolume that is mounted by default: [`Response::Default`].
     Default,
@@ -148,7 +151,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             snapshot(context, (source, dir), &name, read_only, &qgroups).map(done)
         }
         Request::Delete { dir, name } => delete(context, dir, &name).map(done),
-        Request::SetReadOnly { of, read_only } => set_read_only(context, of, read_only).map(done),
+        Request::SetReadOnly { of, read_only, force } => set_read_only(context, of, read_only, force).map(done),
         Request::Default => Ok(Response::Default { id: context.fs.default_subvolume()?.0 }),
         Request::SetDefault { id } => set_default(context, id).map(done),
         Request::Sync => sync(context).map(done),
@@ -269,9 +272,14 @@ fn why_not_deleted(context: &Context<'_>, dir: InodeId, victim: RootId, error: E
     Failure { text: text.to_owned(), has_advice: true, ..failure }
 }
 
-fn set_read_only(context: &Context<'_>, of: FileNr, read_only: bool) -> Result<()> {
+fn set_read_only(context: &Context<'_>, of: FileNr, read_only: bool, force: bool) -> Result<()> {
     let id = context.inode(of)?;
     permit(context.caller.is_owner_of(context.fs.getattr(id)?.uid), "it belongs to another user")?;
+    if !read_only && !force && !context.fs.subvolume_info(root_of(id)?)?.received_uuid.is_nil() {
+        let text = "it was received, and incremental streams may need it; make a snapshot of it instead, or let it lose its \
+                    received UUID with -f";
+        return Err(Failure { has_advice: true, ..Failure::new(Errno::PERM, text) });
+    }
     Ok(context.fs.set_subvolume_read_only(root_of(id)?, read_only)?)
 }
 

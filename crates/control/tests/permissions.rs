@@ -118,7 +118,11 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (snapshot(), &["/open/a", "/open"], [OK, PERM, OK, PERM, PERM]),
         (snapshot(), &["/open/a", "/closed"], [OK, ACCES, OK, ACCES, ACCES]),
         (delete(), &["/open"], [OK, PERM, PERM, PERM, PERM]),
-        (sub(subvolume::Request::SetReadOnly { of: 0, read_only: true }), &["/open/a"], [OK, PERM, OK, PERM, PERM]),
+        (
+            sub(subvolume::Request::SetReadOnly { of: 0, read_only: true, force: false }),
+            &["/open/a"],
+            [OK, PERM, OK, PERM, PERM],
+        ),
         (sub(subvolume::Request::SetDefault { id: None }), &["/open/a"], admins),
         (sub(subvolume::Request::SetDefault { id: Some(5) }), &["/"], admins),
         (sub(subvolume::Request::List { from: 0 }), &["/"], admins),

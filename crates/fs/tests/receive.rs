@@ -105,8 +105,12 @@ fn full(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
 }
 
 fn incremental(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
+    incremental_from(SENT, name, commands)
+}
+
+fn incremental_from(clone_uuid: Uuid, name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
     let path = name.as_bytes();
-    let first = Command::Snapshot { path, uuid: NEXT, ctransid: 9, clone_uuid: SENT, clone_ctransid: 7 };
+    let first = Command::Snapshot { path, uuid: NEXT, ctransid: 9, clone_uuid, clone_ctransid: 7 };
     stream(Version::V2, &[&[first], commands, &[Command::End]].concat())
 }
 
@@ -216,13 +220,14 @@ fn a_stream_does_not_enter_nested_subvolumes() {
             offset: 0,
             len: 4096,
             path: b"nested/x",
-            clone_uuid: SENT,
+            clone_uuid: origin.uuid,
             clone_ctransid: 7,
             clone_path: b"nested/y",
             clone_offset: 0,
         },
     ] {
-        let error = bed.fails(&incremental("s2", std::slice::from_ref(&attack)));
+        // A subvolume that was writable has no received UUID any more; it is found by its own.
+        let error = bed.fails(&incremental_from(origin.uuid, "s2", std::slice::from_ref(&attack)));
         assert!(error.contains("'nested' is another subvolume"), "{attack:?}: {error}");
     }
     assert_eq!(bed.names(nested), [""; 0]);
@@ -466,7 +471,10 @@ fn a_parent_that_changed_is_refused() {
     bed.fs.create(InodeId::root_of(id), b"new", NewInode::file(0o600), &Caller::ROOT).unwrap();
     bed.fs.sync().unwrap();
     let error = bed.fails(&incremental("s2", &[]));
-    assert!(error.contains("was changed after it was received"), "{error}");
+    assert!(error.contains("the parent subvolume is not here"), "{error}");
+    let own = bed.subvolume("s1").uuid;
+    let error = bed.fails(&incremental_from(own, "s2", &[]));
+    assert!(error.contains("is writable"), "{error}");
     bed.close();
 }
 

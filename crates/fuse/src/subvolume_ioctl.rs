@@ -147,7 +147,7 @@ fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
             if flags & !SUBVOL_RDONLY != 0 {
                 return Err(Error::NotSupported("this flag of a subvolume").into());
             }
-            command.subvolume(Wanted::SetReadOnly { of: 0, read_only: flags != 0 })
+            command.subvolume(Wanted::SetReadOnly { of: 0, read_only: flags != 0, force: true })
         }
         BTRFS_IOC_DEFAULT_SUBVOL => {
             let id = word(data)?;

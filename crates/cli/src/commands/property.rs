@@ -51,6 +51,9 @@ struct GetArgs {
 
 #[derive(clap::Args)]
 struct SetArgs {
+    /// Make a received subvolume writable; it loses its received UUID
+    #[arg(short, long)]
+    force: bool,
     /// The file or directory
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
@@ -170,7 +173,7 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
             channel.flush(&opened).with_context(|| format!("cannot write back {target}"))?;
         }
         let request = match args.name {
-            Name::Ro => Request::Subvolume(subvolume::Request::SetReadOnly { of: 0, read_only }),
+            Name::Ro => Request::Subvolume(subvolume::Request::SetReadOnly { of: 0, read_only, force: args.force }),
             Name::Label => Request::Filesystem(filesystem::Request::SetLabel { label: bytes.to_vec() }),
             Name::Compression => Request::File(file::Request::SetCompression { of: 0, method: bytes.to_vec() }),
         };

@@ -40,7 +40,7 @@ pub enum ReceiveProblem {
     },
     /// No subvolume on this filesystem is the parent of the one that is sent.
     #[error(
-        "the parent subvolume is not here: no subvolume has the received UUID or UUID {uuid} and transaction {ctransid}; receive the parent first, or send without it"
+        "the parent subvolume is not here: no subvolume has the received UUID or UUID {uuid} (transaction {ctransid} of the sender); receive the parent first, or send without it"
     )]
     NoParent {
         /// The parent's UUID at the sender.
@@ -50,7 +50,7 @@ pub enum ReceiveProblem {
     },
     /// No subvolume on this filesystem is the clone source.
     #[error(
-        "the clone source is not here: no subvolume has the received UUID or UUID {uuid} and transaction {ctransid}; receive it first, or send without it"
+        "the clone source is not here: no subvolume has the received UUID or UUID {uuid} (transaction {ctransid} of the sender); receive it first, or send without it"
     )]
     NoCloneSource {
         /// The clone source's UUID at the sender.
@@ -60,10 +60,16 @@ pub enum ReceiveProblem {
     },
     /// The parent or clone source was changed after it was received.
     #[error(
-        "the subvolume {uuid} was changed after it was received or sent; it cannot serve as parent or clone source"
+        "the subvolume {uuid} is writable, so it may have changed since it was sent; it cannot serve as parent or clone source"
     )]
     Changed {
         /// The subvolume's UUID at the sender.
+        uuid: Uuid,
+    },
+    /// The item of the received UUID is full.
+    #[error("too many subvolumes have the received UUID {uuid}; delete some first: ubtrfs subvolume delete")]
+    TooMany {
+        /// UUID of the subvolume that is sent.
         uuid: Uuid,
     },
     /// The name is taken.

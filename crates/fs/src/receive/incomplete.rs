@@ -15,7 +15,7 @@
 
 use ubtrfs_format::hash::crc32c_raw;
 use ubtrfs_format::item::RootFlags;
-use ubtrfs_format::{Generation, RootId};
+use ubtrfs_format::{Generation, KeyType, RootId};
 use ubtrfs_stream::FrameHeader;
 use ubtrfs_transaction::Received;
 use uuid::Uuid;
@@ -172,11 +172,22 @@ impl Fs {
         }
     }
 
-    /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume, durable on
-    /// return (R2).
+    /// Whether another subvolume can be noted as received from this one.
+    pub(crate) fn has_room_for_received(&self, uuid: Uuid) -> Result<bool> {
+        Ok(self.engine.has_room_for_uuid(KeyType::UUID_KEY_RECEIVED_SUBVOL, uuid)?)
+    }
+
+    /// Makes an incomplete subvolume a received one: read-only, with the origin's UUID and transaction, durable on return (R2).
     pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
+        if self.subvolumes.is_deleted(root) {
+            return Err(Error::NotFound);
+        }
+        // Other receives and snapshots may have taken the room since the stream began.
+        if !self.has_room_for_received(sent.uuid)? {
+            return Err(Error::Overflow);
+        }
         let subvolume = self.subvolume(root)?;
         // This waits until running changes have ended, as when a subvolume becomes read-only.
         subvolume.set_read_only(true)?;

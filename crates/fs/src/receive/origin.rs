@@ -1,7 +1,6 @@
 //! Finds parents and clone sources among the subvolumes of this filesystem: by the UUID of the subvolume that they were received
 //! from, or by their own UUID.
 
-use ubtrfs_format::item::{RootFlags, RootItem};
 use ubtrfs_format::{Key, KeyType, RootId};
 use uuid::Uuid;
 
@@ -21,11 +20,13 @@ impl Fs {
     /// Finds the subvolume that a stream identifies by UUID and transid: first a subvolume that was received from it, then the
     /// subvolume itself.
     ///
-    /// The content must be as it was at that transid. A received subvolume must be read-only or unchanged since it was received;
-    /// any other subvolume must have this transid.
+    /// It must be read-only: a subvolume that becomes writable loses its received UUID. Of several, one of this transaction
+    /// is taken first. The transaction alone decides nothing: a subvolume that was received and is sent on is called by its
+    /// received UUID and by its own transaction.
     pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
         let mut changed = false;
         for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {
+            let mut usable = None;
             for id in self.ids_of_uuid(kind, uuid)? {
                 let Some(item) = self.engine.root_item(id).map_err(Error::from)?.filter(|item| item.refs > 0) else {
                     continue;
@@ -33,11 +34,19 @@ impl Fs {
                 if self.subvolumes.is_deleted(id) {
                     continue;
                 }
-                match is_usable(&item, kind, uuid, ctransid) {
-                    Some(true) => return Ok(id),
-                    Some(false) => changed = true,
-                    None => {}
+                let (its_uuid, transid) = match kind {
+                    KeyType::UUID_KEY_SUBVOL => (item.uuid, item.ctransid),
+                    _ => (item.received_uuid, item.stransid),
+                };
+                match its_uuid == uuid {
+                    false => {}
+                    true if !self.subvolume(id)?.is_read_only() => changed = true,
+                    true if transid.0 == ctransid => return Ok(id),
+                    true => usable = usable.or(Some(id)),
                 }
+            }
+            if let Some(id) = usable {
+                return Ok(id);
             }
         }
         Err(match (changed, part) {
@@ -63,17 +72,5 @@ impl Fs {
         let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
         let ids = tree.get(&Key::new(word(high), kind, word(low)))?;
         Ok(ids.map_or_else(Vec::new, |ids| ids.chunks_exact(size_of::<u64>()).map(|id| RootId(word(id))).collect()))
-    }
-}
-
-/// Whether a subvolume with the UUID is unchanged; `None` if its transid is not the one that the stream means.
-fn is_usable(item: &RootItem, kind: KeyType, uuid: Uuid, ctransid: u64) -> Option<bool> {
-    let is_read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
-    if kind == KeyType::UUID_KEY_RECEIVED_SUBVOL {
-        let is_meant = item.received_uuid == uuid && item.stransid.0 == ctransid;
-        is_meant.then_some(is_read_only || item.ctransid <= item.rtransid)
-    } else {
-        let is_meant = item.uuid == uuid && item.ctransid.0 == ctransid;
-        is_meant.then_some(true)
     }
 }

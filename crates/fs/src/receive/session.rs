@@ -234,6 +234,9 @@ impl Session<'_> {
         for name in above.names() {
             dir = entry(self.fs, dir, name)?.0;
         }
+        if !self.fs.has_room_for_received(sent.uuid)? {
+            return Err(ReceiveProblem::TooMany { uuid: sent.uuid });
+        }
         let resumed = self.fs.resumable(dir, name, &sent, self.options.keep)?;
         let (id, target) = match resumed {
             Some((id, progress)) => (id, progress),

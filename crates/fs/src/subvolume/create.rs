@@ -176,9 +176,10 @@ impl Fs {
         Ok(InodeId::root_of(id))
     }
 
-    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are durable too. Waits for
-    /// running changes. After it returns, a read-only subvolume can only be changed through files that were opened for
-    /// writing earlier.
+    /// Sets or clears the read-only flag of a subvolume, durable on return. A received subvolume that becomes writable loses
+    /// its received UUID. Earlier writes are durable too. Waits for
+    /// running changes. After it returns, only files that were opened for writing earlier can still change a read-only
+    /// subvolume.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
@@ -192,7 +193,7 @@ impl Fs {
         // Running changes may need the change lock, so they end first (I4).
         subvolume.set_read_only(read_only)?;
         let _subvolumes = self.subvolumes.lock();
-        let ready = self.reserve(1).and_then(|reservation| {
+        let ready = self.reserve(2).and_then(|reservation| {
             if read_only {
                 self.flush_tagged(Some(id))?;
             }

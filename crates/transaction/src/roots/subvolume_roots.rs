@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem};
-use ubtrfs_format::node::{LeafBuilder, NodeHeader, write_header};
+use ubtrfs_format::node::{LeafBuilder, NodeHeader, item_len_max, write_header};
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
@@ -48,7 +48,8 @@ pub(crate) struct MadeTree {
 }
 
 impl TransHandle<'_> {
-    /// Makes a subvolume read-only or writable, with effect from this transaction's commit on.
+    /// Makes a subvolume read-only or writable, with effect from this transaction's commit on. A subvolume that becomes
+    /// writable loses its received UUID: it will no longer equal the subvolume that was sent.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) {
         self.change_root(RootChange::SetReadOnly(id, read_only));
     }
@@ -126,11 +127,23 @@ impl Engine {
                 let made = self.make_tree(&new, refs, transid)?;
                 self.name_tree(*new, &made, refs, transid)
             }
-            RootChange::SetReadOnly(id, read_only) => self.change_root_item(id, |item| {
-                let mut flags = RootFlags::from_bits_retain(item.flags);
-                flags.set(RootFlags::RDONLY, read_only);
-                item.flags = flags.bits();
-            }),
+            RootChange::SetReadOnly(id, read_only) => {
+                let received = self.root_item(id)?.map_or(Uuid::nil(), |item| item.received_uuid);
+                self.change_root_item(id, |item| {
+                    let mut flags = RootFlags::from_bits_retain(item.flags);
+                    flags.set(RootFlags::RDONLY, read_only);
+                    item.flags = flags.bits();
+                    if !read_only {
+                        item.received_uuid = Uuid::nil();
+                        (item.stransid, item.rtransid) = Default::default();
+                        (item.stime, item.rtime) = Default::default();
+                    }
+                })?;
+                if read_only {
+                    return Ok(());
+                }
+                self.set_uuid((KeyType::UUID_KEY_RECEIVED_SUBVOL, received), id, false, refs, transid)
+            }
             RootChange::SetReceived(id, Received { uuid, stransid, rtime }) => {
                 let before = self.root_item(id)?.map_or(Uuid::nil(), |item| item.received_uuid);
                 self.change_root_item(id, |item| {
@@ -305,7 +318,19 @@ impl Engine {
         Ok(root)
     }
 
-    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree.
+    /// Whether the item of a UUID in the UUID tree has room for another subvolume id.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the UUID tree cannot be read.
+    pub fn has_room_for_uuid(&self, kind: KeyType, uuid: Uuid) -> Result<bool> {
+        let Some(tree) = self.tree(RootId::UUID_TREE)? else { return Ok(true) };
+        let len = tree.get(&uuid_key(kind, uuid))?.map_or(0, |item| item.len());
+        Ok(len.saturating_add(size_of::<u64>()) <= item_len_max(self.geometry.nodesize as usize))
+    }
+
+    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that does
+    /// not fit into a full item is left out.
     fn set_uuid(
         &self,
         (kind, uuid): (KeyType, Uuid),
@@ -315,10 +340,8 @@ impl Engine {
         transid: Generation,
     ) -> Result<()> {
         let Some(tree) = self.tree(RootId::UUID_TREE)?.filter(|_| !uuid.is_nil()) else { return Ok(()) };
-        let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
-        let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let key = Key::new(word(high), kind, word(low));
-        let id = id.0.to_le_bytes();
+        let key = uuid_key(kind, uuid);
+        let (root, id) = (id, id.0.to_le_bytes());
         let before = tree.get(&key)?.map_or_else(Vec::new, |item| item.to_vec());
         let mut ids: Vec<u8> =
             before.chunks(size_of::<u64>()).filter(|other| **other != id).flatten().copied().collect();
@@ -326,6 +349,10 @@ impl Engine {
             ids.extend(id);
         }
         if ids == before {
+            return Ok(());
+        }
+        if ids.len() > item_len_max(self.geometry.nodesize as usize) {
+            tracing::warn!("the UUID tree has no room for subvolume {root}: too many subvolumes have the UUID {uuid}");
             return Ok(());
         }
         let value = (!ids.is_empty()).then(|| ids.into());
@@ -416,4 +443,11 @@ fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootI
         (item.stime, item.rtime) = Default::default();
     }
     Ok(item)
+}
+
+/// The key of a UUID's item in the UUID tree.
+fn uuid_key(kind: KeyType, uuid: Uuid) -> Key {
+    let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
+    let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    Key::new(word(high), kind, word(low))
 }

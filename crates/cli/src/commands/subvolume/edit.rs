@@ -58,6 +58,9 @@ pub(super) struct SetDefaultArgs {
 /// Make a subvolume read-only or writable
 #[derive(clap::Args)]
 pub(super) struct SetReadOnlyArgs {
+    /// Make a received subvolume writable; it loses its received UUID
+    #[arg(short, long)]
+    force: bool,
     /// The subvolume
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
@@ -156,12 +159,12 @@ pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
 }
 
 pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
-    let (target, read_only) = (&args.path, args.read_only);
+    let (target, read_only, force) = (&args.path, args.read_only, args.force);
     with_channel(target, &args.image, Use::Write, |channel| {
         let (file, _) = open_subvolume(channel, target)?;
         // Write dirty pages first, because the server refuses them once the subvolume is read-only.
         let flushed = if read_only { channel.flush(&file) } else { Ok(()) };
-        let done = flushed.and_then(|()| channel.subvolume(Request::SetReadOnly { of: 0, read_only }, &[&file]));
+        let done = flushed.and_then(|()| channel.subvolume(Request::SetReadOnly { of: 0, read_only, force }, &[&file]));
         done.map(|_| ()).map_err(|failure| explain("change", target, failure))
     })
 }
