@@ -187,7 +187,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const RING_MIN_BYTES: usize = 2 * PIECE_BYTES;
 /// Buffers with a smaller average size are copied together.
 const SMALL_BUF: usize = 5 << 10;
-/// Buffers with a smaller average size do not use a ring: the calling thread does the I/O cheaper than a kernel worker.
+/// Buffers with a smaller average size do not use a ring, because their I/O costs less on the calling thread than on a
+/// kernel worker.
 const LARGE_BUF: usize = 64 << 10;
 /// Number of concurrent large reads and writes with a ring: enough for the writeback and readahead threads.
 const NR_RINGS: usize = 8;

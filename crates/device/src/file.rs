@@ -82,11 +82,11 @@ pub enum OpenError {
         /// The filesystem type, such as `fuse.ubtrfs`.
         kind: String,
     },
-    /// A file or device that the block device is made of is in use.
+    /// A part of the block device, such as the file behind a loop device, is in use.
     BackingInUse {
         /// The block device.
         path: PathBuf,
-        /// The error of that file or device.
+        /// The error of that part.
         backing: Box<OpenError>,
     },
     /// The filesystem that holds the file, or the block device, is read-only.

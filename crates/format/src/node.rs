@@ -48,7 +48,7 @@ pub const HEADER_FLAG_RELOC: u64 = 2;
 /// Backref revision: mixed backrefs, the only revision since 2009.
 pub const BACKREF_REV_MIXED: u8 = 1;
 
-/// Largest data of an item in a block of `nodesize` bytes: the item fills a leaf alone.
+/// Largest data of an item in a block of `nodesize` bytes: a leaf with only this item is full.
 pub fn item_len_max(nodesize: usize) -> usize {
     nodesize.saturating_sub(HEADER_SIZE + ITEM_HEAD_SIZE)
 }

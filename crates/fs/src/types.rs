@@ -37,7 +37,7 @@ impl InodeId {
     }
 }
 
-/// Bit set in the numbers of [`InodeId::stub`]. Inodes on disk count up from 257 and end below it.
+/// Bit set in the numbers of [`InodeId::stub`]. Numbers of inodes on disk count up from 257 and stay below this bit.
 const STUBS: u64 = 1 << 63;
 /// The largest size of a file, in bytes.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;

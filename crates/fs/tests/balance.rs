@@ -388,7 +388,8 @@ fn conversion_round(seed: u64) -> Result<()> {
                 ensure!(report.failures.is_empty(), "{:?}", report.failures);
                 if report.counts.without_space == 0 {
                     let left = of_other_profiles(fs, kinds, profile);
-                    // A chunk that is made after the end of a conversion has the profile of the last block group.
+                    // A chunk that is made after the end of the conversion has the profile of the existing block
+                    // groups, so none is left.
                     ensure!(left.is_empty(), "conversion {number} to {profile:#x} left {left:?}: {:?}", report.counts);
                 }
             }

@@ -150,7 +150,8 @@ impl Life {
         Ok(())
     }
 
-    /// Creates a snapshot of any subvolume in any directory, most often one of its own, or a new subvolume.
+    /// Creates a snapshot of any subvolume in any directory, most often in a directory of that subvolume, or creates a
+    /// new subvolume.
     fn place(&mut self) -> Result<()> {
         let source = self.pick_subvolume();
         let parent = if self.rng.one_in(4) { self.pick_subvolume() } else { source };

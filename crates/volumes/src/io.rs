@@ -144,7 +144,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// The chunk that covers an address, which must have this copy, and the address's offset in the chunk.
+    /// The chunk that covers an address, and the address's offset in the chunk. Fails if the chunk does not have this
+    /// copy.
     fn chunk_for(&self, at: Logical, copy: usize) -> Result<(Arc<Chunk>, u64)> {
         let chunk = self.chunks.get(at).filter(|chunk| copy < chunk.geometry.nr_copies());
         let found = chunk.and_then(|chunk| chunk.range.offset_of(at).map(|offset| (chunk, offset)));

@@ -56,7 +56,7 @@ pub fn write_header(raw: &mut [u8], header: &NodeHeader, nritems: usize) {
     put(&[header.level]);
 }
 
-/// Marks the block as written and stores its checksum: the last step before the device.
+/// Marks the block as written and stores its checksum: the last step before the block is written to the device.
 pub fn finish_block(raw: &mut [u8], csum_type: CsumType) {
     raw[56] |= HEADER_FLAG_WRITTEN as u8;
     let csum = csum_type.compute(&raw[32..]);

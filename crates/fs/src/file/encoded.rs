@@ -24,13 +24,13 @@ use crate::{Error, Fs, InodeId, Result};
 pub struct Encoded<'d> {
     /// How it is compressed.
     pub kind: Compression,
-    /// For LZO, the sector size of the filesystem that it comes from.
+    /// For LZO, the sector size of the filesystem that the data comes from.
     pub sectorsize: u32,
     /// The compressed bytes.
     pub bytes: &'d [u8],
     /// Length of the decompressed bytes, at most 128 KiB.
     pub ram_bytes: u64,
-    /// Where in the decompressed bytes the file's range begins.
+    /// Offset in the decompressed bytes at which the file's range begins.
     pub skip: u64,
     /// Bytes of the file.
     pub len: u64,

@@ -91,7 +91,7 @@ impl Fs {
     }
 
     /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts them too: if a file with data
-    /// looked like a hole, programs that copy only data would lose it.
+    /// looked like a hole, programs that skip holes would lose the data.
     pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
         if state.data.is_clean() {
             return 0;

@@ -271,7 +271,7 @@ impl Fs {
             let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
             if first.first().is_some_and(ExtentAt::is_inline) {
                 if same_at.is_some() {
-                    // Inline data cannot be shared, and is the same already.
+                    // Inline data cannot be shared, and the files have equal inline data already.
                     return Ok(len);
                 }
                 drop(locked);

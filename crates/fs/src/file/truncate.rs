@@ -72,7 +72,7 @@ impl Fs {
 }
 
 /// Drops all data and extents of an unlinked regular file in bounded steps; its other items stay. Takes its own
-/// reservations and locks. It locks `state` directly, because the inode may be marked dead already.
+/// reservations and locks. Locks `state` directly, because the inode may be marked dead already.
 pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     let _writeback = inode.writeback.lock();
     let mut state = inode.state.write();

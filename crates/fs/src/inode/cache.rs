@@ -58,8 +58,8 @@ struct Users {
     opens: u32,
     /// Whether the inode lost its last link. It is deleted when its last reference is released.
     unlinked: bool,
-    /// Made by `tmpfile`: may get its first name. Kept here because the inode may leave memory before it gets the
-    /// name (I3).
+    /// Whether the inode was made by `tmpfile` and may get its first name. Kept here because the inode may leave memory
+    /// before it gets the name (I3).
     linkable: bool,
 }
 
@@ -280,7 +280,8 @@ impl ShardMap {
     }
 }
 
-/// Hashes inode ids with a few multiplications. The secret keeps crafted images from choosing inodes with equal hashes.
+/// Hashes inode ids with a few multiplications. The secret prevents crafted images from choosing inodes with equal
+/// hashes.
 #[derive(Clone, Debug)]
 struct IdHash {
     secret: u64,

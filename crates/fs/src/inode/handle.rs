@@ -17,7 +17,7 @@ use crate::items::dir_item::{self, in_tree};
 use crate::options::AtimeMode;
 use crate::types::{Attr, InodeId, mode};
 
-/// A running change. The filesystem is not closed before it is dropped.
+/// A running change. The filesystem is not closed before this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Changing<'f> {
     gate: &'f ChangeGate,
@@ -33,7 +33,7 @@ impl Drop for Changing<'_> {
 #[derive(Debug)]
 pub(crate) struct InodeToChange<'f> {
     inode: Arc<Inode>,
-    /// Whether it has entered the gate of its subvolume, which then cannot become read-only before it is dropped.
+    /// Whether it has entered the gate of its subvolume, which then cannot become read-only before this value is dropped.
     in_subvolume: bool,
     _changing: Changing<'f>,
 }
@@ -123,8 +123,8 @@ impl Fs {
         if self.changes.enter() { Ok(Changing { gate: &self.changes }) } else { Err(Error::Closed) }
     }
 
-    /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on
-    /// Linux, flags that are set later, or a subvolume that becomes read-only later, do not revoke it.
+    /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on Linux,
+    /// flags that are set later, or a subvolume that becomes read-only later, do not revoke the permission.
     pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<InodeToChange<'_>> {
         let changing = self.begin_change()?;
         Ok(InodeToChange { inode: self.inode(id)?, in_subvolume: false, _changing: changing })

@@ -53,7 +53,7 @@ pub(crate) struct InodeState {
     pub(crate) next_index: Option<u64>,
     /// Numbers for the next inodes that are created here. Directories only.
     pub(crate) next_inos: NextInos,
-    /// The subvolume handle for inodes created here, once there are some.
+    /// Handle of the subvolume for the inodes created here; `None` before the first one.
     pub(crate) home_of_new: Option<Arc<Home>>,
     /// Whether it has extended attributes, if known.
     pub(crate) xattrs: KnownXattrs,
@@ -144,8 +144,8 @@ impl InodeState {
         self.item.flags().intersects(flags)
     }
 
-    /// Whether this is a directory with many known names. After the inode leaves memory, they cannot be collected
-    /// again. A separate budget bounds their memory.
+    /// Whether this is a directory with many known names. After the inode leaves memory, these names cannot be
+    /// collected again. A separate budget bounds their memory.
     pub(crate) fn knows_many_names(&self) -> bool {
         self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
     }

@@ -77,7 +77,7 @@ impl Subvolume {
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
-            // Existing inodes can still be read without it.
+            // Existing inodes can still be read without the highest number.
             highest
                 .inspect_err(|error| tracing::warn!("subvolume {id}: finding its highest inode number failed: {error}"))
                 .ok()

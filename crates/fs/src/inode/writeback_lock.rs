@@ -18,7 +18,7 @@ pub(crate) struct WritebackLock {
     extents: Mutex<()>,
 }
 
-/// The right to change the file's extents alone.
+/// A guard that gives the exclusive right to change the file's extents.
 pub(crate) type ExclusiveGuard<'i> = RwLockWriteGuard<'i, ()>;
 
 /// The lock of a batch whose data is being written.

@@ -201,7 +201,7 @@ pub(crate) fn whole_extent(bytenr: Logical, len_bytes: u64) -> FileExtent {
     }
 }
 
-/// An item for the part `range` of an item's range. Not for inline items.
+/// An item for `range`, a part of the range of the item `at`. Not for inline items.
 pub(crate) fn part_of(at: &ExtentAt, range: Range<u64>) -> FileExtent {
     let mut part = at.extent.clone();
     match &mut part.body {

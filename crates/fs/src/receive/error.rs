@@ -58,7 +58,7 @@ pub enum ReceiveProblem {
         /// The clone source's transid at the sender.
         ctransid: u64,
     },
-    /// The parent or clone source was changed after it was received.
+    /// The parent or clone source was changed after it was received or sent.
     #[error(
         "the subvolume {uuid} is writable, so it may have changed since it was sent; it cannot serve as parent or clone source"
     )]

@@ -56,7 +56,7 @@ pub struct ReceiveReport {
     pub nr_stored_encoded: u64,
     /// Commands that failed. The receive fails when `max_errors` is reached.
     pub nr_errors: u64,
-    /// The first of their errors.
+    /// The errors of the first failed commands.
     pub errors: Vec<ReceiveError>,
 }
 
@@ -216,7 +216,7 @@ impl Session<'_> {
         if error.ends_stream() || (self.options.max_errors > 0 && self.report.nr_errors >= self.options.max_errors) {
             return Err(error);
         }
-        // Such a subvolume is not kept: a resumed receive would not know which commands failed.
+        // A subvolume with failed commands is not kept: a resumed receive would not know which commands failed.
         if let Some(current) = &mut self.current {
             current.has_failures = true;
         }

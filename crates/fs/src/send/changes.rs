@@ -89,8 +89,8 @@ impl Fs {
         self.engine.with_walk_source(|source| changes(self, &old, &new, source, job, found))
     }
 
-    /// Passes a line of `btrfs subvolume find-new` to `line` for each extent of a subvolume whose generation is at least
-    /// `since`.
+    /// Passes a line of `btrfs subvolume find-new` to `line` for each extent with a generation of at least `since` in a
+    /// subvolume.
     ///
     /// # Errors
     ///

@@ -89,7 +89,7 @@ struct Shared<'e> {
     changed: Condvar,
 }
 
-/// The end of the pipeline that takes commands and data.
+/// The input end of the pipeline, which takes commands and data.
 pub(super) struct Pipeline<'p, 'e> {
     shared: &'p Shared<'e>,
     job: &'p Job,
@@ -370,7 +370,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Waits for the next bytes of the stream. Returns `None`, and whether the stream is complete, if there are none.
+    /// Waits for the next bytes of the stream. Returns `None` and true at the end of the stream.
     fn next_ready(&self) -> Result<(Option<Vec<u8>>, bool)> {
         let mut queue = self.queue.lock();
         loop {
@@ -456,7 +456,7 @@ impl Drop for EndOnDrop<'_, '_> {
     }
 }
 
-/// Fails the pipeline if its thread panics, so that no thread waits for it.
+/// Fails the pipeline if the thread that holds this panics, so that no thread waits for it.
 struct FailOnUnwind<'p, 'e>(&'p Shared<'e>);
 
 impl Drop for FailOnUnwind<'_, '_> {

@@ -21,7 +21,7 @@ use crate::types::SubvolumeInfo;
 pub struct SendRequest {
     /// Read-only subvolumes, in this order.
     pub subvolumes: Vec<RootId>,
-    /// A subvolume that the receiver has. The subvolumes are sent as their differences to it.
+    /// A subvolume that the receiver has. The subvolumes are sent as their differences to this one.
     pub parent: Option<RootId>,
     /// More subvolumes that the receiver has. Without a parent, the one that differs least becomes the parent.
     pub clone_sources: Vec<RootId>,

@@ -45,9 +45,9 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
     options: DataOptions,
     moved: Moved,
     times: DirTimes,
-    /// Directories of the new tree whose inherited attributes are sent at the end (S4).
+    /// Directories of the new tree whose default ACL and compression are sent at the end (S4).
     inherited: Vec<u64>,
-    /// Directories of both trees from which inherited attributes were removed, if they had any (S4).
+    /// Directories for which `bare` was called (S4).
     bared: HashSet<u64>,
     /// Directories above new inodes that the receiver is known to have.
     there: HashSet<u64>,

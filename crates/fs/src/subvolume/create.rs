@@ -31,7 +31,7 @@ impl Fs {
         self.create_subvolume_in(dir, name, caller, &[])
     }
 
-    /// Creates a subvolume as [`Self::create_subvolume`] does, and adds its quota group to `qgroups`.
+    /// Creates a subvolume as [`Self::create_subvolume`] does, and makes its quota group a member of `qgroups`.
     pub fn create_subvolume_in(
         &self,
         dir: InodeId,
@@ -72,7 +72,7 @@ impl Fs {
         self.snapshot_in(source, dir, name, read_only, &[])
     }
 
-    /// Creates a snapshot as [`Self::snapshot`] does, and adds its quota group to `qgroups`.
+    /// Creates a snapshot as [`Self::snapshot`] does, and makes its quota group a member of `qgroups`.
     pub fn snapshot_in(
         &self,
         source: RootId,
@@ -96,7 +96,7 @@ impl Fs {
     ) -> Result<InodeId> {
         let id = self.take_snapshot(source, dir, name, read_only, (qgroups, stransid))?;
         // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from the
-        // snapshot at once, even if it is read-only, because it would keep their space forever.
+        // snapshot at once, even if it is read-only: a read-only snapshot would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
             tracing::warn!("snapshot {}: deleting unlinked inodes failed: {error}", id.root);

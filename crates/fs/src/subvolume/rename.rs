@@ -190,7 +190,7 @@ impl Fs {
             if self.is_inside_subvolume(end.dir.id.root, id)? {
                 return Err(Error::InvalidArgument("a subvolume cannot be moved into itself"));
             }
-            // Moving it to another directory would change its parent, and it is read-only.
+            // A move to another directory would change the parent of the inode or subvolume, which is read-only.
             if from.dir.id != to.dir.id && thing.inode.home.is_read_only() {
                 return Err(Error::ReadOnlySubvolume);
             }

@@ -20,7 +20,7 @@ pub(crate) struct Sends {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Subvolumes that are being sent or that sends read, each with the number of these sends.
+    /// Subvolumes that running sends read, each with the number of these sends.
     sending: HashMap<RootId, usize>,
     /// Number of running moves of extents.
     moving: usize,

@@ -117,12 +117,12 @@ impl DataPath {
         self.pool.used_bytes().saturating_sub(self.writing_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether enough data waits for writing that the writeback threads should start.
+    /// Whether so much data waits to be written that the writeback threads should start.
     pub(crate) fn should_write(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 4
     }
 
-    /// Whether enough data waits for writing that running writeback threads should continue.
+    /// Whether so much data waits to be written that running writeback threads should continue.
     pub(crate) fn should_go_on(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 8
     }

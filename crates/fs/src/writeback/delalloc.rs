@@ -445,7 +445,7 @@ impl Fs {
         }
     }
 
-    /// Reserves space for the items of the job's next units, of as many as possible. If the space is not enough for one
+    /// Reserves space for the items of as many of the job's next units as possible. If the space is not enough for one
     /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of units
     /// whose items they cover.
     fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
