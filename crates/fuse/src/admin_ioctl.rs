@@ -113,7 +113,7 @@ fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
         bytes => bytes.into(),
     };
     let (start, len_bytes) = (word_at(data, 0)?, word_at(data, 8)?);
-    // As in Linux, a directory means its tree, not its files.
+    // As in Linux, the ioctl on a directory is about the subvolume's tree, not about files. There is nothing to do here.
     if command.fs.getattr(command.id)?.is_dir() {
         return Ok(());
     }

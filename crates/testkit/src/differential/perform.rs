@@ -165,7 +165,7 @@ impl Side {
             Call::Getdents { slot, entries } => self.getdents(*slot, *entries),
             Call::Rewind { slot } => number(rustix::fs::seek(self.slot(*slot)?, SeekFrom::Start(0))?),
             Call::LinkSlot { slot, to } => {
-                // Link as `ln -L /proc/self/fd/N` does, because it needs no capability.
+                // Link as `ln -L /proc/self/fd/N` does, because this way needs no capability.
                 use std::os::fd::AsRawFd;
                 let from = format!("/proc/self/fd/{}", self.slot(*slot)?.as_raw_fd());
                 done(rustix::fs::linkat(CWD, from, CWD, self.full(to), AtFlags::SYMLINK_FOLLOW))
