@@ -22,7 +22,7 @@ use ubtrfs_format::{Corrupt, FormatError, Logical, RootId};
 use crate::Extent;
 use crate::range_set::{FreeSpace, RangeSet, len_of};
 
-/// The facts in a block group item.
+/// The fields of a block group item, and its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGroup {
     /// Start address.

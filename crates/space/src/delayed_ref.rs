@@ -75,8 +75,8 @@ pub enum ExtentKind {
     Data,
 }
 
-/// How a change of an extent's references affects quotas. When changes of an extent are merged, the later variant
-/// applies.
+/// How a change of an extent's references affects quotas. When changes of an extent are merged, the greatest variant
+/// applies, in the order below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerMark {
     /// The set of subvolumes that reach the extent stays the same: references are handed over, or the extent moves.

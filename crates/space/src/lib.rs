@@ -62,7 +62,7 @@ impl Extent {
         Self { bytenr, len_bytes }
     }
 
-    /// The first address after the extent; `u64::MAX` if that is past the address space, where no block group reaches.
+    /// The first address after the extent, at most `u64::MAX`, which no block group reaches.
     pub fn end(self) -> u64 {
         self.bytenr.0.saturating_add(self.len_bytes)
     }

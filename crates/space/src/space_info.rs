@@ -78,8 +78,8 @@ struct PinnedRange {
 
 /// Runs of at least this length are preferred, so that the next allocations are adjacent.
 const CLUSTER_BYTES: u64 = 1 << 20;
-/// Maximum number of runs after the cursor, and of groups with fragmented space, that are compared to find the best
-/// one.
+/// Maximum number of runs after the cursor that are tried, and of groups that are compared if no run has room for all
+/// wanted bytes.
 const RUNS_SCANNED: usize = 16;
 
 impl SpaceState {
@@ -340,7 +340,7 @@ impl SpaceState {
 
     fn fit_any(&self, fit: Fit) -> Option<Range<u64>> {
         let roomy = fit.want.saturating_add(fit.align).max(CLUSTER_BYTES);
-        // The tightest group, and its tightest run, keep empty groups and long runs whole.
+        // Take the tightest run of the tightest group, so that empty groups and long runs stay whole.
         let tight = self.by_run.range((roomy, 0)..).next().and_then(|(_, start)| self.groups.get(start));
         if let Some(run) = tight.and_then(|group| group.free().at_least(roomy).next()) {
             return fit.whole(run);

@@ -19,7 +19,7 @@ pub trait NodeSource: Send + Sync {
         let _ = ptrs;
     }
 
-    /// Size of all nodes in bytes.
+    /// Size of each node in bytes.
     fn nodesize(&self) -> usize;
 }
 

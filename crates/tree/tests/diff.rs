@@ -1,5 +1,6 @@
-//! Compares `Diff` with a comparison of all items. Method: a random tree, random batches on it from a printed seed, and
-//! both trees kept; the walk must report what two `BTreeMap`s say, and read few nodes when little changed.
+//! Compares `Diff` with a comparison of all items. Method: makes a random tree, changes it by random batches from a
+//! printed seed, and keeps both trees. The walk must report the differences of two `BTreeMap`s, and read few nodes if
+//! little changed.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

@@ -75,7 +75,7 @@ pub(crate) fn inodes_of(
     Ok(())
 }
 
-/// Whether a data extent has several users: subvolumes, files, or places in one file that are not parts of one whole.
+/// Whether a data extent has several users: subvolumes, files, or clones in one file.
 fn is_shared(roots: &mut RootsOf<'_>, extent: &ExtentRefs) -> Result<bool> {
     let nr_by_file = extent.refs.iter().filter(|(reference, _)| matches!(reference, RefKey::Data { .. })).count();
     if nr_by_file > 1 || roots.of_refs(extent)?.len() > 1 {
@@ -119,7 +119,7 @@ impl Engine {
     ///
     /// Fails if a tree is corrupt or cannot be read.
     pub fn extent_uses(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
-        // The lock keeps blocks of the last commit from being reused: that happens only after the next commit.
+        // Blocks of the last commit are reused only after the next commit, which the lock prevents.
         let _work = self.commit_state.lock();
         let view = TreesView::committed(self)?;
         let mut cursor = Cursor::new(view.source(), *view.extent_root());
@@ -146,13 +146,13 @@ impl Engine {
     }
 
     /// Whether each of these data extents, given by address and length, has several users, as of the last commit. An extent
-    /// that does not exist has none.
+    /// that does not exist has no users.
     ///
     /// # Errors
     ///
     /// Fails if a tree is corrupt or cannot be read.
     pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
-        // Blocks of the last commit are reused only after the next one.
+        // Blocks of the last commit are reused only after the next commit, which the lock prevents.
         let _work = self.commit_state.lock();
         let view = TreesView::committed(self)?;
         let (source, root) = (view.source(), *view.extent_root());

@@ -103,7 +103,7 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a leaf in which a subvolume's items were found.
+    /// The subvolumes that reach a leaf in which items of `subvolume` were found.
     pub(crate) fn of_leaf_in(&mut self, subvolume: &SubvolumeRoot, leaf: &Node) -> Result<RootSet> {
         if let Some(known) = self.blocks.get(&leaf.bytenr()) {
             return Ok(Arc::clone(known));
@@ -195,7 +195,7 @@ impl<'v> RootsOf<'v> {
             };
             let Some(subvolume) = self.view.subvolume(root)? else { continue };
             if subvolume.last_snapshot.0 == 0 {
-                // Neither a snapshot nor the source of one: no block of it has other users.
+                // The subvolume is neither a snapshot nor the source of one, so no block of it has other users.
                 found.all.insert(root);
                 continue;
             }

@@ -14,9 +14,9 @@
 //! Invariants:
 //! - I1. The transaction stays the same and is committed as a whole. Readers go through [`Tree`], so they do not notice
 //!   that some of the transaction's items are in nodes and others are delayed.
-//! - I2. The tree log derives the changes since the last commit from delayed items and nodes of that commit. So an
-//!   apply spoils the log, and fsyncs of this transaction commit. If fsync was used recently, a commit replaces the
-//!   apply.
+//! - I2. The tree log derives the changes since the last commit from delayed items and nodes of that commit. So
+//!   after an apply, no log can be written, and each fsync in this transaction commits. If fsync was used recently, a
+//!   commit replaces the apply.
 //! - I3. Blocks that one apply wrote and a later apply replaced are reusable only after the commit, so rows are applied
 //!   only while room is ample.
 

@@ -8,7 +8,7 @@
 //! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one tree changes no
 //!   references of another tree's blocks. A subvolume shares no block with any tree if it is not a snapshot and no
 //!   snapshot of it was ever taken.
-//! - I2. All of these applies read the delayed refs from before the first of them; their new refs are appended after
+//! - I2. All parallel applies read the delayed refs from before the first of them; their new refs are appended after
 //!   the last.
 
 use std::panic::resume_unwind;

@@ -113,8 +113,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Commits, and moves extents in the commit. If data moves, everything is committed first, because the data moves
-    /// while no operation can begin.
+    /// Commits, and moves extents in the commit. If data moves, first commits everything else, because no operation can
+    /// begin until the data has moved.
     pub(crate) fn commit_with_step(&self, step: &mut RelocationStep) -> Result<()> {
         if step.moves_data() {
             self.commit()?;

@@ -153,8 +153,8 @@ struct Made {
     nr_left: u64,
 }
 
-/// Changes of the delayed refs by an apply. The earlier refs stay unchanged until the apply is over, because all
-/// parts read them.
+/// Changes that an apply makes to the delayed refs. The earlier refs stay unchanged until the apply is over, because
+/// all parts read them.
 #[derive(Default)]
 pub(crate) struct NewRefs {
     added: DelayedRefs,

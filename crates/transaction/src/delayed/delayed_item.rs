@@ -12,7 +12,7 @@
 //!   objectid needs two locks at most.
 //! - I2. An item moves only from active to frozen to the tree, so a reader that looks in this order misses nothing.
 //! - I3. If a shard deletes names, its names are frozen with its rows: a tree never has the names of a directory
-//!   without its inode.
+//!   without the directory's inode.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashSet};

@@ -40,7 +40,7 @@ pub(crate) struct Dir {
     bits: u32,
     /// Pages by their numbers, [`GROUP_PAGES`] in each group but the last.
     groups: Vec<Vec<NamePage>>,
-    /// The heads of pages whose heads do not fit into them (I2).
+    /// The heads of pages that have more heads than fit into them (I2).
     more: BTreeMap<u32, Vec<Head>>,
     log: ItemLog,
     garbage: usize,

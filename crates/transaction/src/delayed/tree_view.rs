@@ -287,7 +287,7 @@ impl Tree {
     /// As for [`Tree::get`].
     pub fn last_le(&self, end: &Key, start: &Key) -> Result<Option<(Key, ItemRef)>> {
         let mut end = *end;
-        // Usually the last item was not deleted.
+        // Begin with one change, because the last item is usually not deleted.
         let mut window = 1;
         while *start <= end {
             match self.last_in_window(&end, start, window)? {

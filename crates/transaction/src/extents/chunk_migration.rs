@@ -158,7 +158,7 @@ impl Engine {
             });
         };
         let gives_up_copies = {
-            // Between the plan and the start of the migration, no other chunk may take the place.
+            // Between the plan and the start of the migration, no other chunk may take the planned place.
             let _making = self.pending_chunks.lock_making();
             let target = self.volumes.plan_migration(start, placement).ok_or(Error::NoSpace)?;
             if target == *chunk {

@@ -37,13 +37,13 @@ impl DataReservation {
         self.inner.merge(other.inner);
     }
 
-    /// Moves `bytes`, or as many as the other reservation holds, from it to this one.
+    /// Moves up to `bytes` from another reservation to this one.
     pub fn take_from(&mut self, other: &mut Self, bytes: u64) {
         self.inner.take_from(&mut other.inner, bytes);
         self.quota.take_from(&mut other.quota, bytes);
     }
 
-    /// Splits off another reservation of `bytes`, or of as many as this one holds.
+    /// Splits off up to `bytes` into another reservation.
     pub fn split(&mut self, bytes: u64) -> Self {
         let quota = self.quota.split(bytes);
         Self { inner: self.inner.split(bytes.min(self.inner.bytes())), quota }
@@ -54,7 +54,7 @@ impl DataReservation {
         self.quota.split(bytes)
     }
 
-    /// Adds to the part that is reserved within the limits of quota groups.
+    /// Adds `quota` to the part that is reserved within the limits of quota groups.
     pub fn add_quota(&mut self, mut quota: QuotaReservation) {
         self.quota.take_from(&mut quota, u64::MAX);
     }
@@ -76,7 +76,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`] if reclaim does not help, [`Error::ReadOnly`], or an error of the commits and writeback that
+    /// [`Error::NoSpace`] if reclaim does not help, [`Error::ReadOnly`], or an error of a commit or of writeback during
     /// reclaim.
     pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
         self.check_writable()?;

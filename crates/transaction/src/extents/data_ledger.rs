@@ -124,7 +124,7 @@ impl DataLedger {
         (others, covering(&extents.allocated, bytenr.0).is_some())
     }
 
-    /// Adds the checksums of written sectors, which belong to one extent or to neighbours.
+    /// Adds the checksums of written sectors, which belong to one extent or to neighbouring extents.
     pub(crate) fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         self.active_csums.write().insert(at.0, csums);
     }

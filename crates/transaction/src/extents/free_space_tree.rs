@@ -225,7 +225,7 @@ fn span(sectorsize: u32) -> u64 {
 
 /// Bytes of a bitmap for this many bytes of space.
 fn bitmap_len(covered_bytes: u64, sectorsize: u32) -> usize {
-    // At most 256: callers check that no more than a span is covered.
+    // At most 256 bytes, because callers check that a bitmap covers at most a span.
     (covered_bytes / u64::from(sectorsize)).div_ceil(8) as usize
 }
 

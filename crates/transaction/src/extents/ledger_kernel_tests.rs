@@ -146,7 +146,7 @@ fn check_csums(engine: &Engine, extents: &[Known]) -> usize {
     checked
 }
 
-/// Removing all checksums and inserting them again keeps them.
+/// Checks that removing all checksums and inserting them again makes equal items.
 fn check_csum_changes(engine: &Engine) {
     let geometry = engine.geometry();
     let Some(tree) = engine.tree(RootId::CSUM_TREE).expect("readable") else { return };
@@ -167,7 +167,7 @@ fn check_csum_changes(engine: &Engine) {
     }
 }
 
-/// Dropping every reference empties the extent tree; adding all of them makes the same items.
+/// Checks that dropping every reference empties the extent tree, and that adding all of them makes equal items.
 fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known]) {
     let geometry = engine.geometry();
     let config = LedgerConfig { nodesize: geometry.nodesize, sectorsize: geometry.sectorsize, skinny: geometry.skinny };

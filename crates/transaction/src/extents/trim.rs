@@ -15,9 +15,9 @@ use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
 use crate::engine::Engine;
 use crate::job::Job;
 
-/// Maximum number of bytes that are discarded at once. Meanwhile they cannot be allocated.
+/// Maximum bytes of a piece, which is discarded at once and cannot be allocated meanwhile.
 const PIECE_BYTES: u64 = 64 << 20;
-/// Minimum number of bytes that are tried if more cannot be reserved.
+/// If a piece cannot be reserved, smaller pieces are tried, down to this number of bytes.
 const PIECE_BYTES_MIN: u64 = 1 << 20;
 
 impl Engine {

@@ -157,7 +157,7 @@ const CHILD_BYTES: u64 = 72;
 const REFERENCE_BYTES: u64 = 64;
 /// Changes that writeback makes for each reservation of dirty data, besides those for its extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
-/// Size of the smallest extents that writeback makes of large data: compressed ones.
+/// Minimum bytes of the extents that writeback makes of large data. Compressed data has extents of this size.
 const EXTENT_BYTES: u64 = 128 << 10;
 /// Least number of nodes in the global reserve: a few times the need of a commit with one removal.
 const RESERVE_NODES_MIN: u64 = 128;
@@ -362,8 +362,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`](ubtrfs_error::Error::NoSpace) if reclaim does not help, or an error of the commits that
-    /// reclaim.
+    /// [`Error::NoSpace`](ubtrfs_error::Error::NoSpace) if reclaim does not help, or an error of a commit or of
+    /// writeback during reclaim.
     pub(crate) fn reserve_metadata(
         &self,
         most: usize,

@@ -1,7 +1,7 @@
 //! Refused reservations, for tests: a chosen reservation of a thread fails with `ENOSPC`, as on a full filesystem.
 //!
-//! An operation that fails for lack of space must leave its file unchanged, or partly changed in an allowed way.
-//! Tests refuse each of its reservations in turn; a full filesystem refuses only some of them, by chance.
+//! An operation that fails for lack of space must leave its file unchanged, or partly changed in an allowed way. Tests
+//! refuse each reservation of an operation in turn; a full filesystem refuses only some of them, by chance.
 
 use std::cell::Cell;
 
@@ -17,7 +17,7 @@ pub fn refuse_reservation_after(nr_granted: u64) {
     LEFT.set(Some(nr_granted));
 }
 
-/// Ends the wait for the reservation to refuse. Returns whether a reservation was refused.
+/// Cancels the refusal if no reservation was refused yet. Returns whether a reservation was refused.
 pub fn end_refusal() -> bool {
     LEFT.take().is_none()
 }

@@ -1,4 +1,4 @@
-//! [`RunningTransaction`]: the gate that operations enter, and their requests to the commit besides items.
+//! [`RunningTransaction`]: the gate that operations enter, and the work that they leave to the commit.
 //!
 //! Owns the gate, the list of trees with delayed items, and the list of changes to subvolumes. Lock order: the gate, then
 //! one of the lists; nothing is taken under a list's lock.

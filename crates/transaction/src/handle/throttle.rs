@@ -168,7 +168,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Requests background work, once for the items that are active now.
+    /// Requests background work, unless it was requested already for the current active items.
     pub(crate) fn ask_for(&self, work: BackgroundWork) {
         let asked = match work {
             BackgroundWork::Commit => &self.admission.load.asked_for_commit,
@@ -191,7 +191,7 @@ const MICROS_AHEAD: u64 = 2;
 const NAP: Duration = Duration::from_millis(1);
 /// Time within which the commit thread must begin a flush.
 const THREAD_COMES: Duration = Duration::from_millis(50);
-/// Cache of nodes that are on the devices as well.
+/// Memory of cached nodes that are also on the devices.
 pub(crate) const CACHE_PART: MemoryPart = (6, 16);
 /// Delayed items, active and frozen together.
 const DELAYED_PART: MemoryPart = (11, 16);

@@ -76,7 +76,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`](ubtrfs_error::Error::NoSpace) if reclaim does not help,
-    /// [`Error::ReadOnly`](ubtrfs_error::Error::ReadOnly), or an error of the commits and writeback that reclaim.
+    /// [`Error::ReadOnly`](ubtrfs_error::Error::ReadOnly), or an error of a commit or of writeback during reclaim.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(nr_items, nr_items, Purpose::Change)
     }

@@ -28,7 +28,7 @@ pub(crate) struct AbortState {
 }
 
 impl AbortState {
-    /// Makes the state of a filesystem that is read-only for this reason, or writable without one.
+    /// Makes the state of a filesystem that is read-only for this reason, or writable if the reason is `None`.
     pub(crate) fn new(reason: Option<String>) -> Self {
         Self {
             id: EngineId::new(),

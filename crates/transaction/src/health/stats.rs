@@ -67,7 +67,7 @@ const NR_SPANS: usize = 11;
 pub enum Reclaim {
     /// The background threads, when dirty data exceeds a share of memory.
     Background,
-    /// A writer, when dirty data exceeds its memory.
+    /// A writer, when dirty data exceeds its limit.
     Writer,
     /// A reservation of space that did not fit.
     Reservation,
@@ -99,7 +99,7 @@ pub struct Stats {
     spans: [SpanStat; NR_SPANS],
     trees: [TreeStat; TREE_CLASSES.len()],
     reclaim: [ReclaimStat; Reclaim::NAMES.len()],
-    /// Written leaves of subvolumes with directory index items, and the number of these items.
+    /// Number of written leaves that hold directory index items of subvolumes, and number of these items.
     dir_index_leaves: AtomicU64,
     dir_index_items: AtomicU64,
     timeline: Timeline,
@@ -110,7 +110,8 @@ struct SpanStat {
     count: AtomicU64,
     nanos: AtomicU64,
     max_nanos: AtomicU64,
-    /// By powers of four from [`FIRST_BUCKET`] on; the last one counts all longer spans.
+    /// Counts of spans by duration, in powers of four from [`FIRST_BUCKET`] on. The last bucket counts all longer
+    /// spans.
     buckets: [AtomicU64; NR_BUCKETS],
 }
 

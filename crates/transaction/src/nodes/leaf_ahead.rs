@@ -245,7 +245,7 @@ impl Walk {
 const RUN_MAX: usize = 16;
 /// Leaves on each side of a walk that should be in memory or on their way.
 const REACH: usize = 16;
-/// The number of nodes in a small cache, divided by this, limits the leaves that are being read ahead.
+/// The number of leaves being read ahead is at most the number of nodes in the cache divided by this.
 const CACHE_SHARE: u64 = 8;
 const EXPECTED_MAX: usize = 64;
 /// Longest step of a walk: leaves of other directories may lie between those of a directory's files.

@@ -94,7 +94,7 @@ impl NodeStore {
         self.count_unwritten(nr_nodes as u64);
     }
 
-    /// Moves nodes that a stream has written to the cache, if it has room. Readers could not reach these nodes before.
+    /// Caches nodes that a stream has written, if the cache has room. Readers could not reach these nodes before.
     pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
         self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
         nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));

@@ -29,7 +29,7 @@ use crate::handle::trans_handle::regular_extent;
 /// Accounting that a commit has not done yet.
 #[derive(Debug, Default)]
 pub(crate) struct QuotaWork {
-    /// Extents whose users changed, recorded in the extent tree.
+    /// Extents whose users changed. The extent tree already records these changes.
     pub(crate) changes: Vec<OwnerChange>,
     /// Shared blocks that a dropped subvolume stopped using. It also stopped using the blocks below them.
     pub(crate) left: Vec<(RootId, NodePtr)>,
@@ -37,7 +37,7 @@ pub(crate) struct QuotaWork {
     pub(crate) dropped: Vec<RootId>,
     /// The trees that changes are counted from, if not those of the last commit.
     base: Option<FixedTrees>,
-    /// Users of data extents that earlier changes found. Kept from commit to commit.
+    /// Users of data extents, remembered from earlier changes. Kept from commit to commit.
     known: KnownUsers,
 }
 

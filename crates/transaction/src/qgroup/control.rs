@@ -76,7 +76,7 @@ impl Engine {
     pub fn enable_quotas(&self) -> Result<()> {
         self.check_writable()?;
         if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
-            // A quota tree may be left that could not be read.
+            // A quota tree that could not be read may be left.
             self.disable_quotas()?;
         }
         {

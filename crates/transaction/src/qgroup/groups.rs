@@ -237,7 +237,7 @@ impl Groups {
         all
     }
 
-    /// The subvolumes below a group that have groups.
+    /// The subvolumes whose own groups are below this group, or are this group.
     pub(crate) fn subvolumes_below(&self, id: QgroupId) -> BTreeSet<RootId> {
         let mut found = BTreeSet::new();
         let (mut open, mut seen) = (vec![id], BTreeSet::new());

@@ -16,7 +16,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::QuotaExceeded`] if writing dirty data and committing does not help, or an error of these.
+    /// [`Error::QuotaExceeded`] if writing dirty data and committing does not help, or an error of the write or the
+    /// commit.
     pub fn reserve_quota(&self, root: RootId, bytes: u64) -> Result<QuotaReservation> {
         if !self.quotas.has_limits() {
             return Ok(QuotaReservation::default());

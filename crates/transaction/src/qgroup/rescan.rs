@@ -97,7 +97,7 @@ mod tests {
         groups.into_iter().map(|group| (group.id.0, (group.referenced, group.exclusive))).collect()
     }
 
-    /// In this build a commit counts 8 extents, so every rescan takes many.
+    /// In tests a commit counts 8 extents, so every rescan takes many commits.
     #[test]
     fn a_rescan_goes_on_where_a_power_cut_or_an_unmount_interrupted_it() {
         if !capability::kernel_oracle() {
@@ -115,7 +115,7 @@ mod tests {
         let mut nr_opens = 0;
         let mut last = 0;
         let engine = loop {
-            // What is on disk now is what a power cut would leave.
+            // The image now has the content that a power cut would leave.
             let engine = open(&image);
             let Some(at) = engine.quota_status().expect("on").rescan else { break engine };
             assert!(at > last && engine.has_steps_left(), "it goes on where it was: {last} {at}");
@@ -124,8 +124,8 @@ mod tests {
             for _ in 0..nr_opens % 4 {
                 engine.commit().expect("committed");
             }
-            // Another open of the image must not find this one.
             engine.commit().expect("committed");
+            // The next round opens the image again, so it must not stay open here.
             drop(engine);
         };
         assert!(nr_opens > 10, "{nr_opens}");
@@ -135,7 +135,7 @@ mod tests {
         while engine.quota_status().expect("on").rescan.is_some() {
             engine.commit().expect("committed");
         }
-        // Only blocks of trees may have moved since, whose number is the same.
+        // Since then, only blocks of trees may have moved, and their number is unchanged.
         assert_eq!(numbers(&engine), resumed);
         drop(engine);
         btrfs_check(image.path()).expect("clean");

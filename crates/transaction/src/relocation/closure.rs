@@ -8,8 +8,8 @@
 //! - I1. If a block is a member, so are all of its parents, up to the roots. An extent that cannot be added leaves
 //!   the closure unchanged.
 //! - I2. A parent is one level above its child, so a crafted extent tree cannot make the climb endless.
-//! - I3. No member belongs to a subvolume of which a part was dropped, because its blocks hold pointers without
-//!   references.
+//! - I3. No member belongs to a subvolume of which a part was dropped, because blocks of such a subvolume hold pointers
+//!   without references.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct Member {
     pub(crate) record: ExtentRecord,
     /// The blocks that point to it.
     pub(crate) parents: Vec<Logical>,
-    /// The trees whose root it is.
+    /// The trees that have it as their root.
     pub(crate) roots: Vec<Arc<Tree>>,
 }
 

@@ -287,7 +287,7 @@ fn join_runs(all: &mut Vec<(u64, Vec<u8>)>, runs: Vec<(u64, Vec<u8>)>, sectorsiz
     }
 }
 
-/// Bytes of extents that are copied to consecutive addresses.
+/// Maximum bytes of extents that are copied to consecutive addresses.
 const RUN_BYTES: u64 = 16 << 20;
 /// Bytes of one read and write.
 const PIECE_BYTES: u64 = 4 << 20;

@@ -136,7 +136,8 @@ impl Engine {
         }
     }
 
-    /// Waits until no deleted subvolume is dropped in part (I3 of [`crate::relocation::closure`]): each commit drops a part.
+    /// Waits until no deleted subvolume is partly dropped (I3 of [`crate::relocation::closure`]). Each commit drops a
+    /// further part.
     fn finish_drops(&self, job: &Job) -> Result<()> {
         while self.nr_dead_roots() > 0 {
             job.check()?;

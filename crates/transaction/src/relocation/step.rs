@@ -54,7 +54,7 @@ pub(crate) struct RelocationStep {
     pub(crate) data: Vec<CopiedData>,
     /// Extents that could not be moved.
     pub(crate) failures: Vec<(Logical, Error)>,
-    /// The addresses of copies of data that are in use now.
+    /// The addresses of those data copies that trees use now.
     pub(crate) used: Vec<Logical>,
     /// Blocks and data extents that moved.
     pub(crate) nr_moved: u64,
@@ -75,8 +75,8 @@ impl RelocationStep {
 }
 
 impl Engine {
-    /// Moves extents of subvolumes. Returns the references that move with them. `refs` gets the changes that
-    /// the csum tree causes, to which checksums are added.
+    /// Moves extents of subvolumes. Returns the references that move with them. Adding checksums to the csum tree also
+    /// changes references; these changes go to `refs`.
     pub(crate) fn move_extents(
         &self,
         step: &mut RelocationStep,

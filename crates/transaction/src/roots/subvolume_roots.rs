@@ -17,7 +17,7 @@
 //! - I3. Root items change only here and in applies, both under the commit lock, so a change is on disk with the
 //!   transaction that requested it.
 //!
-//! Source: the format page on root items and references; what Linux leaves on disk after each of these.
+//! Source: the format page on root items and references; what Linux leaves on disk after each of these operations.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -95,7 +95,7 @@ impl Engine {
         self.roots.new_id()
     }
 
-    /// Makes a subvolume in a commit. `plan` describes it, given the transaction that it begins in.
+    /// Makes a subvolume in a commit. `plan` gets the running transaction and describes the subvolume.
     ///
     /// The caller keeps the directory of its name locked, and puts nothing into it during the call.
     ///

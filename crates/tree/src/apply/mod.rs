@@ -275,7 +275,7 @@ impl Applier<'_> {
         if leaf.nritems() > 0 && self.batch.key(changes.start) > leaf.key(leaf.nritems() - 1) {
             let need = ITEM_HEAD_SIZE + self.batch.value(changes.start).map_or(0, <[u8]>::len);
             let free = self.nodesize - HEADER_SIZE - leaf.used_bytes();
-            // The changes come after the last item. If they do not fit, the leaf stays and a new one follows it.
+            // All changes come after the leaf's last item. If they do not fit, the leaf stays and a new one follows it.
             if need > free && !self.pull_leaf(&leaf)? {
                 self.end_leaves()?;
                 let key = leaf.key(0);
