@@ -3,7 +3,7 @@
 //! Invariants:
 //! - I1. A walk visits each block once: the level decreases from a block to its children, and a block that this walk
 //!   visited before is reported and skipped.
-//! - I2. The references in a block are recorded only when the first walk reaches it.
+//! - I2. The references in a block are recorded when a walk first reaches the block, and not again.
 //! - I3. A walk takes memory for a window of leaves ([`WINDOW_BYTES`]), and for the pointers of [`NODES_AT_ONCE`] nodes
 //!   of each level.
 

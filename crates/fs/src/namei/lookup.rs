@@ -124,8 +124,8 @@ impl Fs {
         state.next_index.map_or_else(|| dir_item::load_next_index(&inode.home.tree, dir.ino), Ok)
     }
 
-    /// Passes the entries from `cookie` on to `emit`, until it returns false; the next call must pass that last entry
-    /// again. Cookie 0 is the start, including `.` and `..`. Cookies stay valid when the directory changes.
+    /// Passes the entries from `cookie` on to `emit`, until `emit` returns false because it did not take the entry.
+    /// Cookie 0 is the start, including `.` and `..`. Cookies stay valid when the directory changes.
     pub fn readdir(&self, dir: InodeId, cookie: u64, emit: &mut dyn FnMut(DirEntryOut<'_>) -> bool) -> Result<()> {
         let inode = self.inode(dir)?;
         {

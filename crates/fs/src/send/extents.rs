@@ -5,10 +5,9 @@
 //! same extent are equal: an extent's data does not change while a read-only snapshot uses it.
 //!
 //! - E1. Items are processed in windows; an item that reaches past the end of its window is cut.
-//! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must end at the end of
-//!   the target file. Growing the file writes zeros past the old end, so the sector there is made a hole again if it is a hole
-//!   in the new tree.
-//!   in the new tree.
+//! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must not end before the
+//!   end of the target file. Growing the file writes zeros past the old end, so the sector there is made a hole again if it is a
+//!   hole in the new tree.
 //! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is extended by a
 //!   hole, which is cloned into place, and then truncated. This is done last, because of E2.
 
