@@ -463,7 +463,7 @@ impl Replay<'_> {
         self.add_csums(&at)
     }
 
-    /// Adds the checksums of an extent, which may be missing from the csum tree.
+    /// Adds the checksums of an extent to the csum tree, which may lack them.
     fn add_csums(&mut self, at: &ExtentAt) -> Result<()> {
         let FileExtentBody::Regular(extent) = &at.extent.body else { return Ok(()) };
         if extent.disk_bytenr.0 == 0 {

@@ -61,7 +61,7 @@ impl Fs {
         }
         let (inode, dir_inode) = (self.inode_to_change(id)?, self.inode_to_change(dir)?);
         if inode.read()?.is_dir() {
-            // As on Linux, a name that exists is reported first.
+            // As on Linux, an existing name is reported before other errors.
             NameSlot::read(&dir_inode.home.tree, dir.ino, name)?.check_free()?;
             return Err(Error::NotPermitted("a directory can have only one name"));
         }

@@ -79,8 +79,8 @@ impl Fs {
     /// owner of `expected` must not delete another subvolume. The space is freed in the background, or by [`Fs::finish_deletions`].
     ///
     /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other subvolumes,
-    /// `Busy` if it is the mount's root, `InProgress` if a send uses it, and `NotPermitted` if it is the default subvolume, or if its root directory or `dir` is
-    /// immutable or append-only.
+    /// `Busy` if it is the mount's root, `InProgress` if a send uses it, and `NotPermitted` if it is the default subvolume, or
+    /// if its root directory or `dir` is immutable or append-only.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
         self.remove_subvolume(dir, name, expected, false)
     }
