@@ -51,7 +51,7 @@ pub(crate) struct TemporaryName {
 }
 
 impl TemporaryName {
-    /// Calls `make` with the temporary name, for a file that will be `name` in this directory.
+    /// Calls `make` with a temporary name, for a file that will later be renamed to `name` in this directory.
     pub(crate) fn make<T, E>(
         dir: &Rc<OwnedFd>,
         name: &[u8],

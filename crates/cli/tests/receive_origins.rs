@@ -1,4 +1,5 @@
-//! Parents of incremental streams are found as by btrfs-progs, and only while they are what was sent.
+//! Tests of finding the parents of incremental streams: they are found as by btrfs-progs, and only as long as they have not
+//! become writable since they were received.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +24,8 @@ fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Streams of a full snapshot and its successor, as sent by the one who made them and by one who received them.
+/// Streams of snapshot `A` and, as an increment to it, of snapshot `B`: sent from the filesystem that made them (`A.st`,
+/// `B.st`), and from a filesystem that received them (`A2.st`, `B2.st`).
 struct Relay {
     dir: TempDir,
 }
@@ -109,7 +111,7 @@ fn a_writable_subvolume_is_no_parent_and_loses_its_received_uuid() {
 
 #[test]
 fn more_subvolumes_of_one_received_uuid_than_an_item_holds_do_no_harm() {
-    /// Ids in the largest item of a leaf of 4 KiB.
+    /// The number of subvolume ids that fit into the largest UUID item of a leaf of 4 KiB.
     const FITTING: usize = (4096 - 101 - 25) / 8;
     if !capability::kernel_oracle() || !capability::fuse() {
         return;

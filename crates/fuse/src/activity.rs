@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_fs::Fs;
 
-/// A commit follows this long without changes.
+/// A commit starts when there was no change for this long.
 const QUIET: Duration = Duration::from_secs(1);
 /// How often the number of changes is checked.
 const TICK: Duration = Duration::from_millis(500);

@@ -213,8 +213,8 @@ impl Model {
         Ok(at)
     }
 
-    /// Returns the directory of a path and the last name, which must be free unless `replace`. Errors have Linux's
-    /// order: first those of the lookup, then whether the directory is writable ([`Model::writable`]).
+    /// Returns the directory of a path and the last name. Unless `replace` is set, the name must not exist. Errors are in
+    /// Linux's order: first those of the lookup, then whether the directory is writable ([`Model::writable`]).
     fn find_parent<'p>(&self, path: &'p [u8], replace: bool) -> Result<(u64, &'p [u8]), Errno> {
         let (dir, name) = split(path);
         let parent = self.find(dir)?;

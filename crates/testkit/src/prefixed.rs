@@ -1,5 +1,5 @@
-//! [`Prefixed`]: makes a directory of a target a target, so that each of several threads can work
-//! in a separate directory.
+//! [`Prefixed`]: a target that works in one directory of another target, so that each of several threads can work in a
+//! separate directory.
 
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
 use crate::tree_entry::join;

@@ -27,7 +27,8 @@ enum Work {
     Resize(usize),
     /// Appends records of 16 bytes.
     Append,
-    /// Writes the last of 64 sectors first, then the holes before it from the front, each twice.
+    /// Writes the last of 64 sectors once, so that the sectors before it are holes. Then writes these in ascending order,
+    /// each twice in a row, again and again.
     FillHoles,
 }
 

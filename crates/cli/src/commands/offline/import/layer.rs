@@ -92,7 +92,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Removes a directory of the layers below that this layer replaces.
+    /// Removes a directory that comes from the layers below, because this layer replaces it.
     pub(super) fn remove_dir(&self, fs: &Fs, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let dir = fs.lookup(parent, name)?;
         self.check_replaceable(fs, dir.id)?;
