@@ -84,7 +84,7 @@ impl Reservation {
         bytes
     }
 
-    /// Removes up to `bytes` from this token, which the caller must put elsewhere.
+    /// Removes up to `bytes` from this token. The caller must put them elsewhere.
     fn take(&mut self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.bytes);
         self.bytes = self.bytes.saturating_sub(bytes);

@@ -182,7 +182,7 @@ impl Space {
         }
     }
 
-    /// Notes that extent items were inserted, which must be ordered by address: the extents leave the on-disk free
+    /// Notes that the items of these extents, ordered by address, were inserted: the extents leave the on-disk free
     /// space and count as used. Adjacent extents are counted together.
     pub fn extents_added(&self, mut extents: &[Extent]) -> Result<()> {
         while let Some((first, behind)) = extents.split_first() {

@@ -439,8 +439,8 @@ impl Engine {
         self.volumes.stats()
     }
 
-    /// Returns the readahead of tree leaves, which the caller must run on a thread: otherwise no leaf is read ahead. It
-    /// keeps the devices open until it is stopped.
+    /// Returns the readahead of tree leaves, which the caller must run on a thread: otherwise no leaf is read ahead.
+    /// The readahead keeps the devices open until it is stopped.
     pub fn leaf_read_ahead(&self) -> LeafReadAhead {
         LeafReadAhead::new(Arc::clone(&self.store), self.abort_state.engine_id())
     }

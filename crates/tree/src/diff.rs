@@ -208,7 +208,7 @@ impl Side {
         self.top().filter(|(node, _)| node.is_leaf()).map(|(node, slot)| node.item(slot))
     }
 
-    /// Addresses of the leaves below the current level-1 node, which the other side need not announce.
+    /// Addresses of the leaves below the current level-1 node. The other side need not announce these leaves.
     fn children(&self) -> HashSet<Logical> {
         let parent = self.path.iter().find(|(node, _)| node.level() == 1);
         parent.map_or_else(HashSet::new, |(node, _)| (0..node.nritems()).map(|slot| node.child(slot).0).collect())
@@ -240,7 +240,7 @@ impl Side {
         if ptr.level == 0 {
             self.announce(source, other);
         }
-        // I1: `read` refuses empty nodes below an internal one.
+        // I1: `read` refuses empty nodes below an internal node.
         self.push(read(source, &ptr)?);
         Ok(())
     }

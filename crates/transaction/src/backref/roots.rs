@@ -301,7 +301,7 @@ impl<'v, 's> LeafUses<'v, 's> {
         count: u64,
         shared: &'s HashSet<Logical>,
     ) -> Result<Self> {
-        // `offset` is the item's file offset minus its offset into the extent. It wraps if the file offset is the
+        // `offset` is the item's file offset minus its offset into the extent. `offset` wraps if the file offset is the
         // smaller of the two, as a clone can make it.
         let start = if offset > i64::MAX.cast_unsigned() { 0 } else { offset };
         let end = Key::new(ino.0, KeyType::EXTENT_DATA, offset.wrapping_add(extent.len_bytes.max(MAX_EXTENT_BYTES)));

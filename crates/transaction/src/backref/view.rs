@@ -40,7 +40,7 @@ pub(crate) struct TreesView<'v> {
 enum Roots<'v> {
     /// By their items in this root tree.
     Items(RootPtr),
-    /// By the trees in memory first, which may be newer than the root tree.
+    /// First by the trees in memory, which may be newer than the root tree.
     Running(&'v Engine),
     /// Only in the map of known roots.
     #[cfg(test)]
@@ -146,8 +146,8 @@ impl<'v> TreesView<'v> {
         read(self.source, &NodePtr { tree, bytenr, generation, level, first_key: None })
     }
 
-    /// The node of a subvolume that points to the block at `child`, which has this first key and level. `None` if the
-    /// subvolume has no such node.
+    /// The node of a subvolume that points to the block at `child`. `first_key` and `level` are those of the block.
+    /// `None` if the subvolume has no such node.
     pub(crate) fn parent_in(
         &self,
         subvolume: &SubvolumeRoot,

@@ -26,7 +26,7 @@ pub(crate) struct CommitState {
     noted_incompat: AtomicU64,
     /// The label for the superblock of the next commit.
     noted_label: Mutex<Option<[u8; LABEL_SIZE]>>,
-    /// Blocks that the running transaction wrote and replaced. They are freed after its commit.
+    /// Blocks that the running transaction wrote and replaced. They are freed after the commit of that transaction.
     retired: Mutex<Vec<Extent>>,
 }
 

@@ -350,7 +350,7 @@ impl<'a> CowSink<'a> {
         self.made.freed.push(bytenr);
         let added_now = self.made.refs.net(self.job.refs, bytenr).is_some_and(|(delta, _)| delta > 0);
         if added_now {
-            // Its extent item was never made, so no delayed ref is needed.
+            // The node's extent item was never made, so no delayed ref is needed.
             self.made.refs.forget(self.job.refs, bytenr);
         } else {
             self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1, Users::Change);

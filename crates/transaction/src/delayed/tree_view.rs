@@ -506,8 +506,8 @@ impl LeafWalk {
         self.find_item(tree, view)
     }
 
-    /// Moves to the next leaves while the slot is past the items of this one. Each leaf begins above the previous
-    /// one, even for crafted nodes: [`LeafPlace::high`] is above the key by which the leaf was found.
+    /// Moves to the next leaf while the slot is past the last item of the current leaf. Each leaf begins above the
+    /// previous one, even for crafted nodes: [`LeafPlace::high`] is above the key by which the leaf was found.
     fn find_item(&mut self, tree: &Tree, view: &View) -> Result<()> {
         loop {
             let key = (self.slot < self.place.leaf.nritems()).then(|| self.place.leaf.key(self.slot));

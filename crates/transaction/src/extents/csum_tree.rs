@@ -151,7 +151,7 @@ struct Edit<'a> {
 
 struct Sweep<'s> {
     layout: Layout,
-    /// Is at or before the first item from `consumed` on, or has no position.
+    /// The cursor is at or before the first item that starts at or after `consumed`, or it has no position.
     cursor: Cursor<'s>,
     /// Whether no item follows the cursor.
     passed_end: bool,
@@ -288,7 +288,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// Joins the existing item that starts where the open one ends, if both fit into one.
+    /// Joins the open item with the existing item that starts at its end, if both fit into one item.
     fn join_right(&mut self, end: u64) -> Result<()> {
         if self.consumed > end {
             return Ok(());

@@ -182,7 +182,7 @@ pub(crate) fn lookup_extent(
 ) -> Result<Option<ExtentInfo>> {
     let mut cursor = Cursor::new(source, *root);
     let mut key = cursor.seek_ge(&first_key(bytenr))?;
-    // A tree block's skinny item sorts after a data item, which cannot start at the same address.
+    // A tree block's skinny item sorts after an item for data. (Valid trees do not have both at one address.)
     while let Some(found) = key.filter(|key| key.objectid == bytenr.0 && key.item_type <= KeyType::METADATA_ITEM) {
         let skinny = is_tree && found.item_type == KeyType::METADATA_ITEM;
         if skinny || (found.item_type == KeyType::EXTENT_ITEM && found.offset == len_bytes) {

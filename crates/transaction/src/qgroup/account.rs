@@ -31,7 +31,7 @@ use crate::handle::trans_handle::regular_extent;
 pub(crate) struct QuotaWork {
     /// Extents whose users changed. The extent tree already records these changes.
     pub(crate) changes: Vec<OwnerChange>,
-    /// Shared blocks that a dropped subvolume stopped using. It also stopped using the blocks below them.
+    /// Shared blocks that a dropped subvolume stopped using. The subvolume also stopped using the blocks below them.
     pub(crate) left: Vec<(RootId, NodePtr)>,
     /// Subvolumes that are dropped completely.
     pub(crate) dropped: Vec<RootId>,
@@ -273,9 +273,9 @@ impl Account<'_> {
         }
     }
 
-    /// Counts everything below a shared block that a dropped subvolume stopped using. Descends only where the change
-    /// affects a group other than the dropped subvolume's own group, which disappears: all users of a block also use
-    /// everything below it.
+    /// Counts everything below a shared block that a dropped subvolume stopped using. All users of a block also use
+    /// everything below it, so the walk descends only where the change affects a group. The dropped subvolume's own
+    /// group does not count, because it disappears.
     fn trace(&mut self, root: RootId, ptr: &NodePtr, seen: &mut HashSet<Logical>) -> Result<()> {
         let own = QgroupId::of_subvolume(root);
         let mut open = vec![*ptr];

@@ -159,8 +159,8 @@ impl Engine {
             }
         }
         for (bytenr, error) in failures {
-            // The extent may belong to a subvolume that was deleted in the meantime. Its deletion continues after the
-            // step, and then the extent is found again.
+            // The extent may belong to a subvolume that was deleted in the meantime. The subvolume's deletion continues
+            // after the step, and then the extent is found again.
             if !matches!(error, Error::Refused { .. }) || self.nr_dead_roots() == 0 {
                 step.fail(bytenr, error);
             }
@@ -182,8 +182,8 @@ impl Engine {
         }
     }
 
-    /// Reports extents whose references do not match. If the step was to move none of them, reports all extents of the
-    /// closure and returns false.
+    /// Reports extents whose references do not match. If none of these extents was to be moved by the step, reports all
+    /// extents of the closure and returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
         let asked: Vec<Logical> = blocks.chain(step.data.iter().map(|data| data.from.bytenr)).collect();

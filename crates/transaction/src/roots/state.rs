@@ -23,7 +23,7 @@ pub(crate) struct Roots {
     dead: Mutex<VecDeque<RootId>>,
     /// Errors that prevented dropping deleted subvolumes, until they are taken.
     drop_failures: Mutex<Vec<Error>>,
-    /// Whether a subvolume may share blocks with another one; only ever set.
+    /// Whether a subvolume may share blocks with another one. Never cleared.
     shares_blocks: AtomicBool,
     /// The highest subvolume id so far, or why it is unknown. `None` on a read-only filesystem.
     last_id: Mutex<Option<Result<u64>>>,

@@ -243,7 +243,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a leaf with these items, which is the root of a new tree.
+    /// Makes a leaf with these items. The leaf is the root of a new tree.
     pub(crate) fn make_root_leaf(
         &self,
         id: RootId,

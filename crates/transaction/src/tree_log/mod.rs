@@ -159,7 +159,7 @@ impl TreeLog {
         last_used != 0 && last_used + 1 >= running.0
     }
 
-    /// Drops the log after a durable commit, whose superblock has none. The caller holds the commit lock.
+    /// Drops the log after a durable commit, whose superblock refers to no log. The caller holds the commit lock.
     pub(crate) fn forget(&self, space: &Space) {
         let state = std::mem::take(&mut *self.state.lock());
         state.blocks.release(space);

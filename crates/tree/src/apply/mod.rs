@@ -360,7 +360,7 @@ impl Applier<'_> {
         if node.is_leaf() { self.pull_leaf(node) } else { self.pull_children(node) }
     }
 
-    /// Ends the run of a level, which may be empty, by writing its last nodes.
+    /// Ends the run of a level by writing its last nodes. The run may be empty.
     fn end_run(&mut self, level: u8) -> Result<()> {
         if level == 0 { self.end_leaves() } else { self.end_children(level) }
     }
