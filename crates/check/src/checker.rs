@@ -26,7 +26,7 @@ use crate::segment::Segments;
 use crate::walk::{Event, Kind, TreeRoot};
 use crate::{Options, Problem, Progress, Report, Stats, superblock};
 
-/// Number of buckets for references to extents; they take 512 KiB.
+/// Number of buckets for references to extents. The buckets take 512 KiB.
 const REF_BUCKETS: usize = 1 << 16;
 /// Number of buckets for the names of one subvolume.
 const NAME_BUCKETS: usize = 1 << 12;

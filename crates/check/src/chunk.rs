@@ -101,7 +101,7 @@ impl<'a> Checker<'a> {
     }
 
     fn dev_stats(&mut self, devid: u64, data: &[u8], place: Place) {
-        // Linux keeps the counters of a device that is being replaced under number 0.
+        // While a device is being replaced, Linux keeps its counters under number 0.
         if devid != 0 && !self.device_extents.items.contains_key(&devid) {
             self.sink.report(Code::DevStats, place, format!("error counters of device {devid}, which does not exist"));
         } else if data.iter().any(|&byte| byte != 0) {

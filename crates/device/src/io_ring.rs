@@ -112,7 +112,7 @@ impl IoRing {
                 turn = None;
             }
             let nr_results = if turn.is_some() { nr_waiting - half } else { nr_waiting };
-            // SAFETY: the caller guarantees the memory until this function returns, and it waits for all results.
+            // SAFETY: the caller guarantees the memory until this function returns, which is after all results.
             match unsafe { self.queues.enter(nr_results) } {
                 Ok(()) | Err(Errno::INTR) => {}
                 // The kernel has no memory for a request, or has begun to deny the call. Requests not taken are

@@ -47,7 +47,7 @@ pub enum FormatError {
     KeyOrder {
         /// The preceding key.
         prev: Key,
-        /// The key that is not greater.
+        /// The key that is not greater than the preceding key.
         key: Key,
     },
     /// A checksum does not match.

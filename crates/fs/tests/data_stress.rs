@@ -91,7 +91,7 @@ fn threads_on_the_same_files_neither_hang_nor_mix_up_data() {
                         15 => fs.fallocate(id, offset, len as u64, FallocateMode::KEEP_SIZE).unwrap(),
                         16 => {
                             // Sharing within a file would move words, and sharing between files would mix tags. So a
-                            // file shares with a scratch file and back from it.
+                            // range is shared with a scratch file, at the same offset, and checked there.
                             let name = format!("scratch{thread}");
                             let scratch = match fs.lookup(fs.root(), name.as_bytes()) {
                                 Ok(attr) => attr.id,

@@ -226,7 +226,7 @@ fn a_stream_does_not_enter_nested_subvolumes() {
             clone_offset: 0,
         },
     ] {
-        // A subvolume that was writable has no received UUID any more; it is found by its own.
+        // The subvolume was made writable, so it lost its received UUID; its own UUID finds it.
         let error = bed.fails(&incremental_from(origin.uuid, "s2", std::slice::from_ref(&attack)));
         assert!(error.contains("'nested' is another subvolume"), "{attack:?}: {error}");
     }

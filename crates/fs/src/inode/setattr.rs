@@ -19,7 +19,7 @@ impl Fs {
         self.change_attributes(id, set, false)
     }
 
-    /// Changes attributes through a file that is open for writing, which can still be truncated if it became
+    /// Changes attributes through a file that is open for writing. Such a file can still be truncated if it became
     /// immutable after it was opened.
     pub fn setattr_opened(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, true)

@@ -66,7 +66,7 @@ pub(crate) struct InodeState {
     pub(crate) dead: bool,
     /// The running defragmentation of the file.
     pub(crate) rewriting: Option<Rewriting>,
-    /// Whether this is the root directory of a deleted subvolume, which is empty and accepts no names.
+    /// Whether this is the root directory of a deleted subvolume. Such a directory is empty and accepts no names.
     pub(crate) removed: bool,
 }
 
@@ -155,7 +155,7 @@ impl InodeState {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }
 
-    /// The item to put: the current one with the size on disk (I1).
+    /// The item to put: the current item, with the size on disk (I1).
     pub(crate) fn disk_item(&self) -> InodeItem {
         let mut item = self.item.clone();
         if self.is_regular() {

@@ -74,7 +74,7 @@ impl Fs {
     }
 
     /// Creates an open, unnamed regular file. [`Fs::release_inode`] closes it, and [`Fs::link`] may name it. Without a
-    /// name, it is deleted with its last use.
+    /// name, the file is deleted with its last use.
     pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
         let dir_inode = self.inode_to_change(dir)?;
         let reservation = self.reserve(CREATE_ITEMS)?;

@@ -58,7 +58,7 @@ pub enum ReceiveProblem {
         /// The clone source's transid at the sender.
         ctransid: u64,
     },
-    /// The parent or clone source was changed after it was received or sent.
+    /// The parent or clone source is writable, so it may have changed since it was received or sent.
     #[error(
         "the subvolume {uuid} is writable, so it may have changed since it was sent; it cannot serve as parent or clone source"
     )]
@@ -66,7 +66,7 @@ pub enum ReceiveProblem {
         /// The subvolume's UUID at the sender.
         uuid: Uuid,
     },
-    /// The item of the received UUID is full.
+    /// The UUID tree's item for the received UUID is full.
     #[error("too many subvolumes have the received UUID {uuid}; delete some first: ubtrfs subvolume delete")]
     TooMany {
         /// UUID of the subvolume that is sent.

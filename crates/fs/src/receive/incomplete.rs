@@ -172,19 +172,20 @@ impl Fs {
         }
     }
 
-    /// Whether another subvolume can be noted as received from this one.
+    /// Whether the UUID tree has room for another subvolume with this received UUID.
     pub(crate) fn has_room_for_received(&self, uuid: Uuid) -> Result<bool> {
         Ok(self.engine.has_room_for_uuid(KeyType::UUID_KEY_RECEIVED_SUBVOL, uuid)?)
     }
 
-    /// Makes an incomplete subvolume a received one: read-only, with the origin's UUID and transaction, durable on return (R2).
+    /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume, durable on
+    /// return (R2).
     pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
         if self.subvolumes.is_deleted(root) {
             return Err(Error::NotFound);
         }
-        // Other receives and snapshots may have taken the room since the stream began.
+        // Other receives and snapshots may have used the room since the stream began.
         if !self.has_room_for_received(sent.uuid)? {
             return Err(Error::Overflow);
         }

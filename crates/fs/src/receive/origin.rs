@@ -20,9 +20,9 @@ impl Fs {
     /// Finds the subvolume that a stream identifies by UUID and transid: first a subvolume that was received from it, then the
     /// subvolume itself.
     ///
-    /// It must be read-only: a subvolume that becomes writable loses its received UUID. Of several, one of this transaction
-    /// is taken first. The transaction alone decides nothing: a subvolume that was received and is sent on is called by its
-    /// received UUID and by its own transaction.
+    /// The subvolume must be read-only; one that becomes writable loses its received UUID. Of several subvolumes with the UUID,
+    /// one with this transid is preferred. Another transid is no reason to refuse: if a received subvolume is sent again, the
+    /// stream identifies it by its received UUID, but by the transid that it has on that sender.
     pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
         let mut changed = false;
         for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {

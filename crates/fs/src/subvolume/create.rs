@@ -177,9 +177,8 @@ impl Fs {
     }
 
     /// Sets or clears the read-only flag of a subvolume, durable on return. A received subvolume that becomes writable loses
-    /// its received UUID. Earlier writes are durable too. Waits for
-    /// running changes. After it returns, only files that were opened for writing earlier can still change a read-only
-    /// subvolume.
+    /// its received UUID. Earlier writes are durable too. Waits for running changes. After it returns, a read-only subvolume
+    /// can only be changed through files that were opened for writing earlier.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
