@@ -195,8 +195,8 @@ impl Shard {
         }
     }
 
-    /// Evicts the first node not used since the hand's last round. Ends within two rounds, because the first one clears
-    /// all marks.
+    /// Evicts the first node not used since the hand's last round. Ends within two rounds, because the first round
+    /// clears all marks.
     fn evict_one(&mut self) {
         loop {
             let index = self.hand;

@@ -147,7 +147,7 @@ impl<'s> Cursor<'s> {
         Ok(None)
     }
 
-    /// Goes to the leaf that a key belongs to, and searches there. In an empty tree: returns `Err(0)` without a
+    /// Goes to the leaf that a key belongs to, and searches the leaf. In an empty tree: returns `Err(0)` without a
     /// position.
     fn descend(&mut self, key: &Key) -> Result<Result<usize, usize>> {
         self.path.clear();

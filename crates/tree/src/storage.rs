@@ -10,8 +10,8 @@ use crate::node::{Node, NodePtr};
 
 /// A source of nodes: a cache over checked blocks of a device, or a map in a test.
 pub trait NodeSource: Send + Sync {
-    /// Reads a node. The implementation checks its content as untrusted, and that it is what the pointer promises:
-    /// address, generation, level and first key ([`Node::verify`]).
+    /// Reads a node. The implementation checks the node's content as untrusted, and compares the node with the
+    /// pointer's promise: address, generation, level and first key ([`Node::verify`]).
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>>;
 
     /// Hints that these nodes will be read soon, in this order.

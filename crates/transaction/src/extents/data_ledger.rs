@@ -64,7 +64,7 @@ pub(crate) struct DataLedger {
 
 #[derive(Debug, Default)]
 struct Extents {
-    /// Starts and ends of the ranges of I1.
+    /// The ranges that hold the bytes of I1: their ends by their starts.
     allocated: BTreeMap<u64, u64>,
     active: PutExtents,
     frozen: PutExtents,

@@ -6,8 +6,8 @@
 //! Owns the map, under a lock. Lock order: nothing is taken under it.
 //!
 //! Invariants:
-//! - I1. A move is noted before the checksums of the old address are deleted: a reader that finds no checksum looks
-//!   the address up again and finds the new one.
+//! - I1. A move is noted before the checksums of the old address are deleted: a reader that finds no checksum looks the
+//!   address up again and finds the new address.
 //! - I2. An address is in the map only while its block group is read-only, so it is not allocated again in that time.
 
 use std::collections::BTreeMap;

@@ -164,7 +164,7 @@ const RESERVE_NODES_MIN: u64 = 128;
 const RESERVE_MAX: u64 = 512 << 20;
 /// Limit for mixed block groups, which are for small filesystems.
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
-/// Room is ample if it is this many times the need.
+/// Room is ample if it is at least the need multiplied by this number.
 const AMPLE: u64 = 3;
 /// Time for which removals wait for reservations that were admitted before them.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -541,8 +541,8 @@ impl Engine {
         self.admission.load.frozen_need.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that the frozen rows are in nodes, and that this made or freed `nr_nodes` nodes. The commit of the active
-    /// transaction records these nodes in the accounting trees, so they count as its changes.
+    /// Notes that the frozen rows are in nodes, and that the apply made or freed `nr_nodes` nodes. The commit of the
+    /// active transaction records these nodes in the accounting trees, so they count as its changes.
     pub(crate) fn end_frozen_rows_load(&self, nr_nodes: u64) {
         self.admission.load.rows.nr_changes.fetch_add(nr_nodes, Ordering::Relaxed);
         self.admission.load.rows.item_bytes.fetch_add(nr_nodes * ITEM_OVERHEAD, Ordering::Relaxed);

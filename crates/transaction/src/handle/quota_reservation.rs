@@ -17,8 +17,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use ubtrfs_format::RootId;
 
-/// Id of a quota group: the level in the upper 16 bits, a number in the others. A group of level 0 belongs to the
-/// subvolume whose id is its number.
+/// Id of a quota group: the level in the upper 16 bits, a number in the lower 48 bits. A group of level 0 belongs to
+/// the subvolume whose id is its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QgroupId(pub u64);
 

@@ -10,7 +10,7 @@
 //! A flush is a commit, or an apply of rows that leaves the names delayed ([`crate::commit::apply_rows`]). While a
 //! flush runs, its progress is compared with the writers' progress from start to limit: writers that are ahead sleep
 //! now and then, longer the further they are ahead. So they reach the limit about when the flush ends and the next
-//! one can begin, and no writer waits for a whole flush.
+//! flush can begin, and no writer waits for a whole flush.
 //!
 //! While many items are frozen, the limit is lower; if the limit falls below start, writers are paced from half of the
 //! limit on.
@@ -152,7 +152,7 @@ impl Engine {
             && self.has_ample_room_for_metadata()
     }
 
-    /// Waits until the running flush is over and the next one has taken the active items. Flushes if no other thread
+    /// Waits until the running flush is over and the next flush has taken the active items. Flushes if no other thread
     /// does (I1).
     fn wait_for_room(&self) -> Result<()> {
         let mut idle_since = None;

@@ -105,8 +105,8 @@ impl Engine {
         }
     }
 
-    /// Notes that extents moved, which changes no numbers. But a running rescan, which counts by address, would miss
-    /// extents that moved to addresses behind it, or count others twice, so it begins anew.
+    /// Notes that extents moved, which changes no numbers. But a running rescan counts in the order of addresses. It
+    /// would miss extents that moved to addresses that it has passed, or count other extents twice, so it begins anew.
     pub(crate) fn quotas_moved(&self, work: &mut QuotaWork, nr_extents: u64, transid: Generation) {
         // I3
         work.forget_users();

@@ -242,5 +242,5 @@ impl<'e> Closure<'e> {
     }
 }
 
-/// Maximum length of an extent that compression makes, before compression.
+/// Maximum length of the data of a compressed extent, before compression.
 const UNPACKED_MAX: u64 = 128 << 10;

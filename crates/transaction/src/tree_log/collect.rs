@@ -11,9 +11,9 @@
 //!   takes the name from it. An inode that took such a name and lost it again must have lost it to another logged
 //!   inode, or the dead inode would reappear. An index of the last commit must not belong to another name now: a
 //!   directory that is loaded again reuses the indexes of removed last entries.
-//! - R4. Directories in which a file with several links, or a file of the last commit, has new names are logged with
-//!   their entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the other files
-//!   there.
+//! - R4. If a file with several links, or a file of the last commit, has a new name in a directory, the directory is
+//!   logged with its entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the
+//!   other files of the directory.
 //!
 //! and for each directory that is logged with its entries:
 //!

@@ -153,7 +153,7 @@ impl TreeLog {
         self.state.lock().spoiled = true;
     }
 
-    /// Whether there was an fsync in this transaction or in the one before.
+    /// Whether there was an fsync in this transaction or in the transaction before.
     pub(crate) fn was_used_lately(&self, running: Generation) -> bool {
         let last_used = self.last_used.load(Ordering::Relaxed);
         last_used != 0 && last_used + 1 >= running.0

@@ -1,4 +1,4 @@
-//! Writing the log. Fsyncs that begin while a log is being written share the next one.
+//! Writing the log. Fsyncs that begin while a log is being written share the next log.
 //!
 //! ```text
 //! fsync ---> joins the open batch ---> is there a leader? -- yes --> waits for its batch
