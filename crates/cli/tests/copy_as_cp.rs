@@ -19,7 +19,7 @@ fn ubtrfs(args: &[&str], dir: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap()
 }
 
-/// The files behind the names in a case: name and type.
+/// Kinds of symbolic links, each with its target.
 const KINDS: [(&str, &str); 7] = [
     ("file", "real"),
     ("chain", "other"),

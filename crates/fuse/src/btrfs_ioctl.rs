@@ -1,7 +1,7 @@
 //! The ioctls on a whole filesystem and on its trees, with Linux's numbers. Each runs a command of crate `control`.
 //! `subvolume_ioctl` has the ioctls on subvolumes.
 //!
-//! FUSE cannot transport ioctls with arrays behind their arguments, or with pointers or descriptors in them:
+//! FUSE cannot transport ioctls whose arguments are followed by arrays, or contain pointers or descriptors:
 //! TREE_SEARCH_V2, SPACE_INFO, LOGICAL_INO, INO_PATHS, SEND, ENCODED_READ and ENCODED_WRITE. The control socket has
 //! commands for these.
 //!
@@ -238,7 +238,7 @@ fn root_refs(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
     }
     out.resize(ROOT_REFS_COUNT, 0);
     out.push(u8::try_from(shown.len()).unwrap_or(u8::MAX));
-    // EOVERFLOW tells the caller that more follow.
+    // EOVERFLOW means that there are more subvolumes than the answer contains.
     Ok(Answer { data: padded(out, ARGS_LEN), result: if is_all { 0 } else { -Errno::OVERFLOW.raw_os_error() } })
 }
 

@@ -1,4 +1,4 @@
-//! [`MountHost`]: the mount as commands of crate `control` use it. It finds inodes behind descriptors, and makes
+//! [`MountHost`]: the mount as commands of crate `control` use it. It finds the inodes that descriptors refer to, and makes
 //! the kernel forget changed names.
 
 use std::os::fd::BorrowedFd;

@@ -266,7 +266,7 @@ pub(crate) struct IoctlOut {
     pub(crate) out_iovs: u32,
 }
 
-/// `struct fuse_notify_inval_inode_out`, behind its header.
+/// `struct fuse_notify_inval_inode_out`, preceded by the header.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct InvalInode {
@@ -276,7 +276,7 @@ pub(crate) struct InvalInode {
     pub(crate) len: i64,
 }
 
-/// `struct fuse_notify_inval_entry_out`, behind its header; the name and a zero byte follow.
+/// `struct fuse_notify_inval_entry_out`, preceded by the header; the name and a zero byte follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct InvalEntry {

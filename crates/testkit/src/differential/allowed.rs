@@ -164,7 +164,7 @@ pub const ALLOWED: &[Allowed] = &[
     },
 ];
 
-/// Differences that are ours, and to be mended.
+/// Differences that are faults of ubtrfs and are to be fixed.
 pub const KNOWN: &[Allowed] = &[
     Allowed {
         name: "times-of-fallocate",

@@ -475,7 +475,7 @@ fn compare_fields(
             before: Vec::new(),
         });
     };
-    // If the first fields (kind or result) differ, the other fields tell nothing more.
+    // If the first fields (kind or result) differ, the other fields are not compared.
     let first = ours.first().cloned();
     if let Some((name, value)) = first
         && let Some(other) = theirs.get(&name)

@@ -76,7 +76,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         args.owner.get_or_insert_with(calling_user);
     }
     let started = Instant::now();
-    // A failure to read the archive must not leave a new image behind.
+    // Start reading the archive before the image is made, so that an unreadable archive does not leave a new image.
     let input = Input::open(&args.tar)?;
     let progress = progress_bytes(input.total(), "import");
     let mut reader = Reader::new(input);
@@ -295,8 +295,8 @@ impl<'a> Import<'a> {
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut(), progress);
-            // I3: files that were handed over come before the failed member in the archive, so an error of these files is the
-        // one to report.
+            // I3: files that were handed over come before the failed member in the archive, so an error of these files is
+            // the one to report.
             self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
             made
         })?;
