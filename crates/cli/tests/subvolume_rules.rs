@@ -1,8 +1,8 @@
 //! Tests that permissions on subvolumes, renames of subvolumes, and open files after deletion behave as on Linux.
 //!
 //! Method: a program (`programs/subvolumes.py`) makes equal calls by root and two users on our mount and on Linux's,
-//! and prints each result; the outputs must be equal. First come all rules by name, then random calls. `btrfs check`
-//! and Linux find our mount's image undamaged.
+//! and prints each result; the outputs must be equal. The program first makes the calls that test each rule, and then
+//! random calls. `btrfs check` and Linux find our mount's image undamaged.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

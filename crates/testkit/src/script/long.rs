@@ -146,7 +146,7 @@ impl Script {
         }
     }
 
-    /// Shares the first blocks of another file, if it has enough blocks.
+    /// Shares the first blocks of another file, if that file has enough blocks.
     fn share(&mut self, files: &mut [File], at: usize) {
         let from = self.rng.index(files.len());
         if from == at || files[from].len < SHARED {

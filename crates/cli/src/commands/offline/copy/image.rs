@@ -305,7 +305,7 @@ impl To for Image<'_> {
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
-        // As with cp, if the content went through a symbolic link, the hard link is made to that link.
+        // As with cp, if the content was written through a symbolic link, the hard link is another name of that link.
         let old = self.attr(old, false)?;
         let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
         Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)
