@@ -26,9 +26,7 @@ pub(crate) fn call_with_output(
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
         Failure::new(errno, format!("no pipe can be made: {error}"))
     };
-    let (from, to) = io::pipe().map_err(failed)?;
-    let flags = rustix::fs::fcntl_getfl(&to).map_err(|errno| failed(errno.into()))?;
-    rustix::fs::fcntl_setfl(&to, flags | OFlags::NONBLOCK).map_err(|errno| failed(errno.into()))?;
+    let (from, to) = output_pipe().map_err(failed)?;
     let mut output = File::from(output.try_clone_to_owned().map_err(failed)?);
     thread::scope(|scope| {
         // If the output fails, the relay closes `from`, and the server gets a broken pipe.
@@ -44,6 +42,14 @@ pub(crate) fn call_with_output(
             Err(_) => Err(Failure::new(Errno::IO, "the relay of the stream failed: this is a bug of ubtrfs")),
         }
     })
+}
+
+/// Returns a pipe, its end to read first. Writes to it do not block: the server waits for its clients with a timeout.
+pub(crate) fn output_pipe() -> io::Result<(io::PipeReader, io::PipeWriter)> {
+    let (from, to) = io::pipe()?;
+    let flags = rustix::fs::fcntl_getfl(&to)?;
+    rustix::fs::fcntl_setfl(&to, flags | OFlags::NONBLOCK)?;
+    Ok((from, to))
 }
 
 /// Copies everything from a pipe to an output, which may be non-blocking.

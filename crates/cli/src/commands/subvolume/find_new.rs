@@ -1,15 +1,19 @@
 //! `ubtrfs subvolume find-new`, as btrfs-progs prints it.
 
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use ubtrfs_control::{Request, Response, send};
 
 use super::problem::explain;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::commands::send::relay::call_with_output;
+use crate::commands::send::relay::output_pipe;
 use crate::commands::send::subvolume;
+use crate::common::{OUTPUT_LOST, stdout};
 use crate::job::with_progress;
 
 /// List the extents of a subvolume that are not older than a generation
@@ -28,10 +32,24 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     with_channel(&args.target, &args.image, Use::Read, |channel| {
         let info = subvolume(channel, &args.target)?;
         let request = Request::Send(send::Request::FindNew { subvolume: info.id.0, generation: args.generation });
-        let stdout = std::io::stdout();
-        match with_progress("searching", |job| call_with_output(channel, request, stdout.as_fd(), job)) {
+        let (from, to) = output_pipe()?;
+        let print = move || {
+            let mut out = stdout();
+            io::copy(&mut File::from(OwnedFd::from(from)), &mut out).and_then(|_| out.flush())
+        };
+        let found = thread::scope(|scope| {
+            // If standard output fails, the pipe breaks, and the search ends.
+            let printer = scope.spawn(print);
+            let found = with_progress("searching", |job| channel.call_with_stream(request, &[], to.as_fd(), job));
+            drop(to);
+            match printer.join() {
+                Ok(printed) => printed.map(|()| found).context(OUTPUT_LOST),
+                Err(_) => bail!("printing failed: this is a bug of ubtrfs"),
+            }
+        })?;
+        match found {
             Ok(Response::Send(_)) => Ok(()),
-            Ok(_) => bail!("the server gave another answer than asked for"),
+            Ok(_) => bail!("unexpected answer of the server; unmount and mount with this ubtrfs"),
             Err(failure) => Err(explain("search", &args.target, failure)),
         }
     })
