@@ -43,7 +43,7 @@ impl CompressSpec {
 pub enum AtimeMode {
     /// Never.
     Noatime,
-    /// If the access time is older than the last change, or than a day.
+    /// If the access time is older than the last change, or is more than a day old.
     #[default]
     Relatime,
     /// At every read.

@@ -125,8 +125,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Runs a round. Returns `None` if a tree needs a different number of leaves than assumed. The next round then
-    /// assumes the new number.
+    /// Runs a round. Returns `None` if a tree needs more or fewer leaves than assumed; the next round then assumes the
+    /// number that the tree needs.
     fn try_build(&mut self) -> Result<Option<Filesystem>> {
         let addresses = self.allocate()?;
         let mut roots = BTreeMap::new();

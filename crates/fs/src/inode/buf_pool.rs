@@ -25,7 +25,7 @@ pub(crate) struct BufPool {
 }
 
 impl BufPool {
-    /// Makes a pool that keeps idle buffers for reuse as long as all buffers take little more than `max_bytes`.
+    /// Makes a pool that keeps idle buffers for reuse while the buffers together take little more than `max_bytes`.
     pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             idle: Default::default(),

@@ -241,7 +241,7 @@ impl<'n> NameSlot<'n> {
         changes.put(self.key, &*buf);
     }
 
-    /// Plans to add the name, with this index. The name must not exist.
+    /// Plans the changes that add the name, with this index. The name must not exist.
     pub(crate) fn plan_add(
         self,
         changes: &mut Vec<Change>,
@@ -254,7 +254,7 @@ impl<'n> NameSlot<'n> {
         plan_entry(changes, geometry, (self.key, entries), self.name, target, index)
     }
 
-    /// Plans to remove the name, which has this index.
+    /// Plans the changes that remove the name, which has this index.
     pub(crate) fn plan_remove(self, changes: &mut Vec<Change>, tree: &Tree, index: u64) -> Result<()> {
         // Names seldom share a hash.
         let is_alone = self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE + self.name.len());
@@ -276,7 +276,7 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()>
     Ok(())
 }
 
-/// Plans to add a name to the entries of its `DIR_ITEM`.
+/// Plans the change that adds a name to its `DIR_ITEM`.
 fn plan_entry(
     changes: &mut Vec<Change>,
     geometry: &Geometry,
@@ -293,14 +293,14 @@ fn plan_entry(
     Ok(())
 }
 
-/// Plans to remove a name from the entries of its `DIR_ITEM`.
+/// Plans the change that removes a name from its `DIR_ITEM`.
 fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
     entries.retain(|entry| entry.name != name);
     changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
     changes.push(Change::Delete(dir_index_key(Ino(key.objectid), index)));
 }
 
-/// Plans to add an entry, with this index, after the earlier changes of the list. The name must not exist.
+/// Plans the changes that add an entry, with this index, after the earlier changes of the list. The name must not exist.
 pub(crate) fn plan_add(
     changes: &mut Vec<Change>,
     tree: &Tree,
@@ -332,7 +332,7 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
     DirEntry::HEADER_SIZE + entry.name.len() + entry.data.len()
 }
 
-/// Plans to remove an entry. Its index comes from an inode or root reference.
+/// Plans the changes that remove an entry. Its index comes from an inode or root reference.
 pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
@@ -391,7 +391,7 @@ fn encode_extrefs(refs: &[InodeExtref]) -> Vec<u8> {
     value
 }
 
-/// Plans to add an inode's reference to a new name.
+/// Plans the change that adds an inode's reference to a new name.
 pub(crate) fn plan_add_ref(
     changes: &mut Vec<Change>,
     tree: &Tree,
@@ -423,7 +423,8 @@ pub(crate) fn plan_add_ref(
     Ok(())
 }
 
-/// Plans to remove an inode's reference to a name. Returns the name's index, or `None` if there is no such reference.
+/// Plans the change that removes an inode's reference to a name. Returns the name's index, or `None` if there is no such
+/// reference.
 pub(crate) fn plan_remove_ref(
     changes: &mut Vec<Change>,
     tree: &Tree,

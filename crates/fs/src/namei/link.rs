@@ -242,13 +242,13 @@ impl Fs {
     }
 }
 
-/// Plans to remove an inode's name: reference, entry and index.
+/// Plans the changes that remove an inode's name: reference, entry and index.
 pub(crate) fn plan_unlink(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
     let index = plan_remove_ref(changes, inode, dir, name)?;
     dir_item::plan_remove(changes, &inode.home.tree, dir, name, index)
 }
 
-/// Plans to remove an inode's reference to a name. Returns the name's index.
+/// Plans the change that removes an inode's reference to a name. Returns the name's index.
 fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
     match dir_item::plan_remove_ref(changes, &inode.home.tree, inode.id.ino, dir, name)? {
         Some(index) => Ok(index),

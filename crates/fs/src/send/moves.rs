@@ -73,7 +73,7 @@ pub(super) struct Moves<'t> {
     index: HashMap<Node, usize>,
     dead: HashSet<u64>,
     late: HashMap<u64, Late>,
-    /// Current places of movers, late directories and new directories, if they differ from those in the old tree.
+    /// Current places of movers, late directories and directories made so far. All others are where their tree has them.
     places: HashMap<Node, Place>,
     /// Movers and late directories, by their current places.
     occupants: HashMap<Place, Node>,

@@ -243,7 +243,7 @@ impl Fs {
     }
 }
 
-/// Plans to remove a name, and the inode's reference to it.
+/// Plans the changes that remove a name, and the inode's reference to it.
 fn plan_leave(changes: &mut Vec<Change>, end: &End<'_>, thing: &Thing) -> Result<()> {
     match thing.subvolume {
         Some((_, index)) => dir_item::plan_remove(changes, &end.dir.home.tree, end.dir.id.ino, end.name, index),
