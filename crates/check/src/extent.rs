@@ -1,7 +1,7 @@
 //! The extent tree: extents, and the references that their items list.
 //!
 //! Invariants:
-//! - I1. Data extents are kept in order, 16 bytes each; tree blocks in the block table.
+//! - I1. Data extents are kept in order, 16 bytes each; tree blocks are in the block table.
 //! - I2. References go into the ledger as they are read. Here, only their number is compared with the reference count
 //!   in the extent item.
 

@@ -10,7 +10,7 @@
 //!
 //! The item is in the root tree while a balance runs or is paused.
 //!
-//! Owns the state under a lock. Lock order: nothing is taken under it.
+//! Owns the state under a lock. Lock order: no other lock is taken under this one.
 
 use std::sync::Arc;
 

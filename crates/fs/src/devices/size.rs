@@ -20,7 +20,7 @@ impl Fs {
 
     /// Tells the devices that free space is not needed: free ranges of at least `min_bytes` in this range of logical
     /// addresses, and everything that belongs to no block group. Returns the bytes discarded on the devices. Units of
-    /// `job` are bytes looked at.
+    /// `job` are bytes examined.
     ///
     /// # Errors
     ///

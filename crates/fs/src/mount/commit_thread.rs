@@ -116,7 +116,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         let Some(fs) = fs.upgrade() else { return };
         // Look for changes after setting the flag: a change that is announced later wakes the thread. A change that was
-        // announced before and is made afterwards is found at the next look.
+        // announced before and is made afterwards is found when the thread looks again.
         shared.idle.store(true, Ordering::Release);
         if !fs.has_changes() {
             dirty_since = None;

@@ -171,7 +171,7 @@ impl Fs {
         Ok(closed?)
     }
 
-    /// Reserves metadata for about `nr_items` item changes (I1). May flush and commit: no inode lock may be held.
+    /// Reserves metadata for about `nr_items` item changes (I1). May flush and commit: the caller must hold no inode lock.
     pub(crate) fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.check_open()?;
         self.commit_thread.note_change();

@@ -1,7 +1,7 @@
 //! [`Subvolumes`]: the subvolumes in memory ("entered"), and those that are being deleted.
 //!
 //! Owns the flag lock, the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the change lock comes before
-//! reservations and the locks of inodes; nothing is taken under the lock of the map.
+//! reservations and the locks of inodes; no other lock is taken under that of the map.
 
 use std::collections::HashMap;
 use std::sync::Arc;
