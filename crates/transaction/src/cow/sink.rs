@@ -279,7 +279,7 @@ struct CowSink<'a> {
     job: ApplyJob<'a>,
     made: Made,
     allocated: HashSet<Logical>,
-    /// Space for the next nodes. Nodes from it are neighbours, regardless of the allocations of other parts.
+    /// Space for the next nodes. Nodes from this space are neighbours, regardless of the allocations of other parts.
     pool: Range<u64>,
     stream: Option<&'a NodeStream<'a>>,
     /// Nodes for the next piece of the stream.

@@ -34,7 +34,7 @@ impl PendingChunks {
         self.list.lock().is_empty()
     }
 
-    /// Held while device space for a chunk is planned and taken.
+    /// Takes the making lock, which is held while device space for a chunk is planned and taken.
     pub(crate) fn lock_making(&self) -> MutexGuard<'_, ()> {
         self.making.lock()
     }

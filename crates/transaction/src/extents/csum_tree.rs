@@ -276,7 +276,8 @@ impl Sweep<'_> {
         }
     }
 
-    /// Puts back the rest of a cut item. Appends it to the inserted checksums if it fits into their item as a whole.
+    /// Puts back the rest of a cut item. If the item of the inserted checksums has room for all of the rest, appends it
+    /// there.
     fn put_tail(&mut self, start: u64, tail: &[u8], inserted: bool) {
         let open_len = self.open.as_ref().filter(|_| inserted).map(|open| open.csums.len() + tail.len());
         if open_len.is_none_or(|len| len > self.layout.max_csums * self.layout.csum_size) {

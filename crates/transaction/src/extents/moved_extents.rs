@@ -1,7 +1,7 @@
 //! [`MovedExtents`]: old and new addresses of data extents that relocation moved.
 //!
-//! A thread that looked up an extent before it moved may read it, or refer to it in a new item, afterwards. The old
-//! address is translated here. The old data also stays in place until no thread can have the old address any more.
+//! A thread that looked up an extent before a move may read the extent afterwards, or refer to it in a new item. The
+//! old address is translated here. The old data also stays in place until no thread can have the old address any more.
 //!
 //! Owns the map, under a lock. Lock order: nothing is taken under it.
 //!
