@@ -1,7 +1,7 @@
 //! Commit: the sequence that makes a transaction durable, and applying delayed items to their trees.
 //!
 //! - `sequence`: the order of all writes, and the crash argument.
-//! - `apply_trees`, `apply_rows`: applying delayed items in a commit, and without one to free memory.
+//! - `apply_trees`, `apply_rows`: applying delayed items in a commit, and between commits to free memory.
 //! - `quota`: the parts of the sequence that concern quotas.
 //! - `dev_stats`: the error counters of devices.
 //! - `state`: the commit lock, and the last superblock.

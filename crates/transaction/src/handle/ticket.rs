@@ -1,4 +1,4 @@
-//! Tickets: reservations wait for space in order of arrival, and one at a time reclaims for all.
+//! Tickets: reservations wait for space in order of arrival, and the first of them reclaims space for all.
 //!
 //! ```text
 //!   reserve --fits, no waiters--> granted

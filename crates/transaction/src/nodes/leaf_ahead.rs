@@ -243,7 +243,7 @@ impl Walk {
 
 /// Maximum number of leaves in a request.
 const RUN_MAX: usize = 16;
-/// Leaves on each side of a walk that should be in memory or on their way.
+/// Number of leaves before and after a walk's position that should be in memory or in the queue.
 const REACH: usize = 16;
 /// The number of leaves being read ahead is at most the number of nodes in the cache divided by this.
 const CACHE_SHARE: u64 = 8;

@@ -1,8 +1,8 @@
 //! Counts the extents whose users changed in a transaction.
 //!
 //! Invariants:
-//! - I1. Snapshots divide a commit into phases. Every extent of subvolumes whose set of users changed in a phase is
-//!   counted once: by its own [`OwnerChange`], by the arithmetic of a snapshot, or by the trace of a dropped tree.
+//! - I1. Snapshots divide a commit into phases. If the users of an extent change in a phase, the extent is counted
+//!   once: by its own [`OwnerChange`], by the arithmetic of a snapshot, or by the trace of a dropped tree.
 //! - I2. The set of users before a phase is read from trees that no longer change: those of the last commit, or those
 //!   right after the last snapshot of this commit ([`QuotaWork::base`]).
 //! - I3. The remembered users ([`KnownUsers`]) are those in the trees that changes are counted from. An [`OwnerChange`]
