@@ -90,7 +90,7 @@ pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
     parts
 }
 
-/// Bound on the parts of a device, above any real device.
+/// Maximum number of parts of a device that are found. Real devices have fewer.
 const PARTS_MAX: usize = 64;
 
 fn sysfs_dir(rdev: u64) -> PathBuf {

@@ -322,7 +322,7 @@ impl Hasher for IdHasher {
 }
 
 const NR_SHARDS: usize = 64;
-/// Young inodes per shard. All shards' young inodes together take a quarter of a MiB.
+/// Maximum number of young inodes in a shard. The young inodes of all shards take a quarter of a MiB together.
 const MAX_YOUNG: usize = 4;
 /// An odd number whose bits look random.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -246,7 +246,7 @@ impl ExtentPlan {
 
     /// Drops `range` (sector-aligned) from all of the file's items. Ranges that one plan drops do not overlap.
     pub(crate) fn drop_range(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
-        // Most ranges are new or part of one item, which one lookup shows.
+        // Most ranges are new or part of one item, and one lookup shows that.
         match last_extent_before(tree, ino, range.end, sectorsize)? {
             Some(last) if last.end > range.start && last.start > range.start => {}
             Some(last) if last.end > range.start => return self.drop_from(tree, &last, &range),

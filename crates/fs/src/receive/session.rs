@@ -309,7 +309,7 @@ impl Session<'_> {
 /// Interval of the checks for cancellation while no input arrives.
 const PATIENCE: Duration = Duration::from_millis(100);
 const COMMANDS_PER_CHECK: usize = 64;
-/// Errors that a report lists.
+/// Maximum number of errors that a report lists.
 const MOST_ERRORS: usize = 100;
-/// Clone sources that are remembered.
+/// Maximum number of remembered clone sources.
 const MOST_SOURCES: usize = 1024;

@@ -162,7 +162,7 @@ pub(crate) fn entry(fs: &Fs, dir: InodeId, name: &[u8]) -> Result<(InodeId, File
     Ok((id, dir_item::file_type_of(found.file_type)?))
 }
 
-/// Directories in the cache.
+/// Maximum number of directories in the cache.
 const MOST_DIRS: usize = 20_000;
 
 #[cfg(test)]
