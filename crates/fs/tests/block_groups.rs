@@ -7,8 +7,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ubtrfs_device::{Access, Device, FileDevice};
@@ -340,4 +342,159 @@ fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
     drop(fs);
     target.close().unwrap();
     judge(image.path(), "", &[]).unwrap();
+}
+
+/// A device that starts a commit when a large part of one copy of a chunk is read. The read waits until the commit has
+/// written a part of its blocks to that copy; for a moment, its other blocks and the other copy are not written.
+#[derive(Debug)]
+struct HoldingDevice {
+    inner: Arc<dyn Device>,
+    stage: Mutex<Stage>,
+    changed: Condvar,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Stage {
+    Off,
+    /// The next read begins the commit. The first and the second copy of the chunk.
+    Armed([Range<u64>; 2]),
+    /// The commit begins, and has written this number of runs of blocks to the first copy.
+    Commit([Range<u64>; 2], u64),
+    Held,
+}
+
+impl HoldingDevice {
+    fn new(inner: Arc<dyn Device>) -> Self {
+        Self { inner, stage: Mutex::new(Stage::Off), changed: Condvar::new() }
+    }
+
+    fn set(&self, stage: Stage) {
+        *self.stage.lock().unwrap() = stage;
+        self.changed.notify_all();
+    }
+
+    fn wait_until(&self, is_reached: impl Fn(&Stage) -> bool) {
+        let stage = self.stage.lock().unwrap();
+        let limit = Duration::from_secs(20);
+        let (_stage, timeout) = self.changed.wait_timeout_while(stage, limit, |stage| !is_reached(stage)).unwrap();
+        assert!(!timeout.timed_out(), "the other thread did not come");
+    }
+}
+
+impl Device for HoldingDevice {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        let is_large = buf.len() > 64 << 10;
+        let mut stage = self.stage.lock().unwrap();
+        if let Stage::Armed(copies) = &*stage
+            && copies[0].contains(&offset)
+            && is_large
+        {
+            *stage = Stage::Commit(copies.clone(), 0);
+            self.changed.notify_all();
+        }
+        let waits = matches!(&*stage, Stage::Commit(..)) && is_large;
+        drop(stage);
+        if waits {
+            self.wait_until(|stage| *stage == Stage::Held);
+        }
+        self.inner.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        let mut is_held = false;
+        let mut stage = self.stage.lock().unwrap();
+        if let Stage::Commit(copies, nr_written) = &mut *stage {
+            if copies[0].contains(&offset) {
+                *nr_written += 1;
+                is_held = *nr_written > 1;
+            } else if copies[1].contains(&offset) {
+                is_held = true;
+                *stage = Stage::Held;
+                self.changed.notify_all();
+            }
+        }
+        drop(stage);
+        if is_held {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        self.inner.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> std::io::Result<()> {
+        self.inner.discard(offset, len_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+}
+
+/// While a commit writes tree blocks, the copies of their chunk differ, and blocks that the extent tree has are not on
+/// the device yet.
+#[test]
+fn a_commit_beside_a_conversion_to_single_is_no_damage() {
+    let medium =
+        Medium::formatted(1 << 30, &MkfsOptions { nodesize: 4096, metadata_profile: DUP, ..MkfsOptions::default() })
+            .unwrap();
+    let medium = Arc::new(MediumDevice::new(medium));
+    let device = Arc::new(HoldingDevice::new(Arc::clone(&medium) as Arc<dyn Device>));
+    let target = open(Arc::clone(&device) as Arc<dyn Device>).unwrap();
+    let fs = Arc::clone(target.fs());
+    let create = |round: usize, number: usize| {
+        let name = format!("{}-{round}-{number}", "x".repeat(200));
+        fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap();
+    };
+    let unlink = |round: usize, number: usize| {
+        fs.unlink(TOP, format!("{}-{round}-{number}", "x".repeat(200)).as_bytes()).unwrap();
+    };
+    // Blocks with holes between them, more than a piece of a migration.
+    (0..24_000).for_each(|number| create(0, number));
+    fs.sync().unwrap();
+    for round in 0..7 {
+        (0..24_000).filter(|number| number % 50 == round).for_each(|number| unlink(0, number));
+        fs.sync().unwrap();
+    }
+    // Few enough changes that the commit writes all its blocks at its end, when the extent tree has them.
+    (0..24_000).filter(|number| number % 1000 == 7).for_each(|number| unlink(0, number));
+    let group = fs
+        .block_groups()
+        .into_iter()
+        .filter(|group| group.flags.contains(BlockGroupFlags::METADATA))
+        .max_by_key(|group| group.used)
+        .unwrap();
+    assert!(group.used > 8 * MIB, "{group:?}");
+    let chunk = fs.chunk_at(group.start).unwrap();
+    let copies = [0, 1].map(|copy| {
+        let start = chunk.stripes[copy].offset.0;
+        start..start + chunk.length
+    });
+    std::thread::scope(|scope| {
+        let committer = scope.spawn(|| {
+            device.wait_until(|stage| matches!(stage, Stage::Commit(..)));
+            fs.sync()
+        });
+        device.set(Stage::Armed(copies));
+        let placement = Placement { profile: Some(SINGLE), keeps_stripes: true };
+        let moved = fs.migrate_block_group(group.start, &placement, &Job::new());
+        assert!(moved.unwrap().has_changed);
+        committer.join().unwrap().unwrap();
+    });
+    assert_eq!(*device.stage.lock().unwrap(), Stage::Held);
+    let errors: Vec<u64> = fs.device_stats().into_iter().flat_map(|(_, stats)| stats.values).collect();
+    assert!(errors.iter().all(|count| *count == 0), "{errors:?}");
+    drop(fs);
+    target.close().unwrap();
+    check_medium(&medium.content()).unwrap();
 }

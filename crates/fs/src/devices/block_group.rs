@@ -1,6 +1,9 @@
 //! Lists block groups, and moves one of them without changing its logical addresses.
 
+use std::sync::Arc;
+
 use ubtrfs_format::Logical;
+use ubtrfs_format::item::ChunkItem;
 use ubtrfs_transaction::{BlockGroup, Job, MigratedChunk, Placement};
 
 use crate::Fs;
@@ -10,6 +13,11 @@ impl Fs {
     /// All block groups, by ascending address.
     pub fn block_groups(&self) -> Vec<BlockGroup> {
         self.engine.block_groups()
+    }
+
+    /// The chunk of the block group that starts at this address.
+    pub fn chunk_at(&self, start: Logical) -> Option<Arc<ChunkItem>> {
+        self.engine.chunk_at(start)
     }
 
     /// Moves a block group to another place on the devices, or changes its number of copies, while it is in use. Only the

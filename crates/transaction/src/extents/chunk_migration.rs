@@ -20,11 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent, ExtentFlags, ExtentItem, Stripe};
-use ubtrfs_format::node::{hex, verify_csum};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent, Stripe};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, objectid};
-use ubtrfs_tree::{Batch, Cursor};
+use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_tree::Batch;
 use ubtrfs_volumes::{MIGRATION_PIECE_BYTES, Placement};
 
 use crate::engine::Engine;
@@ -178,7 +177,7 @@ impl Engine {
             self.check_not_aborted()?;
             if gives_up_copies {
                 // From here on, a failed write to any copy fails the migration.
-                self.repair_first_copy(&piece)?;
+                self.repair_first_copy(&joined(self.space.taken_ranges(piece.clone())))?;
             }
             let taken = || joined(self.space.taken_ranges(piece.clone()));
             let copied = self.volumes.copy_piece(start, piece.start.saturating_sub(start.0), buf, &taken)?;
@@ -207,73 +206,6 @@ impl Engine {
             what: "the superblock has no room for the item of the converted system chunk".to_owned(),
             hint: "first reduce the number of system chunks: ubtrfs balance start -s --force",
         })
-    }
-
-    /// Prepares for giving up all copies but the first: where copies differ, reads the content with verification, which
-    /// repairs the first copy.
-    fn repair_first_copy(&self, piece: &Range<u64>) -> Result<()> {
-        for range in joined(self.space.taken_ranges(piece.clone())) {
-            let len = usize::try_from(len_of(&range)).unwrap_or(usize::MAX);
-            let (mut first, mut other) = (vec![0; len], vec![0; len]);
-            let at = Logical(range.start);
-            let is_read = self.volumes.read_copy(at, &mut first, 0).is_ok();
-            for copy in 1..self.volumes.num_copies(at) {
-                let is_same = is_read && self.volumes.read_copy(at, &mut other, copy).is_ok() && first == other;
-                if !is_same {
-                    self.verify_extents(&range)?;
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads the tree blocks and the checksummed sectors of a range with verification, which repairs bad copies. Fails if
-    /// the first copy is still bad afterwards.
-    fn verify_extents(&self, range: &Range<u64>) -> Result<()> {
-        let (nodesize, sectorsize) = (self.geometry.nodesize, self.geometry.sectorsize);
-        let csum_type = self.geometry.csum_type;
-        let extents = self.own_tree(RootId::EXTENT_TREE)?;
-        let (first, end) = (Key::new(range.start, KeyType(0), 0), Key::new(range.end, KeyType(0), 0));
-        let node_len = usize::try_from(nodesize).unwrap_or(usize::MAX);
-        let mut node = vec![0; node_len];
-        extents.with_root(|source, root| {
-            let mut cursor = Cursor::new(source, *root);
-            let mut key = cursor.seek_ge(&first)?;
-            while let Some(found) = key.filter(|key| *key < end) {
-                let is_block = found.item_type == KeyType::METADATA_ITEM
-                    || (found.item_type == KeyType::EXTENT_ITEM
-                        && ExtentItem::decode(found.item_type, cursor.data().unwrap_or_default())?
-                            .flags
-                            .contains(ExtentFlags::TREE_BLOCK));
-                if is_block {
-                    let verify = |_: usize, raw: &[u8]| verify_csum(raw, csum_type);
-                    self.volumes.read(Logical(found.objectid), &mut node, node_len, &verify)?;
-                    self.volumes.read_copy(Logical(found.objectid), &mut node, 0)?;
-                    verify(0, &node)?;
-                }
-                key = cursor.next()?;
-            }
-            Ok::<(), Error>(())
-        })?;
-        let csums = self.csums_of(Logical(range.start), len_of(range))?;
-        let sector_len = usize::try_from(sectorsize).unwrap_or(usize::MAX);
-        let mut sector = vec![0; sector_len];
-        for (index, at) in (range.start..range.end).step_by(sector_len).enumerate() {
-            let Some(stored) = csums.get(index) else { continue };
-            let verify = |_: usize, raw: &[u8]| {
-                let computed = csum_type.compute(raw);
-                let computed = &computed[..csum_type.size()];
-                if stored == computed {
-                    return Ok(());
-                }
-                Err(FormatError::Checksum { what: "data sector", found: hex(stored), computed: hex(computed) })
-            };
-            self.volumes.read(Logical(at), &mut sector, sector_len, &verify)?;
-            self.volumes.read_copy(Logical(at), &mut sector, 0)?;
-            verify(0, &sector)?;
-        }
-        Ok(())
     }
 
     /// Records copied migrations in the running commit: returns the changes of the chunk tree and the device tree, and

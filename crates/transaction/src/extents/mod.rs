@@ -10,6 +10,7 @@
 pub(crate) mod chunk_alloc;
 pub(crate) mod chunk_migration;
 pub(crate) mod conversion;
+pub(crate) mod copy_check;
 pub(crate) mod csum_tree;
 pub(crate) mod data_io;
 pub(crate) mod data_ledger;

@@ -1,0 +1,149 @@
+//! Checking the copy of a chunk that stays when other copies are given up ([`crate::extents::chunk_migration`]).
+//!
+//! The filesystem is in use meanwhile: extents are allocated, written, freed and allocated again. So the copies may
+//! differ, and content may contradict its checksum, without any damage.
+//!
+//! Invariants:
+//! - V1. A tree block is read only if the last commit has written it: until a commit is durable, its blocks may be in
+//!   memory only, although the extent tree has their items.
+//! - V2. Content counts as damaged only if the extent tree or the csum tree still describes it after the read as before.
+//!   Otherwise it was freed, and perhaps written again, in between.
+
+use std::ops::Range;
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::{ExtentFlags, ExtentItem};
+use ubtrfs_format::node::{hex, verify_csum};
+use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_tree::Cursor;
+
+use crate::engine::Engine;
+use crate::extents::extent_tree::lookup_extent;
+
+impl Engine {
+    /// Prepares for giving up copies. Where copies differ in one of the ranges, reads the content with verification,
+    /// which repairs the first copy, the one that stays.
+    pub(crate) fn repair_first_copy(&self, ranges: &[Range<u64>]) -> Result<()> {
+        for range in ranges {
+            let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+            let (mut first, mut other) = (vec![0; len], vec![0; len]);
+            let at = Logical(range.start);
+            let is_read = self.volumes.read_copy(at, &mut first, 0).is_ok();
+            for copy in 1..self.volumes.num_copies(at) {
+                let is_same = is_read && self.volumes.read_copy(at, &mut other, copy).is_ok() && first == other;
+                if !is_same {
+                    self.verify_blocks(range)?;
+                    self.verify_sectors(range)?;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_blocks(&self, range: &Range<u64>) -> Result<()> {
+        let extents = self.own_tree(RootId::EXTENT_TREE)?;
+        let (first, end) = (Key::new(range.start, KeyType(0), 0), Key::new(range.end, KeyType(0), 0));
+        let blocks = extents.with_root(|source, root| {
+            let mut blocks = Vec::new();
+            let mut cursor = Cursor::new(source, *root);
+            let mut key = cursor.seek_ge(&first)?;
+            while let Some(found) = key.filter(|key| *key < end) {
+                let is_block = found.item_type == KeyType::METADATA_ITEM
+                    || (found.item_type == KeyType::EXTENT_ITEM
+                        && ExtentItem::decode(found.item_type, cursor.data().unwrap_or_default())?
+                            .flags
+                            .contains(ExtentFlags::TREE_BLOCK));
+                if is_block {
+                    blocks.push(Logical(found.objectid));
+                }
+                key = cursor.next()?;
+            }
+            Ok::<_, Error>(blocks)
+        })?;
+        blocks.into_iter().try_for_each(|bytenr| self.verify_block(bytenr))
+    }
+
+    /// Reads a tree block with verification, unless it is freed. Fails if the first copy is still bad afterwards.
+    fn verify_block(&self, bytenr: Logical) -> Result<()> {
+        let len = usize::try_from(self.geometry.nodesize).unwrap_or(usize::MAX);
+        let csum_type = self.geometry.csum_type;
+        let verify = |_: usize, raw: &[u8]| verify_csum(raw, csum_type);
+        let mut node = vec![0; len];
+        for _ in 0..MAX_TRIES {
+            let Some(generation) = self.block_generation(bytenr)? else { return Ok(()) };
+            if generation > self.committed_generation() {
+                // V1
+                self.commit()?;
+                continue;
+            }
+            let read = self.volumes.read(Logical(bytenr.0), &mut node, len, &verify).and_then(|()| {
+                self.volumes.read_copy(bytenr, &mut node, 0)?;
+                Ok(verify(0, &node)?)
+            });
+            // V2
+            match read {
+                Err(error) if self.block_generation(bytenr)? == Some(generation) => {
+                    return Err(error.at(bytenr));
+                }
+                Err(_) => {}
+                Ok(()) => return Ok(()),
+            }
+        }
+        Err(Error::BlockGroupBusy { start: bytenr, work: "written" })
+    }
+
+    /// The generation of the tree block at this address, if there is one.
+    fn block_generation(&self, bytenr: Logical) -> Result<Option<Generation>> {
+        let extents = self.own_tree(RootId::EXTENT_TREE)?;
+        let len = u64::from(self.geometry.nodesize);
+        let found = extents.with_root(|source, root| lookup_extent(source, root, bytenr, len, true))?;
+        Ok(found.map(|found| found.generation))
+    }
+
+    fn verify_sectors(&self, range: &Range<u64>) -> Result<()> {
+        let len = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
+        let csums = self.csums_of(Logical(range.start), range.end.saturating_sub(range.start))?;
+        for (index, at) in (range.start..range.end).step_by(len).enumerate() {
+            if let Some(stored) = csums.get(index) {
+                self.verify_sector(Logical(at), stored)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a sector with verification against its checksum, unless it is freed. Fails if the first copy is still bad
+    /// afterwards.
+    fn verify_sector(&self, at: Logical, stored: &[u8]) -> Result<()> {
+        let len = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
+        let csum_type = self.geometry.csum_type;
+        let mut stored = stored.to_vec();
+        let mut sector = vec![0; len];
+        for _ in 0..MAX_TRIES {
+            let verify = |_: usize, raw: &[u8]| {
+                let computed = csum_type.compute(raw);
+                let computed = &computed[..csum_type.size()];
+                if stored == computed {
+                    return Ok(());
+                }
+                Err(FormatError::Checksum { what: "data sector", found: hex(&stored), computed: hex(computed) })
+            };
+            let read = self.volumes.read(at, &mut sector, len, &verify).and_then(|()| {
+                self.volumes.read_copy(at, &mut sector, 0)?;
+                Ok(verify(0, &sector)?)
+            });
+            let Err(error) = read else { return Ok(()) };
+            // V2
+            let now = self.csums_of(at, len as u64)?;
+            match now.get(0) {
+                None => return Ok(()),
+                Some(now) if now == stored => return Err(error.at(at)),
+                Some(now) => stored = now.to_vec(),
+            }
+        }
+        Err(Error::BlockGroupBusy { start: at, work: "written" })
+    }
+}
+
+/// Number of attempts to read content that is freed and written again meanwhile.
+const MAX_TRIES: u32 = 100;
