@@ -57,8 +57,12 @@ fn an_image_and_a_mount_are_balanced_alike() {
         }
         assert!(ok(balance(&["start", "-dusage=0"], place)).starts_with("Done, had to relocate"));
         assert!(refused(balance(&["start", "-mconvert=single"], place)).contains("force"));
+        assert!(refused(balance(&["start", "-s"], place)).contains("--force"));
+        // The last of several filters counts, and the number of all block groups is shown.
+        let none = ok(balance(&["start", "-dusage=50", "-dlimit=0"], place));
+        assert!(none.starts_with("Done, had to relocate 0 out of ") && !none.contains("out of 0"), "{none}");
         ok(balance(&["start", "-f", "-mconvert=single,soft", "-dconvert=dup,soft"], place));
-        let all = ok(balance(&["start", "-d", "-m", "-s"], place));
+        let all = ok(balance(&["start", "-d", "-m", "-s", "-f"], place));
         assert!(all.starts_with("Done, had to relocate") && !all.contains(" 0 out of"), "{all}");
         ok(balance(&["start", "-dconvert=single,soft", "-mconvert=dup,soft"], place));
         if *place == at {
@@ -107,6 +111,7 @@ fn wrong_filters_are_told() {
     for (filters, word) in [
         ("-dusag=5", "unknown filter 'usag=5'"),
         ("-dusage=x", "usage"),
+        ("-dusage=101", "usage"),
         ("-ddrange=1..2", "devid"),
         ("-msoft", "convert"),
         ("-mlimit=5..2", "limit"),

@@ -135,7 +135,7 @@ fn numbers_lead_to_paths() {
     let users = ["/a/copy", "/a/d/file", "/a/link", "/s/copy", "/s/d/file", "/s/link"];
     assert_eq!(sorted(out(&["inspect", "logical-resolve", &bytenr, path])), users);
     assert_eq!(sorted(out(&["inspect", "inode-resolve", &ino, &at("a")])), names);
-    assert_eq!(out(&["inspect", "subvolid-resolve", "257", path]), "/s\n");
+    assert_eq!(out(&["inspect", "subvolid-resolve", "257", path]), "s\n");
     assert_eq!(out(&["inspect", "rootid", &at("s/d")]), "257\n");
     fails(&["inspect", "logical-resolve", "1", path], "no data extent");
     fails(&["inspect", "inode-resolve", "99999", path], "");

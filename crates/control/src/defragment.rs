@@ -7,6 +7,7 @@
 //!
 //! A walk does not enter other subvolumes. It skips and counts files that it cannot defragment.
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::item::Compression;
 use ubtrfs_fs::{CompressSpec, Defragment, Error, InodeId};
@@ -59,17 +60,26 @@ pub struct Response {
 }
 
 impl Request {
-    fn how(&self) -> Defragment {
-        let compress = self.compress.map(|(method, level)| {
-            let kind = match method {
-                Method::Zlib => Compression::Zlib,
-                Method::Lzo => Compression::Lzo,
-                Method::Zstd => Compression::Zstd,
+    fn how(&self) -> Result<Defragment> {
+        let mut compress = None;
+        if let Some((method, level)) = self.compress {
+            // Level 0 is the default one.
+            let (kind, levels) = match method {
+                Method::Zlib => (Compression::Zlib, 0..=9),
+                Method::Lzo => (Compression::Lzo, 0..=0),
+                Method::Zstd => (Compression::Zstd, -15..=15),
             };
-            CompressSpec { kind, level, force: true }
-        });
+            if !levels.contains(&level) {
+                let text = match method {
+                    Method::Lzo => "lzo has no levels".to_owned(),
+                    _ => format!("the level of the compression must be {} to {}", levels.start(), levels.end()),
+                };
+                return Err(Failure::new(Errno::INVAL, text));
+            }
+            compress = Some(CompressSpec { kind, level, force: true });
+        }
         let range = self.start..self.start.saturating_add(self.len_bytes);
-        Defragment { range, small_bytes: self.small_bytes, compress, unshare: self.unshare }
+        Ok(Defragment { range, small_bytes: self.small_bytes, compress, unshare: self.unshare })
     }
 }
 
@@ -79,7 +89,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     if is_dir || !file.is_writable {
         context.require_admin()?;
     }
-    let how = request.how();
+    let how = request.how()?;
     let mut done = Response::default();
     if !is_dir {
         done.bytes = context.fs.defragment(file.id, &how, context.job)?;

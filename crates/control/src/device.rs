@@ -6,7 +6,9 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::DevId;
+use ubtrfs_fs::Error;
 
 use crate::execute::Context;
 use crate::failure::{Failure, Result};
@@ -88,7 +90,13 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     let wanted = to.bytes(before, has).ok_or_else(|| {
         Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes; the requested change is out of range"))
     })?;
-    context.fs.resize_device(devid, wanted, context.job)?;
+    context.fs.resize_device(devid, wanted, context.job).map_err(|error| match error {
+        Error::Engine(EngineError::NoSpace) => Failure::new(
+            Errno::NOSPC,
+            "no space left below the new end; give a larger size, or first compact: ubtrfs balance start -dusage=75",
+        ),
+        other => other.into(),
+    })?;
     let (now, _) = context.fs.device_size(devid)?;
     Ok(Response::Resized { before, now })
 }

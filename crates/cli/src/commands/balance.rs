@@ -33,15 +33,15 @@ enum Command {
 #[command(after_help = FILTERS_HELP)]
 struct StartArgs {
     /// Data block groups [short: -d[FILTERS]]
-    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = parse_filters)]
+    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", overrides_with = "data", value_parser = parse_filters)]
     data: Option<Filters>,
     /// Metadata block groups, and system block groups if -s is not given [short: -m[FILTERS]]
-    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = parse_filters)]
+    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", overrides_with = "metadata", value_parser = parse_filters)]
     metadata: Option<Filters>,
     /// System block groups [short: -s[FILTERS]]
-    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = parse_filters)]
+    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", overrides_with = "system", value_parser = parse_filters)]
     system: Option<Filters>,
-    /// Allow a conversion that reduces the number of copies of metadata
+    /// Allow -s, and a conversion that reduces the number of copies of metadata
     #[arg(short, long)]
     force: bool,
     /// Accepted for compatibility with btrfs-progs; a full balance starts without a delay
@@ -54,7 +54,7 @@ struct StartArgs {
     image: ImageOptions,
 }
 
-/// Show a running or paused balance
+/// Show a running or paused balance; the exit status is 1 if there is one
 #[derive(clap::Args)]
 struct StatusArgs {
     /// Show the filters
@@ -120,16 +120,27 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                     other => bail!("unexpected answer of the server: {other:?}"),
                 })?;
             match status {
-                None => print_out(&format!("No balance found on '{}'\n", path.filesystem()))?,
-                Some(status) => print_out(&shown(&path.filesystem(), &status, args.verbose))?,
+                None => {
+                    print_out(&format!("No balance found on '{}'\n", path.filesystem()))?;
+                    Ok(ExitCode::SUCCESS)
+                }
+                // As in btrfs-progs, the exit status shows that there is a balance.
+                Some(status) => {
+                    print_out(&shown(&path.filesystem(), &status, args.verbose))?;
+                    Ok(ExitCode::FAILURE)
+                }
             }
-            Ok(ExitCode::SUCCESS)
         }
     }
 }
 
 fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     let StartArgs { data, metadata, system, force, full_balance: _, path, image } = args;
+    if system.is_some() && !force {
+        bail!(
+            "-s works on system block groups, which are needed to open the filesystem; if you want that, give --force"
+        );
+    }
     let path = path.or_image();
     let all = data.is_none() && metadata.is_none() && system.is_none();
     let every = || all.then(Filters::default);
@@ -233,7 +244,16 @@ fn parse_filters(text: &str) -> Result<Filters, String> {
         let needed = || value.filter(|value| !value.is_empty()).ok_or_else(|| format!("filter {name} needs a value"));
         match name {
             "profiles" => filters.profiles = needed()?.split('|').map(str::to_owned).collect(),
-            "usage" => filters.usage = Some(small_range(name, needed()?, true)?),
+            "usage" => {
+                let (start, end) = small_range(name, needed()?, true)?;
+                if start > 100 || (end > 100 && end < u32::MAX) {
+                    return Err(format!(
+                        "filter usage needs percentages from 0 to 100, not '{}'",
+                        value.unwrap_or_default()
+                    ));
+                }
+                filters.usage = Some((start, end));
+            }
             "devid" => {
                 let wrong =
                     |_| format!("filter devid needs the number of a device, not '{}'", value.unwrap_or_default());
@@ -304,6 +324,8 @@ mod tests {
             "usage=x",
             "usage=",
             "limit=..",
+            "usage=101",
+            "usage=5..101",
             "drange=1..2",
             "soft",
             "vrange=5",

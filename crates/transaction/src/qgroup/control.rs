@@ -150,8 +150,15 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are disabled or the group exists; otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled, the group exists, or it has level 0 and there is no such subvolume;
+    /// otherwise as for [`Engine::commit`].
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
+        // A later subvolume of that id would get the group with its limits.
+        if id.level() == 0 && (!RootId(id.0).is_subvolume() || self.root_item(RootId(id.0))?.is_none()) {
+            let what =
+                format!("quota group {id} needs a subvolume {}; groups of level 1 and above can be created", id.0);
+            return Err(Error::Qgroup { what, errno: EINVAL });
+        }
         self.change_quotas(|state, _| match state.groups.create(id) {
             true => Ok(()),
             false => Err(Error::Qgroup { what: format!("quota group {id} already exists"), errno: EEXIST }),

@@ -80,7 +80,10 @@ pub(super) fn subvolid(args: SubvolidArgs) -> anyhow::Result<ExitCode> {
     let Response::Paths { paths, .. } = ask(&args.of, &target, &what, Request::Subvolume { id: args.id })? else {
         return Err(other_answer(&target));
     };
-    print_from_top(&paths)
+    // Without a slash, as btrfs-progs prints it.
+    let lines: String = paths.iter().map(|path| format!("{}\n", printable(&path.0))).collect();
+    print_out(&lines)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn rootid(args: PathArgs) -> anyhow::Result<ExitCode> {
