@@ -89,6 +89,9 @@ pub struct Report {
     pub completed: u64,
     /// The part of `completed` that moved with their logical addresses unchanged.
     pub migrated: u64,
+    /// Block groups that the filters selected.
+    #[serde(default)]
+    pub expected: u64,
     /// Block groups that the balance looked at.
     pub considered: u64,
     /// Block groups that were not moved because there was no space for their content.
@@ -348,6 +351,7 @@ impl From<BalanceReport> for Report {
             completed: report.counts.completed,
             migrated: report.counts.migrated,
             without_space: report.counts.without_space,
+            expected: report.counts.expected,
             considered: report.counts.considered,
             failures: report.failures.into_iter().map(unmoved).collect(),
         }

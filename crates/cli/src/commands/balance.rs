@@ -185,7 +185,7 @@ fn done(response: Response) -> anyhow::Result<Report> {
 
 /// Prints the result of a balance. The exit status is 1 if a block group could not be moved.
 fn tell(report: &Report) -> anyhow::Result<ExitCode> {
-    let Report { completed, migrated, considered, without_space, failures } = report;
+    let Report { completed, migrated, considered, without_space, failures, .. } = report;
     let as_they_are =
         if *migrated > 0 { format!(", {migrated} of them with unchanged logical addresses") } else { String::new() };
     print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;

@@ -173,7 +173,7 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
             channel.flush(&opened).with_context(|| format!("cannot write back {target}"))?;
         }
         let request = match args.name {
-            Name::Ro => Request::Subvolume(subvolume::Request::SetReadOnly { of: 0, read_only }),
+            Name::Ro => Request::Subvolume(subvolume::Request::SetReadOnly { of: 0, read_only, force: args.force }),
             Name::Label if !channel.subvolume_of(&opened)?.1 => {
                 bail!("{target} is not a subvolume, so it has no label; name the mount or the image")
             }
