@@ -72,7 +72,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Adds an extent to its group, and checks that it belongs there.
-    pub(crate) fn book_in_group(&mut self, extent: &Extent) {
+    pub(crate) fn record_in_group(&mut self, extent: &Extent) {
         let end = extent.bytenr.saturating_add(extent.len_bytes);
         let what = if extent.is_data { "data extent" } else { "tree block" };
         let place = Place { bytenr: Some(extent.bytenr), ..Place::tree(RootId::EXTENT_TREE) };
@@ -112,7 +112,7 @@ impl<'a> Checker<'a> {
         if !self.groups.complete {
             return;
         }
-        self.for_each_extent(&mut |checker, extent| checker.book_in_group(extent));
+        self.for_each_extent(&mut |checker, extent| checker.record_in_group(extent));
         let groups = std::mem::take(&mut self.groups.list);
         for group in &groups {
             let len = group.end.saturating_sub(group.start);

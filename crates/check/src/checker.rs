@@ -32,7 +32,7 @@ const REF_BUCKETS: usize = 1 << 16;
 const NAME_BUCKETS: usize = 1 << 12;
 
 /// Number of blocks that may be read again, regardless of the number of tree blocks.
-pub(crate) const AGAIN_MIN: u64 = 1 << 21;
+pub(crate) const REREADS_MIN: u64 = 1 << 21;
 /// Number of further reads allowed for each tree block. The limit is needed because subvolumes of a crafted image
 /// can share blocks in very many combinations.
 pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
@@ -70,7 +70,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) quota: Quota,
     pub(crate) segments: Segments,
     /// Number of blocks that were read again, and its limit.
-    pub(crate) nr_again: u64,
+    pub(crate) nr_rereads: u64,
     pub(crate) again_max: u64,
     /// The walked trees, for the second walk.
     pub(crate) walked: Vec<TreeRoot>,
@@ -114,8 +114,8 @@ pub(crate) fn run(
         roots: Roots::default(),
         quota: Quota::default(),
         segments: Segments::default(),
-        nr_again: 0,
-        again_max: AGAIN_MIN,
+        nr_rereads: 0,
+        again_max: REREADS_MIN,
         walked: Vec::new(),
         stats: Stats::default(),
         sb,

@@ -11,7 +11,7 @@ use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, Tre
 use ubtrfs_format::{Key, KeyType, RootId};
 
 use crate::block_table::{BY_OWNER, FULL, LOST, REACHED_NOW, RECORDED, RELOC, TreeBlock};
-use crate::checker::{AGAIN_MIN, AGAIN_PER_BLOCK, Checker};
+use crate::checker::{AGAIN_PER_BLOCK, Checker, REREADS_MIN};
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
@@ -87,7 +87,7 @@ impl<'a> Checker<'a> {
         self.block_group_tree();
         self.groups.list.sort_by_key(|group| group.start);
         self.data.list.sort_by_key(|extent| extent.bytenr);
-        self.again_max = AGAIN_MIN.max((loader.blocks.len() as u64).saturating_mul(AGAIN_PER_BLOCK));
+        self.again_max = REREADS_MIN.max((loader.blocks.len() as u64).saturating_mul(AGAIN_PER_BLOCK));
         self.stats.tree_blocks = loader.blocks.len() as u64;
         self.stats.data_extents = self.data.list.len() as u64;
         self.stats.bytes_used = self.sb.bytes_used;
@@ -125,7 +125,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Records the references of the extent tree again.
-    pub(crate) fn again_extents(&mut self, root: &TreeRoot) {
+    pub(crate) fn reread_extents(&mut self, root: &TreeRoot) {
         let mut loader = Loader::default();
         self.data.frozen = true;
         self.walk(root, &mut |checker, event| {

@@ -48,7 +48,7 @@ impl<'a> Checker<'a> {
         let walked = std::mem::take(&mut self.walked);
         for root in &walked {
             if root.id == RootId::EXTENT_TREE {
-                self.again_extents(root);
+                self.reread_extents(root);
             } else {
                 self.walk(root, &mut |_, _| {});
             }

@@ -55,7 +55,7 @@ pub(crate) struct Inode {
 
 impl Inode {
     /// Whether the inode has no names. Its deletion may have been interrupted.
-    pub(crate) fn is_dying(&self) -> bool {
+    pub(crate) fn has_no_names(&self) -> bool {
         self.item.is_some_and(|facts| facts.nlink == 0)
     }
 }
@@ -349,14 +349,14 @@ impl<'a> Checker<'a> {
         }
         if is_dir {
             let len = inode.item_names_len.saturating_add(inode.index_names_len);
-            if facts.size != len && !inode.is_dying() {
+            if facts.size != len && !inode.has_no_names() {
                 tell(Code::InodeSize, format!("the directory's size is {}, its names have {len} bytes", facts.size));
             }
-            if inode.names_sum != 0 && !inode.is_dying() {
+            if inode.names_sum != 0 && !inode.has_no_names() {
                 tell(Code::InodeNames, "DIR_ITEM and DIR_INDEX items of the directory differ".to_owned());
             }
         }
-        let is_truncated = inode.is_dying() && facts.nbytes > inode.bytes;
+        let is_truncated = inode.has_no_names() && facts.nbytes > inode.bytes;
         if is_file && facts.nbytes != inode.bytes && !is_truncated {
             tell(Code::InodeNbytes, format!("has byte count {}, its extents have {} bytes", facts.nbytes, inode.bytes));
         }
@@ -373,7 +373,7 @@ impl<'a> Checker<'a> {
             subvolume.nameless.push((ino, place));
             subvolume.mark_special();
         }
-        self.book_type(ino, inode.nr_names, file_type, place);
+        self.record_type(ino, inode.nr_names, file_type, place);
     }
 
     /// Makes the initial state of a walk through a subvolume.

@@ -109,7 +109,7 @@ impl<'a> Checker<'a> {
                 continue;
             }
             // After an interrupted removal, the inodes have already lost these names.
-            if inode.is_dying() {
+            if inode.has_no_names() {
                 continue;
             }
             let here = (leaf.tree.0, leaf.bytenr, slot);
@@ -124,7 +124,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Records the type that all names of an inode must have.
-    pub(crate) fn book_type(&mut self, ino: u64, nr_names: u64, file_type: Option<FileType>, place: Place) {
+    pub(crate) fn record_type(&mut self, ino: u64, nr_names: u64, file_type: Option<FileType>, place: Place) {
         let Some(file_type) = file_type else { return };
         let names = if ino == objectid::FIRST_FREE { nr_names.saturating_sub(1) } else { nr_names };
         if names == 0 {

@@ -219,9 +219,9 @@ impl<'a> Checker<'a> {
         let mut order: Vec<u32> = (0..edges.len() as u32).collect();
         order.sort_by_key(|&at| edges[at as usize].bytenr);
         let mut care: Vec<Care> = edges.iter().map(|edge| self.care(edge)).collect();
-        let nr_again = care.iter().filter(|care| **care == Care::Again).count() as u64;
-        self.nr_again = self.nr_again.saturating_add(nr_again);
-        if self.nr_again > self.again_max {
+        let nr_rereads = care.iter().filter(|care| **care == Care::Again).count() as u64;
+        self.nr_rereads = self.nr_rereads.saturating_add(nr_rereads);
+        if self.nr_rereads > self.again_max {
             care.iter_mut().filter(|care| **care == Care::Again).for_each(|care| *care = Care::Skip);
             let text = "subvolumes share blocks in more ways than can be checked";
             self.sink.report(Code::Limit, Place { slot: Some(0), ..Place::block(tree.id, 0) }, text);
@@ -317,7 +317,7 @@ impl<'a> Checker<'a> {
         let books = first && tree.kind != Kind::Log;
         if view.is_leaf() {
             if books {
-                self.book_data(tree, edge.bytenr, view, full);
+                self.record_data_refs(tree, edge.bytenr, view, full);
             }
         } else {
             self.list_children(tree, edge, view, full, books, children);
@@ -396,7 +396,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Records the references of a leaf's file extents.
-    fn book_data(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) {
+    fn record_data_refs(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) {
         if tree.kind == Kind::Plain && tree.id != RootId::ROOT_TREE {
             return;
         }

@@ -179,7 +179,7 @@ fn what_btrfs_check_finds_is_found() {
 /// The checker ends on images with several kinds of damage, where one can hide the effect of
 /// another.
 #[test]
-fn heaps_of_damage_end() {
+fn checking_ends_on_much_damage() {
     if !capability::kernel_oracle() || !capability::program("setfattr") {
         return;
     }

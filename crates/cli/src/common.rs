@@ -80,7 +80,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
 
 /// Prints an error as one line on stderr, even if its text has line breaks, and returns exit status 1 (I1 of `main`).
 pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
-    if has_no_reader(error) {
+    if is_broken_pipe(error) {
         return ExitCode::from(NO_READER);
     }
     print_err(&error_line(error));
@@ -145,7 +145,7 @@ pub(crate) fn each<T>(
     for operand in operands {
         if let Err(error) = work(operand) {
             status = print_error(&error);
-            if has_no_reader(&error) {
+            if is_broken_pipe(&error) {
                 break;
             }
         }
@@ -286,7 +286,7 @@ impl Write for Stdout {
 }
 
 /// Whether an error means that the reader of standard output went away.
-pub(crate) fn has_no_reader(error: &anyhow::Error) -> bool {
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let is_it = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<NoReader>());
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_it))
 }

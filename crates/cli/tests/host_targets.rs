@@ -103,7 +103,7 @@ fn a_directory_that_exists_takes_the_attributes_of_the_copied_one() {
 
 /// If one file is unreadable, it is reported, all others are copied or exported, and the status is 1.
 #[test]
-fn a_bad_file_does_not_keep_the_others_from_their_turn() {
+fn a_bad_file_does_not_stop_the_other_files() {
     let bed = Bed::new();
     let source = bed.join("tree");
     fs::create_dir_all(source.join("d/sub")).unwrap();

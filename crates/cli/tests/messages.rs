@@ -186,7 +186,7 @@ fn a_subvolume_that_stays_says_which_rule_keeps_it() {
 
 /// After a mount's server was killed, runs every command that takes a path in the mount.
 #[test]
-fn a_mount_whose_server_has_ended_is_told_as_such() {
+fn a_mount_whose_server_has_ended_is_reported() {
     if !kernel_oracle() || !fuse() {
         return;
     }

@@ -678,7 +678,7 @@ fn roots_own_mount_works_without_permission_checks() {
 /// A confined server serves all requests. It commits when `ubtrfs sync` asks for it, and when it is unmounted, also by a
 /// signal. The kernel reports each thread of the server as confined.
 #[test]
-fn a_confined_server_serves_all_the_same() {
+fn a_confined_server_serves_all_requests() {
     if !ready() {
         return;
     }

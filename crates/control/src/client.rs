@@ -293,7 +293,7 @@ fn answer_of(wire: &Wire, job: &Job) -> Result<Response> {
             has_cancelled = true;
             let _ = wire.send(b"", &[]);
         }
-        let frame = match wire.receive_within(ANSWER_MAX, LOOK_PAUSE) {
+        let frame = match wire.receive_within(ANSWER_MAX, CANCEL_CHECK_INTERVAL) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Err(lost(io::ErrorKind::ConnectionReset.into())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
@@ -409,7 +409,7 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before the next attempt when the server has reached a limit of connections.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// The interval at which a client checks whether it was cancelled.
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {

@@ -128,13 +128,13 @@ impl Context<'_> {
     }
 
     /// Whether the caller is the ordinary user who mounted.
-    pub fn is_mounter(&self) -> bool {
+    pub fn is_mount_owner(&self) -> bool {
         self.caller.uid() != 0 && self.host.owner() == Some(self.caller.uid())
     }
 
     /// Succeeds if the caller may administer this filesystem: it has CAP_SYS_ADMIN, or is the ordinary user who mounted.
     pub fn require_admin(&self) -> Result<()> {
-        permit(self.caller.is_admin() || self.is_mounter(), "only root and the user who mounted it may do this")
+        permit(self.caller.is_admin() || self.is_mount_owner(), "only root and the user who mounted it may do this")
     }
 }
 

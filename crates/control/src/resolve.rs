@@ -72,26 +72,28 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     let paths = match request {
         Request::Logical { bytenr, whole_extent } => {
             let none = || Failure::new(Errno::NOENT, "no data extent contains this address");
-            let uses = fs.uses_of_address(Logical(bytenr), whole_extent, MOST)?.ok_or_else(none)?;
+            let uses = fs.uses_of_address(Logical(bytenr), whole_extent, PATHS_MAX)?.ok_or_else(none)?;
             let mut inodes: Vec<InodeId> =
                 uses.iter().map(|found| InodeId { root: found.root, ino: found.ino }).collect();
             inodes.dedup();
             let mut paths = Vec::new();
             for id in inodes {
-                paths.extend(fs.paths_of(id, MOST)?);
-                if paths.len() >= MOST {
+                paths.extend(fs.paths_of(id, PATHS_MAX)?);
+                if paths.len() >= PATHS_MAX {
                     break;
                 }
             }
             paths
         }
-        Request::Inode { of, ino } => fs.paths_of(InodeId { root: context.inode(of)?.root, ino: Ino(ino) }, MOST)?,
+        Request::Inode { of, ino } => {
+            fs.paths_of(InodeId { root: context.inode(of)?.root, ino: Ino(ino) }, PATHS_MAX)?
+        }
         Request::Subvolume { id } => vec![fs.subvolume_info(RootId(id))?.path],
         Request::RootId { .. } => Vec::new(),
     };
     let shown = PathBytes(fs.path_of(fs.root())?);
-    Ok(Response::Paths { paths: paths.into_iter().take(MOST).map(PathBytes).collect(), shown })
+    Ok(Response::Paths { paths: paths.into_iter().take(PATHS_MAX).map(PathBytes).collect(), shown })
 }
 
 /// The largest number of paths in an answer.
-const MOST: usize = 4096;
+const PATHS_MAX: usize = 4096;

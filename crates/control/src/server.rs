@@ -16,7 +16,7 @@
 //!   ordinary users together have at most [`OTHERS_MAX`]. A connection beyond these limits gets an error and is closed.
 //!   Connections that wait for the unmount are counted separately, with the same limits.
 //! - K3. Neither end waits for the other forever (W1 of `wire`). A connection that has not sent its request within
-//!   [`REQUEST_PATIENCE`] is closed.
+//!   [`REQUEST_TIMEOUT`] is closed.
 //! - K4. Each connection has its own thread, so it never blocks another connection or the mount.
 //! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for running commands,
 //!   so that the devices are closed when umount gets its answer.
@@ -147,7 +147,7 @@ impl Server {
         }
         // A client that has connected may still be sending its request to wait.
         let mut state = self.shared.state.lock();
-        let until = Instant::now() + LAST_PATIENCE;
+        let until = Instant::now() + FINISH_TIMEOUT;
         while !state.connected.is_empty() {
             if self.shared.changed.wait_until(&mut state, until).timed_out() {
                 break;
@@ -249,7 +249,7 @@ fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
 
 /// Receives and answers the request of a connection.
 fn converse(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
-    let received = wire.receive(REQUEST_MAX, Some(Instant::now() + REQUEST_PATIENCE));
+    let received = wire.receive(REQUEST_MAX, Some(Instant::now() + REQUEST_TIMEOUT));
     let failed = |text: &str| Err(Failure::new(Errno::PROTO, text));
     let (request, frame) = match received {
         Ok(Some(frame)) => (decode_request(&frame.bytes), frame),
@@ -344,7 +344,7 @@ fn watch(
     let mut out = Outgoing::nothing();
     let mut is_gone = false;
     loop {
-        let result = results.recv_timeout(if is_gone { FOR_EVER } else { PROGRESS_PAUSE });
+        let result = results.recv_timeout(if is_gone { FOR_EVER } else { PROGRESS_INTERVAL });
         let gone = || Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs");
         match result {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -415,9 +415,9 @@ const USER_MAX: usize = 8;
 const OWNER_MAX: usize = 128;
 /// The largest number of connections of all ordinary users together.
 const OTHERS_MAX: usize = 64;
-const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval at which progress is sent and a client that went away is noticed.
-const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// How long [`Server::finish`] waits for connections that have not sent a request yet.
-const LAST_PATIENCE: Duration = Duration::from_millis(200);
+const FINISH_TIMEOUT: Duration = Duration::from_millis(200);

@@ -230,7 +230,7 @@ fn delete(context: &Context<'_>, dir: FileNr, name: &[u8]) -> Result<()> {
     let found = fs.lookup(dir, name)?;
     fs.forget(found.id, 1);
     let is_admin = caller.is_admin();
-    permit(is_admin || fs.options().user_subvol_rm_allowed || context.is_mounter(), "").map_err(|failure| {
+    permit(is_admin || fs.options().user_subvol_rm_allowed || context.is_mount_owner(), "").map_err(|failure| {
         let text = "users may not delete subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an \
                     empty one with rmdir";
         Failure { text: text.to_owned(), has_advice: true, ..failure }
@@ -239,7 +239,7 @@ fn delete(context: &Context<'_>, dir: FileNr, name: &[u8]) -> Result<()> {
         return Err(Error::NotDirectory.into());
     }
     let victim = root_of(found.id)?;
-    if context.is_mounter() {
+    if context.is_mount_owner() {
         check_owner(context, victim)?;
     } else if !is_admin {
         may_change_names(fs, caller, found.id)?;

@@ -108,7 +108,7 @@ fn fsyncs_that_share_a_log_share_its_error() {
 
 /// All callers that wait for a commit get its error, and later calls are refused.
 #[test]
-fn those_who_wait_for_a_commit_share_its_error() {
+fn callers_that_wait_for_a_commit_share_its_error() {
     let bed = Bed::new("commit=300");
     let file = bed.new_file("file");
     let calls = Calls::default();

@@ -9,15 +9,15 @@ use ubtrfs_control::{FileId, LocalProcesses, Processes};
 use ubtrfs_fs::{Caller, Error, FlagRights, Result, mode};
 
 use crate::protocol::Request;
-use crate::sandbox::Unmounter;
+use crate::sandbox::PrivilegedHelper;
 
 /// Looks up groups, umasks and capabilities of callers: in /proc, or through the helper process if there is one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Groups(Arc<OnceLock<Arc<Unmounter>>>);
+pub(crate) struct Groups(Arc<OnceLock<Arc<PrivilegedHelper>>>);
 
 impl Groups {
     /// Makes later lookups go through the helper process.
-    pub(crate) fn ask(&self, helper: Arc<Unmounter>) {
+    pub(crate) fn ask(&self, helper: Arc<PrivilegedHelper>) {
         let _ = self.0.set(helper);
     }
 

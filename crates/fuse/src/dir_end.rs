@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 /// For each current reader of a directory, the offset at which it must stop.
 #[derive(Debug, Default)]
-pub(crate) struct DirEnds {
+pub(crate) struct DirectoryReaders {
     inner: Mutex<Inner>,
 }
 
@@ -26,7 +26,7 @@ struct Inner {
     next_age: u64,
 }
 
-impl DirEnds {
+impl DirectoryReaders {
     /// Removes and returns the end of the reader that continues at `cookie`.
     pub(crate) fn take(&self, node: u64, cookie: u64) -> Option<u64> {
         if cookie == 0 {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_reader_keeps_its_end_and_old_ones_are_forgotten() {
-        let ends = DirEnds::default();
+        let ends = DirectoryReaders::default();
         ends.remember(1, 10, 100);
         ends.remember(1, 10, 200);
         assert_eq!(

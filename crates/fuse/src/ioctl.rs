@@ -22,13 +22,13 @@ const XFLAGS: [(u32, u32); 5] =
     [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
 
 /// A caller, whose rights are looked up only for the ioctls that need them.
-pub(crate) struct Asker<'a> {
+pub(crate) struct IoctlCaller<'a> {
     pub(crate) caller: Caller,
     pub(crate) flag_rights: &'a dyn Fn() -> FlagRights,
 }
 
 /// Answers an ioctl; `None` if it is unknown (ENOTTY).
-pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], asker: &Asker<'_>) -> Option<Result<Vec<u8>>> {
+pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], asker: &IoctlCaller<'_>) -> Option<Result<Vec<u8>>> {
     Some(match cmd {
         FS_IOC_GETFLAGS => fs.inode_flags(id).map(|flags| flags.to_le_bytes().to_vec()),
         FS_IOC_SETFLAGS => word(data).and_then(|flags| set_flags(fs, id, flags, asker)),
@@ -56,11 +56,11 @@ fn fsxattr(flags: u32) -> [u8; 28] {
     out
 }
 
-fn set_flags(fs: &Fs, id: InodeId, flags: u32, asker: &Asker<'_>) -> Result<Vec<u8>> {
+fn set_flags(fs: &Fs, id: InodeId, flags: u32, asker: &IoctlCaller<'_>) -> Result<Vec<u8>> {
     fs.set_inode_flags_with(id, flags, &asker.caller, (asker.flag_rights)()).map(|()| Vec::new())
 }
 
-fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], asker: &Asker<'_>) -> Result<Vec<u8>> {
+fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], asker: &IoctlCaller<'_>) -> Result<Vec<u8>> {
     let xflags = word(data)?;
     let known = XFLAGS.iter().fold(0, |all, (_, xflag)| all | xflag);
     let rest_is_zero = data.get(4..).is_some_and(|rest| rest.iter().all(|&byte| byte == 0));

@@ -43,5 +43,5 @@ mod subvolume_ioctl;
 pub mod transport;
 
 pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, holding_mount, is_root, mount};
-pub use sandbox::{Confinement, Identity, Unmounter, confine, serve_unmounts};
+pub use sandbox::{Confinement, Identity, PrivilegedHelper, confine, serve_unmounts};
 pub use session::{Session, unmount};

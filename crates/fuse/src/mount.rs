@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_said_beforehand() {
+    fn impossible_mounts_are_refused_in_advance() {
         let config = MountConfig::default();
         let missing = check(Path::new("/nonexistent/dir"), &config).unwrap_err().to_string();
         assert!(missing.contains("mkdir /nonexistent/dir"), "{missing}");

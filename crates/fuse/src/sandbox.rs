@@ -6,7 +6,7 @@
 //! - X2. As a second barrier, Landlock denies every path to the calling thread and to the threads that it starts.
 //! - X3. A system call that is not on the list fails and does not kill the server, because its data would be lost.
 //! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that the server has given
-//!   up. [`Unmounter`], a process that is started before, does only this.
+//!   up. [`PrivilegedHelper`], a process that is started before, does only this.
 //! - X5. A server started by root gives up root, its groups and all capabilities: each thread runs as the given
 //!   [`Identity`]. Open files remain open.
 
@@ -263,7 +263,7 @@ const ALLOWED: &[i64] = &[
 ///
 /// A question is its kind and three numbers of four bytes; an answer is two bytes, and for [`FILE`] more.
 #[derive(Debug)]
-pub struct Unmounter {
+pub struct PrivilegedHelper {
     child: Mutex<Child>,
 }
 
@@ -286,7 +286,7 @@ const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
 
-impl Unmounter {
+impl PrivilegedHelper {
     /// Starts the process; `command` must run a program that calls [`serve_unmounts`].
     pub fn start(mut command: Command) -> io::Result<Self> {
         // Terminal signals are meant for the server.

@@ -21,7 +21,7 @@ use crate::transport::{Notifier, Place};
 
 /// Counts the opens for writing of each file.
 #[derive(Debug)]
-pub(crate) struct Seeker {
+pub(crate) struct PageFlusher {
     writers: Mutex<HashMap<u64, u32>>,
     notifier: Arc<OnceLock<Notifier>>,
     /// Whether the kernel keeps all written data for a while (`writeback_cache`), not only data written through
@@ -29,7 +29,7 @@ pub(crate) struct Seeker {
     kernel_keeps_writes: bool,
 }
 
-impl Seeker {
+impl PageFlusher {
     /// `notifier` is set once the connection exists.
     pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>, kernel_keeps_writes: bool) -> Self {
         Self { writers: Mutex::default(), notifier, kernel_keeps_writes }
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn writers_are_counted() {
-        let seeker = Seeker::new(Arc::default(), false);
+        let seeker = PageFlusher::new(Arc::default(), false);
         seeker.opened(300);
         seeker.opened(300);
         seeker.released(300);

@@ -28,13 +28,13 @@ use crate::admin_ioctl;
 use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
 use crate::btrfs_ioctl::{self, Answer};
 use crate::caller::{Groups, caller};
-use crate::dir_end::DirEnds;
+use crate::dir_end::DirectoryReaders;
 use crate::host::MountHost;
-use crate::ioctl::{self, Asker};
+use crate::ioctl::{self, IoctlCaller};
 use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs};
-use crate::seek::Seeker;
+use crate::seek::PageFlusher;
 use crate::subvolume_ioctl::{self, Command};
 use crate::transport::{Handler, Place};
 
@@ -81,8 +81,8 @@ pub(crate) struct Server {
     fs: Arc<Fs>,
     nodes: Arc<Nodes>,
     activity: Arc<Activity>,
-    seeker: Seeker,
-    dir_ends: DirEnds,
+    seeker: PageFlusher,
+    dir_ends: DirectoryReaders,
     groups: Groups,
     host: Arc<MountHost>,
     /// Name of the control socket: the value of [`CONTROL_XATTR`].
@@ -93,12 +93,12 @@ impl Server {
     pub(crate) fn new(
         fs: Arc<Fs>,
         activity: Arc<Activity>,
-        seeker: Seeker,
+        seeker: PageFlusher,
         host: Arc<MountHost>,
         control: Vec<u8>,
     ) -> Self {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
-        Self { fs, nodes, activity, seeker, dir_ends: DirEnds::default(), groups, host, control }
+        Self { fs, nodes, activity, seeker, dir_ends: DirectoryReaders::default(), groups, host, control }
     }
 
     /// The inode of a request. A number that the kernel never got from us is stale.
@@ -136,7 +136,7 @@ impl Server {
 
     /// Clears set-user-id and set-group-id of a file whose content changed. The kernel has found that the caller may not
     /// keep them.
-    fn kill_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
+    fn clear_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
@@ -405,7 +405,7 @@ impl Server {
                 let id = self.id(node)?;
                 reply.fill(size as usize, |room| self.fs.read_into(id, offset, room))?;
             }
-            Operation::Write { handle, flags, offset, data, from_cache, kill_suid_sgid } => {
+            Operation::Write { handle, flags, offset, data, from_cache, clear_suid_sgid } => {
                 if handle & APPENDS_ONLY != 0 && flags & O_APPEND == 0 {
                     // On its own filesystems, Linux refuses to clear O_APPEND of an append-only file. On a FUSE mount,
                     // Linux does not know that the file is append-only.
@@ -415,8 +415,8 @@ impl Server {
                 let id = self.id(node)?;
                 let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
                 let written = self.fs.write_opened(id, offset, data, keeps_times)?;
-                if kill_suid_sgid {
-                    self.kill_suid_sgid(req, id)?;
+                if clear_suid_sgid {
+                    self.clear_suid_sgid(req, id)?;
                 }
                 reply.written(u32::try_from(written).unwrap_or(u32::MAX));
             }
@@ -541,7 +541,7 @@ impl Server {
             self.keep_of_mode(id, &attr, kept)?;
             attr.mode = kept;
         } else if wire.kills_suid_sgid() && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
-            self.kill_suid_sgid(req, id)?;
+            self.clear_suid_sgid(req, id)?;
             attr = self.fs.getattr(id)?;
         }
         self.reply_attr(&attr, reply);
@@ -630,7 +630,7 @@ impl Server {
     ) -> Done {
         self.activity.note_change();
         let id = self.id(req.node)?;
-        let asker = Asker { caller: caller(req, 0), flag_rights: &|| self.groups.flag_rights(req) };
+        let asker = IoctlCaller { caller: caller(req, 0), flag_rights: &|| self.groups.flag_rights(req) };
         let command = Command { fs: &self.fs, host: &self.host, req, id };
         let done = subvolume_ioctl::ioctl(&command, cmd, data, place)
             .map(|done| done.map(Answer::from))

@@ -22,8 +22,8 @@ use crate::caller::Groups;
 use crate::host::MountHost;
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
 use crate::name_cache::NameCache;
-use crate::sandbox::{self, Confinement, Identity, Unmounter};
-use crate::seek::Seeker;
+use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
+use crate::seek::PageFlusher;
 use crate::server::{self, Server};
 use crate::transport::{Config, Connection};
 
@@ -39,7 +39,7 @@ pub struct Session {
     groups: Groups,
     /// Whether the mount was read-only from the start.
     is_read_only: bool,
-    unmounter: Option<Arc<Unmounter>>,
+    unmounter: Option<Arc<PrivilegedHelper>>,
 }
 
 impl Session {
@@ -49,7 +49,7 @@ impl Session {
         let control = Control::listen().map_err(failed)?;
         let activity = Arc::new(Activity::default());
         let notifier = Arc::new(OnceLock::new());
-        let seeker = Seeker::new(notifier.clone(), config.writeback_cache);
+        let seeker = PageFlusher::new(notifier.clone(), config.writeback_cache);
         let name = control.name().to_vec();
         let groups = Groups::default();
         let names = NameCache::new(notifier.clone());
@@ -83,7 +83,7 @@ impl Session {
 
     /// Gives up every right that serving does not need, and becomes `identity` if it is root. Afterwards, `unmounter`
     /// unmounts for this process.
-    pub fn confine(&mut self, unmounter: Unmounter, identity: Identity) -> Confinement {
+    pub fn confine(&mut self, unmounter: PrivilegedHelper, identity: Identity) -> Confinement {
         let unmounter = Arc::new(unmounter);
         self.groups.ask(Arc::clone(&unmounter));
         self.unmounter = Some(unmounter);
@@ -144,7 +144,11 @@ fn abort_on_panic(fs: Weak<Fs>) {
 
 /// On SIGTERM, SIGINT or SIGHUP, unmounts as `umount` does. A busy mount is detached, so that this process ends with
 /// everything committed.
-fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>, canceller: Canceller) -> std::io::Result<()> {
+fn unmount_on_signals(
+    dir: PathBuf,
+    unmounter: Option<Arc<PrivilegedHelper>>,
+    canceller: Canceller,
+) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for _ in &mut signals {
@@ -163,7 +167,7 @@ fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>, canceller
 }
 
 /// Unmounts, through the helper process if this one is confined.
-fn unmount_by(unmounter: Option<&Unmounter>, dir: &Path, lazy: bool) -> Result<(), MountError> {
+fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> Result<(), MountError> {
     match unmounter {
         Some(unmounter) => unmounter.unmount(dir, lazy),
         None => mount::unmount(dir, lazy),

@@ -49,7 +49,7 @@ const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
 /// The ioctls that this file answers.
-const OURS: [u32; 10] = [
+const HANDLED: [u32; 10] = [
     BTRFS_IOC_SNAP_CREATE,
     BTRFS_IOC_SNAP_CREATE_V2,
     BTRFS_IOC_SUBVOL_CREATE,
@@ -103,7 +103,7 @@ impl Command<'_> {
 
 /// Answers an ioctl; `None` if it is not about subvolumes.
 pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
-    if !OURS.contains(&cmd) {
+    if !HANDLED.contains(&cmd) {
         return None;
     }
     let done = place.aside(|| answer(command, cmd, data));

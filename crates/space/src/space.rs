@@ -175,9 +175,9 @@ impl Space {
 
     /// Releases an extent as [`Space::release`] does, and adds its bytes to `reservation` in the same step, so no other
     /// reservation can get them. The reservation must be of the extent's kind.
-    pub fn release_promised(&self, extent: Extent, reservation: &mut Reservation) {
+    pub fn release_to_reservation(&self, extent: Extent, reservation: &mut Reservation) {
         if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {
-            self.inner.state(kind).lock().release_promised(extent);
+            self.inner.state(kind).lock().release_to_reservation(extent);
             reservation.grow(extent.len_bytes);
         }
     }

@@ -8,7 +8,7 @@
 //! - I1. `totals` is the sum of the groups' contributions ([`contribution`]). Groups change only in
 //!   [`SpaceState::update`], which keeps `totals` and `by_run` correct.
 //! - I2. `may_use` is the sum of all live reservations; `global_reserved <= global_size`.
-//! - I3. A new reservation never raises `may_use + global_reserved` above [`SpaceState::promisable`].
+//! - I3. A new reservation never raises `may_use + global_reserved` above [`SpaceState::reservable`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -168,7 +168,7 @@ impl SpaceState {
     }
 
     /// Releases an extent and reserves its bytes again.
-    pub(crate) fn release_promised(&mut self, extent: Extent) {
+    pub(crate) fn release_to_reservation(&mut self, extent: Extent) {
         self.totals.may_use = self.totals.may_use.saturating_add(extent.len_bytes);
         self.release(extent);
     }
@@ -228,7 +228,7 @@ impl SpaceState {
 
     /// Reserves `bytes`, or returns the shortage.
     pub(crate) fn reserve(&mut self, kind: SpaceKind, bytes: u64) -> Result<(), Shortage> {
-        let available = self.unpromised();
+        let available = self.unreserved();
         let Some(missing_bytes) = bytes.checked_sub(available).filter(|&missing| missing > 0) else {
             self.add_may_use(bytes);
             return Ok(());
@@ -275,20 +275,20 @@ impl SpaceState {
     /// The limit of all reservations: free space, and for metadata also half of the bytes that new chunks could add.
     /// The other half is left to data. Metadata may be overcommitted because its reservations are for the worst case,
     /// which is rare.
-    fn promisable(&self) -> u64 {
+    fn reservable(&self) -> u64 {
         let overcommit = if self.overcommits { self.totals.unallocated / 2 } else { 0 };
         self.totals.free.saturating_add(overcommit)
     }
 
     /// The part of the limit that neither reservations nor the global reserve hold.
-    fn unpromised(&self) -> u64 {
+    fn unreserved(&self) -> u64 {
         let SpaceInfo { may_use, global_reserved, .. } = self.totals;
-        self.promisable().saturating_sub(may_use.saturating_add(global_reserved))
+        self.reservable().saturating_sub(may_use.saturating_add(global_reserved))
     }
 
     fn refill_global(&mut self) {
         // I2: the reserve stays within its size.
-        let filled = self.totals.global_reserved.saturating_add(self.unpromised());
+        let filled = self.totals.global_reserved.saturating_add(self.unreserved());
         self.totals.global_reserved = filled.min(self.totals.global_size);
     }
 

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let (max, step, check) = (number("--max", 2000), number("--step", 1).max(1), number("--check", 0));
     let threads = number("--threads", 2);
     let deadline = Instant::now() + Duration::from_secs(number("--seconds", 1 << 30));
-    ubtrfs_testkit::hush_planned_panics();
+    ubtrfs_testkit::silence_planned_panics();
     if after("--config").is_some_and(|config| config == "threads") {
         let broken = amid_threads(number("--from", 1), number("--runs", 1000), threads, check, deadline);
         println!("{broken} broken promises");

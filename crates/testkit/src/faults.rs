@@ -446,7 +446,7 @@ fn configs() -> Vec<(&'static str, MkfsOptions, &'static str)> {
 }
 
 /// Hides the messages of planned panics.
-pub fn hush_planned_panics() {
+pub fn silence_planned_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         // The first opening of a filesystem also changes the panic hook. Open one here, before the change below: if both

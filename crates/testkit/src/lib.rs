@@ -59,7 +59,7 @@ pub use command::{run, run_with_input};
 pub use corruptor::{Corruption, Corruptor, Damage};
 pub use driver::{Driver, DriverReport};
 pub use fault_device::{FaultDevice, FaultKind, FaultPlan};
-pub use faults::{FaultOutcome, FaultRun, FaultSweep, Start, hush_planned_panics};
+pub use faults::{FaultOutcome, FaultRun, FaultSweep, Start, silence_planned_panics};
 pub use fs_target::{FsTarget, walk_fs};
 pub use history::{History, Promise, ReadFound};
 pub use hook_device::HookDevice;

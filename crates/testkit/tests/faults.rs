@@ -13,13 +13,13 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, FaultDevice, FaultKind, FaultPlan, FaultSweep, FsTarget, Image, LoopMount, Medium, MediumDevice, NodeKind,
-    Rng, Target, btrfs_check, btrfs_check_after_failures, capability, compare_entries, hush_planned_panics, run,
+    Rng, Target, btrfs_check, btrfs_check_after_failures, capability, compare_entries, run, silence_planned_panics,
     walk_path,
 };
 
 /// Tests every `step`-th request of all scripted workloads, with every kind of fault.
 fn sweep(wanted: impl Fn(&str) -> bool, step: usize) {
-    hush_planned_panics();
+    silence_planned_panics();
     let oracle = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();
     let mut runs = 0;
@@ -132,7 +132,7 @@ fn losing_a_copy_while_writing_loses_nothing() {
 
 /// Reading repairs a block with one bad copy, and the error count survives the unmount.
 #[test]
-fn what_reading_mends_is_counted_for_good() {
+fn repairs_by_reading_are_counted_permanently() {
     let base = Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap();
     let below = Arc::new(MediumDevice::new(base));
     let mut target = FsTarget::on_device(below.clone(), MountOptions::default()).unwrap();

@@ -12,7 +12,7 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
-    FaultDevice, FaultKind, FaultPlan, Medium, MediumDevice, RecordingDevice, Rng, check_medium, hush_planned_panics,
+    FaultDevice, FaultKind, FaultPlan, Medium, MediumDevice, RecordingDevice, Rng, check_medium, silence_planned_panics,
 };
 
 const OLD: usize = 2_000;
@@ -63,7 +63,7 @@ fn metric(fs: &Fs, name: &str) -> f64 {
 
 #[test]
 fn a_failed_write_fails_the_commit_and_leaves_the_one_before() {
-    hush_planned_panics();
+    silence_planned_panics();
     let base = base();
     for kind in [FaultKind::Error, FaultKind::Panic] {
         let mut nr_failed = 0;

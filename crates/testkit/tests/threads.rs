@@ -15,7 +15,7 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     FsTarget, Image, Medium, MediumDevice, NodeKind, Rng, Target, ThreadedCuts, ThreadedFaults,
-    btrfs_check_after_failures, capability, hush_planned_panics,
+    btrfs_check_after_failures, capability, silence_planned_panics,
 };
 
 /// Records runs of these seeds and cuts the power in them. The seed modulo 8 is the kind of run.
@@ -58,7 +58,7 @@ fn a_nearly_full_filesystem_takes_every_removal_and_stores_what_it_accepted() {
 
 #[test]
 fn threads_are_told_of_faults_or_keep_their_promises() {
-    hush_planned_panics();
+    silence_planned_panics();
     let oracle = capability::kernel_oracle();
     let first = Rng::seed_or(1);
     let image = Image::empty(0).unwrap();

@@ -188,7 +188,7 @@ fn a_full_memory_of_unwritable_data_fails_its_own_writer_only() {
 
 /// Runs random writes, truncations, removals and syncs of files while the device refuses some sectors.
 #[test]
-fn what_can_be_written_is_durable_beside_what_cannot() {
+fn writable_files_are_durable_beside_unwritable_ones() {
     let first = Rng::seed_or(1);
     for seed in first..first + 12 {
         run(seed);

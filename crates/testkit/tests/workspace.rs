@@ -1,8 +1,8 @@
 //! Checks the rules of the workspace with `cargo metadata` and the sources: dependencies, licences, file sizes, and
 //! where unsafe is allowed.
 //!
-//! I1. A crate uses only the crates that [`FLOORS`] lists for it. Dev-dependencies are not restricted.
-//! I2. A folder of a crate imports only from the folders before it in [`ROOMS`].
+//! I1. A crate uses only the crates that [`LAYERS`] lists for it. Dev-dependencies are not restricted.
+//! I2. A folder of a crate imports only from the folders before it in [`FOLDERS`].
 //! I3. Everything that ships is permissively licensed, so no dependency forces another licence on users.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,7 +15,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each crate of the workspace, and the crates that it may use.
-const FLOORS: &[(&str, &[&str])] = &[
+const LAYERS: &[(&str, &[&str])] = &[
     ("ubtrfs-format", &[]),
     ("ubtrfs-stream", &["ubtrfs-format"]),
     ("ubtrfs-error", &["ubtrfs-format"]),
@@ -76,7 +76,7 @@ const FLOORS: &[(&str, &[&str])] = &[
 ];
 
 /// Folders of a crate, from the bottom up. Files outside of folders belong to all of them.
-const ROOMS: &[(&str, &[&str])] = &[
+const FOLDERS: &[(&str, &[&str])] = &[
     (
         "fs",
         &[
@@ -153,13 +153,13 @@ fn text<'v>(value: &'v Value, key: &str) -> &'v str {
 
 #[test]
 fn crates_depend_only_downward() {
-    let floors: BTreeMap<&str, &[&str]> = FLOORS.iter().copied().collect();
+    let floors: BTreeMap<&str, &[&str]> = LAYERS.iter().copied().collect();
     let metadata = metadata(false);
     let mut wrong = Vec::new();
     for package in metadata["packages"].as_array().unwrap() {
         let name = text(package, "name");
         let Some(allowed) = floors.get(name) else {
-            wrong.push(format!("{name} has no floor; add it to FLOORS"));
+            wrong.push(format!("{name} has no floor; add it to LAYERS"));
             continue;
         };
         for dependency in package["dependencies"].as_array().unwrap() {
@@ -177,7 +177,7 @@ fn crates_depend_only_downward() {
 fn folders_import_only_from_folders_below() {
     let sources = sources();
     let mut wrong = Vec::new();
-    for (name, rooms) in ROOMS {
+    for (name, rooms) in FOLDERS {
         let src = Path::new("crates").join(name).join("src");
         let mut found = BTreeSet::new();
         for (path, text) in &sources {
@@ -191,7 +191,7 @@ fn folders_import_only_from_folders_below() {
             }
         }
         let listed: BTreeSet<&str> = rooms.iter().copied().collect();
-        assert_eq!(found, listed, "folders of {name} and ROOMS");
+        assert_eq!(found, listed, "folders of {name} and FOLDERS");
     }
     assert!(wrong.is_empty(), "rooms:\n  {}", wrong.join("\n  "));
 }

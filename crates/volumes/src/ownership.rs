@@ -54,19 +54,19 @@ impl Primary {
 
 /// The time of the last check.
 #[derive(Debug)]
-pub(crate) struct LastLook {
+pub(crate) struct LastCheck {
     opened: Instant,
     /// Microseconds from `opened` to the last check; 0 before the first check.
     micros: AtomicU64,
 }
 
-impl Default for LastLook {
+impl Default for LastCheck {
     fn default() -> Self {
         Self { opened: Instant::now(), micros: AtomicU64::new(0) }
     }
 }
 
-impl LastLook {
+impl LastCheck {
     fn micros_since_open(&self) -> u64 {
         u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX)
     }

@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use crate::allocation::{self, DeviceSpace};
 use crate::chunk_map::{Chunk, ChunkMap};
-use crate::ownership::{LastLook, Primary};
+use crate::ownership::{LastCheck, Primary};
 use crate::superblock::{self, Found};
 use crate::{features, profile};
 
@@ -115,7 +115,7 @@ pub struct Volumes {
     /// Shared for writes, exclusive for a repair, because a repair must not overwrite newer content.
     pub(crate) repair_lock: RwLock<()>,
     /// When the superblocks were last checked (see `ownership`).
-    pub(crate) last_look: LastLook,
+    pub(crate) last_look: LastCheck,
 }
 
 impl Volumes {
@@ -154,7 +154,7 @@ impl Volumes {
             devices: RwLock::new(members),
             chunks: ChunkMap::default(),
             repair_lock: RwLock::new(()),
-            last_look: LastLook::default(),
+            last_look: LastCheck::default(),
         };
         volumes.add_system_chunks()?;
         Ok(volumes)
@@ -432,7 +432,7 @@ impl Volumes {
     }
 
     /// The chunks with a stripe that ends past `end` on a device, or that are moving there.
-    pub fn chunks_behind(&self, devid: DevId, end: u64) -> Vec<Logical> {
+    pub fn chunks_past(&self, devid: DevId, end: u64) -> Vec<Logical> {
         self.chunks.behind(devid, end)
     }
 

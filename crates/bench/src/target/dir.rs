@@ -215,7 +215,7 @@ impl Target for DirTarget {
         self.run(&["subvolume", "delete"], &[&join(dir, name)])
     }
 
-    fn administer(&self, what: Admin) -> Result<()> {
+    fn run_task(&self, what: Admin) -> Result<()> {
         let here = [Path::new("")];
         match what {
             Admin::BalanceMetadata => self.run(&["balance", "start", "-m"], &here),

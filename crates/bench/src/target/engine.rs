@@ -196,7 +196,7 @@ impl Target for EngineTarget {
         single.map(|metric| (name(&metric), metric.value)).collect()
     }
 
-    fn administer(&self, what: Admin) -> Result<()> {
+    fn run_task(&self, what: Admin) -> Result<()> {
         use ubtrfs_control::balance::{Filters, Request as Balance, Start};
         use ubtrfs_control::quota::Request as Quota;
         let channel = Channel::image(&self.fs, 0, 0);

@@ -97,7 +97,7 @@ pub(crate) trait Target: Sync {
     /// Deletes a subvolume; its space is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
     /// Does work on the whole filesystem, which is durable on return.
-    fn administer(&self, what: Admin) -> Result<()>;
+    fn run_task(&self, what: Admin) -> Result<()>;
     /// Makes everything durable (T2).
     fn sync(&self) -> Result<()>;
     /// Returns the engine's counters since it was opened. Empty if the engine is in another process.

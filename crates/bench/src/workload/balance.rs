@@ -40,7 +40,7 @@ pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
         target.sync()?;
     }
     if params.quotas {
-        target.administer(Admin::EnableQuotas)?;
+        target.run_task(Admin::EnableQuotas)?;
     }
     Ok(())
 }
@@ -48,7 +48,7 @@ pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
 pub(super) fn measure<T: Target>(target: &T, params: &Params) -> Result<Work> {
     let mut work = Work::new();
     let started = Instant::now();
-    work.latencies.time(|| target.administer(params.balance))?;
+    work.latencies.time(|| target.run_task(params.balance))?;
     work.timed = Some(started.elapsed());
     work.ops = 1;
     Ok(work)
@@ -68,7 +68,7 @@ pub(super) fn prepare_overwrite<T: Target>(target: &T, params: &Params, base: &T
     target.sync()?;
     target.snapshot(base, TREE, &snapshot_name(0))?;
     if params.quotas {
-        target.administer(Admin::EnableQuotas)?;
+        target.run_task(Admin::EnableQuotas)?;
     }
     Ok(())
 }

@@ -200,7 +200,7 @@ impl Workload {
             Self::Mixed => mixed::prepare(target, params, base),
             Self::Balance => balance::prepare(target, params, base),
             Self::Overwrite => balance::prepare_overwrite(target, params, base),
-            Self::Fsmark if params.quotas => target.administer(Admin::EnableQuotas),
+            Self::Fsmark if params.quotas => target.run_task(Admin::EnableQuotas),
             Self::Untar | Self::Fsmark | Self::Seqwrite | Self::Randwrite | Self::Fsync | Self::Snapshot => Ok(()),
         }
     }

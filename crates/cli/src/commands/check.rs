@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use ubtrfs_check::{Code, Limits, Options, Problem, Progress, Report};
 use ubtrfs_device::{Access, Device, FileDevice};
 
-use crate::common::{format_size, has_no_reader, print_error, print_out, progress_bytes};
+use crate::common::{format_size, is_broken_pipe, print_error, print_out, progress_bytes};
 
 /// Check an unmounted filesystem for damage, without changing it
 ///
@@ -47,7 +47,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     match checked(&args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
-        Err(error) if has_no_reader(&error) => print_error(&error),
+        Err(error) if is_broken_pipe(&error) => print_error(&error),
         Err(error) => {
             print_error(&error);
             ExitCode::from(CANNOT_CHECK)

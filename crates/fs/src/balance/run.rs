@@ -24,7 +24,7 @@ use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_transaction::{BlockGroup, ConversionTargets, Job, Placement, RelocationFailure};
 
 use crate::balance::filter::{args_for, for_resumption, limits, profile_of, takes};
-use crate::balance::state::{BalanceCounts, BalanceStatus, Wish};
+use crate::balance::state::{BalanceCounts, BalanceStatus, StopRequest};
 use crate::{Error, Fs, InodeId, Result};
 
 /// The result of a balance.
@@ -80,7 +80,7 @@ impl Fs {
     ///
     /// [`Error::NotRunning`] if no balance runs.
     pub fn pause_balance(&self) -> Result<()> {
-        if self.balance.stop(Wish::Pause) { Ok(()) } else { Err(Error::NotRunning("no balance is running")) }
+        if self.balance.stop(StopRequest::Pause) { Ok(()) } else { Err(Error::NotRunning("no balance is running")) }
     }
 
     /// Ends a running or paused balance. Extents that were moved stay in their new places.
@@ -89,7 +89,7 @@ impl Fs {
     ///
     /// [`Error::NotRunning`] if there is no balance; an error of the commit that removes its item.
     pub fn cancel_balance(&self) -> Result<()> {
-        if self.balance.stop(Wish::Cancel) {
+        if self.balance.stop(StopRequest::Cancel) {
             return Ok(());
         }
         if !self.balance.is_paused() {
@@ -190,7 +190,7 @@ impl Fs {
         let result = began.and_then(|()| self.watched(inner, job, || self.balance_groups(item, inner, &mut report)));
         report.counts = self.balance.counts();
         let is_stopped = matches!(&result, Err(Error::Engine(EngineError::Cancelled)));
-        let keep = is_stopped && self.balance.wish() == Some(Wish::Pause);
+        let keep = is_stopped && self.balance.wish() == Some(StopRequest::Pause);
         let removed = if keep || self.read_only().is_some() { Ok(()) } else { self.put_balance_item(None) };
         if !keep {
             self.engine.set_conversion(ConversionTargets::default());

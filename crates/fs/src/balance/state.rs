@@ -40,12 +40,12 @@ struct Inner {
 #[derive(Debug)]
 struct Running {
     job: Arc<Job>,
-    wish: Option<Wish>,
+    wish: Option<StopRequest>,
 }
 
 /// A request to a running balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum StopRequest {
     Pause,
     Cancel,
 }
@@ -129,12 +129,12 @@ impl BalanceState {
         self.inner.lock().item = None;
     }
 
-    pub(crate) fn wish(&self) -> Option<Wish> {
+    pub(crate) fn wish(&self) -> Option<StopRequest> {
         self.inner.lock().running.as_ref().and_then(|running| running.wish)
     }
 
     /// Stops a running balance, and waits until it has stopped. Returns false if none runs.
-    pub(crate) fn stop(&self, wish: Wish) -> bool {
+    pub(crate) fn stop(&self, wish: StopRequest) -> bool {
         let mut inner = self.inner.lock();
         let Some(running) = &mut inner.running else { return false };
         running.wish = Some(wish);
@@ -148,7 +148,7 @@ impl BalanceState {
     /// Prevents further balances, and pauses a running one.
     pub(crate) fn close(&self) {
         self.inner.lock().is_closed = true;
-        self.stop(Wish::Pause);
+        self.stop(StopRequest::Pause);
     }
 
     pub(crate) fn is_paused(&self) -> bool {
@@ -170,8 +170,8 @@ impl BalanceState {
         Some(BalanceStatus {
             item: inner.item.clone()?,
             is_running: inner.running.is_some(),
-            is_pausing: wish == Some(Wish::Pause),
-            is_cancelling: wish == Some(Wish::Cancel),
+            is_pausing: wish == Some(StopRequest::Pause),
+            is_cancelling: wish == Some(StopRequest::Cancel),
             counts: inner.counts,
         })
     }

@@ -105,7 +105,7 @@ impl InodeCache {
 
     /// Blocks loading of an uncached inode. Returns `None` if the inode is in memory or referenced. Until the guard is
     /// dropped, `get` for this inode waits, so the holder of the guard must not wait for inode locks.
-    pub(crate) fn keep_out(&self, id: InodeId) -> Option<Loading<'_>> {
+    pub(crate) fn block_load(&self, id: InodeId) -> Option<Loading<'_>> {
         let shard = self.shard(id);
         let mut map = shard.map.lock();
         let is_out = !map.inodes.contains_key(&id) && !map.users.contains_key(&id) && map.loading.insert(id);
@@ -339,7 +339,7 @@ mod tests {
     use crate::{Fs, MountOptions};
 
     #[test]
-    fn what_was_made_and_not_asked_for_goes_first() {
+    fn unrequested_new_inodes_are_evicted_first() {
         let device = Arc::new(MemoryDevice::new(1 << 30));
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
         let fs = Fs::open(vec![device], MountOptions::default()).unwrap();

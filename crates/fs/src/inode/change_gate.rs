@@ -54,7 +54,7 @@ impl ChangeGate {
     pub(crate) fn close(&self) -> bool {
         let was_open = !self.closed.swap(true, Ordering::SeqCst);
         while !self.is_empty() {
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         was_open
     }
@@ -75,7 +75,7 @@ impl ChangeGate {
 }
 
 /// Interval at which a closing gate checks whether the last change has left.
-const NAP: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 #[cfg(test)]
 mod tests {

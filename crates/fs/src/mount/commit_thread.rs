@@ -30,9 +30,9 @@ struct Shared {
     idle: AtomicBool,
     stopped: AtomicBool,
     /// Whether a commit is requested.
-    commit_asked: AtomicBool,
+    commit_requested: AtomicBool,
     /// Whether the engine requests a flush of its delayed items.
-    flush_asked: AtomicBool,
+    flush_requested: AtomicBool,
     /// Guards the sleep; true wakes the thread.
     wake: Mutex<bool>,
     changed: Condvar,
@@ -63,8 +63,8 @@ impl CommitThread {
     /// Requests background work, none of which writes dirty file data. Returns false if no thread is running.
     pub(crate) fn do_soon(&self, work: BackgroundWork) -> bool {
         let asked = match work {
-            BackgroundWork::Commit => &self.shared.commit_asked,
-            BackgroundWork::FlushDelayedItems => &self.shared.flush_asked,
+            BackgroundWork::Commit => &self.shared.commit_requested,
+            BackgroundWork::FlushDelayedItems => &self.shared.flush_requested,
         };
         asked.store(true, Ordering::Release);
         self.shared.wake();
@@ -123,7 +123,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             continue;
         }
         shared.idle.store(false, Ordering::Release);
-        if let Some(done) = do_asked(shared, &fs) {
+        if let Some(done) = do_requested(shared, &fs) {
             if let Err(error) = done {
                 tracing::error!("the commit failed: {error}");
             }
@@ -162,9 +162,9 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
 }
 
 /// Does the requested work; `None` if there is none.
-fn do_asked(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
-    let flush = shared.flush_asked.swap(false, Ordering::AcqRel);
-    if shared.commit_asked.swap(false, Ordering::AcqRel) {
+fn do_requested(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
+    let flush = shared.flush_requested.swap(false, Ordering::AcqRel);
+    if shared.commit_requested.swap(false, Ordering::AcqRel) {
         return Some(fs.engine.commit());
     }
     flush.then(|| fs.engine.flush_delayed_items())

@@ -199,7 +199,7 @@ impl Fs {
         }
         check_may_remove(&dir_state)?;
         let (tree, ino) = (&dir.home.tree, victim.id.ino);
-        let Some(_kept_out) = self.inodes.keep_out(victim.id) else { return Ok(false) };
+        let Some(_kept_out) = self.inodes.block_load(victim.id) else { return Ok(false) };
         let limit = reservation.nr_items().saturating_sub(LINK_ITEMS);
         let Some(items) = UnloadedItems::read(tree, ino, (dir.id.ino, name), limit)? else { return Ok(false) };
         let mut changes = Vec::with_capacity(2);

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_inode_goes_with_its_last_name() {
+    fn an_unused_inode_is_deleted_with_its_last_name() {
         let device = Arc::new(MemoryDevice::new(1 << 30));
         ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
         let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
@@ -371,10 +371,10 @@ mod tests {
             let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
             assert!(tree.first_ge(&start, &end).unwrap().is_none(), "{id:?}");
         }
-        let kept_out = fs.inodes.keep_out(large).unwrap();
-        assert!(fs.inodes.keep_out(large).is_none());
+        let kept_out = fs.inodes.block_load(large).unwrap();
+        assert!(fs.inodes.block_load(large).is_none());
         drop(kept_out);
-        assert!(fs.inodes.keep_out(kept).is_none(), "it is in memory");
+        assert!(fs.inodes.block_load(kept).is_none(), "it is in memory");
         fs.close().unwrap();
     }
 }

@@ -24,7 +24,7 @@ use crate::subvolume::list::{root_ref, root_ref_keys, root_tree};
 use crate::types::{Caller, InodeId, RenameFlags};
 
 /// The inode or subvolume that a name leads to.
-struct Thing {
+struct Endpoint {
     /// The inode; for a subvolume, its root directory.
     inode: Arc<Inode>,
     /// Location and type, as in a directory entry.
@@ -149,14 +149,14 @@ impl Fs {
         }
     }
 
-    fn thing(&self, roots: &Tree, end: &End<'_>) -> Result<Option<Thing>> {
+    fn thing(&self, roots: &Tree, end: &End<'_>) -> Result<Option<Endpoint>> {
         if let Some(id) = end.subvolume {
             let index = root_ref(roots, end.dir.id.root, id)?.ok_or(Error::NotFound)?.sequence;
             let inode = self.inode(InodeId::root_of(id))?;
             let target = (dir_item::subvolume_location(id), FileType::Directory as u8);
-            return Ok(Some(Thing { inode, target, subvolume: Some((id, index)) }));
+            return Ok(Some(Endpoint { inode, target, subvolume: Some((id, index)) }));
         }
-        Ok(end.inode.as_ref().zip(end.entry.as_ref()).map(|(inode, entry)| Thing {
+        Ok(end.inode.as_ref().zip(end.entry.as_ref()).map(|(inode, entry)| Endpoint {
             inode: Arc::clone(inode),
             target: (entry.location, entry.file_type),
             subvolume: None,
@@ -167,11 +167,11 @@ impl Fs {
     /// first name. Flags and emptiness are checked later, with the states locked.
     fn check_ends(
         &self,
-        (from, source): (&End<'_>, &Thing),
-        (to, target): (&End<'_>, Option<&Thing>),
+        (from, source): (&End<'_>, &Endpoint),
+        (to, target): (&End<'_>, Option<&Endpoint>),
         flags: RenameFlags,
     ) -> Result<()> {
-        let is_subvolume = |thing: &Thing| thing.subvolume.is_some();
+        let is_subvolume = |thing: &Endpoint| thing.subvolume.is_some();
         if !is_subvolume(source) && !target.is_some_and(is_subvolume) {
             return Err(Error::Busy("the directory changed"));
         }
@@ -212,7 +212,7 @@ impl Fs {
         changes: &mut Vec<Change>,
         locked: &mut Locked<'_>,
         (from, to): (&End<'_>, &End<'_>),
-        thing: &Thing,
+        thing: &Endpoint,
     ) -> Result<Option<Reference>> {
         let Some((id, _)) = thing.subvolume else {
             self.plan_place(changes, locked, to, thing.inode.id.ino, thing.target)?;
@@ -244,7 +244,7 @@ impl Fs {
 }
 
 /// Plans the changes that remove a name, and the inode's reference to it.
-fn plan_leave(changes: &mut Vec<Change>, end: &End<'_>, thing: &Thing) -> Result<()> {
+fn plan_leave(changes: &mut Vec<Change>, end: &End<'_>, thing: &Endpoint) -> Result<()> {
     match thing.subvolume {
         Some((_, index)) => dir_item::plan_remove(changes, &end.dir.home.tree, end.dir.id.ino, end.name, index),
         None => plan_unlink(changes, &thing.inode, end.dir.id.ino, end.name),

@@ -80,7 +80,7 @@ pub enum Operation<'a> {
         data: &'a [u8],
         /// The data comes from the kernel's page cache, not directly from the writing program.
         from_cache: bool,
-        kill_suid_sgid: bool,
+        clear_suid_sgid: bool,
     },
     Statfs,
     Release {
@@ -218,9 +218,9 @@ impl<'a> Operation<'a> {
                 let offset: u64 = take(fixed.get(8..)?)?;
                 let [size, flags]: [u32; 2] = take(fixed.get(16..)?)?;
                 let data = rest.get(..usize::try_from(size).ok()?)?;
-                let (from_cache, kill_suid_sgid) = (flags & WRITE_CACHE != 0, flags & WRITE_KILL_SUIDGID != 0);
+                let (from_cache, clear_suid_sgid) = (flags & WRITE_CACHE != 0, flags & WRITE_KILL_SUIDGID != 0);
                 let (handle, flags) = (take(fixed)?, take(fixed.get(32..)?)?);
-                Self::Write { handle, flags, offset, data, from_cache, kill_suid_sgid }
+                Self::Write { handle, flags, offset, data, from_cache, clear_suid_sgid }
             }
             opcode::STATFS => Self::Statfs,
             opcode::RELEASE => Self::Release { handle: take(fixed)?, flags: take(fixed.get(8..)?)? },

@@ -27,7 +27,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
     let mut request = vec![0; buffer_len(shared.max_write)];
     let mut body = vec![0; buffer_len(shared.max_write)];
     let grow = || start_one(shared).is_ok();
-    let place = Place { crew: &shared.dev, grow: &grow };
+    let place = Place { pool: &shared.dev, grow: &grow };
     loop {
         let len = match read(shared.device.as_fd(), &mut request) {
             Ok(len) => len,

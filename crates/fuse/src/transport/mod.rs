@@ -2,7 +2,7 @@
 //!
 //! | module      | contents                                                                 |
 //! |-------------|--------------------------------------------------------------------------|
-//! | `crew`      | the number of threads that take requests                                 |
+//! | `worker_pool` | the number of threads that take requests                                 |
 //! | `dev_fuse`  | requests read from /dev/fuse: works everywhere                           |
 //! | `ring`      | requests through io_uring, handled on the processor that they came from  |
 //! | `idle_poll` | keeping a processor awake while requests arrive                          |
@@ -13,10 +13,10 @@
 //! - T2. The server announces rings to the kernel only after it has made them: from then on the kernel holds back all
 //!   requests until each queue has one.
 
-mod crew;
 mod dev_fuse;
 mod idle_poll;
 mod ring;
+mod worker_pool;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,9 +33,9 @@ use crate::protocol::{
     Features, InHeader, InvalEntry, InvalInode, Limits, MAJOR, Offer, OutHeader, Reply, Request, answer_init,
     forgotten, opcode,
 };
-use crew::Crew;
-pub use crew::Place;
 use idle_poll::IdlePoll;
+pub use worker_pool::Place;
+use worker_pool::WorkerPool;
 
 /// Answers requests. Many threads call it at once; it must not panic.
 pub trait Handler: Send + Sync + 'static {
@@ -132,8 +132,8 @@ impl Connection {
             device: self.device,
             handler,
             max_write: self.max_write,
-            dev: Crew::new(nr_dev_threads),
-            queues: (0..places.nr_queues).map(|_| Crew::new(places.nr_in_queue)).collect(),
+            dev: WorkerPool::new(nr_dev_threads),
+            queues: (0..places.nr_queues).map(|_| WorkerPool::new(places.nr_in_queue)).collect(),
             processors: places.processors,
             idle_poll: IdlePoll::default(),
             nr_live: AtomicUsize::new(0),
@@ -163,9 +163,9 @@ struct Shared<H> {
     handler: H,
     max_write: usize,
     /// Threads that read /dev/fuse.
-    dev: Crew,
+    dev: WorkerPool,
     /// Threads of each processor's queue.
-    queues: Vec<Crew>,
+    queues: Vec<WorkerPool>,
     /// Processors that this process may run on.
     processors: Option<CpuSet>,
     idle_poll: IdlePoll,

@@ -63,7 +63,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
     stay_on(queue, shared.processors.as_ref());
     let (device, number) = (shared.device.as_fd(), u16::try_from(queue).unwrap_or(u16::MAX));
     // U3
-    let place = Place { crew: &shared.queues[queue], grow: &|| false };
+    let place = Place { pool: &shared.queues[queue], grow: &|| false };
     let mut arrived = ring.enable().and_then(|()| ring.register(device, number));
     loop {
         match arrived {

@@ -56,11 +56,11 @@ impl Engine {
             in_turn.append(&mut apart);
         }
         for new_refs in self.apply_side_by_side(&apart, refs, transid, &progress)? {
-            new_refs.put_behind(refs);
+            new_refs.append_to(refs);
         }
         for (tree, batch) in in_turn {
             let (new_refs, _) = self.apply_tree(tree, batch, refs, transid, &progress, nr_threads())?;
-            new_refs.put_behind(refs);
+            new_refs.append_to(refs);
         }
         Ok(())
     }

@@ -60,7 +60,7 @@ impl Engine {
 
     /// Calls `ask` while no commit runs. If it returns `None`, commits and calls it again before another commit can begin,
     /// so that the space that was just freed is still available.
-    pub(crate) fn ask_between_commits<T>(&self, ask: impl Fn() -> Option<T>) -> Result<Option<T>> {
+    pub(crate) fn try_between_commits<T>(&self, ask: impl Fn() -> Option<T>) -> Result<Option<T>> {
         self.check_not_aborted()?;
         let mut work = self.commit_state.lock();
         if let Some(answer) = ask() {

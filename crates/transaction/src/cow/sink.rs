@@ -56,7 +56,7 @@ impl Engine {
     ) -> Result<ApplyStats> {
         let progress = ApplyProgress::new(batch.len());
         let (new_refs, stats) = self.apply_tree(tree, batch, refs, transid, &progress, nr_threads())?;
-        new_refs.put_behind(refs);
+        new_refs.append_to(refs);
         Ok(stats)
     }
 
@@ -178,7 +178,7 @@ impl NewRefs {
         }
     }
 
-    pub(crate) fn put_behind(self, refs: &mut DelayedRefs) {
+    pub(crate) fn append_to(self, refs: &mut DelayedRefs) {
         for bytenr in self.forgotten {
             refs.forget(bytenr);
         }

@@ -156,7 +156,7 @@ impl Engine {
                 hint: "see: ubtrfs inspect dump-tree -t chunk",
             });
         };
-        let gives_up_copies = {
+        let drops_copies = {
             // Between the plan and the start of the migration, no other chunk may take the planned place.
             let _making = self.pending_chunks.lock_making();
             let target = self.volumes.plan_migration(start, placement).ok_or(Error::NoSpace)?;
@@ -165,9 +165,9 @@ impl Engine {
                 return Ok(MigratedChunk { copied_bytes: 0, has_changed: false });
             }
             self.check_system_chunk_fits(start, &target)?;
-            let gives_up_copies = target.stripes.len() < chunk.stripes.len();
+            let drops_copies = target.stripes.len() < chunk.stripes.len();
             self.volumes.begin_migration(start, target)?;
-            gives_up_copies
+            drops_copies
         };
         job.add_total(group.len_bytes);
         let copied_bytes = AtomicU64::new(0);
@@ -175,7 +175,7 @@ impl Engine {
         work_off(pieces(start.0..start.advance(group.len_bytes).0), new_buf, |buf, piece| {
             job.check()?;
             self.check_not_aborted()?;
-            if gives_up_copies {
+            if drops_copies {
                 // From here on, a failed write to any copy fails the migration.
                 self.repair_first_copy(&joined(self.space.taken_ranges(piece.clone())))?;
             }

@@ -172,7 +172,7 @@ impl Engine {
     pub fn release_data_promised(&self, extent: DataExtent, reservation: &mut DataReservation) {
         let extent = Extent::new(extent.bytenr, extent.len_bytes);
         if self.ledger.forget_allocated(extent) {
-            self.space.release_promised(extent, &mut reservation.inner);
+            self.space.release_to_reservation(extent, &mut reservation.inner);
         }
     }
 

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_refers_to_leaves_without_its_neighbours() {
+    fn unreferenced_extents_are_freed_alone() {
         let ledger = ledger_with(&[(10, 6), (20, 2)]);
         let of = |first: u64, nr_sectors: u64| Extent::new(Logical(first * SECTOR), nr_sectors * SECTOR);
         for (number, extent) in [of(10, 2), of(12, 1), of(13, 3), of(20, 2)].into_iter().enumerate() {

@@ -84,7 +84,7 @@ impl Engine {
             return Ok(());
         }
         self.volumes.limit_device(devid, Some(wanted));
-        let resized = self.drain_behind(devid, wanted, job).and_then(|()| {
+        let resized = self.drain_past(devid, wanted, job).and_then(|()| {
             self.resizes.wanted.lock().push((devid, wanted));
             self.commit()
         });
@@ -94,19 +94,19 @@ impl Engine {
     }
 
     /// Moves every chunk that reaches past `end` of a device (I1).
-    fn drain_behind(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
+    fn drain_past(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
         self.update_unallocated();
         for _ in 0..MAX_WAITS {
             // Record pending chunks, and remove empty block groups.
             self.commit()?;
-            let behind = self.volumes.chunks_behind(devid, end);
+            let behind = self.volumes.chunks_past(devid, end);
             if behind.is_empty() {
                 return Ok(());
             }
             let mut has_busy = false;
             for start in behind {
                 job.check()?;
-                match self.move_before_end(start, job) {
+                match self.move_below_end(start, job) {
                     Ok(()) => {}
                     Err(Error::BlockGroupBusy { .. }) => has_busy = true,
                     // Another thread has removed the block group.
@@ -124,7 +124,7 @@ impl Engine {
         })
     }
 
-    fn move_before_end(&self, start: Logical, job: &Job) -> Result<()> {
+    fn move_below_end(&self, start: Logical, job: &Job) -> Result<()> {
         // The block group keeps its profile, which may change before the move begins.
         let placement = Placement { profile: None, keeps_stripes: true };
         self.migrate_chunk(start, &placement, job).map(drop)

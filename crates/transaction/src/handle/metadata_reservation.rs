@@ -170,7 +170,7 @@ const AMPLE: u64 = 3;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time for which writeback waits for the changes of other threads.
 const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
-const NAP: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of changes that are admitted at once for a thread: about fifty operations.
 const SHARE_ITEMS: u64 = 1024;
 
@@ -419,7 +419,7 @@ impl Engine {
     ) -> Result<Option<T>> {
         let begun = Instant::now();
         loop {
-            if let Some(reservation) = self.ask_between_commits(granted)? {
+            if let Some(reservation) = self.try_between_commits(granted)? {
                 return Ok(Some(reservation));
             }
             self.admission.load.add_shares();
@@ -432,7 +432,7 @@ impl Engine {
                 // The last reservation may have ended just now.
                 return Ok(granted());
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

@@ -71,14 +71,14 @@ impl Throttle {
         if ahead == 0 {
             return None;
         }
-        let nap = NAP.as_micros() as u64;
+        let nap = POLL_INTERVAL.as_micros() as u64;
         let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
         // If two writers see the same debt, one of them pays it. The end of the flush cancels the rest.
         let pays = |debt: u64| debt.checked_sub(nap);
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
             return None;
         }
-        Some(NAP)
+        Some(POLL_INTERVAL)
     }
 }
 
@@ -163,7 +163,7 @@ impl Engine {
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() > THREAD_COMES {
                 return self.flush_delayed_items();
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ const IDLE: u64 = u64::MAX;
 const APPLY_SHARE: u64 = 900;
 /// Microseconds of debt that a change adds for each thousandth that its writer is ahead.
 const MICROS_AHEAD: u64 = 2;
-const NAP: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Time within which the commit thread must begin a flush.
 const THREAD_COMES: Duration = Duration::from_millis(50);
 /// Memory of cached nodes that are also on the devices.

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_come_in_order_and_a_failure_is_for_those_behind() {
+    fn tickets_are_served_in_order_and_fail_together() {
         let queue = TicketQueue::default();
         let order = std::sync::Mutex::new(Vec::new());
         assert!(queue.is_empty());

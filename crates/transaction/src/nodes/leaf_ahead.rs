@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_that_goes_astray_now_and_then_goes_on() {
+    fn a_walk_continues_after_a_detour() {
         let mut walk = Walk::default();
         let mut known = HashSet::new();
         for slot in 50..150 {

@@ -107,7 +107,7 @@ impl Engine {
                 return Ok(());
             }
             self.quotas.set(None);
-            self.quotas.ask_for_removal();
+            self.quotas.request_removal();
         }
         self.commit()
     }
@@ -369,7 +369,7 @@ impl Engine {
         state.join(to, parents);
         let groups = &mut state.groups;
         let Some(Group { referenced, exclusive, limit, .. }) = groups.get(from).cloned() else {
-            state.lose_count(transid);
+            state.mark_unknown_and_rescan(transid);
             return;
         };
         groups.set_limit(to, limit);
@@ -402,7 +402,7 @@ impl Engine {
         groups.set_numbers(from, referenced, source_root, transid);
         groups.set_numbers(to, shared + snapshot_root, snapshot_root, transid);
         if !is_known {
-            state.lose_count(transid);
+            state.mark_unknown_and_rescan(transid);
         }
     }
 }
@@ -420,7 +420,7 @@ impl QuotaState {
     }
 
     /// Marks the numbers as inconsistent and starts a rescan, because arithmetic cannot determine them.
-    fn lose_count(&mut self, transid: Generation) {
+    fn mark_unknown_and_rescan(&mut self, transid: Generation) {
         self.status.flags |= QgroupStatus::INCONSISTENT;
         self.start_rescan(transid);
     }

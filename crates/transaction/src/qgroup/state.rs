@@ -67,7 +67,7 @@ impl Quotas {
     }
 
     /// Requests that the next commit removes the quota tree.
-    pub(crate) fn ask_for_removal(&self) {
+    pub(crate) fn request_removal(&self) {
         self.removal.store(true, Ordering::Release);
     }
 

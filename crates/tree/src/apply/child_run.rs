@@ -101,7 +101,7 @@ impl Applier<'_> {
             return Ok(false);
         }
         run.add_old_children(node.nritems());
-        self.take_apart(node)?;
+        self.dissolve(node)?;
         let tree = self.tree;
         let run = self.run_above(node.level() - 1);
         for slot in 0..node.nritems() {
@@ -148,7 +148,7 @@ impl Applier<'_> {
                 return Ok(());
             }
             self.run_above(level).pop();
-            self.take_apart(&left)?;
+            self.dissolve(&left)?;
             let run = self.run_above(level - 1);
             run.add_old_children(left.nritems());
             run.children.splice(0..0, (0..left.nritems()).map(|slot| ChildRef::untouched(&left.child_ptr(slot, tree))));

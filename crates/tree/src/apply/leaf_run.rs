@@ -102,7 +102,7 @@ impl Applier<'_> {
         {
             return Ok(false);
         }
-        self.take_apart(leaf)?;
+        self.dissolve(leaf)?;
         self.copy_items(leaf, 0..leaf.nritems())?;
         Ok(true)
     }
@@ -158,7 +158,7 @@ impl Applier<'_> {
                 return Ok(());
             };
             self.run_above(0).pop();
-            self.take_apart(&left)?;
+            self.dissolve(&left)?;
             self.copy_items(&left, 0..left.nritems())?;
             let raw = page.items.finish(&NodeHeader::default());
             let count = NodeView::new(&raw)?.nritems();

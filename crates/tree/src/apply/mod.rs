@@ -104,7 +104,7 @@ pub fn apply_in_parts(
     applier.stats.batches = 1;
     let root_node = read(source, &root.node_ptr())?;
     let Some(first) = applier.first_effect(&root_node, 0..batch.len())? else { return Ok((*root, applier.stats)) };
-    let touched = Touched { node: root_node, changes: first..batch.len() };
+    let touched = TouchedNode { node: root_node, changes: first..batch.len() };
     if parts.len() > 1 && !touched.node.is_leaf() {
         applier.walk_parts(touched, parts)?;
     } else {
@@ -133,7 +133,7 @@ fn check_batch(batch: &dyn Changes, nodesize: usize) -> Result<(), FormatError> 
 }
 
 /// A node and the changes below it. The first change is known to have an effect.
-struct Touched {
+struct TouchedNode {
     node: Arc<Node>,
     changes: Range<usize>,
 }
@@ -206,13 +206,13 @@ impl Applier<'_> {
         Ok(None)
     }
 
-    fn walk(&mut self, touched: Touched, ptr: NodePtr) -> Result<()> {
+    fn walk(&mut self, touched: TouchedNode, ptr: NodePtr) -> Result<()> {
         if touched.node.is_leaf() { self.walk_leaf(touched, ptr) } else { self.walk_internal(touched) }
     }
 
-    fn walk_internal(&mut self, touched: Touched) -> Result<()> {
-        let Touched { node, changes } = touched;
-        self.take_apart(&node)?;
+    fn walk_internal(&mut self, touched: TouchedNode) -> Result<()> {
+        let TouchedNode { node, changes } = touched;
+        self.dissolve(&node)?;
         self.run_above(node.level() - 1).add_old_children(node.nritems());
         let children = self.reached_children(&node, changes);
         self.walk_children(&node, 0..node.nritems(), &children, true)
@@ -238,7 +238,7 @@ impl Applier<'_> {
             let first = if known { Some(below.start) } else { self.first_effect(&child, below.clone())? };
             let Some(first) = first else { continue };
             self.pass_children(node, slot..reached)?;
-            self.walk(Touched { node: child, changes: first..below.end }, ptr)?;
+            self.walk(TouchedNode { node: child, changes: first..below.end }, ptr)?;
             slot = reached + 1;
         }
         self.pass_children(node, slot..slots.end)
@@ -270,8 +270,8 @@ impl Applier<'_> {
         }
     }
 
-    fn walk_leaf(&mut self, touched: Touched, ptr: NodePtr) -> Result<()> {
-        let Touched { node: leaf, changes } = touched;
+    fn walk_leaf(&mut self, touched: TouchedNode, ptr: NodePtr) -> Result<()> {
+        let TouchedNode { node: leaf, changes } = touched;
         if leaf.nritems() > 0 && self.batch.key(changes.start) > leaf.key(leaf.nritems() - 1) {
             let need = ITEM_HEAD_SIZE + self.batch.value(changes.start).map_or(0, <[u8]>::len);
             let free = self.nodesize - HEADER_SIZE - leaf.used_bytes();
@@ -281,12 +281,12 @@ impl Applier<'_> {
                 let key = leaf.key(0);
                 self.run_above(0).push(ChildRef { key, ..ChildRef::untouched(&ptr) });
             } else if need <= free {
-                self.take_apart(&leaf)?;
+                self.dissolve(&leaf)?;
                 self.copy_items(&leaf, 0..leaf.nritems())?;
             }
             return self.merge(None, changes);
         }
-        self.take_apart(&leaf)?;
+        self.dissolve(&leaf)?;
         self.merge(Some(&leaf), changes)
     }
 
@@ -391,7 +391,7 @@ impl Applier<'_> {
     }
 
     /// Takes a node apart: tells the sink that the tree leaves it, or keeps a fresh node's address for reuse.
-    fn take_apart(&mut self, node: &Arc<Node>) -> Result<()> {
+    fn dissolve(&mut self, node: &Arc<Node>) -> Result<()> {
         let level = usize::from(node.level());
         self.hints[level].get_or_insert(node.bytenr());
         if self.sink.is_fresh(node) {
@@ -466,7 +466,7 @@ impl Applier<'_> {
             if node.nritems() > 1 {
                 break;
             }
-            self.take_apart(&node)?;
+            self.dissolve(&node)?;
             self.free_reusable(level)?;
             root = ChildRef::untouched(&node.child_ptr(0, self.tree));
             level -= 1;

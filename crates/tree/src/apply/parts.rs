@@ -23,7 +23,7 @@ use std::sync::Arc;
 use ubtrfs_error::Result;
 
 use super::child_run::ChildRun;
-use super::{Applier, ApplyStats, Touched};
+use super::{Applier, ApplyStats, TouchedNode};
 use crate::node::Node;
 use crate::storage::NodeSink;
 
@@ -38,9 +38,9 @@ struct Part {
 
 impl Applier<'_> {
     /// Walks below an internal root, in at most as many parts as there are sinks.
-    pub(super) fn walk_parts(&mut self, touched: Touched, sinks: &mut [PartSink<'_>]) -> Result<()> {
-        let Touched { node: root, changes } = touched;
-        self.take_apart(&root)?;
+    pub(super) fn walk_parts(&mut self, touched: TouchedNode, sinks: &mut [PartSink<'_>]) -> Result<()> {
+        let TouchedNode { node: root, changes } = touched;
+        self.dissolve(&root)?;
         self.run_above(root.level() - 1).add_old_children(root.nritems());
         let children = self.reached_children(&root, changes);
         let shares = shares(&children, sinks.len());

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
-use ubtrfs_fuse::{Identity, MountConfig, Mounted, Session, Unmounter};
+use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
 
 use super::offline::open_devices;
 use crate::common::{parse_memory, parse_size, warn};
@@ -143,7 +143,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     if args.serve {
-        announce_and_detach(&null)?;
+        report_mounted(&null)?;
     }
     session.run()?;
     Ok(ExitCode::SUCCESS)
@@ -259,17 +259,17 @@ fn is_image_of_ordinary_user(device: &Path) -> bool {
 }
 
 /// Starts the process that unmounts for a confined server.
-fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<Unmounter> {
+fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<PrivilegedHelper> {
     let program = std::env::current_exe().context("cannot find this program to start its helper; use --no-sandbox")?;
     let mut command = Command::new(program);
     command.args(["mount", "--unmounter", "--"]).arg(&args.device).arg(dir);
     command.current_dir("/");
     ubtrfs_device::keep_files_from_children();
-    Unmounter::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
+    PrivilegedHelper::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
 }
 
 /// Tells the waiting command that the mount works, and releases its terminal and directory.
-fn announce_and_detach(null: &std::fs::File) -> anyhow::Result<()> {
+fn report_mounted(null: &std::fs::File) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     // The waiting command may have been killed; the mount is still useful.
     let _ = out.write_all(b"R").and_then(|()| out.flush());
@@ -305,7 +305,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
         config.fsname = full.display().to_string();
     }
     if made && !ubtrfs_fuse::is_root() {
-        own_root(&fs)?;
+        chown_root(&fs)?;
     }
     Ok(fs)
 }
@@ -323,7 +323,7 @@ fn create(path: &Path, size: u64) -> anyhow::Result<()> {
 }
 
 /// Makes the current user the owner of the root directory, so that the user can write to the new filesystem.
-fn own_root(fs: &Fs) -> anyhow::Result<()> {
+fn chown_root(fs: &Fs) -> anyhow::Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
     fs.setattr(fs.root(), &set, &Caller::ROOT)?;

@@ -260,7 +260,7 @@ impl<W: Write> Export<'_, W> {
             while at < end {
                 let count = COPY_LEN.min(usize::try_from(end - at).unwrap_or(COPY_LEN));
                 let piece = &mut buf[..count];
-                read_what_can_be_read(self.fs, attr.id, at, piece, &mut lost);
+                read_or_zero(self.fs, attr.id, at, piece, &mut lost);
                 self.progress.inc(count as u64);
                 self.put(|writer| writer.data(piece))?;
                 at += count as u64;
@@ -276,7 +276,7 @@ impl<W: Write> Export<'_, W> {
 }
 
 /// Fills a buffer from a file. Blocks that cannot be read, and bytes past the end, become zeros.
-fn read_what_can_be_read(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut Lost) {
+fn read_or_zero(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut Lost) {
     match fs.read_into(id, at, buf) {
         Ok(count) => buf[count..].fill(0),
         Err(error) if buf.len() <= BLOCK_LEN => {
@@ -288,8 +288,8 @@ fn read_what_can_be_read(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &m
             let half = (at + buf.len() as u64 / 2).next_multiple_of(BLOCK_LEN as u64) - at;
             let half = usize::try_from(half).unwrap_or(0).clamp(1, buf.len() - 1);
             let (front, back) = buf.split_at_mut(half);
-            read_what_can_be_read(fs, id, at, front, lost);
-            read_what_can_be_read(fs, id, at + half as u64, back, lost);
+            read_or_zero(fs, id, at, front, lost);
+            read_or_zero(fs, id, at + half as u64, back, lost);
         }
     }
 }
@@ -317,7 +317,7 @@ impl Lost {
             }
         } else {
             self.nr_ranges += 1;
-            if self.ranges.len() < RANGES_TOLD {
+            if self.ranges.len() < RANGES_SHOWN_MAX {
                 self.ranges.push((at, at + len));
             }
         }
@@ -336,7 +336,7 @@ impl Lost {
 /// The smallest block of data with a checksum.
 const BLOCK_LEN: usize = 4096;
 /// The largest number of ranges that a message lists.
-const RANGES_TOLD: usize = 4;
+const RANGES_SHOWN_MAX: usize = 4;
 
 #[cfg(test)]
 mod tests {

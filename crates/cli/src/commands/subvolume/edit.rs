@@ -127,10 +127,10 @@ pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
 
 pub(super) fn sync(args: &SyncArgs) -> anyhow::Result<()> {
     let target = args.target.clone().or_image();
-    with_channel(&target, &args.image, Use::Write, |channel| give_back_space(channel, &target))
+    with_channel(&target, &args.image, Use::Write, |channel| free_deleted_space(channel, &target))
 }
 
-fn give_back_space(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
+fn free_deleted_space(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
     let what = "freeing the space of deleted subvolumes";
     let request = ubtrfs_control::Request::Subvolume(Request::Sync);
     let done = with_progress(what, |job| channel.call_with(request, &[], job));
@@ -182,7 +182,7 @@ fn for_each(
             with_channel_of(image, options, Use::Write, owner, |channel| {
                 let done = targets.iter().try_for_each(|target| work(channel, target));
                 // Free the space even after a failure.
-                let last = give_back_space(channel, image);
+                let last = free_deleted_space(channel, image);
                 done.and(last)
             })?;
             continue;

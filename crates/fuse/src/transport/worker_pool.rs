@@ -1,4 +1,4 @@
-//! The threads that take requests from one queue, called a crew.
+//! The threads that take requests from one queue, called a worker pool.
 //!
 //! - C1. However many threads step aside to wait, another thread takes requests, as long as threads can be started.
 //! - C2. Waiting for the kernel itself is different, because the kernel may have to send us requests first. The last
@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// Counts the threads of a queue.
 #[derive(Debug)]
-pub(crate) struct Crew {
+pub(crate) struct WorkerPool {
     base: usize,
     state: Mutex<State>,
     called: Condvar,
@@ -31,8 +31,8 @@ struct State {
     is_closed: bool,
 }
 
-impl Crew {
-    /// Makes a crew of `base` threads, which the caller starts.
+impl WorkerPool {
+    /// Makes a worker pool of `base` threads, which the caller starts.
     pub(crate) fn new(base: usize) -> Self {
         let state = State { nr_serving: base, nr_aside: 0, nr_resting: 0, nr_called: 0, is_closed: false };
         Self { base, state: Mutex::new(state), called: Condvar::new(), is_crowded: AtomicBool::new(false) }
@@ -95,37 +95,37 @@ impl Crew {
     }
 }
 
-/// The place of a handler: one thread of a crew.
+/// The place of a handler: one thread of a worker pool.
 pub struct Place<'a> {
-    pub(super) crew: &'a Crew,
-    /// Starts another thread of the crew.
+    pub(super) pool: &'a WorkerPool,
+    /// Starts another thread of the worker pool.
     pub(super) grow: &'a dyn Fn() -> bool,
 }
 
 impl Place<'_> {
     /// Does work that waits for a device, while another thread receives requests.
     pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.crew.step_aside(self.grow);
-        let _back = StepBack(self.crew);
+        self.pool.step_aside(self.grow);
+        let _back = StepBack(self.pool);
         work()
     }
 
     /// Does work that waits for the kernel, which may first have to send requests. Does nothing and returns `None` if
     /// no thread would be left to receive them (C2).
     pub fn aside_for_kernel<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        let is_replaced = self.crew.step_aside(self.grow);
-        let _back = StepBack(self.crew);
+        let is_replaced = self.pool.step_aside(self.grow);
+        let _back = StepBack(self.pool);
         is_replaced.then(work)
     }
 }
 
 impl std::fmt::Debug for Place<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place").field("crew", self.crew).finish_non_exhaustive()
+        f.debug_struct("Place").field("pool", self.pool).finish_non_exhaustive()
     }
 }
 
-struct StepBack<'a>(&'a Crew);
+struct StepBack<'a>(&'a WorkerPool);
 
 impl Drop for StepBack<'_> {
     fn drop(&mut self) {
@@ -143,13 +143,13 @@ mod tests {
 
     #[test]
     fn somebody_is_always_left_to_take_requests() {
-        let crew = Crew::new(2);
+        let pool = WorkerPool::new(2);
         let started = Cell::new(0);
         let grow = || {
             started.set(started.get() + 1);
             started.get() <= 1
         };
-        let place = Place { crew: &crew, grow: &grow };
+        let place = Place { pool: &pool, grow: &grow };
         let nested = place.aside_for_kernel(|| {
             assert_eq!(started.get(), 0, "the other one is there");
             place.aside_for_kernel(|| {
@@ -159,27 +159,27 @@ mod tests {
         });
         assert_eq!(nested, Some(Some(None)));
         assert_eq!(started.get(), 2);
-        assert_eq!(crew.state.lock().nr_aside, 0);
+        assert_eq!(pool.state.lock().nr_aside, 0);
         assert!(place.aside(|| true), "what waits for a device only is always done");
     }
 
     #[test]
     fn who_is_not_needed_rests_until_called() {
-        let crew = Crew::new(1);
-        let place = Place { crew: &crew, grow: &|| true };
-        place.aside(|| assert!(crew.goes_on(), "two serve, one of them aside"));
+        let pool = WorkerPool::new(1);
+        let place = Place { pool: &pool, grow: &|| true };
+        place.aside(|| assert!(pool.goes_on(), "two serve, one of them aside"));
         std::thread::scope(|scope| {
-            let resting = scope.spawn(|| crew.goes_on());
-            while crew.state.lock().nr_resting == 0 {
+            let resting = scope.spawn(|| pool.goes_on());
+            while pool.state.lock().nr_resting == 0 {
                 std::thread::yield_now();
             }
-            let no_thread = Place { crew: &crew, grow: &|| unreachable!("someone rests") };
+            let no_thread = Place { pool: &pool, grow: &|| unreachable!("someone rests") };
             no_thread.aside(|| assert!(resting.join().unwrap(), "C1: called back"));
-            let closing = scope.spawn(|| crew.goes_on());
-            while crew.state.lock().nr_resting == 0 {
+            let closing = scope.spawn(|| pool.goes_on());
+            while pool.state.lock().nr_resting == 0 {
                 std::thread::yield_now();
             }
-            crew.close();
+            pool.close();
             assert!(!closing.join().unwrap());
         });
     }
