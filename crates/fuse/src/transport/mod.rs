@@ -1,11 +1,11 @@
 //! Transport: how requests arrive from the kernel and answers go back.
 //!
-//! | module      | contents                                                                 |
-//! |-------------|--------------------------------------------------------------------------|
-//! | `worker_pool` | the number of threads that take requests                                 |
-//! | `dev_fuse`  | requests read from /dev/fuse: works everywhere                           |
-//! | `ring`      | requests through io_uring, handled on the processor that they came from  |
-//! | `idle_poll` | keeping a processor awake while requests arrive                          |
+//! | module        | contents                                                                |
+//! |---------------|-------------------------------------------------------------------------|
+//! | `worker_pool` | the number of threads that take requests                                |
+//! | `dev_fuse`    | requests read from /dev/fuse: works everywhere                          |
+//! | `ring`        | requests through io_uring, handled on the processor that they came from |
+//! | `idle_poll`   | keeping a processor awake while requests arrive                         |
 //!
 //! Invariants:
 //! - T1. Every request that needs an answer gets one, from the thread that received it. A handler that waits steps
