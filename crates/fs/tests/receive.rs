@@ -11,7 +11,7 @@ use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{
     Attr, Caller, ExtentKind, Fs, INCOMPLETE_XATTR, InodeId, Job, MountOptions, NewInode, ReceiveError, ReceiveOptions,
-    ReceiveReport, SubvolumeInfo, XattrFlags,
+    ReceiveReport, RenameFlags, SubvolumeInfo, XattrFlags,
 };
 use ubtrfs_stream::{Command, Version, Writer};
 use ubtrfs_testkit::hostile::mend_checksums;
@@ -584,5 +584,24 @@ fn mutated_streams_harm_nothing() {
     }
     assert_eq!(bed.content("s1/dir/file"), b"content");
     bed.fs.finish_deletions(&mut |_| Ok(())).unwrap();
+    bed.close();
+}
+
+#[test]
+fn a_subvolume_that_is_moved_or_deleted_meanwhile_is_no_success_and_does_not_stay() {
+    let bed = Bed::new();
+    let options = ReceiveOptions::default();
+    let commands = [Command::Mkfile { path: b"file", ino: 257 }, Command::Unlink { path: b"missing" }];
+    let moved = bed.fs.receive(TOP, &full("s", &commands)[..], &options, &Job::new(), &mut |made| {
+        bed.fs.rename(made.dir, b"s", TOP, b"moved", RenameFlags::empty()).unwrap();
+    });
+    assert!(moved.is_err());
+    assert_eq!(bed.names(TOP), [""; 0]);
+    let options = ReceiveOptions { ended: Arc::default(), ..options };
+    let deleted = bed.fs.receive(TOP, &full("s", &commands[..1])[..], &options, &Job::new(), &mut |made| {
+        bed.fs.delete_subvolume(made.dir, b"s", Some(made.id)).unwrap();
+    });
+    assert!(deleted.is_err(), "{deleted:?}");
+    assert_eq!(bed.names(TOP), [""; 0]);
     bed.close();
 }

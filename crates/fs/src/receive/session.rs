@@ -284,12 +284,20 @@ impl Session<'_> {
         let keeps = self.options.keep && !current.has_failures;
         let done = match keeps {
             true => self.fs.keep_incomplete(id, &current.sent, current.reached()),
-            false => self.fs.delete_subvolume(current.made.dir, &current.name, Some(id)),
+            false => self.delete_wherever_it_is(id),
         };
         if let Err(left) = done {
             tracing::warn!("the incomplete subvolume '{}' stays: {left}", current.made.path.escape_ascii());
         }
         error
+    }
+
+    /// Deletes a subvolume by its present name: it may have been moved during the receive.
+    fn delete_wherever_it_is(&self, id: RootId) -> Result<(), Error> {
+        let info = self.fs.subvolume_info(id)?;
+        let root = info.parent.ok_or(Error::NotFound)?;
+        let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        self.fs.delete_subvolume(InodeId { root, ino: info.dirid }, name, Some(id))
     }
 
     /// The subvolume to clone from.
