@@ -539,7 +539,7 @@ mod tests {
         mkfs(&["-q", "-b", "200M", name]).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 200 << 20);
         let refused = mkfs(&["-q", name]).unwrap_err().to_string();
-        assert!(refused.contains("holds a btrfs filesystem") && refused.contains("-f"), "{refused}");
+        assert!(refused.contains("contains a btrfs filesystem") && refused.contains("-f"), "{refused}");
         mkfs(&["-q", "-f", "--csum", "xxhash", name]).unwrap();
         std::fs::write(&path, "").unwrap();
         assert!(mkfs(&["-q", "-b", "1M", name]).is_err());

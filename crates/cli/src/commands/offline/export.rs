@@ -350,7 +350,7 @@ mod tests {
         }
         let (error, text) = lost.told().unwrap();
         assert_eq!(error.to_string(), "at 0");
-        let told = "zeros take the place of bytes 0 to 8192, 16384 to 20480, 40960 to 45056, 49152 to 53248 and 2 more ranges (32768 in all)";
+        let told = "bytes 0 to 8192, 16384 to 20480, 40960 to 45056, 49152 to 53248 and 2 more ranges (32768 in all) are replaced by zeros";
         assert_eq!(text, told);
         assert!(Lost::default().told().is_none());
     }
