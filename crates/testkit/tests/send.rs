@@ -214,6 +214,20 @@ fn a_hole_reaches_over_the_new_end_of_a_file() {
 }
 
 #[test]
+fn a_file_grows_over_an_unaligned_end_into_an_extent_that_it_had() {
+    check(
+        |target| {
+            files(target, &["f", "backup"])?;
+            target.write(b"backup", 0, &vec![7; 12_288])?;
+            target.copy_range(b"backup", 0, b"f", 0, 12_288)?;
+            target.truncate(b"f", 10)
+        },
+        |target| target.copy_range(b"backup", 0, b"f", 0, 12_288),
+        0,
+    );
+}
+
+#[test]
 fn capabilities_and_set_id_bits_survive_data_and_owners() {
     const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     check(

@@ -7,7 +7,7 @@
 //! - E1. Items are processed in windows; an item that reaches past the end of its window is cut.
 //! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must not end before the
 //!   end of the target file. Growing the file writes zeros past the old end, so the sector there is made a hole again if it is a
-//!   hole in the new tree.
+//!   hole in the new tree, and is sent if it is data, also where both trees map the same extent.
 //! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is extended by a
 //!   hole, which is cloned into place, and then truncated. This is done last, because of E2.
 
@@ -110,6 +110,16 @@ impl FileDiff {
             let item = item.map(|item| decode_of(self.root, &item.key(), &item, self.sectorsize)).transpose()?;
             let item = item.filter(|item| item.end > end);
             let last = end - end % sector..end.next_multiple_of(sector);
+            // The old end is inside the sector, so the receiver lacks its rest even where both trees map the same extent.
+            if let Some(item) = item.as_ref().filter(|item| item.is_data()) {
+                if self.options.no_data {
+                    self.update(last, pipeline)?;
+                } else if let FileExtentBody::Regular(regular) = &item.extent.body {
+                    let offset = regular.offset + (last.start - item.start);
+                    self.write(last.start, offset, last.end.min(self.size) - last.start, item, pipeline)?;
+                }
+                return Ok(());
+            }
             if item.as_ref().is_none_or(|item| !item.is_data()) {
                 self.hole(last.clone(), pipeline)?;
                 if item.is_some_and(|item| item.is_prealloc()) && pipeline.version() >= Version::V2 {
