@@ -289,7 +289,7 @@ fn a_device_with_content_is_left_unchanged() {
     let before = std::fs::read(&path).unwrap();
     let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
     let refused = make(&device, &MkfsOptions::default()).unwrap_err().to_string();
-    assert!(refused.contains("holds a btrfs filesystem"), "{refused}");
+    assert!(refused.contains("contains a btrfs filesystem"), "{refused}");
     assert!(before == std::fs::read(&path).unwrap());
     make(&device, &MkfsOptions { force: true, ..Default::default() }).unwrap();
     assert!(before != std::fs::read(&path).unwrap());
