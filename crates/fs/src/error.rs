@@ -5,7 +5,7 @@ use rustix::io::Errno;
 /// The reason why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The engine below failed: corrupt content, a device, no space, read-only.
+    /// An error of the engine: corrupt content, a failing device, no space, a read-only filesystem.
     #[error(transparent)]
     Engine(#[from] ubtrfs_error::Error),
     /// ENOENT.
@@ -98,7 +98,7 @@ pub enum Error {
     /// The stream of a send cannot be written to its output.
     #[error("cannot write the stream: {0}")]
     Output(std::io::Error),
-    /// EOVERFLOW: a send stream cannot express something.
+    /// EOVERFLOW: a name, path or value does not fit into a command of a send stream.
     #[error("the send stream cannot carry it: {0}")]
     Unsendable(String),
     /// ENOENT: no clone source can be the parent of an incremental send.

@@ -1,11 +1,12 @@
-//! The filters of a balance: which block groups it takes.
+//! Filters that choose the block groups of a balance.
 //!
 //! Source: the documentation of `btrfs balance`, and what Linux does with each filter.
 
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceItem, BlockGroupFlags, ChunkItem};
 use ubtrfs_transaction::BlockGroup;
 
-/// The filters for a block group's type; `None` if the balance excludes that type. Mixed groups count as data.
+/// Returns the filters for a block group's type, or `None` if the balance excludes the type. Mixed groups count as
+/// data.
 pub(crate) fn args_for(item: &BalanceItem, flags: BlockGroupFlags) -> Option<&BalanceArgs> {
     let kinds = [
         (BlockGroupFlags::DATA, &item.data),
@@ -13,11 +14,11 @@ pub(crate) fn args_for(item: &BalanceItem, flags: BlockGroupFlags) -> Option<&Ba
         (BlockGroupFlags::METADATA, &item.metadata),
     ];
     let (kind, args) = kinds.into_iter().find(|(kind, _)| flags.contains(*kind))?;
-    // `BalanceFlags` has the same bits for the types.
+    // `BalanceFlags` and `BlockGroupFlags` have equal bits for the types.
     (item.flags & kind.bits() != 0).then_some(args)
 }
 
-/// The bit of a profile in filters.
+/// The bit that stands for a block group's profile in filters.
 pub(crate) fn profile_of(flags: BlockGroupFlags) -> u64 {
     let profile = (flags & BlockGroupFlags::PROFILES).bits();
     if profile == 0 { BalanceArgs::SINGLE } else { profile }
@@ -58,10 +59,10 @@ fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
     let percent = |part: u32| match part {
         0 => 0,
         1..100 => u64::try_from(u128::from(group.len_bytes) * u128::from(part) / 100).unwrap_or(u64::MAX),
-        // Full groups belong to the last percentage.
+        // At 100 percent or more, no block group is too full.
         _ => u64::MAX,
     };
-    // An upper limit of 0 means empty groups.
+    // An upper limit of 0 percent takes empty block groups only.
     let below = |part: u32| group.used < percent(part).max(1);
     if filters.contains(BalanceFilters::USAGE_RANGE) {
         return group.used >= percent(args.usage_min.min(100)) && below(args.usage_max)
@@ -83,7 +84,8 @@ pub(crate) fn limits(args: &BalanceArgs) -> (u64, u64) {
 }
 
 /// Changes the filters for a balance that continues after an interruption: block groups that already have the wanted
-/// profile, or are nearly full, are left out. So groups that the balance has made are left out too.
+/// profile, or are nearly full, are left out. So block groups that the balance made before the interruption are left
+/// out too.
 pub(crate) fn for_resumption(item: &mut BalanceItem) {
     for args in [&mut item.data, &mut item.metadata, &mut item.system] {
         let mut filters = args.filters();

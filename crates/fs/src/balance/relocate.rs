@@ -1,9 +1,10 @@
 //! Emptying one block group, and waiting for threads that use old addresses.
 //!
 //! Invariants:
-//! - I1. Extents are looked up and read under their file's state lock, and looked up and replaced under its state lock
-//!   or its writeback lock. So a thread that takes both locks of every inode in memory, one inode after the other, has
-//!   waited for all threads that looked up an address before.
+//! - I1. A thread that reads an extent looks it up and reads it under the file's state lock. A thread that replaces an
+//!   extent looks it up and replaces it under the file's state lock or writeback lock. So a thread that takes both
+//!   locks of every inode in memory, one inode after the other, has waited for all threads that looked up an address
+//!   before.
 
 use ubtrfs_transaction::{Job, RelocatedGroup};
 

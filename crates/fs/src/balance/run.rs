@@ -9,9 +9,9 @@
 //! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.
 //!   So a mount, here or in Linux, resumes an interrupted balance.
 //! - I2. From the start of a conversion to its end, also while it is paused, new chunks have its target profile
-//!   ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). The conversion ends when no block group
-//!   that its filters take has another profile. Groups that could not be moved, and groups beyond a limit of the filters
-//!   on their number, do not count.
+//!   ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). The conversion ends when every block
+//!   group that its filters take has the target profile, could not be moved, or is beyond the filters' limit on the
+//!   number of block groups.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -52,9 +52,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::InProgress`] if a balance runs or is paused; [`Error::InvalidArgument`] for filters that contradict each
-    /// other; `Cancelled` if the balance is paused or cancelled, or `job` is cancelled; otherwise the error that stopped
-    /// the balance. Extents that cannot be moved do not stop it.
+    /// [`Error::InProgress`] if a balance runs or is paused; [`Error::InvalidArgument`] for filters that contradict
+    /// each other; `Cancelled` if the balance is paused or cancelled, or `job` is cancelled; otherwise the error that
+    /// stopped the balance. Extents that cannot be moved do not stop the balance.
     pub fn balance(&self, item: BalanceItem, job: &Job) -> Result<BalanceReport> {
         self.check_open()?;
         self.check_filters(&item)?;
@@ -87,7 +87,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if there is no balance; an error of the commit that removes its item.
+    /// [`Error::NotRunning`] if no balance runs or is paused; an error of the commit that removes the balance item.
     pub fn cancel_balance(&self) -> Result<()> {
         if self.balance.stop(StopRequest::Cancel) {
             return Ok(());
@@ -199,7 +199,7 @@ impl Fs {
         result.and(removed).map(|()| report)
     }
 
-    /// Runs `work` while a thread forwards progress and cancellation between the two jobs.
+    /// Runs `work` while a thread forwards progress from `inner` to `job`, and cancellation from `job` to `inner`.
     fn watched(&self, inner: &Job, job: &Job, work: impl FnOnce() -> Result<()>) -> Result<()> {
         std::thread::scope(|scope| {
             let is_done = Arc::new(AtomicBool::new(false));
@@ -367,7 +367,8 @@ impl Fs {
                     self.balance.count(|counts| counts.migrated += 1);
                     return Ok(Vec::new());
                 }
-                // Other block groups may have room.
+                // Without space for a copy of the chunk, the block group is emptied, because other block groups may
+                // have room.
                 Err(EngineError::NoSpace) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -10,7 +10,7 @@
 //!
 //! The item is in the root tree while a balance runs or is paused.
 //!
-//! Owns the state under a lock. Lock order: no other lock is taken under this one.
+//! `BalanceState` keeps the state under a lock. Lock order: no other lock is taken under this one.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) struct BalanceState {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The item in the root tree.
+    /// The balance item in the root tree.
     item: Option<BalanceItem>,
     running: Option<Running>,
     counts: BalanceCounts,
@@ -73,9 +73,9 @@ pub struct BalanceCounts {
 /// The result of [`Fs::balance_status`](crate::Fs::balance_status).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalanceStatus {
-    /// The types and filters.
+    /// The balance item: types of block groups, and their filters.
     pub item: BalanceItem,
-    /// Whether it runs; otherwise it is paused.
+    /// Whether the balance runs; otherwise it is paused.
     pub is_running: bool,
     /// Whether a pause was requested, but the balance has not stopped yet.
     pub is_pausing: bool,
@@ -133,7 +133,7 @@ impl BalanceState {
         self.inner.lock().running.as_ref().and_then(|running| running.wish)
     }
 
-    /// Stops a running balance, and waits until it has stopped. Returns false if none runs.
+    /// Stops a running balance, and waits until it has stopped. Returns false if no balance runs.
     pub(crate) fn stop(&self, wish: StopRequest) -> bool {
         let mut inner = self.inner.lock();
         let Some(running) = &mut inner.running else { return false };

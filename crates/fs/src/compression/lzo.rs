@@ -76,7 +76,7 @@ impl Workspace {
         self.table.fill(0);
         let mut literals_from = 0;
         let mut at = 1;
-        // Grows while nothing matches, so that incompressible data costs little.
+        // The step between searches grows while nothing matches, so that incompressible data costs little.
         let mut misses = 0;
         while at + MIN_MATCH <= input.len() {
             let word = word_at(input, at);
@@ -94,7 +94,7 @@ impl Workspace {
             let len = MIN_MATCH + common_prefix(&input[candidate + MIN_MATCH..], &input[at + MIN_MATCH..]);
             emit_literals(&input[literals_from..at], start, out);
             emit_match(len, distance, out);
-            // A later match can then find the middle of this one.
+            // A later match can then begin near the end of this match.
             let inside = at + len - 2;
             if inside + MIN_MATCH <= input.len() {
                 let word = word_at(input, inside);
@@ -154,7 +154,7 @@ fn emit_literals(literals: &[u8], start: usize, out: &mut Vec<u8>) {
 fn emit_match(len: usize, distance: usize, out: &mut Vec<u8>) {
     if len <= NEAR_LEN && distance <= NEAR_DISTANCE {
         let distance = distance - 1;
-        // Both forms, 3 + L with one bit of L and 5 + L with two bits, hold (len - 1) << 5.
+        // For lengths 3 to 8, both short match instructions have (len - 1) << 5 in their first byte.
         out.push((((len - 1) << 5) | ((distance & 7) << 2)) as u8);
         out.push((distance >> 3) as u8);
         return;
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn far_matches_round_trip() {
-        // One segment of 64 KiB: matches at every distance class.
+        // A segment of 64 KiB with matches in every class of distances.
         let mut workspace = Workspace::default();
         let mut data: Vec<u8> = Vec::new();
         let mut state = 5u32;

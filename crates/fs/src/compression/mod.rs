@@ -47,7 +47,8 @@ struct Workspace {
 #[expect(clippy::vec_box, reason = "a workspace is moved in and out of the pool")]
 static WORKSPACES: Mutex<Vec<Box<Workspace>>> = Mutex::new(Vec::new());
 
-/// Maximum number of idle workspaces. More are made while more threads compress at once, and dropped afterwards.
+/// Maximum number of idle workspaces. More workspaces are made while more threads compress at once, and dropped
+/// afterwards.
 const IDLE_WORKSPACES: usize = 8;
 
 fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
@@ -60,8 +61,8 @@ fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
     result
 }
 
-/// Compresses `input` into at most `max_len` bytes. `None` if it does not fit or the input is too large: the caller
-/// then writes the data uncompressed.
+/// Compresses `input` into at most `max_len` bytes. Returns `None` if the compressed bytes do not fit, or if the input
+/// is too large: the caller then writes the data uncompressed.
 pub(crate) fn compress(method: Method, input: &[u8], max_len: usize, sectorsize: usize) -> Option<Vec<u8>> {
     if input.is_empty() || input.len() > MAX_UNCOMPRESSED {
         return None;

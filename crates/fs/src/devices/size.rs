@@ -13,7 +13,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// Fails if there is no such device, or its size cannot be read.
+    /// Fails if the filesystem has no device with this id, or if the device's size cannot be read.
     pub fn device_size(&self, devid: DevId) -> Result<(u64, u64)> {
         Ok(self.engine.device_size(devid)?)
     }
@@ -30,8 +30,8 @@ impl Fs {
         Ok(self.engine.trim(range, min_bytes, job)?)
     }
 
-    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end
-    /// below it. Units of `job` are bytes that move. Durable on return.
+    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end below
+    /// it. Units of `job` are bytes that move. The new size is durable on return.
     ///
     /// # Errors
     ///

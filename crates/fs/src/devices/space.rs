@@ -36,7 +36,7 @@ pub struct DeviceUsage {
     pub devid: DevId,
     /// Its UUID.
     pub uuid: Uuid,
-    /// Its path; none if it is missing.
+    /// The device's path; `None` if the device is missing.
     pub path: Option<String>,
     /// Bytes of the device that the filesystem uses.
     pub total: u64,
@@ -86,7 +86,7 @@ impl Fs {
         SpaceUsage { groups, global_reserve: (usage.global_reserve, in_use), devices }
     }
 
-    /// Sets the label. Durable on return.
+    /// Sets the label. The new label is durable on return.
     ///
     /// # Errors
     ///

@@ -28,7 +28,8 @@ pub struct Defragment {
     pub small_bytes: u64,
     /// Compress with this method, including extents that are not compressed yet.
     pub compress: Option<CompressSpec>,
-    /// Also rewrite extents that snapshots or other files share. The file then takes additional space for its copy of them.
+    /// Also rewrite extents that snapshots or other files share. The file's own copy of the extents then takes
+    /// additional space.
     pub unshare: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::{Error, Fs, InodeId, Result};
 /// Compressed data of a range of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoded<'d> {
-    /// How it is compressed.
+    /// The compression algorithm.
     pub kind: Compression,
     /// For LZO, the sector size of the filesystem that the data comes from.
     pub sectorsize: u32,
@@ -37,7 +37,7 @@ pub struct Encoded<'d> {
 }
 
 impl Encoded<'_> {
-    /// Decompresses all of it (I1).
+    /// Decompresses the whole extent, not only the file's range (I1).
     fn decompress(&self) -> Result<Vec<u8>> {
         let len = usize::try_from(self.ram_bytes).unwrap_or(usize::MAX);
         let is_inside = self.skip.checked_add(self.len).is_some_and(|end| end <= self.ram_bytes);
@@ -68,7 +68,8 @@ impl Fs {
         let end = offset.checked_add(encoded.len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
         if !always_decompress && self.can_store(id, offset..end, encoded)? {
             match self.store_encoded(id, offset, end, encoded) {
-                // No free piece is large enough; the plain data can be split.
+                // No free range is large enough for the whole extent. Uncompressed data can be split over several
+                // ranges.
                 Err(Error::Engine(ubtrfs_error::Error::NoSpace)) => {}
                 done => return done.map(|()| true),
             }

@@ -1,7 +1,7 @@
 //! fallocate: preallocation, holes, zeros.
 //!
-//! Whole sectors of the range change in the file's items. In the partial sectors at its ends, bytes are zeroed as by a
-//! write.
+//! Whole sectors of the range change in the file's items. In the partial sectors at the ends of the range, bytes are
+//! zeroed as by a write.
 //!
 //! Invariants:
 //! - I1: both locks of the inode are held while changes of its extents are planned and put.
@@ -86,8 +86,8 @@ impl Fs {
         self.put_changed(inode, state, 0)
     }
 
-    /// Whether punching a hole changes a file and its times. It changes neither if the range is a hole already. As on
-    /// Linux, a range across the end of the file always counts as a change.
+    /// Whether punching a hole changes a file and its times. Punching a range that is a hole already changes neither.
+    /// As on Linux, a range across the end of the file always counts as a change.
     fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
@@ -227,7 +227,7 @@ impl Fs {
         let edges = match inner.start < inner.end {
             true => [range.start..inner.start, inner.end..range.end],
             false => {
-                // The range lies within one sector, or in two neighbours.
+                // The range lies within one sector, or in two neighbouring sectors.
                 let middle = range.start.next_multiple_of(u64::from(self.geometry.sectorsize)).min(range.end);
                 [range.start..middle, middle..range.end]
             }
@@ -361,7 +361,7 @@ impl Fs {
         self.put_untouched(inode, state, plan, reservation);
     }
 
-    /// Puts planned items and the inode item; its times stay.
+    /// Puts planned items and the inode item; the inode's times stay.
     pub(crate) fn put_untouched(
         &self,
         inode: &Arc<Inode>,

@@ -2,9 +2,9 @@
 //!
 //! - `read`, `write`: reads and writes, and the offsets of data and holes.
 //! - `truncate`, `fallocate`: changing the size, preallocating, zeroing, removing ranges.
-//! - `reflink`: which extents copies and deduplication share.
+//! - `reflink`: sharing extents between files, for copies and deduplication.
 //! - `encoded`: storing data that arrives compressed.
-//! - `defragment`: which extents are rewritten.
+//! - `defragment`: rewriting small extents as larger ones.
 //! - `extent_map`: the extents as FIEMAP reports them.
 
 pub(crate) mod defragment;

@@ -29,8 +29,8 @@ impl Fs {
         Ok(buf)
     }
 
-    /// Fills `buf` from `offset` on. Returns the number of bytes read; fewer than `buf` holds only at the end of the
-    /// file.
+    /// Fills `buf` from `offset` on. Returns the number of bytes read, which is less than the length of `buf` only at
+    /// the end of the file.
     pub fn read_into(&self, id: InodeId, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let inode = self.inode(id)?;
         let read = {
@@ -76,7 +76,7 @@ impl Fs {
         }
     }
 
-    /// Returns whether there is data at `at`, and an offset up to which this holds at least.
+    /// Returns an offset after `at`, and whether the bytes up to that offset are data (true) or a hole (false).
     fn kind_at(&self, inode: &Inode, state: &InodeState, at: u64) -> Result<(u64, bool)> {
         let size = state.item.size;
         let pending = state.data.pending_in(at..size).into_iter().next();

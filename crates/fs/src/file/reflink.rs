@@ -7,8 +7,8 @@
 //!   sector of the destination.
 //! - I3: one operation both removes a range of the destination and puts the shared extents there, so no commit or log
 //!   shows zeros in place of data.
-//! - I4: pending data of the destination is dropped only after space for its replacement is reserved. A copy that
-//!   fails leaves the rest of the range unchanged, and no extent past the end of the file.
+//! - I4: pending data of the destination is dropped only after space for its replacement is reserved. A copy that fails
+//!   leaves the rest of the range unchanged, and leaves no extent past the end of the file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -111,8 +111,8 @@ impl Fs {
         self.share_all(&source, src_off, &target, dst_off, len, None)
     }
 
-    /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content. Returns whether they have equal
-    /// content. Both ranges must end inside their files. Times do not change. Units of `job` are bytes.
+    /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content. Returns whether the ranges have
+    /// equal content. Both ranges must end inside their files. Times do not change. Units of `job` are bytes.
     pub fn dedupe_range(
         &self,
         src: InodeId,
@@ -236,7 +236,7 @@ impl Fs {
         let src_range = src_off..src_off + wide_len;
         let dst_range = dst_off..dst_off + wide_len;
         drop(self.reserve(16)?);
-        // Within one subvolume, quotas count the extent already.
+        // Quotas count the extent for the source's subvolume already.
         let quota = match source.id.root == target.id.root {
             true => QuotaReservation::default(),
             false => self.engine.reserve_quota(target.id.root, wide_len)?,
@@ -244,7 +244,7 @@ impl Fs {
         for _ in 0..MAX_TRIES {
             self.flush_inode(source, src_range.clone())?;
             let mut space = Some(match same_at {
-                // Equal content needs no new sectors.
+                // Deduplication shares existing sectors, so the quota limit is not checked.
                 Some(_) => self.engine.reserve_data(2 * sectorsize)?,
                 None => self.engine.reserve_data_for(target.id.root, 2 * sectorsize)?,
             });
@@ -299,7 +299,7 @@ impl Fs {
         Err(Error::Busy("the source is being written"))
     }
 
-    /// Copies up to `len` bytes; returns how many. Fails only if none was copied.
+    /// Copies up to `len` bytes; returns how many. Fails only if no byte was copied.
     fn copy_all(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let mut done = 0;
         while done < len {
@@ -382,7 +382,7 @@ struct LockedPair<'i> {
 }
 
 impl<'i> LockedPair<'i> {
-    /// Locks both inodes, which may be the same one.
+    /// Locks both inodes; a single inode, given twice, is locked once.
     fn lock(source: &'i Inode, target: &'i Inode) -> Result<Self> {
         if source.id == target.id {
             let writeback = source.writeback.lock();

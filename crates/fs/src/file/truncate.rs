@@ -49,7 +49,7 @@ impl Fs {
         // If the size stays the same, Linux changes no times, except for ftruncate and O_TRUNC, whose callers set the
         // times.
         let time = (size != state.item.size).then(now);
-        // If the size stays the same, preallocated extents past it are dropped.
+        // If the size stays the same, preallocated extents past the end of the file are dropped.
         if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
             drop(reservation);
             return shrink(self, inode, &mut state, (size, time), space);
@@ -80,8 +80,8 @@ pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     shrink(fs, inode, &mut state, (0, None), None)
 }
 
-/// Drops the dirty data of an unlinked regular file. The caller drops its extents with its other items. Locks as
-/// [`drop_all_extents`] does.
+/// Drops the dirty data of an unlinked regular file. The caller drops the file's extents together with the inode's
+/// other items. Locks as [`drop_all_extents`] does.
 pub(crate) fn forget_all_dirty(fs: &Fs, inode: &Inode) {
     let _writeback = inode.writeback.lock();
     forget_dirty_past(fs, &mut inode.state.write(), 0);
@@ -119,7 +119,8 @@ fn shrink(
     let sector_end = size.next_multiple_of(sectorsize);
     // The size on disk is not usable here: pending data may keep it below extents that are in the tree.
     let cuts_sector = size < sector_end && size < state.item.size;
-    // Only deleted extents lie past this offset. Searching from the end would pass all of them again in every step.
+    // Only deleted extents lie past this offset. A search from the end of the file would pass all deleted extents again
+    // in every step.
     let mut reached = u64::MAX;
     loop {
         let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;
@@ -227,8 +228,8 @@ impl Tail {
     }
 }
 
-/// Rewrites the last sector with zeros past `size` (I3), if it has data on disk. Pending data of the sector is
-/// written with it; the caller then drops that data.
+/// Rewrites the last sector with zeros past `size` (I3), if it has data on disk. The new content includes pending data
+/// of the sector; the caller then drops that data.
 fn zeroed_tail(
     fs: &Fs,
     inode: &Arc<Inode>,

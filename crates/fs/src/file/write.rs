@@ -51,9 +51,9 @@ impl Fs {
         Ok(done)
     }
 
-    /// Writes `len` bytes at `offset`. `fill` puts them directly into the memory for dirty data. It is called for each
-    /// piece of at most 1 MiB, in order and without locks, with the piece's offset in the file. After an error the
-    /// earlier pieces are written.
+    /// Writes `len` bytes at `offset`. `fill` puts the bytes directly into the memory for dirty data. `fill` is called
+    /// for each piece of at most 1 MiB, in order and without locks, with the piece's offset in the file. After an error
+    /// the earlier pieces are written.
     pub fn write_with<E: From<Error>>(
         &self,
         id: InodeId,
@@ -79,7 +79,7 @@ impl Fs {
         let end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
-        // Check that there is room for the items of writeback, which reserves again when it knows its items.
+        // Check that there is room for the items that writeback will put: writeback reserves space for them later.
         drop(self.reserve(4)?);
         // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
         let mut reservation = match self.engine.reserve_data_for(inode.id.root, wide.end - wide.start + sectorsize) {
@@ -107,8 +107,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes `data` at `offset` dirty, and fills up the partial sectors at its ends with the file's content. Takes
-    /// the space for the dirty bytes out of `space`.
+    /// Makes `data` at `offset` dirty, and fills up the partial sectors at its ends with the file's content. Moves the
+    /// reservation for the dirty bytes from `space` to the inode.
     pub(crate) fn write_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -148,7 +148,7 @@ impl Fs {
     }
 
     /// Makes the data of a buffer dirty without a copy, if the buffer holds whole sectors or ends at the end of the
-    /// file. Copies it with [`Self::write_dirty`] otherwise.
+    /// file. Otherwise copies the data with [`Self::write_dirty`].
     fn adopt_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -171,7 +171,7 @@ impl Fs {
         }
     }
 
-    /// Takes the space for new dirty bytes out of `space`, and queues the inode for writeback.
+    /// Moves the reservation for new dirty bytes from `space` to the inode, and queues the inode for writeback.
     fn became_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -186,8 +186,8 @@ impl Fs {
     }
 
     /// Zeroes the bytes between the end of the file and the end of its last sector if a write at (or an extension to)
-    /// `offset` makes them visible. On disk they may have any content: Linux leaves old bytes there when it shortens a
-    /// file.
+    /// `offset` makes them visible. On disk these bytes may have any content, because Linux leaves old bytes there when
+    /// it shortens a file.
     fn zero_old_end(
         &self,
         inode: &Arc<Inode>,
@@ -244,7 +244,7 @@ impl Fs {
     }
 
     /// Checks, after a failure to reserve space, whether a write of `range` needs none: all of it is preallocated or
-    /// can be overwritten in place. Returns `error` if not.
+    /// can be overwritten in place. Returns `error` if the write needs new space.
     fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
         if !matches!(error, ubtrfs_error::Error::NoSpace | ubtrfs_error::Error::QuotaExceeded) {
             return Err(error.into());

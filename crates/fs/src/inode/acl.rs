@@ -10,7 +10,7 @@ pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// The attribute of the default ACL.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// A valid ACL. Its entries are in order: owner, users, group, groups, mask, others.
+/// A valid ACL. The entries of an ACL are in the order owner, users, group, groups, mask, others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl {
     entries: Vec<Entry>,
@@ -59,8 +59,8 @@ impl Acl {
         out
     }
 
-    /// Whether there is one entry each for owner, owning group and others, a mask if users or groups are named, and the
-    /// right order.
+    /// Whether the ACL has one entry each for owner, owning group and others, has a mask if users or groups are named,
+    /// and is in the right order.
     fn is_valid(&self) -> bool {
         let mut last = 0;
         for entry in &self.entries {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
 
-/// The largest buffer. A sequential writer fills it before it takes the next.
+/// Size of the largest buffer. A sequential writer fills a buffer of this size before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
 const BUF_MIN_LOG: u32 = 12;
 /// Total memory of the buffers, idle ones included, may exceed the pool's limit by the limit divided by `SLACK`.
@@ -95,11 +95,11 @@ impl BufPool {
     }
 }
 
-/// A buffer of a pool; it returns there when dropped.
+/// A buffer of a pool; it returns to the pool when dropped.
 #[derive(Debug)]
 pub(crate) struct Buf {
     pub(crate) bytes: AlignedBuf,
-    /// The size of its class; the buffer never grows beyond it.
+    /// The size of the buffer's class; the buffer never grows beyond it.
     pub(crate) size: usize,
     pub(crate) pool: Arc<BufPool>,
 }

@@ -1,7 +1,7 @@
 //! The inodes in memory, and counts of their users.
 //!
-//! - I1. An inode is in memory at most once: one thread loads it while others wait. It is evicted only while nothing
-//!   but the cache holds its `Arc`.
+//! - I1. An inode is in memory at most once: one thread loads it while others wait. An inode is evicted only while
+//!   nothing but the cache holds its `Arc`.
 //! - I2. Inodes that were created and not looked up since are evicted first. So creating many inodes does not evict
 //!   inodes in use, and the created inodes in memory stay few enough for a processor's cache.
 //! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes. A kernel that remembers a
@@ -48,7 +48,7 @@ struct ShardMap {
 #[derive(Debug)]
 struct Cached {
     inode: Arc<Inode>,
-    /// Whether it was looked up since it was created.
+    /// Whether the inode was looked up since it was created.
     wanted: bool,
 }
 
@@ -93,7 +93,7 @@ impl InodeCache {
             shard.loaded.wait(&mut map);
         }
         drop(map);
-        // Created before the load, so that waiting threads wake up even if the load panics.
+        // The guard is created before the load, so that waiting threads wake up even if the load panics.
         let loading = Loading { shard, id };
         let result = load();
         if let Ok(inode) = &result {
@@ -148,7 +148,7 @@ impl InodeCache {
         self.shard(id).map.lock().give_back(id, |users| users.opens = users.opens.saturating_sub(1))
     }
 
-    /// Notes that an inode lost its last link. Returns true if it is in use, so that its last user deletes it.
+    /// Notes that an inode lost its last link. Returns true if the inode is in use, so that its last user deletes it.
     pub(crate) fn mark_unlinked(&self, id: InodeId) -> bool {
         match self.shard(id).map.lock().users.get_mut(&id) {
             Some(users) => {
@@ -219,7 +219,7 @@ impl InodeCache {
     }
 }
 
-/// Marks an inode as being loaded, or kept out, until dropped.
+/// A guard: while it exists, other threads that need the inode wait instead of loading it.
 #[must_use = "others may load the inode once this is dropped"]
 pub(crate) struct Loading<'s> {
     shard: &'s Shard,
@@ -361,7 +361,7 @@ mod tests {
         let id = |number: u64| InodeId { root: RootId(5 + number / 5000), ino: Ino(257 + number % 5000) };
         let all: HashSet<_> = (0..50_000).map(|number| hash.hash_one(id(number))).collect();
         assert_eq!(all.len(), 50_000);
-        // The bits that a hash table uses.
+        // The low 16 bits stand for the bits that a hash table uses.
         let low: HashSet<_> = all.iter().map(|hash| hash & 0xffff).collect();
         assert!(low.len() > 30_000, "{}", low.len());
     }

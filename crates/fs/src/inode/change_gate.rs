@@ -23,7 +23,7 @@ pub(crate) struct ChangeGate {
 }
 
 impl ChangeGate {
-    /// A gate that is open or closed.
+    /// Makes a gate that is closed or open.
     pub(crate) fn new(closed: bool) -> Self {
         Self { closed: AtomicBool::new(closed), ..Self::default() }
     }
@@ -33,7 +33,7 @@ impl ChangeGate {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Enters, unless the gate is closed. Each successful call is followed by one of [`ChangeGate::leave`].
+    /// Enters, unless the gate is closed. Each successful call must be followed by a call of [`ChangeGate::leave`].
     #[must_use]
     pub(crate) fn enter(&self) -> bool {
         // Count before the check: either this check finds the gate closed, or `close` finds the count.
@@ -50,7 +50,7 @@ impl ChangeGate {
         self.left.current().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Closes the gate, and waits for the changes inside (I1, I2). Returns whether it was open.
+    /// Closes the gate, and waits for the changes inside (I1, I2). Returns whether the gate was open.
     pub(crate) fn close(&self) -> bool {
         let was_open = !self.closed.swap(true, Ordering::SeqCst);
         while !self.is_empty() {

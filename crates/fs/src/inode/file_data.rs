@@ -31,21 +31,21 @@ use crate::inode::readahead::ReadWindow;
 /// Contiguous data taken for writeback.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Its offset in the file.
+    /// Offset of the run in the file.
     pub offset: u64,
-    /// Its buffers, one after the other.
+    /// Buffers of the run, one after the other.
     pub bufs: Vec<Arc<Buf>>,
     /// Total length of the buffers.
     pub len_bytes: u64,
 }
 
 impl Run {
-    /// The memory that its buffers take.
+    /// The memory that the run's buffers take.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.bufs.iter().map(|buf| buf.size as u64).sum()
     }
 
-    /// One past its last byte in the file.
+    /// The file offset after the last byte of the run.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.len_bytes
     }
@@ -89,7 +89,7 @@ pub(crate) struct FileData {
 pub(crate) struct Decompressed {
     /// The extent.
     pub bytenr: Logical,
-    /// All of its data.
+    /// The decompressed bytes of the whole extent.
     pub bytes: Arc<Vec<u8>>,
 }
 
@@ -123,7 +123,7 @@ impl FileData {
         *self.decompressed.lock() = Some(last);
     }
 
-    /// Drops data that was read from extent items. Must be called whenever they change.
+    /// Drops data that was read from extent items. Must be called whenever the file's extent items change.
     pub(crate) fn extents_changed(&mut self) {
         *self.decompressed.get_mut() = None;
         *self.read_window.get_mut() = ReadWindow::default();
@@ -494,7 +494,7 @@ mod tests {
     const SECTOR: u64 = 4096;
     const SPACE: usize = 3 << 20;
 
-    /// The expected pending data, with an entry per byte: `None` if it is not pending.
+    /// The expected pending data, with an entry per byte: `None` for a byte that is not pending.
     struct Model {
         dirty: Vec<Option<u8>>,
         writeback: Vec<Option<u8>>,

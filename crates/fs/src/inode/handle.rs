@@ -33,7 +33,8 @@ impl Drop for Changing<'_> {
 #[derive(Debug)]
 pub(crate) struct InodeToChange<'f> {
     inode: Arc<Inode>,
-    /// Whether it has entered the gate of its subvolume, which then cannot become read-only before this value is dropped.
+    /// Whether the change has entered the gate of the inode's subvolume, which then cannot become read-only before this
+    /// value is dropped.
     in_subvolume: bool,
     _changing: Changing<'f>,
 }
@@ -105,8 +106,8 @@ impl Fs {
         Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
     }
 
-    /// Returns an inode for a change. Fails if its subvolume is read-only. Until the returned value is dropped, the
-    /// subvolume does not become read-only, and the filesystem is not closed.
+    /// Returns an inode for a change. Fails if the inode's subvolume is read-only. Until the returned value is dropped,
+    /// the subvolume does not become read-only, and the filesystem is not closed.
     pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<InodeToChange<'_>> {
         let changing = self.begin_change()?;
         let inode = self.inode(id)?;

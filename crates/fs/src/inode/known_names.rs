@@ -25,7 +25,7 @@ pub(crate) struct NameBudget {
 #[derive(Debug)]
 pub(crate) struct KnownNames {
     filters: Vec<Box<[Line]>>,
-    /// Number of names that the last filter has room for.
+    /// Number of names that the last filter still has room for.
     room: usize,
     budget: Arc<NameBudget>,
 }

@@ -14,7 +14,8 @@
 //! - I2. A reader holds the state lock for reading while it waits for a slot. So the thread that fills the slot must
 //!   not wait for that lock: it takes the lock even if writers wait for it, or abandons the slot. A reader takes over a
 //!   slot that no thread has begun to fill, instead of waiting for it.
-//! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory besides them.
+//! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory in addition to
+//!   the slots.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -58,7 +59,7 @@ pub(crate) struct Slot {
     content: Mutex<Content>,
     done: Condvar,
     shared: Arc<Shared>,
-    /// Bytes that readers copied out of it.
+    /// Number of bytes that readers copied out of the slot.
     nr_read: AtomicU64,
 }
 
@@ -101,7 +102,7 @@ impl ReadWindow {
 }
 
 impl Readahead {
-    /// Makes a read-ahead that takes about `max_bytes`, but at least 4 MiB and at most 32 MiB.
+    /// Makes a read-ahead with about `max_bytes` of memory, but at least 4 MiB and at most 32 MiB.
     pub(crate) fn new(max_bytes: u64) -> Self {
         let max_slots = usize::try_from(max_bytes / SLOT_BYTES).unwrap_or(usize::MAX).clamp(SLOTS_MIN, SLOTS_MAX);
         Self { shared: Arc::default(), threads: ServiceThreads::default(), max_slots }
@@ -169,7 +170,8 @@ impl Readahead {
 }
 
 impl Shared {
-    /// Counts a new slot. Returns false if there are `max_slots` already (I3). Dropping the slot uncounts it.
+    /// Counts a new slot. Returns false if there are `max_slots` already (I3). Dropping the slot reduces the count
+    /// again.
     fn acquire(&self, max_slots: usize) -> bool {
         let taken = self.nr_slots.fetch_add(1, Ordering::Relaxed) < max_slots;
         if !taken {
@@ -180,8 +182,8 @@ impl Shared {
 }
 
 impl Slot {
-    /// Copies from `offset` on into `out`, both inside the slot. Waits if a thread is reading the slot. Returns false
-    /// if there is nothing to copy; the caller then reads from the extents.
+    /// Fills `out` with the slot's bytes from the file offset `offset` on; the slot must hold all of them. Waits if a
+    /// thread is reading the slot. Returns false if there is nothing to copy; the caller then reads from the extents.
     pub(crate) fn copy_to(&self, offset: u64, out: &mut [u8]) -> bool {
         let mut content = self.content.lock();
         loop {
@@ -206,7 +208,7 @@ impl Slot {
         self.nr_read.load(Ordering::Relaxed) >= self.range.end - self.range.start
     }
 
-    /// Begins to fill the slot. Returns false if a reader took it over.
+    /// Begins to fill the slot. Returns false if a reader took the slot over.
     fn begin(&self) -> bool {
         let mut content = self.content.lock();
         let is_queued = matches!(&*content, Content::Queued);

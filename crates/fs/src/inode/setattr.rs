@@ -77,8 +77,8 @@ impl Fs {
     }
 
     /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
-    /// permissions do not change. The flags append-only and immutable do not forbid this, because appending changes
-    /// the content too.
+    /// permissions do not change. The flags append-only and immutable do not prevent the removal, because appending
+    /// changes the content too.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_to_change(id)?;
         let reservation = self.reserve(SETATTR_ITEMS)?;
@@ -90,8 +90,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Applies the attributes in memory only, until the directory leaves memory. Linux does so too: `chown -R` and
-    /// `chmod -R` do not fail at the names of nested subvolumes in a snapshot.
+    /// Applies the attributes in memory only, until the directory leaves memory. Linux does so too, so that `chown -R`
+    /// and `chmod -R` do not fail at the names of nested subvolumes in a snapshot.
     fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
         let _changing = self.begin_change()?;
         let inode = self.inode(id)?;
@@ -155,7 +155,8 @@ impl Fs {
         if !rights.as_owner && caller.uid != state.item.uid {
             return Err(Error::NotPermitted("not the owner"));
         }
-        // Linux requires two calls: one clears the old flag, the next sets the other.
+        // To switch between the two kinds of flags, Linux requires two calls: one clears the old flag, the next sets
+        // the new one.
         let about_compression = FS_COMPR | FS_NOCOMP;
         if (old & FS_NOCOW != 0 && flags & about_compression != 0)
             || (old & about_compression != 0 && flags & FS_NOCOW != 0)
@@ -174,8 +175,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Plans the property for new flags. `FS_COMPR` sets it to the mount's method (zlib if the mount has none); flags
-    /// without `FS_COMPR`, or with `FS_NOCOMP`, remove it.
+    /// Plans the property for new flags. `FS_COMPR` sets the property to the mount's method (zlib if the mount has
+    /// none); flags without `FS_COMPR`, or with `FS_NOCOMP`, remove it.
     fn plan_compression_flags(
         &self,
         changes: &mut Vec<dir_item::Change>,

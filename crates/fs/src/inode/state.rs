@@ -1,7 +1,7 @@
 //! An inode in memory: the single place for its current state, between the tree and the callers.
 //!
 //! - I1. `state.item` is the inode's current state. The `INODE_ITEM` in the tree may show a smaller size (`disk_size`)
-//!   while data past that size is not on disk yet. The two differ in nothing else, except between a write and its
+//!   while data past that size is not on disk yet. The two items differ in nothing else, except between a write and its
 //!   writeback; the dirty data keeps the inode in memory for that time.
 //! - I2. Everything that belongs to the inode's items changes under its state lock, held for writing around the
 //!   [`TransHandle`] that puts the items.
@@ -51,16 +51,16 @@ pub(crate) struct InodeState {
     pub(crate) compression: CompressionProperty,
     /// Offset of the next `DIR_INDEX`, once it is known. Directories only.
     pub(crate) next_index: Option<u64>,
-    /// Numbers for the next inodes that are created here. Directories only.
+    /// Numbers for the next inodes that are created in this directory. Directories only.
     pub(crate) next_inos: NextInos,
-    /// Handle of the subvolume for the inodes created here; `None` before the first one.
+    /// Handle of the subvolume for inodes created in this directory; `None` before the first such inode.
     pub(crate) home_of_new: Option<Arc<Home>>,
-    /// Whether it has extended attributes, if known.
+    /// Whether the inode has extended attributes, if known.
     pub(crate) xattrs: KnownXattrs,
     /// All names of the directory, if it was empty at some time since it was loaded.
     pub(crate) known_names: Option<KnownNames>,
-    /// Attributes that new entries inherit from this directory, once they are read. Forgotten when an attribute
-    /// changes.
+    /// Attributes that new entries inherit from this directory, once they are read. The attributes are read again after
+    /// an attribute of the directory changes.
     pub(crate) inherit: Option<Arc<Inherited>>,
     /// Whether the inode's items are being deleted or are gone; see [`Inode::write`].
     pub(crate) dead: bool,
@@ -70,7 +70,8 @@ pub(crate) struct InodeState {
     pub(crate) removed: bool,
 }
 
-/// Settings of a running defragmentation. It never writes the file's data back in place.
+/// Settings of a running defragmentation. Writeback during a defragmentation never overwrites the file's extents in
+/// place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rewriting {
     /// Compress with this method, instead of the one that the file's flags select.
@@ -86,7 +87,7 @@ pub(crate) struct NextInos {
     pub(crate) generation: Generation,
     /// Number of inode numbers given to new inodes in the transaction.
     pub(crate) nr_given: u64,
-    /// Number of these that were given to directories.
+    /// Number of inode numbers given to new directories in the transaction.
     pub(crate) nr_dirs: u64,
     pub(crate) numbers: Range<u64>,
 }
@@ -150,7 +151,7 @@ impl InodeState {
         self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
     }
 
-    /// Whether a directory is known not to have the name. If not, the tree must be searched.
+    /// Whether a directory is known not to have the name. If this returns false, the tree must be searched.
     pub(crate) fn lacks_name(&self, name: HashedName<'_>) -> bool {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }

@@ -25,9 +25,10 @@ pub(crate) struct Subvolume {
     pub(crate) tree: Arc<Tree>,
     /// Closed while the subvolume is read-only.
     pub(crate) changes: ChangeGate,
-    /// Whether its name is removed. Its root directory cannot be found any more, but its inodes in use remain usable.
+    /// Whether the subvolume's name is removed. The root directory of a deleted subvolume cannot be found any more, but
+    /// inodes in use remain usable.
     deleted: AtomicBool,
-    /// Whether all uses of its inodes have ended. Its tree is then dropped.
+    /// Whether all uses of the subvolume's inodes have ended. The tree is then dropped.
     gone: AtomicBool,
     /// The highest inode number in use or given out (I1). `None` if no inodes are created here, or if the end of the
     /// tree is damaged.
@@ -72,12 +73,12 @@ impl Deref for Home {
 }
 
 impl Subvolume {
-    /// Enters a subvolume. With `takes_changes`, the caller guarantees that nothing in it was changed since the
-    /// filesystem was opened (I1).
+    /// Enters a subvolume. With `takes_changes`, the caller guarantees that nothing in the subvolume was changed since
+    /// the filesystem was opened (I1).
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
-            // Existing inodes can still be read without the highest number.
+            // A failure is only logged: the highest inode number is needed to create inodes, not to read existing ones.
             highest
                 .inspect_err(|error| tracing::warn!("subvolume {id}: finding its highest inode number failed: {error}"))
                 .ok()
@@ -93,13 +94,14 @@ impl Subvolume {
         }
     }
 
-    /// Whether it is read-only.
+    /// Whether the subvolume is read-only.
     pub(crate) fn is_read_only(&self) -> bool {
         self.changes.is_closed()
     }
 
     /// Makes the subvolume read-only or writable. A read-only subvolume does not change, so the highest inode number
-    /// can be looked up afterwards (I1). Waits for running changes, so the caller must hold no lock that they take.
+    /// can be looked up afterwards (I1). Waits for running changes, so the caller must hold no lock that a change
+    /// takes.
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {
@@ -114,7 +116,7 @@ impl Subvolume {
         Ok(())
     }
 
-    /// Whether its name is removed.
+    /// Whether the subvolume's name is removed.
     pub(crate) fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::SeqCst)
     }
@@ -123,7 +125,7 @@ impl Subvolume {
         self.deleted.store(true, Ordering::SeqCst);
     }
 
-    /// Whether its inodes must not be used any more.
+    /// Whether the subvolume's inodes must not be used any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::SeqCst)
     }

@@ -6,12 +6,12 @@
 //! Invariants:
 //! - I1: while a holder is exclusive, no other task has data of the file under writeback.
 //! - I2: batches that share the lock have disjoint ranges of the file (I5 of [`crate::inode::file_data`]) and write
-//!   into new extents only. Each plans and puts its items under [`WritebackLock::extents`], so no other batch changes
-//!   extents between a plan and its items.
+//!   into new extents only. Each batch plans and puts its items under [`WritebackLock::extents`], so no other batch
+//!   changes extents between a plan and its items.
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The writeback lock of a file. Taken before the inode's state lock.
+/// The writeback lock of a file. This lock is taken before the inode's state lock.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackLock {
     batches: RwLock<()>,
@@ -30,11 +30,11 @@ pub(crate) enum BatchGuard<'i> {
 /// How a batch takes the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Does not wait: fails if others hold the lock.
+    /// The batch does not wait: if the lock is not free, the batch does not get it.
     Never,
-    /// Waits only for an exclusive holder.
+    /// The batch waits only for an exclusive holder.
     ForExclusive,
-    /// Waits for all holders, and takes the lock exclusively.
+    /// The batch waits for all holders, and takes the lock exclusively.
     ForAll,
 }
 

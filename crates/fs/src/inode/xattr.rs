@@ -18,7 +18,7 @@ use crate::inode::state::{Inode, InodeState};
 use crate::items::dir_item::{self, Change, PENDING, in_tree};
 use crate::types::{Caller, InodeId, XattrFlags, mode};
 
-/// The attribute with the capabilities of an executable. A change of owner removes it.
+/// The attribute with the capabilities of an executable. A change of owner removes the capabilities.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 fn key_of(ino: Ino, name: &[u8]) -> Key {
@@ -28,8 +28,8 @@ fn key_of(ino: Ino, name: &[u8]) -> Key {
 /// Whether an inode has attributes; unknown until the first lookup. Most inodes have none, but programs query some on
 /// most accesses.
 ///
-/// The value is set from the tree under the inode's state lock. Before an attribute is added, it is set to
-/// [`Self::SOME`] under that lock, held for writing. Removing the last attribute does not change it.
+/// The value is set from the tree under the inode's state lock. Before an attribute is added, the value is set to
+/// [`Self::SOME`] under that lock, held for writing. Removing the last attribute does not change the value.
 #[derive(Debug)]
 pub(crate) struct KnownXattrs(AtomicU8);
 
@@ -78,7 +78,7 @@ fn entry(name: &[u8], value: Vec<u8>) -> DirEntry {
     DirEntry { location: Key::MIN, transid: PENDING, file_type, name: name.to_vec(), data: value }
 }
 
-/// Plans an attribute of a new inode, which has none with this name hash yet.
+/// Plans an attribute of a new inode that has no attribute with this name hash yet.
 pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> Change {
     Change::PutEntries(key_of(ino, name), vec![entry(name, value)])
 }
@@ -279,7 +279,8 @@ impl Fs {
         if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
             return Err(Error::InvalidArgument("files without copy-on-write cannot be compressed"));
         }
-        // Other inodes do not have this property. As on Linux, a valid value is accepted and not stored.
+        // Only regular files and directories have this property. As on Linux, a valid value for another inode is
+        // accepted and not stored.
         if !(state.is_regular() || state.is_dir()) {
             return Ok(());
         }

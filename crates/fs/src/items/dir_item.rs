@@ -30,7 +30,7 @@ pub(crate) const FIRST_INDEX: u64 = 2;
 pub(crate) enum Change {
     Put(Key, Vec<u8>),
     Delete(Key),
-    /// Entries of one item; those with `PENDING` get the operation's transaction.
+    /// Entries of one item; an entry of transaction [`PENDING`] gets the operation's transaction.
     PutEntries(Key, Vec<DirEntry>),
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<Change
 }
 
 impl Change {
-    /// The key, and the value put in this transaction; `None` deletes the item.
+    /// Returns the item's key and its value in transaction `transid`; the value `None` deletes the item.
     pub(crate) fn into_item(self, transid: Generation) -> (Key, Option<Vec<u8>>) {
         match self {
             Self::Put(key, value) => (key, Some(value)),
@@ -73,7 +73,7 @@ pub(crate) fn max_item_bytes(geometry: &Geometry) -> usize {
     item_len_max(geometry.nodesize as usize)
 }
 
-/// Maximum size of an item that an entry is added to: Linux counts the item header twice there.
+/// Maximum size of an item that an entry is added to. Linux counts the item header twice when it extends an item.
 pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
     max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
@@ -87,7 +87,8 @@ pub(crate) enum Target {
     Subvolume(RootId),
 }
 
-/// The target of an entry with this location. Fails as corrupt if it is neither an inode nor a subvolume.
+/// The target of an entry with this location. Fails with a corruption error if the location is neither an inode nor a
+/// subvolume.
 pub(crate) fn target_of(location: &Key) -> Result<Target> {
     match location.item_type {
         KeyType::INODE_ITEM if (objectid::FIRST_FREE..=LAST_INO).contains(&location.objectid) => {
@@ -228,7 +229,8 @@ impl<'n> NameSlot<'n> {
         check_room(self.item.as_ref().map_or(0, |item| item.len()), self.name, geometry)
     }
 
-    /// Puts the name, with this index. The name must not exist, and must have room. `buf` is for encoding.
+    /// Puts the name, with this index. The name must not exist, and the item must have room for it. `buf` is a buffer
+    /// for encoding, which callers reuse.
     pub(crate) fn put_add(&self, changes: &mut TreeChanges<'_>, target: (Key, u8), index: u64, buf: &mut Vec<u8>) {
         buf.clear();
         DirEntry::append(buf, target, changes.generation(), self.name, &[]);
@@ -256,7 +258,7 @@ impl<'n> NameSlot<'n> {
 
     /// Plans the changes that remove the name, which has this index.
     pub(crate) fn plan_remove(self, changes: &mut Vec<Change>, tree: &Tree, index: u64) -> Result<()> {
-        // Names seldom share a hash.
+        // Avoid decoding the entries if the name shares its hash with no other name, which is the usual case.
         let is_alone = self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE + self.name.len());
         let entries = if is_alone { Vec::new() } else { self.entries(tree)? };
         plan_no_entry(changes, (self.key, entries), self.name, index);
@@ -315,7 +317,7 @@ pub(crate) fn plan_add(
     plan_entry(changes, geometry, (key, entries), name, target, index)
 }
 
-/// Puts the only reference of a new inode. `buf` is for encoding.
+/// Puts the only reference of a new inode. `buf` is a buffer for encoding, which callers reuse.
 pub(crate) fn put_new_ref(
     changes: &mut TreeChanges<'_>,
     (ino, dir): (Ino, Ino),
@@ -332,7 +334,7 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
     DirEntry::HEADER_SIZE + entry.name.len() + entry.data.len()
 }
 
-/// Plans the changes that remove an entry. Its index comes from an inode or root reference.
+/// Plans the changes that remove an entry. The entry's index comes from an inode or root reference.
 pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;

@@ -201,7 +201,7 @@ pub(crate) fn whole_extent(bytenr: Logical, len_bytes: u64) -> FileExtent {
     }
 }
 
-/// An item for `range`, a part of the range of the item `at`. Not for inline items.
+/// An item for `range`, a part of the range of the item `at`. The item must not be inline.
 pub(crate) fn part_of(at: &ExtentAt, range: Range<u64>) -> FileExtent {
     let mut part = at.extent.clone();
     match &mut part.body {
@@ -222,7 +222,7 @@ pub(crate) fn part_of(at: &ExtentAt, range: Range<u64>) -> FileExtent {
 /// Changes to the extent items of one file.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentPlan {
-    /// Changes by file offset; `None` deletes. An item of generation 0 gets the operation's generation.
+    /// Changes by file offset; `None` deletes the item. An item of generation 0 gets the operation's generation.
     changes: BTreeMap<u64, Option<FileExtent>>,
     bytes_removed: u64,
     bytes_added: u64,
@@ -309,7 +309,7 @@ impl ExtentPlan {
         }
     }
 
-    /// Adds an item. Its range must have been dropped before.
+    /// Adds an item. The item's range must have been dropped before.
     pub(crate) fn insert(&mut self, offset: u64, extent: FileExtent) {
         self.bytes_added += counted_bytes(&extent);
         self.changes.insert(offset, Some(extent));
