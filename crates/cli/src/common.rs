@@ -1,7 +1,7 @@
 //! Functions that all commands share: printing to stdout and stderr, one-line errors, sizes as btrfs-progs reads and
 //! prints them, progress on terminals.
 //!
-//! Lost output is an error ([`Stdout`]). It is returned to `main` like any other error, so that an open image is
+//! Lost output is an error ([`Stdout`]). The error is returned to `main` like any other error, so that an open image is
 //! closed. If the reader of a pipe went away, the program ends quietly with the status of SIGPIPE.
 
 use std::io::{self, IsTerminal, Write};
@@ -183,7 +183,7 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
             let text = error.to_string();
             let mut lines: Vec<&str> = Vec::new();
             for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
-                // Leave out this tip, because no command takes a value that looks like an option.
+                // Leave out clap's tip on passing an option as a value, because no command takes such a value.
                 let misleads =
                     line.trim_start().starts_with("tip: to pass '") && error.get(ContextKind::InvalidArg).is_some();
                 if !misleads && !line.starts_with("For more information") {
@@ -206,7 +206,7 @@ fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
     print_out(&error.render().to_string())
 }
 
-/// Makes a progress bar over bytes. It draws nothing if stderr is not a terminal.
+/// Makes a progress bar over bytes. The bar draws nothing if stderr is not a terminal.
 pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
@@ -226,7 +226,7 @@ pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicati
     bar
 }
 
-/// Makes a progress bar over units. It draws nothing if stderr is not a terminal.
+/// Makes a progress bar over units. The bar draws nothing if stderr is not a terminal.
 pub(crate) fn progress_units(what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
@@ -244,7 +244,7 @@ pub(crate) fn stdout() -> Stdout {
     Stdout(io::stdout().lock())
 }
 
-/// Standard output. Writing fails if it is closed or its reader has gone away.
+/// Standard output. Writing fails if standard output is closed or its reader has gone away.
 pub(crate) struct Stdout(io::StdoutLock<'static>);
 
 /// The error if the reader of a pipe went away, as `head` does early.

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. A regular file gets its name only when it is complete. It is written under a temporary name in the same
-//!   directory, and [`HostFile::keep`] renames it. Until then an existing file keeps its content. Without `keep`, or
-//!   when the program is interrupted, the temporary file is removed; when the program is killed, it remains.
+//!   directory, and [`HostFile::keep`] renames it. Until the renaming, an existing file keeps its content. Without
+//!   `keep`, or when the program is interrupted, the temporary file is removed; when the program is killed, it remains.
 //! - I2. An image in use is never written, whatever path leads to it.
 //! - I3. Devices and FIFOs are written in place, never removed or replaced.
 //! - I4. [`HostFile::in_dir`] touches only one name in one directory, and follows no links.
@@ -82,7 +82,7 @@ impl TemporaryName {
 impl Drop for TemporaryName {
     fn drop(&mut self) {
         if !self.kept {
-            // Errors are ignored: the first error is the one to report.
+            // An error of this call is ignored, because an earlier error is reported.
             let _ = rustix::fs::unlinkat(self.dir.as_fd(), self.temporary.as_str(), AtFlags::empty());
         }
     }
@@ -285,7 +285,8 @@ pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
     })
 }
 
-/// Names of standard output. They are refused if stdout was closed, because Rust opens /dev/null in its place.
+/// Names of standard output. These names are refused if stdout was closed, because Rust then opens /dev/null in place
+/// of stdout.
 const STDOUT_NAMES: [&str; 3] = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
 /// Whether a path such as `/dev/stdout` leads to an open file. Other writers may share that file and its offset.

@@ -13,7 +13,7 @@ use rustix::fs::AtFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// A recorded temporary file. It is removed if the program is interrupted before this value is dropped.
+/// A recorded temporary file. The file is removed if the program is interrupted before this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Noted(u64);
 
@@ -25,8 +25,8 @@ struct Files {
 
 static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new() });
 
-/// Starts removing temporary files at SIGINT, SIGTERM and SIGHUP. Only for commands that do not use these signals
-/// otherwise.
+/// Starts removing temporary files at SIGINT, SIGTERM and SIGHUP. Must be called only by commands that do not use these
+/// signals otherwise.
 pub(crate) fn watch() {
     let ignored = ignored_signals();
     let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
@@ -38,7 +38,7 @@ pub(crate) fn watch() {
             for (_, dir, name) in &files.noted {
                 let _ = rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty());
             }
-            // This does not return, because the signal ends the program (I1, I2).
+            // The call does not return, because the signal ends the program (I1, I2).
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     };

@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
 
-/// The log level; `UBTRFS_LOG` overrides it (off, error, warn, info, debug, trace).
+/// The log level: the value of `UBTRFS_LOG` (off, error, warn, info, debug, trace), or `warn`.
 fn level() -> LevelFilter {
     std::env::var("UBTRFS_LOG").ok().and_then(|text| text.parse().ok()).unwrap_or(LevelFilter::WARN)
 }
@@ -35,7 +35,7 @@ pub(crate) fn to_syslog() {
         .try_init();
 }
 
-/// A message, sent when it is complete.
+/// Collects the bytes of one log message, and sends the message when dropped.
 struct Syslog {
     line: Vec<u8>,
 }

@@ -118,8 +118,8 @@ fn main() -> ExitCode {
 }
 
 /// Raises the limit on file sizes (`ulimit -f`) as far as allowed, because an image is one large file. If a limit
-/// remains, a write past it fails. The handler is needed because SIGXFSZ would otherwise end the program and lose all
-/// changes in memory.
+/// remains, a write past the limit fails. SIGXFSZ needs a handler, because the signal would otherwise end the program
+/// and lose all changes in memory.
 fn lift_file_size_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Fsize);

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Print at most this many problems of each kind; all are counted
     #[arg(long, value_name = "N", default_value_t = Limits::default().per_code)]
     max_problems: u64,
-    /// Not supported; see the message
+    /// Not supported; the error message names the alternatives
     #[arg(long, hide = true)]
     repair: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// Checks, and returns whether the filesystem is clean.
+/// Checks the filesystem, and returns whether it is clean.
 fn checked(args: &Args) -> anyhow::Result<bool> {
     let started = Instant::now();
     if args.repair {

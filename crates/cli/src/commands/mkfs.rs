@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! - I1. An error leaves the target unchanged. A new image file has a temporary name until it is complete.
-//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a run with
-//!   `--force` that fails or is interrupted leaves no filesystem on the device.
-//! - I3. A file that cannot be copied is reported, and all other files are copied. The filesystem is finished, and the
-//!   exit status is 1.
+//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a failed or
+//!   interrupted run with `--force` leaves no filesystem on the device.
+//! - I3. A file that cannot be copied is reported, and all other files are copied. Even then, the filesystem is
+//!   completed; the exit status is 1.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -170,7 +170,7 @@ fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The opened target. The variants are its states before this run.
+/// The opened target. Each variant is a state that the target can have before this run.
 enum Target {
     Missing(NewImage),
     /// An empty file.
@@ -225,7 +225,7 @@ impl Target {
         }
     }
 
-    /// Restores the target (I1). Ignores errors: the first error is the one to report.
+    /// Undoes the changes to the target (I1). Errors are ignored, because the error that led to this call is reported.
     fn restore(self) {
         if let Self::Empty { device, path } = self {
             drop(device);
@@ -292,7 +292,7 @@ impl Args {
         let sectorsize = size(self.sectorsize, default.sectorsize)?;
         let usual_nodesize = if mixed { sectorsize } else { default.nodesize.max(sectorsize) };
         let (data_profile, metadata_profile) = match mixed {
-            // Data and metadata share one profile, which either option may set.
+            // In mixed block groups, data and metadata share one profile, which `--data` or `--metadata` may set.
             true => {
                 let given = self.metadata.or(self.data).unwrap_or(BlockGroupFlags::empty());
                 (self.data.unwrap_or(given), given)

@@ -1,4 +1,5 @@
-//! `ubtrfs rescue super-recover`: rewrites bad copies of the superblock from a good one. Named as in btrfs-progs.
+//! `ubtrfs rescue super-recover`: rewrites bad copies of the superblock from a good one. The command is named as in
+//! btrfs-progs.
 //!
 //! I1. Nothing is written unless the filesystem can be opened with the good copy.
 
@@ -30,7 +31,7 @@ enum Command {
 /// Rewrite bad copies of the superblock from the newest good one
 ///
 /// Refuses if no copy is good, if the filesystem cannot be opened with it, and while the image is in use. Changes that
-/// fsync made durable since the last commit may be recorded only in the first copy, and are lost with it.
+/// fsync made durable since the last commit may be recorded only in the first copy, and are lost if this copy is bad.
 #[derive(clap::Args)]
 struct SuperRecoverArgs {
     /// The image file or block device; all of them, if the filesystem has several

@@ -133,7 +133,7 @@ fn to_json(samples: &[Sample]) -> Value {
     let mut out = serde_json::Map::new();
     for sample in samples {
         let name = short(&sample.name);
-        // These labels distinguish the objects of one list; `le` is the upper bound of a bucket.
+        // Labels except `le` distinguish the objects of one list; `le` is the upper bound of a histogram bucket.
         let labels: BTreeMap<&String, &String> = sample.labels.iter().filter(|(label, _)| *label != "le").collect();
         let Some(list) = ["tree", "phase"]
             .into_iter()

@@ -9,7 +9,7 @@ pub(crate) struct Args {
     /// The mount points
     #[arg(required = true)]
     dirs: Vec<PathBuf>,
-    /// Detach it at once even if it is in use, and wait until it is no longer used
+    /// Detach the mount at once even if it is in use, and wait until it is no longer used
     #[arg(short, long)]
     lazy: bool,
 }

@@ -206,9 +206,9 @@ struct Sums {
     missing: u64,
     slack: u64,
     used: u64,
-    /// Estimated free space for data: `free` if new chunks get the current data profile, `free_min` if they get
-    /// the profile with the most copies.
+    /// Estimated free space for data if new chunks get the current data profile.
     free: u64,
+    /// Estimated free space for data if new chunks get the profile with the most copies.
     free_min: u64,
     data_ratio: f64,
     metadata_ratio: f64,
@@ -261,8 +261,8 @@ impl Sums {
     }
 }
 
-/// Bytes that block groups of one type and profile take on the devices. If the caller may not see them, they are
-/// estimated from the number of copies.
+/// Bytes that block groups of one type and profile take on the devices. If the caller may not see the usage of devices,
+/// the bytes are estimated from the number of copies.
 fn raw_of(usage: &Usage, group: &Group) -> u64 {
     let on_devices = usage.devices.iter().map(|device| device.groups.as_ref());
     match on_devices.collect::<Option<Vec<_>>>() {
@@ -313,7 +313,7 @@ const DF_ORDER: [BlockGroupFlags; 4] =
 const USAGE_ORDER: [BlockGroupFlags; 4] =
     [BlockGroupFlags::DATA, MIXED, BlockGroupFlags::METADATA, BlockGroupFlags::SYSTEM];
 
-/// The names of type and profile, as btrfs-progs prints them.
+/// The names of a block group's type and profile, as btrfs-progs prints them.
 fn names(flags: u64) -> (&'static str, &'static str) {
     let flags = BlockGroupFlags::from_bits_retain(flags);
     let kind = match flags & BlockGroupFlags::TYPES {

@@ -111,7 +111,7 @@ impl Dump<'_> {
                 self.output.close_tree()?;
             }
         }
-        // Trees that the superblock refers to are printed without totals, as single blocks are.
+        // A dump of a single block has no totals, nor has a dump of a tree that the superblock refers to.
         let of_superblock = [RootId::ROOT_TREE, RootId::CHUNK_TREE, RootId::TREE_LOG];
         let is_one = args.tree.is_some_and(|tree| of_superblock.contains(&tree));
         self.output.end(self.blocks, args.block.is_empty() && !is_one)
@@ -253,7 +253,8 @@ impl<W: Write> Output for TextOutput<W> {
     }
 }
 
-/// `{"superblock": ..., "trees": [{"title", "key", "blocks": [...]}]}`, or `"blocks"` at the top with --block.
+/// A dump as JSON: `{"superblock": ..., "trees": [{"title", "key", "blocks": [...]}]}`, or `"blocks"` at the top with
+/// --block.
 struct JsonOutput<W> {
     stream: JsonStream<W>,
     options: PrintOptions,

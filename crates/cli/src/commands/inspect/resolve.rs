@@ -80,7 +80,7 @@ pub(super) fn subvolid(args: SubvolidArgs) -> anyhow::Result<ExitCode> {
     let Response::Paths { paths, .. } = ask(&args.of, &target, &what, Request::Subvolume { id: args.id })? else {
         return Err(other_answer(&target));
     };
-    // Without a slash, as btrfs-progs prints it.
+    // Paths are printed without a leading slash, as by btrfs-progs.
     let lines: String = paths.iter().map(|path| format!("{}\n", printable(&path.0))).collect();
     print_out(&lines)?;
     Ok(ExitCode::SUCCESS)

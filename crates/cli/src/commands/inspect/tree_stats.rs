@@ -17,16 +17,17 @@ pub(crate) struct TreeStats {
     pub(crate) nodes: u64,
     pub(crate) leaves: u64,
     pub(crate) items: u64,
-    /// Bytes that items and their headers use in all leaves, and bytes that the leaves have for
-    /// them.
+    /// Bytes that items and their headers use in all leaves.
     pub(crate) used_bytes: u64,
+    /// Bytes that all leaves have room for, without their headers.
     pub(crate) leaf_bytes: u64,
     /// Leaves that are less than half full.
     pub(crate) sparse_leaves: u64,
-    /// Leaves with directory index items, and the number of those items.
+    /// Leaves with directory index items.
     pub(crate) dir_index_leaves: u64,
+    /// Directory index items in all leaves.
     pub(crate) dir_index_items: u64,
-    /// Blocks that are unreadable or invalid. The other numbers do not include them.
+    /// Blocks that are unreadable or invalid. The other fields do not include unreadable or invalid blocks.
     pub(crate) damaged: u64,
 }
 

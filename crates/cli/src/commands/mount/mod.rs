@@ -37,7 +37,7 @@ pub(crate) use helper::as_mount_helper;
 pub(crate) struct Args {
     /// Image file or block device
     device: PathBuf,
-    /// Where to mount it: an empty directory
+    /// Mount point: an empty directory
     dir: PathBuf,
     /// Mount options, separated by commas: options of btrfs and of the mount point
     ///
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Mount read-only
     #[arg(short = 'r', long)]
     read_only: bool,
-    /// Stay in the foreground until it is unmounted
+    /// Stay in the foreground until the filesystem is unmounted
     #[arg(short, long)]
     foreground: bool,
     /// Create and format the image file with this size if it does not exist
@@ -226,7 +226,7 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
         command.arg("--no-sandbox");
     }
     let device = match args.device.starts_with("/dev/fd") || args.device.starts_with("/proc/self/fd") {
-        // The server does not have the caller's open files.
+        // The path leads through a descriptor of this process, which the server does not inherit.
         true => std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone()),
         false => args.device.clone(),
     };
@@ -251,8 +251,8 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether an ordinary user mounts an image file. The server is then confined by default, because image files often come
-/// from other people.
+/// Whether an ordinary user mounts an image file. The server of such a mount is confined by default, because image
+/// files often come from other people.
 fn is_image_of_ordinary_user(device: &Path) -> bool {
     let is_block = std::fs::metadata(device).is_ok_and(|meta| meta.file_type().is_block_device());
     !rustix::process::geteuid().is_root() && !is_block
@@ -279,7 +279,7 @@ fn report_mounted(null: &std::fs::File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the filesystem. If it can only be opened read-only, prints why and mounts it read-only.
+/// Opens the filesystem. If the image can only be opened read-only, prints the reason and mounts read-only.
 fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> anyhow::Result<Arc<Fs>> {
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let made = match args.create {

@@ -34,7 +34,7 @@ pub(super) fn change(lists: &[String], mounted: &mut Mounted) -> anyhow::Result<
     Ok(())
 }
 
-/// Sets a flag that the kernel enforces. Returns whether the option is such a flag.
+/// Sets a flag that the kernel enforces. Returns whether the kernel enforces the option.
 fn set_flag(config: &mut MountConfig, option: &str) -> bool {
     match option {
         "ro" => config.read_only = true,

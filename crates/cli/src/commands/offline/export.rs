@@ -1,10 +1,10 @@
 //! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive.
 //!
 //! Files that cannot be read are reported on stderr and left out. If blocks of a file turn out to be unreadable after
-//! its header was written, only these blocks become zeros. The archive is well-formed in both cases, and the exit
-//! status is 1.
+//! its header was written, only these blocks become zeros. In spite of unreadable files or blocks, the archive is
+//! well-formed; the exit status is 1.
 //!
-//! Names never lead out of the directory in which the archive is unpacked. They are relative to the exported path, as
+//! Names never lead out of the directory in which the archive is unpacked. Names are relative to the exported path, as
 //! `tar -C PATH -c .` writes them, and sorted, so that equal trees give equal archives.
 
 use std::collections::HashMap;
@@ -89,7 +89,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Exports, and also returns the command's exit status.
+/// Writes the archive to `out`. Returns `out` and the command's exit status.
 fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Result<(W, ExitCode)> {
     let progress = progress_bytes(None, "export");
     let writer = Writer::new(io::BufWriter::with_capacity(COPY_LEN, out));

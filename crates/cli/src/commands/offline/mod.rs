@@ -34,7 +34,7 @@ use crate::common::parse_memory;
 #[derive(Clone, Debug)]
 pub(crate) struct ImagePath {
     pub(crate) image: PathBuf,
-    /// The absolute path. It ends in `/` if the user wrote it so.
+    /// The absolute path. The path ends in `/` if the user wrote a slash at its end.
     pub(crate) path: Vec<u8>,
 }
 
@@ -245,7 +245,7 @@ pub(crate) fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> 
 pub(crate) struct PassedDirs(HashSet<InodeId>);
 
 impl PassedDirs {
-    /// Records a directory. Fails if the walk has visited it before.
+    /// Records a directory. Fails if the walk has visited the directory before.
     pub(crate) fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
         // The empty directories that a snapshot has in place of nested subvolumes all have one inode number.
         let is_real = dir.ino >= Ino::ROOT_DIR;

@@ -36,7 +36,8 @@ pub(super) struct Args {
     /// Show only the group of the path's subvolume
     #[arg(short = 'f')]
     own_of_path: bool,
-    /// Sort by these columns: qgroupid, path, rfer, excl, max_rfer, max_excl; `-` before one for descending order
+    /// Sort by these columns: qgroupid, path, rfer, excl, max_rfer, max_excl; `-` before a column sorts it in
+    /// descending order
     #[arg(long, value_name = "COLUMNS", value_parser = parse_sort, allow_hyphen_values = true, default_value = "qgroupid")]
     sort: Sort,
     /// Write all changes first, for exact numbers

@@ -43,7 +43,7 @@ pub(super) fn run(stream: BorrowedFd<'_>, only_first: bool) -> anyhow::Result<()
         anyhow::ensure!(nr_streams > 0, "the stream is empty");
         Ok(())
     };
-    // The lines before an error are printed.
+    // If the dump fails, the lines before the error are still printed.
     let dumped = dump();
     out.flush()?;
     dumped

@@ -1,4 +1,4 @@
-//! `ubtrfs send --diff OLD NEW`: what changed between two snapshots.
+//! `ubtrfs send --diff OLD NEW`: prints the changes between two snapshots.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the changes as they come.
+/// Prints each change as soon as it arrives.
 fn print(lines: impl BufRead, json: bool) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     for line in lines.lines() {

@@ -1,5 +1,5 @@
-//! `ubtrfs send`: read-only subvolumes as a stream, whole or as the difference to a parent; `--diff` prints what changed between
-//! two snapshots.
+//! `ubtrfs send`: writes read-only subvolumes as a stream, whole or as the difference to a parent; `--diff` prints the
+//! changes between two snapshots.
 //!
 //! Names, meanings and messages of the options are those of `btrfs send`.
 
@@ -142,7 +142,7 @@ fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> a
     }
 }
 
-/// Describes a subvolume. Fails unless it is read-only.
+/// Describes a subvolume. Fails unless the subvolume is read-only.
 fn snapshot(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
     let info = subvolume(channel, target)?;
     if !info.flags.contains(RootFlags::RDONLY) {
@@ -154,7 +154,7 @@ fn snapshot(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeI
     Ok(info)
 }
 
-/// Describes a subvolume. Fails if the path is not the root directory of one.
+/// Describes a subvolume. Fails if the path is not the root directory of a subvolume.
 pub(crate) fn subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Result<SubvolumeInfo> {
     let file = open(channel, target)?;
     match channel.subvolume_of(&file).with_context(|| format!("cannot read {target}"))? {

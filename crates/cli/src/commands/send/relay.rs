@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use ubtrfs_control::{Channel, Failure, Request, Response};
 use ubtrfs_fs::Job;
 
-/// Runs a command that writes a stream, into `output`.
+/// Runs a command that writes a stream, and copies the stream to `output`.
 pub(crate) fn call_with_output(
     channel: &Channel<'_>,
     request: Request,
@@ -44,7 +44,8 @@ pub(crate) fn call_with_output(
     })
 }
 
-/// Returns a pipe, its end to read first. Writes to it do not block: the server waits for its clients with a timeout.
+/// Returns the reading end and the writing end of a pipe. The writing end is non-blocking, because the server waits for
+/// its clients with a timeout.
 pub(crate) fn output_pipe() -> io::Result<(io::PipeReader, io::PipeWriter)> {
     let (from, to) = io::pipe()?;
     let flags = rustix::fs::fcntl_getfl(&to)?;

@@ -64,7 +64,7 @@ pub(super) struct SetReadOnlyArgs {
     /// The subvolume
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
-    /// Whether to make it read-only
+    /// Whether the subvolume becomes read-only
     #[arg(value_name = "true|false", action = clap::ArgAction::Set)]
     read_only: bool,
     #[command(flatten)]

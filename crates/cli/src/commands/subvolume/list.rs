@@ -38,7 +38,7 @@ pub(super) struct Args {
 /// Additional fields of a line.
 #[derive(clap::Args, Clone, Copy, Default)]
 struct Fields {
-    /// Show the generation of its creation
+    /// Show the generation in which each subvolume was created
     #[arg(short = 'c')]
     cgen: bool,
     /// Show the parent's UUID

@@ -1,4 +1,4 @@
-//! Explains failures of commands by error number, with what to do next.
+//! Explains a command's failure by its error number, and names a remedy.
 
 use std::fmt::Display;
 

@@ -42,7 +42,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let target = &args.path;
     let (info, list) = with_channel(target, &args.image, Use::Read, |channel| {
         let (_, info) = open_subvolume(channel, target)?;
-        // A user who may not list other subvolumes gets the attributes of this one only.
+        // A user who may not list subvolumes gets only the attributes of the named subvolume.
         let list = match channel.subvolumes() {
             Err(failure) if failure.errno() == Errno::PERM => Vec::new(),
             list => list.map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))?,

@@ -24,7 +24,7 @@ pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
         let (Some(kind), Some(mut name)) = (fields.next(), fields.next()) else { bail!(wrong()) };
         let mut perms = fields.next();
         if perms.is_none() && matches!(kind, "mask" | "m" | "other" | "o") {
-            // The short form, `other:r--`.
+            // In the short form `other:r--`, the second field holds the permissions.
             perms = Some(std::mem::take(&mut name));
         }
         let bits = perms.and_then(permissions).with_context(wrong)?;

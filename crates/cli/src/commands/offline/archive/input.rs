@@ -80,7 +80,7 @@ impl Input {
         }
     }
 
-    /// Skips `len` bytes. Fails if the input ends before.
+    /// Skips `len` bytes. Fails if the input ends within these bytes.
     pub(in super::super) fn skip(&mut self, len: u64) -> io::Result<()> {
         match &mut self.source {
             Source::InPlace(file) => file.skip(len),

@@ -144,8 +144,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns the file and the offset of the member's data in it, if the archive is not compressed. The data ranges
-    /// follow each other there, and other code can read them without this reader.
+    /// Returns the file and the offset of the member's data in it, if the archive is not compressed. In the file, the
+    /// member's data ranges follow each other without gaps, so other code can read them without this reader.
     pub(in super::super) fn place_of_data(&self) -> Option<(Arc<File>, u64)> {
         self.input.place()
     }
@@ -481,9 +481,9 @@ const META_MAX: usize = 64 << 20;
 const GLOBAL_MAX: usize = 64 << 10;
 /// Longest path that Linux accepts.
 const PATH_MAX: usize = 4096;
-/// The memory that a record takes in addition to its bytes. Also the memory for a number of a sparse map with
-/// everything made from it.
+/// The memory that a record takes in addition to its bytes.
 const RECORD_OVERHEAD: usize = 128;
+/// The memory for a number of a sparse map and for everything made from the number.
 const SPARSE_NUMBER: usize = 16;
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ impl<W: Write> Writer<W> {
         Self { out, left: 0, padding_len: 0 }
     }
 
-    /// Begins a member. `data` must follow with exactly the member's data: its size, or the sum of its sparse map.
+    /// Begins a member. Calls of `data` must follow, with exactly `Member::data_bytes` bytes in total.
     pub(in super::super) fn begin(&mut self, member: &Member) -> io::Result<()> {
         assert_eq!(self.left, 0, "the member before is complete");
         let map = member.sparse.as_ref().map(|ranges| sparse_map(ranges, member.size));
@@ -64,7 +64,7 @@ impl<W: Write> Writer<W> {
         self.out.write_all(&ZEROS[..std::mem::take(&mut self.padding_len)])
     }
 
-    /// Ends the archive with two blocks of zeros. It is not padded to tar's record of 20 blocks.
+    /// Ends the archive with two blocks of zeros. The archive is not padded to tar's record of 20 blocks.
     pub(in super::super) fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
@@ -93,7 +93,8 @@ impl Header {
         self.0[at..at + text.len()].copy_from_slice(text);
     }
 
-    /// Writes octal digits and a final zero. A value that does not fit is written as 0, because a pax record has it.
+    /// Writes octal digits and a final zero. A value that does not fit is written as 0, because a pax record holds the
+    /// value.
     fn octal(&mut self, at: usize, len: usize, value: u64) {
         let value = if fits_octal(value, len) { value } else { 0 };
         let text = format!("{value:0width$o}", width = len - 1);
@@ -314,8 +315,8 @@ mod tests {
             }
             assert!(reader.next_member().unwrap().is_none());
         }
-        // An archive cut off at any offset gives an error, or ends cleanly if cut between members. It never causes a
-        // panic.
+        // An archive cut off at any offset gives an error, or ends cleanly if cut between members. A truncated archive
+        // never causes a panic.
         for len in (0..archive.len()).step_by(100) {
             for input in inputs {
                 let mut reader = Reader::new(input(&archive[..len]).unwrap());

@@ -368,7 +368,7 @@ impl To for HostTarget {
 
     fn unlink(&self, path: &[u8]) -> anyhow::Result<()> {
         let (dir, name) = self.place(path)?;
-        // Only a file that can be opened can be checked for use by others.
+        // If the file cannot be opened, the check for other users of the file is left out.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::openat(&*dir, name, flags, Mode::empty()) {
             host_file::refuse_in_use(&File::from(file), &self.shown(path))?;

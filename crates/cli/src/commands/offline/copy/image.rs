@@ -298,7 +298,7 @@ impl To for Image<'_> {
             None => Ok(()),
         });
         if done.is_err() {
-            // The first error is the one to report.
+            // An error of this call is ignored, because the earlier error is reported.
             let _ = self.fs.unlink(dir, made);
         }
         done

@@ -104,7 +104,7 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 /// Times of the last access and of the last modification.
 type Times = (Timespec, Timespec);
 
-/// Attributes that the copy gets. A copy without them gets the attributes of a new file.
+/// Attributes to set on the copy. A missing attribute stays as in any new file.
 struct Attributes {
     /// Owner and group, which are set together with the mode.
     owner: Option<(u32, u32)>,
@@ -270,8 +270,8 @@ struct Copy<'a> {
     image: Option<(u64, u64)>,
     /// Directories of the source image that the copy has visited.
     passed: PassedDirs,
-    /// If source and target are in one image, the directories that the copy made. In a crafted image, a walk of the source
-    /// may lead into these.
+    /// If source and target are in one image, the directories that the copy made. In a crafted image, a walk of the
+    /// source may lead into these copied directories.
     made: HashSet<InodeId>,
     /// The first copy of each file with several names.
     first_names: HashMap<(u64, u64), Vec<u8>>,
@@ -344,8 +344,8 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Copies a file, or a directory and everything below it. The depth is limited by memory, not by the stack. A file
-    /// below that cannot be copied does not stop the copy.
+    /// Copies a file, or a directory and everything below it. The depth is limited by memory, not by the stack. If a
+    /// file inside the directory cannot be copied, the copy continues with the other files.
     fn tree(&mut self, path: Vec<u8>, new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
         let mut todo = vec![(path, new_path, Some(info))];
         while let Some((path, new_path, info)) = todo.pop() {

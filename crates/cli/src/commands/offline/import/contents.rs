@@ -1,5 +1,5 @@
-//! Writes contents and attributes of an archive's files. If the archive is an uncompressed file, a separate thread does
-//! so while the main thread makes names. The thread reads data directly into the buffers that writeback uses.
+//! Writes contents and attributes of an archive's files. If the archive is an uncompressed file, a separate thread
+//! writes them while the main thread makes names. The thread reads data directly into the buffers that writeback uses.
 //!
 //! Invariants:
 //! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
@@ -154,13 +154,13 @@ impl<'scope> ContentsThread<'scope> {
         self.batch_bytes = 0;
         self.batches.send(std::mem::take(&mut self.batch)).map_err(|back| {
             back.0.into_iter().for_each(|file| self.fs.release_inode(file.id));
-            // `finish` returns the error itself.
+            // This error only ends the import; `finish` returns the error of the earlier file.
             Fatal("an earlier file failed").into()
         })
     }
 
-    /// Waits until all files are complete, and returns the number of failed ones. An error is that of a file that was
-    /// handed over earlier.
+    /// Waits until all files are complete, and returns the number of failed ones. Fails with the error of the earliest
+    /// file whose error ends the import.
     pub(super) fn finish(mut self) -> anyhow::Result<u64> {
         let sent = self.send();
         drop(self.batches);

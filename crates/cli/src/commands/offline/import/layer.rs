@@ -111,7 +111,7 @@ impl Layer {
         struct Level {
             id: InodeId,
             left: Vec<Name>,
-            /// Parent and name; `None` for the directory where the walk began.
+            /// Parent and name of the directory; `None` for the directory where the walk began.
             place: Option<(InodeId, Vec<u8>)>,
             is_kept: bool,
         }

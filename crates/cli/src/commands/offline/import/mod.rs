@@ -4,7 +4,7 @@
 //! - I1. Nothing outside the target directory is made or changed. Paths are resolved name by name, and symbolic links
 //!   on the way are followed as if the target were the root.
 //! - I2. Times and extended attributes of a directory are set at the end, after the last change in it. Otherwise new
-//!   files would change its times and inherit its default ACL.
+//!   files would change the directory's times and inherit its default ACL.
 //! - I3. A member that cannot be unpacked is reported and skipped, as by tar, and the exit status is 1. Errors that
 //!   would also affect the other members end the import ([`is_fatal`]); the first in archive order is reported.
 //! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the
@@ -204,8 +204,8 @@ struct DirToFinish {
     xattrs: Xattrs,
 }
 
-/// Known directories by their path below the target. They are forgotten when a link or directory on a path may have
-/// been replaced.
+/// Known directories by their path below the target. Known directories are forgotten when a link or directory on a path
+/// may have been replaced.
 #[derive(Default)]
 struct FoundDirs {
     paths: HashMap<Vec<u8>, InodeId>,
@@ -463,7 +463,7 @@ impl<'a> Import<'a> {
         let Some(temporary) = made.temporary else { return complete(self) };
         let done = complete(self).and_then(|()| self.replace(parent, name, &temporary));
         if done.is_err() {
-            // The first error is the one to report.
+            // An error of these calls is ignored, because the earlier error is reported.
             let removed = self.fs.unlink(parent, &temporary);
             let _ = removed.or_else(|_| self.fs.rmdir(parent, &temporary));
         }
