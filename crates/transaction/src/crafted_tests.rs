@@ -17,7 +17,7 @@ fn engine() -> (Arc<Engine>, Arc<Tree>) {
     (engine, tree)
 }
 
-/// The tree and the field of a corruption.
+/// The tree and the field that an error of corruption names.
 fn named<T: std::fmt::Debug>(result: Result<T, Error>) -> (Option<RootId>, &'static str) {
     match result {
         Err(Error::Corrupt(corrupt)) => match corrupt.cause {

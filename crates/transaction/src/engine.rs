@@ -1,10 +1,10 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
-//! Its parts own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`], [`DataLedger`],
-//! [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of
-//! each part's file states the lock order inside it.
+//! The parts of the engine own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`],
+//! [`DataLedger`], [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`], [`AbortState`]. The fields of each part
+//! are private, and the head of the part's file states the lock order inside the part.
 //!
-//! Lock order between them: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
+//! Lock order between the parts: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
 //! trees -> a tree's view -> delayed item shards / data ledger / space. No thread waits for the commit lock while it
 //! holds the gate.
 
@@ -50,8 +50,8 @@ pub struct OpenOptions {
     pub memory_bytes: u64,
     /// Whether freed data space is discarded on the devices.
     pub discard: bool,
-    /// Whether the caller replays a log ([`Engine::take_log`]) before any other work. If not, a filesystem with a log
-    /// opens read-only.
+    /// Whether the caller replays a log ([`Engine::take_log`]) before any other work. Without a replay, a filesystem
+    /// with a log opens read-only.
     pub replay_log: bool,
 }
 
@@ -115,15 +115,15 @@ pub trait Flusher: Send + Sync {
         true
     }
 
-    /// Waits until earlier writes into existing extents have ended and their items are put. Writes that begin later
-    /// call [`Engine::extent_is_shared`] again.
+    /// Waits until all writes into existing extents that began before this call have ended and their items are put.
+    /// Writes that begin after this call ask [`Engine::extent_is_shared`] anew.
     fn wait_for_writes_in_place(&self) {}
 
     /// Waits until every thread that looked up an address of data before this call has finished using it. Also drops
-    /// all data cached by address.
+    /// the cache of data that is kept by address.
     fn wait_for_readers(&self) {}
 
-    /// Requests background work, without waiting for it. Returns whether there is a thread for it.
+    /// Requests background work, without waiting for it. Returns whether there is a thread for the work.
     fn do_soon(&self, work: BackgroundWork) -> bool {
         let _ = work;
         false
@@ -363,7 +363,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if it is too long or contains a zero; otherwise as for [`Engine::commit`].
+    /// [`Error::Refused`] if the label is too long or contains a zero; otherwise as for [`Engine::commit`].
     pub fn set_label(&self, label: &[u8]) -> Result<()> {
         if label.len() > LABEL_LEN_MAX || label.contains(&0) {
             let what = format!("a label of {} bytes", label.len());
@@ -445,7 +445,7 @@ impl Engine {
         LeafReadAhead::new(Arc::clone(&self.store), self.abort_state.engine_id())
     }
 
-    /// Hits and misses of the node cache.
+    /// Counts of hits and misses of the node cache.
     pub fn cache_stats(&self) -> CacheStats {
         self.store.cache_stats()
     }

@@ -18,9 +18,9 @@ pub struct Job {
 /// The progress of a [`Job`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Units done so far. The operation documents its unit.
+    /// Units done so far. Each operation documents its unit.
     pub done: u64,
-    /// All units known so far; grows while more are found.
+    /// All units known so far; the total grows while the operation finds more.
     pub total: u64,
     /// The current step as text for users; may be empty.
     pub step: String,

@@ -18,9 +18,9 @@
 //! - `nodes`: tree nodes between memory and the devices.
 //! - `health`: panics, device error counters, statistics, the timeline.
 //!
-//! Used by all of them:
+//! Used by all modules above:
 //!
-//! - `engine`, `open`: [`Engine`] itself, and how it is opened.
+//! - `engine`, `open`: [`Engine`] itself, and opening it.
 //! - `job`: progress of long operations, and requests to pause or cancel them.
 
 #![forbid(unsafe_code)]

@@ -45,7 +45,7 @@ impl Engine {
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
 
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
-        // The chunk map is loaded, so profiles and missing devices are known.
+        // Profiles and missing devices are known now, because the chunk map is loaded.
         let mut refusal = volumes.write_refusal();
         let trees = load_own_trees(&store, &superblock)?;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
@@ -83,7 +83,7 @@ impl Engine {
         });
         engine.protect_found_log()?;
         engine.load_quotas()?;
-        // A failure here leaves the filesystem readable.
+        // A failure to read the highest subvolume id leaves the filesystem readable.
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()
         {
@@ -213,7 +213,7 @@ fn load_block_groups(
         let item = BlockGroupItem::decode(&data).map_err(|cause| Error::from(cause).in_tree(holder))?;
         let group = BlockGroup { start, len_bytes: chunk.length, flags: chunk.flags, used: item.used };
         let free = match (writable, free_space) {
-            // Without allocations, only the sums are needed.
+            // A read-only filesystem allocates nothing, so only the sums are needed.
             (false, _) => Vec::new(),
             (true, Some(tree)) => {
                 free_space_tree::load_free_space(store, &tree.root_ptr(), start, chunk.length, superblock.sectorsize)?

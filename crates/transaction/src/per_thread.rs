@@ -1,5 +1,5 @@
 //! [`PerThread`]: one copy of a value for each thread. A counter or lock that all threads share bounces between
-//! processor caches; copies do not.
+//! processor caches; a copy for each thread stays in one cache.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ pub struct PerThread<T> {
     slots: Box<[Slot<T>]>,
 }
 
-/// A copy in cache lines of its own. It is aligned to two lines, because processors fetch lines in pairs.
+/// A copy in cache lines of its own. The copy is aligned to two cache lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Slot<T>(T);

@@ -119,7 +119,7 @@ impl Engine {
     ///
     /// Fails if a tree is corrupt or cannot be read.
     pub fn extent_uses(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
-        // Blocks of the last commit are reused only after the next commit, which the lock prevents.
+        // Blocks of the last commit are reused only after the next commit, and this lock prevents that commit.
         let _work = self.commit_state.lock();
         let view = TreesView::committed(self)?;
         let mut cursor = Cursor::new(view.source(), *view.extent_root());
@@ -152,7 +152,7 @@ impl Engine {
     ///
     /// Fails if a tree is corrupt or cannot be read.
     pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
-        // Blocks of the last commit are reused only after the next commit, which the lock prevents.
+        // Blocks of the last commit are reused only after the next commit, and this lock prevents that commit.
         let _work = self.commit_state.lock();
         let view = TreesView::committed(self)?;
         let (source, root) = (view.source(), *view.extent_root());

@@ -9,7 +9,7 @@
 //!
 //! A snapshot copies one node and implicitly shares everything below it, so a single reference may stand for many
 //! subvolumes: all that reach a parent of a block reach the block. The set of each block is cached, so the extents of
-//! a leaf, and the leaves below a node, cost one climb together.
+//! a leaf, and the leaves below a node, share the cost of one climb.
 //!
 //! Invariants:
 //! - I1. Each step of a climb goes up one level, whatever the references claim, and each block is climbed from only
@@ -34,7 +34,7 @@ pub(crate) type RootSet = Arc<[RootId]>;
 /// Finds the subvolumes that reach extents, in one view of the trees.
 pub(crate) struct RootsOf<'v> {
     view: TreesView<'v>,
-    /// The sets of tree blocks found so far.
+    /// The sets of subvolumes found so far, by tree block.
     blocks: HashMap<Logical, RootSet>,
     none: RootSet,
 }
@@ -49,7 +49,7 @@ pub(crate) struct LeafUse {
 }
 
 impl<'v> RootsOf<'v> {
-    /// Makes a search without known sets.
+    /// Makes a search whose cache of sets is empty.
     pub(crate) fn new(view: TreesView<'v>) -> Self {
         Self { view, blocks: HashMap::new(), none: Arc::new([]) }
     }
@@ -169,8 +169,8 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a data extent. `limit` is a set that is known to contain all of them: when the search
-    /// has found as many subvolumes, it ends.
+    /// The subvolumes that reach a data extent. `limit` is a set that is known to contain all these subvolumes: the
+    /// search ends when it has found as many.
     fn of_data_refs(&mut self, extent: &ExtentRefs, limit: Option<&[RootId]>) -> Result<RootSet> {
         let shared: HashSet<Logical> = shared_leaves(extent);
         let mut found = Found { all: BTreeSet::new(), last: None, limit };
@@ -288,7 +288,7 @@ pub(crate) struct LeafUses<'v, 's> {
     offset: u64,
     owner: RootId,
     shared: &'s HashSet<Logical>,
-    /// Items that were not found yet.
+    /// Number of items that were not found yet.
     nr_left: u64,
 }
 
@@ -302,7 +302,7 @@ impl<'v, 's> LeafUses<'v, 's> {
         shared: &'s HashSet<Logical>,
     ) -> Result<Self> {
         // `offset` is the item's file offset minus its offset into the extent. `offset` wraps if the file offset is the
-        // smaller of the two, as a clone can make it.
+        // smaller of the two, which is possible after a clone.
         let start = if offset > i64::MAX.cast_unsigned() { 0 } else { offset };
         let end = Key::new(ino.0, KeyType::EXTENT_DATA, offset.wrapping_add(extent.len_bytes.max(MAX_EXTENT_BYTES)));
         let cursor = view.cursor_at(subvolume, &Key::new(ino.0, KeyType::EXTENT_DATA, start))?;
@@ -310,7 +310,7 @@ impl<'v, 's> LeafUses<'v, 's> {
         Ok(Self { cursor, end, bytenr, offset, owner, shared, nr_left: count })
     }
 
-    /// The next leaf with such items.
+    /// Returns the next leaf that has items of the reference.
     pub(crate) fn next_leaf(&mut self) -> Result<Option<LeafUse>> {
         let mut current: Option<LeafUse> = None;
         let mut key = self.cursor.key();

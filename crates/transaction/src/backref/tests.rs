@@ -60,7 +60,7 @@ fn subvolumes(engine: &Engine) -> Vec<RootId> {
 }
 
 /// Compares the roots and inodes of every extent with a walk through all subvolumes. Returns the number of extents, and
-/// of those with several roots.
+/// the number of extents with several roots.
 pub(crate) fn compare_with_walk(engine: &Engine) -> (usize, usize) {
     let view = TreesView::committed(engine).expect("readable");
     let mut walked = Walked::default();

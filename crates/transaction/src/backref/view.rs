@@ -38,11 +38,11 @@ pub(crate) struct TreesView<'v> {
 
 /// The way in which a view finds the roots of subvolumes.
 enum Roots<'v> {
-    /// By their items in this root tree.
+    /// Roots are read from their root items in this root tree.
     Items(RootPtr),
-    /// First by the trees in memory, which may be newer than the root tree.
+    /// Trees in memory are searched before the root tree, because they may be newer.
     Running(&'v Engine),
-    /// Only in the map of known roots.
+    /// Only the map of known roots is searched.
     #[cfg(test)]
     Fixed,
 }
@@ -87,7 +87,7 @@ impl<'v> TreesView<'v> {
         Ok(Self { source: &*engine.store, extent_root, roots: Roots::Running(engine), known: RefCell::default() })
     }
 
-    /// These trees, read through another source.
+    /// A view of these trees whose nodes come from `source`.
     #[cfg(test)]
     pub(crate) fn fixed(
         source: &'v dyn NodeSource,
@@ -113,7 +113,7 @@ impl<'v> TreesView<'v> {
         self.source.nodesize() as u64
     }
 
-    /// The root of a subvolume; `None` if it does not exist.
+    /// The root of a subvolume; `None` if the subvolume does not exist.
     pub(crate) fn subvolume(&self, id: RootId) -> Result<Option<SubvolumeRoot>> {
         if !id.is_subvolume() {
             return Ok(None);
@@ -159,8 +159,8 @@ impl<'v> TreesView<'v> {
             return Ok(None);
         }
         let mut node = read(self.source, &subvolume.ptr.node_ptr())?;
-        // The loop ends: levels descend by one with each step, because every child is checked against its parent's
-        // promise.
+        // The loop ends: levels descend by one with each step, because every child is checked to be one level below its
+        // parent.
         loop {
             let Some(slot) = subvolume.child_slot(&node, first_key) else { return Ok(None) };
             if node.level() == level.saturating_add(1) {
@@ -203,7 +203,7 @@ impl FixedTrees {
         Ok(Self { nodes, extent_root, root_tree: committed_root_tree(engine), known: known.collect() })
     }
 
-    /// A view of these trees.
+    /// Returns a view of the kept trees.
     pub(crate) fn view(&self) -> TreesView<'_> {
         TreesView {
             source: &self.nodes,
@@ -224,7 +224,7 @@ fn committed_root_tree(engine: &Engine) -> RootPtr {
     }
 }
 
-/// Nodes that are only in memory, kept as of one moment, on top of the store.
+/// A node source: the unwritten nodes of one moment, and the store for all other nodes.
 #[derive(Debug)]
 pub(crate) struct PinnedNodes {
     store: Arc<NodeStore>,

@@ -2,7 +2,7 @@
 //! others.
 //!
 //! One large batch is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Several large batches are applied in
-//! parallel, each in fewer parts.
+//! parallel, and each is cut into fewer parts than a single batch.
 //!
 //! Invariants:
 //! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one tree changes no

@@ -46,8 +46,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::ReadOnly`] if the filesystem is read-only. Otherwise the failure of this commit, or of an earlier
-    /// commit that it waited for. After a failure the filesystem is read-only.
+    /// [`Error::ReadOnly`] if the filesystem is read-only. Any other error is the failure of this commit, or of an
+    /// earlier commit that this call waited for. After a failure the filesystem is read-only.
     pub fn commit(&self) -> Result<()> {
         self.check_not_aborted()?;
         let wanted = self.running.transid();
@@ -58,8 +58,8 @@ impl Engine {
         self.commit_changes(&mut work)
     }
 
-    /// Calls `ask` while no commit runs. If it returns `None`, commits and calls it again before another commit can begin,
-    /// so that the space that was just freed is still available.
+    /// Calls `ask` while no commit runs. If `ask` returns `None`, commits and calls `ask` again before another commit
+    /// can begin, so that the space that was just freed is still available.
     pub(crate) fn try_between_commits<T>(&self, ask: impl Fn() -> Option<T>) -> Result<Option<T>> {
         self.check_not_aborted()?;
         let mut work = self.commit_state.lock();
@@ -95,7 +95,7 @@ impl Engine {
         result
     }
 
-    /// Commits all changes and the device error counters. Must be the last call.
+    /// Commits all changes and the device error counters. No other call may follow.
     ///
     /// # Errors
     ///
@@ -139,7 +139,7 @@ impl Engine {
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
         self.change_roots(root_changes, work, transid)?;
-        // I3 of relocation::closure: no tree is dropped in part when a step begins.
+        // I3 of relocation::closure: no tree is partly dropped when a step begins.
         if step.is_none() {
             self.drop_dead_roots(&mut work.refs, &mut work.quota, transid)?;
         }
@@ -291,7 +291,7 @@ impl Engine {
         Err(Error::Bug { what: format!("the accounting trees still changed after {MAX_ROUNDS} rounds") })
     }
 
-    /// Runs the delayed refs. Returns whether there were any.
+    /// Runs the delayed refs. Returns whether there were delayed refs.
     pub(crate) fn run_delayed_refs(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         if let Some(extent) = work.refs.conflict() {
             let cause = FormatError::Value {
@@ -313,7 +313,7 @@ impl Engine {
     /// Moves extents out of a block group. Called when the extent tree records all references of subvolumes.
     fn run_step(&self, step: &mut RelocationStep, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let mut moved = self.move_extents(step, &mut work.refs, transid)?;
-        // Run these refs apart from the others, because they change no users.
+        // Run the refs of moved extents apart from the other refs, because a move changes no users.
         self.run_heads(moved.take(), work, transid)?;
         self.quotas_moved(&mut work.quota, step.nr_moved, transid);
         self.move_own_blocks(step, &mut work.refs, transid)?;
@@ -568,7 +568,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the space that this commit freed usable again. With the discard option, discards it first.
+    /// Makes the space that this commit freed usable again. With the discard option, this space is discarded first.
     fn unpin(&self, transid: Generation) {
         if !self.options.discard {
             self.space.unpin(transid);
@@ -600,7 +600,7 @@ impl Drop for AbortOnUnwind<'_> {
     }
 }
 
-/// Maximum number of rounds. Three to six are usual; reaching this number is a bug.
+/// Maximum number of rounds. Three to six rounds are usual; reaching the maximum is a bug.
 const MAX_ROUNDS: usize = 64;
 const MAX_WRITERS: usize = 8;
 const MIN_NODES_PER_WRITER: usize = 64;

@@ -1,7 +1,8 @@
 //! [`CommitState`]: the commit lock, and the state of the last commit.
 //!
 //! Owns the commit lock, and below it the locks of the last superblock, of the next label and of the list of retired
-//! blocks. Lock order: the commit lock comes before every other lock of the engine; nothing is taken under the others.
+//! blocks. Lock order: the commit lock comes before every other lock of the engine; nothing is taken under the other
+//! locks.
 //!
 //! Invariants:
 //! - I1. Trees change under the commit lock only: a function that changes one takes [`CommitWork`] or parts of it.
@@ -16,17 +17,19 @@ use ubtrfs_space::{DelayedRefs, Extent};
 
 use crate::qgroup::account::QuotaWork;
 
-/// The lock and the result of commits.
+/// The commit lock, and the result of the last commit.
 #[derive(Debug)]
 pub(crate) struct CommitState {
     work: Mutex<CommitWork>,
     committed: AtomicU64,
     superblock: RwLock<Superblock>,
-    /// Feature bits for the superblock of each commit, noted when items that need them are put. Bits are only set.
+    /// Feature bits for the superblock of each commit, noted when items that need them are put. Bits are set and never
+    /// cleared.
     noted_incompat: AtomicU64,
     /// The label for the superblock of the next commit.
     noted_label: Mutex<Option<[u8; LABEL_SIZE]>>,
-    /// Blocks that the running transaction wrote and replaced. They are freed after the commit of that transaction.
+    /// Blocks that the running transaction wrote and replaced. The blocks are freed after the commit of that
+    /// transaction.
     retired: Mutex<Vec<Extent>>,
 }
 
@@ -37,7 +40,7 @@ pub(crate) struct CommitWork {
     /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock
     /// refers to may use them, so they are freed only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
-    /// Ranges of data extents whose extent items were removed. Their checksums are removed next.
+    /// Ranges of data extents whose extent items were removed. The checksums of these ranges are removed next.
     pub(crate) freed_data: Vec<std::ops::Range<u64>>,
     pub(crate) quota: QuotaWork,
     pub(crate) uuid_tree_in_step: bool,
@@ -100,7 +103,7 @@ impl CommitState {
         *self.noted_label.lock() = Some(label);
     }
 
-    /// Whether a label was noted that no superblock has yet.
+    /// Whether a noted label still waits for a superblock.
     pub(crate) fn has_noted_label(&self) -> bool {
         self.noted_label.lock().is_some()
     }

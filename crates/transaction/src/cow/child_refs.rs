@@ -14,7 +14,7 @@ use crate::handle::trans_handle::regular_extent;
 pub(crate) struct ChildRefs {
     /// The tree whose id the references carry.
     pub(crate) owner: RootId,
-    /// Bytes of a block.
+    /// Size of a tree block in bytes.
     pub(crate) nodesize: u32,
     /// The transaction that changes the references.
     pub(crate) transid: Generation,
@@ -48,13 +48,13 @@ impl ChildRefs {
         }
     }
 
-    /// Adds `delta` to a reference of a block.
+    /// Adds `delta` to a reference to a block.
     pub(crate) fn add_node(&self, refs: &mut DelayedRefs, node: &Node, reference: RefKey, delta: i64, users: Users) {
         let extent = self.extent_at(node.bytenr());
         refs.add_marked(extent, kind_of(node), (reference, delta), self.transid, self.mark(users));
     }
 
-    /// Adds `delta` to a reference of every child of a block: under the address `parent` if the block has full
+    /// Adds `delta` to the block's reference to each of its children: under the address `parent` if the block has full
     /// backrefs, else under the owner's id.
     pub(crate) fn add_children(
         &self,
@@ -76,7 +76,7 @@ impl ChildRefs {
         }
     }
 
-    /// Adds `delta` to a reference of one child of an internal node.
+    /// Adds `delta` to a reference to one child of an internal node.
     pub(crate) fn add_child(
         &self,
         refs: &mut DelayedRefs,
@@ -91,7 +91,7 @@ impl ChildRefs {
         refs.add_marked(self.extent_at(child), kind, (reference, delta), self.transid, self.mark(users));
     }
 
-    /// Adds `delta` to a reference of the extent of one file extent item.
+    /// Adds `delta` to a reference to the extent of one file extent item.
     pub(crate) fn add_data(
         &self,
         refs: &mut DelayedRefs,

@@ -10,10 +10,10 @@
 //! | several, R owns it, no full backref | gain the block's reference (R's moves to the copy) | loses R's reference; full backref is set |
 //! | several otherwise | gain R's reference | loses R's reference |
 //!
-//! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From then until
-//! the end of the commit, blocks of this transaction may have several users too, and the tree's `last_snapshot` is this
-//! transaction. So a block is *private* only if it is newer than the tree's last snapshot; for all other blocks, the
-//! references show how many users they have.
+//! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From the
+//! snapshot until the end of the commit, blocks of this transaction may have several users too, and the tree's
+//! `last_snapshot` is this transaction. So a block is *private* only if it is newer than the tree's last snapshot; for
+//! all other blocks, the references show how many users they have.
 //!
 //! Invariants:
 //! - I1. A node is changed at its address only while it is private and was never written.
@@ -117,7 +117,7 @@ impl Engine {
     }
 }
 
-/// Progress of the applies of a flush. Writers are paced by it.
+/// Progress of the applies of a flush. This progress sets the pace of writers.
 #[derive(Debug)]
 pub(crate) struct ApplyProgress {
     nr_changed: AtomicUsize,
@@ -148,7 +148,7 @@ struct Made {
     left: Vec<Logical>,
     /// Written blocks of this transaction that no tree uses any more.
     retired: Vec<Extent>,
-    /// Numbers of blocks that the tree gained and lost.
+    /// Number of blocks that the tree gained; `nr_left` is the number that it lost.
     nr_made: u64,
     nr_left: u64,
 }
@@ -244,7 +244,8 @@ impl<'a> ApplyJob<'a> {
         batch_len: usize,
     ) -> Result<Self> {
         let owner = tree.id();
-        // Only subvolumes share blocks. Other trees need no lookup in the extent tree, which may be changing.
+        // Only subvolumes share blocks. Trees that are not subvolumes need no lookup in the extent tree, which may be
+        // changing.
         let extent_root =
             if owner.is_fs_tree() { Some(engine.own_tree(RootId::EXTENT_TREE)?.root_ptr()) } else { None };
         Ok(Self {
@@ -311,8 +312,8 @@ impl<'a> CowSink<'a> {
         self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta, users);
     }
 
-    /// Adds `delta` to a reference of each child of a block. The users stay the same, because a copy of the block also
-    /// refers to the children.
+    /// Adds `delta` to a reference of each child of a block. The children keep their users, because a copy of the block
+    /// also refers to the children.
     fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
         self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta, Users::Same);
     }
@@ -366,7 +367,7 @@ impl<'a> CowSink<'a> {
         if !self.pool.is_empty() {
             self.job.engine.space.release(Extent::new(Logical(self.pool.start), self.pool.end - self.pool.start));
         }
-        // The gathered nodes are too few for a piece. They are written with the other trees' nodes.
+        // The gathered nodes are too few for a piece. The nodes left over are written with the other trees' nodes.
         self.made.emitted.extend(self.gathered.into_iter().map(|node| (node.bytenr(), node)));
         self.made
     }

@@ -403,8 +403,8 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
     merged
 }
 
-/// Joins lists of changes, each of which goes backwards to its first value, to `limit` changes, or to the start of the
-/// range.
+/// Joins lists of changes in descending order of their keys. Each list ends with its first value, after `limit`
+/// changes, or at the start of the range.
 fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
     let mut joined: Vec<(Key, Change)> = Vec::new();
     let mut nr_lists = 0;
@@ -453,7 +453,7 @@ fn is_entry(item_type: KeyType) -> bool {
 }
 
 const NR_SHARDS: u64 = 64;
-/// Enough bits for a few thousand objectids.
+/// Number of words in a set of objectids: enough bits for a few thousand objectids.
 const OBJECTID_WORDS: usize = 128;
 /// Number of inodes in a row: from one multiple of this number to the next. The delayed items of a row share a lock and
 /// lie side by side. Threads use different locks if each takes the numbers of its new inodes from rows of its own.

@@ -15,7 +15,7 @@ pub(crate) struct ItemLog {
 }
 
 impl ItemLog {
-    /// Appends an item. Returns its position, which is never `u32::MAX`.
+    /// Appends an item. Returns the position of the item, which is never `u32::MAX`.
     pub(crate) fn add(&mut self, item: &[u8]) -> u32 {
         let needed = LEN_BYTES + item.len();
         if self.chunks.last().is_none_or(|chunk| chunk.len() + needed > CHUNK) {

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A full page is split in half, except in a row of ascending keys: there it is split where the row continues, and a
-//! key after all others of its page begins a new page. So rows fill their pages. Groups are split in the same way.
+//! key after all others of its page begins a new page. So ascending keys fill their pages. Groups are split as pages
+//! are.
 //!
 //! Most changes follow an earlier one: new inodes come last, new entries of a directory come after its other entries,
 //! and each of them changes the directory's own item. So the search for a change's page tries the last page first,

@@ -27,13 +27,13 @@ pub(crate) struct Head {
     objectid: u64,
     offset: u64,
     start: u32,
-    /// [`DELETED`] if the key is deleted.
+    /// Length of the data, or [`DELETED`] if the key is deleted.
     len: u16,
     item_type: KeyType,
 }
 
 impl ItemPage {
-    /// An empty page with room for this much.
+    /// An empty page with room for `nr_heads` heads and `data_len` bytes of data.
     pub(crate) fn with_room(nr_heads: usize, data_len: usize) -> Self {
         Self { heads: Vec::with_capacity(nr_heads), data: Vec::with_capacity(data_len), garbage: 0 }
     }
@@ -130,7 +130,7 @@ impl Head {
         Key::new(self.objectid, self.item_type, self.offset)
     }
 
-    /// Bytes of the item.
+    /// Bytes of the head's data.
     pub(crate) fn data_len(&self) -> usize {
         if self.len == DELETED { 0 } else { self.len.into() }
     }

@@ -1,7 +1,7 @@
 //! Delayed items: item changes in memory, and trees as readers see them with these changes.
 //!
 //! - `delayed_item`: the active and frozen changes of a tree.
-//! - `tree_view`: what a reader sees.
+//! - `tree_view`: a tree as readers see it.
 //! - `item_map`, `item_page`, `name_map`, `item_log`: the maps that hold the changes.
 
 pub(crate) mod delayed_item;

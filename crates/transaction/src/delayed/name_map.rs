@@ -1,6 +1,6 @@
-//! [`NameMap`]: an ordered map of changes of `DIR_ITEM`s. Their keys are hashes, which are spread evenly. So the first
-//! bits of a hash lead to a name's page without a search, as in an extendible hash table, with the pages in key order.
-//! The items lie apart from the pages, in the order in which they were added:
+//! [`NameMap`]: an ordered map of changes of `DIR_ITEM`s. The keys of `DIR_ITEM`s are hashes, which are spread evenly.
+//! So the first bits of a hash lead to a name's page without a search, as in an extendible hash table, with the pages
+//! in key order. The items lie apart from the pages, in the order in which they were added:
 //!
 //! ```text
 //! table   000  001  010  011  100 ..     by the first bits of a hash
@@ -35,7 +35,7 @@ pub(crate) struct NameMap {
 /// Changes of one directory's names.
 #[derive(Debug)]
 pub(crate) struct Dir {
-    /// Page numbers, 2 to the power of `bits` of them.
+    /// Page numbers, by the first `bits` bits of a hash.
     table: Vec<u32>,
     bits: u32,
     /// Pages by their numbers, [`GROUP_PAGES`] in each group but the last.
@@ -64,7 +64,7 @@ struct NamePage {
     heads: [Head; PAGE_NAMES],
     /// Number of heads, or [`MORE`].
     len: u8,
-    /// Bits of its prefix.
+    /// Number of bits in the prefix of the page.
     depth: u8,
 }
 
@@ -77,7 +77,8 @@ pub(crate) struct Names<'n> {
 }
 
 impl NameMap {
-    /// Whether items with this key are names: directory entries whose offset is a hash. No name has a larger offset.
+    /// Whether items with this key are names: directory entries whose offset is a hash. The offset of a name is at most
+    /// [`LAST_HASH`].
     pub(crate) fn takes(key: &Key) -> bool {
         key.item_type == KeyType::DIR_ITEM && key.offset <= LAST_HASH
     }
@@ -347,7 +348,7 @@ impl Dir {
     /// The slot of the name, or else the slot where it belongs.
     fn search(&self, number: u32, hash: u32) -> Result<usize, usize> {
         let page = self.page(number);
-        // Reads all cache lines at once. A binary search would wait for them one by one.
+        // Reads all cache lines at once. A binary search would wait for one cache line after another.
         let within = page.heads.iter().map(|head| usize::from(head.hash < hash)).sum();
         let heads = self.heads(number);
         let slot = if page.len == MORE { heads.partition_point(|head| head.hash < hash) } else { within };
@@ -532,7 +533,7 @@ mod tests {
         assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
     }
 
-    /// Offsets of several kinds: evenly spread, with equal first bits, few, and at the upper end.
+    /// A random offset. By `kind`: evenly spread; with equal first bits; one of only 50 values; near the upper end.
     fn offset_of(kind: u64, state: &mut u64) -> u64 {
         match kind {
             0 => random(state),

@@ -29,7 +29,8 @@ pub struct Tree {
     view: Arc<RwLock<View>>,
     /// Whether the tree is in the engine's list of trees with active items.
     pub(crate) listed: AtomicBool,
-    /// The root item, for trees that have one, and the offset of its key. Changed under the commit lock only.
+    /// The root item, for trees that have one, and the offset of its key. The root state changes only under the commit
+    /// lock.
     pub(crate) root: Mutex<RootState>,
 }
 
@@ -67,7 +68,7 @@ struct Newest<'c> {
 struct LeafWalk {
     place: LeafPlace,
     slot: usize,
-    /// The key in the slot; `None` past the last one.
+    /// The key in the slot; `None` past the last item.
     key: Option<Key>,
     /// The last key to visit in this leaf.
     last_here: Key,
@@ -77,7 +78,7 @@ struct LeafWalk {
 /// The result of a step backwards.
 enum Backwards {
     Found(Key, ItemRef),
-    /// The items after `end` were deleted.
+    /// All items after `end` that the step saw are deleted: continue from `end`.
     Deleted {
         end: Key,
     },
@@ -381,15 +382,16 @@ impl Tree {
         view.version = self.store.hints.new_version();
     }
 
-    /// Publishes the copies of moved nodes. Readers see equal items. Frozen items stay unchanged.
+    /// Publishes the copies of moved nodes. Readers see the same items as before, in other blocks. Frozen items stay
+    /// unchanged.
     pub(crate) fn publish_moved(&self, root: RootPtr) {
         let mut view = self.view.write();
         view.root = root;
         view.version = self.store.hints.new_version();
     }
 
-    /// Seals the tree of a deleted subvolume before it is dropped. From then on, reads of its nodes fail, because their
-    /// blocks are reused, and changes put into it are discarded.
+    /// Seals the tree of a deleted subvolume before it is dropped. After the seal, reads of the tree's nodes fail,
+    /// because their blocks are reused, and changes put into the tree are discarded.
     pub(crate) fn seal(&self) {
         let mut view = self.view.write();
         view.sealed = true;
@@ -447,13 +449,14 @@ thread_local! {
     static NR_STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Number of windows that this thread merged backwards since the last call, for tests. Each costs a descent into a tree.
+/// Number of windows that this thread merged backwards since the last call, for tests. Each window costs a descent into
+/// a tree.
 #[cfg(debug_assertions)]
 pub fn take_nr_steps() -> u64 {
     NR_STEPS.take()
 }
 
-/// Counts a window merged backwards.
+/// Counts one window that was merged backwards.
 fn note_step() {
     #[cfg(debug_assertions)]
     NR_STEPS.set(NR_STEPS.get() + 1);

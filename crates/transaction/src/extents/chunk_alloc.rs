@@ -5,7 +5,7 @@
 //! chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
 //!
 //! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> space,
-//! volumes, the list; nothing is taken under the list's lock.
+//! volumes, the list; no lock is taken under the list's lock.
 
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_error::{Error, Result};
@@ -53,8 +53,8 @@ impl Engine {
         min: u64,
         hint: Option<Logical>,
     ) -> Result<Option<Extent>> {
-        // Prefer a piece of a large request to another chunk, because a chunk of one kind takes device space from the
-        // other kinds.
+        // Accept a piece of a large request rather than make another chunk, because a chunk of one kind takes device
+        // space from the other kinds.
         let fair = want.min(FAIR_PIECE_BYTES).max(min);
         let allocate = || {
             let whole = self.space.allocate(kind, want, want, hint);
@@ -71,8 +71,8 @@ impl Engine {
         Ok(self.space.allocate(kind, want, min, hint))
     }
 
-    /// Makes a chunk for a reservation that did not fit, unless another thread just did. Returns `false` if there is no
-    /// room.
+    /// Makes a chunk for a reservation that did not fit, unless another thread just did. Returns `false` if the devices
+    /// have no room.
     pub(crate) fn add_chunk_for_promise(&self, shortage: Shortage) -> Result<bool> {
         let _making = self.pending_chunks.making.lock();
         if self.space.reserve(shortage.kind, shortage.want_bytes).is_ok() {
@@ -81,7 +81,7 @@ impl Engine {
         self.make_chunk(shortage.kind)
     }
 
-    /// Makes a chunk. Returns `false` if there is no room.
+    /// Makes a chunk. Returns `false` if the devices have no room.
     pub(crate) fn add_chunk(&self, kind: SpaceKind) -> Result<bool> {
         let _making = self.pending_chunks.making.lock();
         self.make_chunk(kind)
@@ -90,7 +90,7 @@ impl Engine {
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
         let flags = self.chunk_flags(kind);
         let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
-        // A chunk of a mixed block group takes no room from metadata, because it holds both kinds.
+        // A chunk of a mixed block group takes no room from metadata, because it holds data and metadata.
         if kind == SpaceKind::Data && !self.geometry.mixed && !self.leaves_room_for_metadata(&chunk) {
             return Ok(false);
         }
@@ -159,8 +159,8 @@ impl Engine {
     }
 
     /// Removes empty block groups from space, except one of each kind, and returns the changes that remove them from
-    /// the trees. Until the commit is durable, the last superblock still maps them, so their device space is not reused
-    /// before [`Engine::forget_chunks`].
+    /// the trees. Until the commit is durable, the last superblock still maps these block groups, so their device space
+    /// is not reused before [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
         let mut spared = BlockGroupFlags::SYSTEM;
@@ -199,7 +199,7 @@ impl Engine {
         if self.pending_chunks.contains(group.start) || !self.migrations.begin_removal(group.start) {
             return Ok(());
         }
-        // Make the group read-only, then check again: there may have been an allocation in between.
+        // Make the group read-only, then check again: a thread may have allocated in the group before that.
         let was_read_only = self.space.is_read_only(group.start);
         self.space.set_read_only(group.start, true);
         let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);

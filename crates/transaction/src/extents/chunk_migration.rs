@@ -1,16 +1,16 @@
 //! [`Migrations`]: block groups whose chunk moves to other places on the devices, or gets another number of copies.
 //!
-//! The logical addresses of a chunk stay, so no tree block and no reference changes, however many snapshots share them,
-//! and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the devices while
-//! others read, write and allocate in it (`volumes::migration`). Then a commit records the new chunk item, device extents
-//! and profile. A crash before that commit is durable leaves the chunk where it was.
+//! A migrated chunk keeps its logical addresses, so no tree block and no reference changes, however many snapshots
+//! share them, and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the
+//! devices while other threads read, write and allocate in the chunk (`volumes::migration`). Then a commit records the
+//! new chunk item, device extents and profile. A crash before that commit is durable leaves the chunk where it was.
 //!
-//! Owns the state of each migration, under one lock. No other lock is taken under it.
+//! Owns the state of each migration, under one lock. No other lock is taken under that lock.
 //!
 //! Invariants:
-//! - M1. A block group is never moved and removed at once, because both are first entered in the map of migrations. It
-//!   is never moved and emptied at once: a move and a relocation each enter their own map first, and then check the
-//!   other map.
+//! - M1. A block group is never moved and removed at once, because the move and the removal both enter it in the map of
+//!   migrations first. A block group is never moved and emptied at once: a move and a relocation each enter their own
+//!   map first, and then check the other map.
 //! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is durable.
 
 use std::collections::BTreeMap;
@@ -55,7 +55,7 @@ enum Stage {
 pub struct MigratedChunk {
     /// Bytes copied, counted once for all copies.
     pub copied_bytes: u64,
-    /// Whether the chunk changed. False if it already has the requested place and profile.
+    /// Whether the chunk changed. False if the chunk already has the requested place and profile.
     pub has_changed: bool,
 }
 
@@ -86,7 +86,7 @@ impl Migrations {
         Ok(())
     }
 
-    /// Notes that a block group is being removed. Returns false if it is being moved (M1).
+    /// Notes that a block group is being removed. Returns false if the block group is being moved (M1).
     pub(crate) fn begin_removal(&self, start: Logical) -> bool {
         let mut stages = self.stages.lock();
         let is_free = !stages.contains_key(&start);
@@ -128,7 +128,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such block
-    /// group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit. The block group then stays where it was.
+    /// group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit. After an error, the block group stays
+    /// where it was.
     pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
         self.check_not_aborted()?;
         if self.pending_chunks.contains(start) {

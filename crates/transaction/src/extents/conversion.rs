@@ -1,9 +1,9 @@
 //! [`Conversion`]: the profiles that a balance converts block groups to.
 //!
-//! While a conversion runs or is paused, new chunks have its target profile, as in Linux. Otherwise, chunks that are made
-//! meanwhile would keep the old profile.
+//! While a conversion runs or is paused, new chunks have its target profile, as in Linux. With the old profile, the new
+//! chunks would have to be converted too.
 //!
-//! Owns the targets under a lock. No other lock is taken under it.
+//! Owns the targets under a lock. No other lock is taken under that lock.
 
 use parking_lot::Mutex;
 use ubtrfs_format::item::BlockGroupFlags;
@@ -14,11 +14,12 @@ use crate::engine::Engine;
 /// The target profiles of a conversion by kind of space; `None` where block groups keep their profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConversionTargets {
-    /// For data block groups: [`BlockGroupFlags::DUP`], or empty for single. In mixed block groups, metadata has it too.
+    /// The target for data block groups: [`BlockGroupFlags::DUP`], or empty for single. In mixed block groups, the
+    /// target also applies to metadata.
     pub data: Option<BlockGroupFlags>,
-    /// For metadata block groups.
+    /// The target for metadata block groups.
     pub metadata: Option<BlockGroupFlags>,
-    /// For system block groups.
+    /// The target for system block groups.
     pub system: Option<BlockGroupFlags>,
 }
 

@@ -1,13 +1,13 @@
-//! Checking the copy of a chunk that stays when other copies are given up ([`crate::extents::chunk_migration`]).
+//! Checks the first copy of a chunk before the other copies are given up ([`crate::extents::chunk_migration`]).
 //!
-//! The filesystem is in use meanwhile: extents are allocated, written, freed and allocated again. So the copies may
-//! differ, and content may contradict its checksum, without any damage.
+//! The filesystem is in use during the check: extents are allocated, written, freed and allocated again. So even in
+//! undamaged chunks, copies may differ, and content may contradict its checksum.
 //!
 //! Invariants:
 //! - V1. A tree block is read only if the last commit has written it: until a commit is durable, its blocks may be in
 //!   memory only, although the extent tree has their items.
-//! - V2. Content counts as damaged only if the extent tree or the csum tree still describes it after the read as before.
-//!   Otherwise it was freed, and perhaps written again, in between.
+//! - V2. Content counts as damaged only if the extent tree or the csum tree describes it before the read and still
+//!   after the read. If not, the content was freed during the read, and perhaps overwritten.
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ use crate::engine::Engine;
 use crate::extents::extent_tree::lookup_extent;
 
 impl Engine {
-    /// Prepares for giving up copies. Where copies differ in one of the ranges, reads the content with verification,
-    /// which repairs the first copy, the one that stays.
+    /// Prepares for giving up copies. If copies differ in a range, reads its content with verification, which repairs
+    /// the first copy. That copy stays.
     pub(crate) fn repair_first_copy(&self, ranges: &[Range<u64>]) -> Result<()> {
         for range in ranges {
             let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
@@ -64,7 +64,8 @@ impl Engine {
         blocks.into_iter().try_for_each(|bytenr| self.verify_block(bytenr))
     }
 
-    /// Reads a tree block with verification, unless it is freed. Fails if the first copy is still bad afterwards.
+    /// Reads a tree block with verification, unless the block is freed during the check. Fails if the first copy is
+    /// still bad after the read.
     fn verify_block(&self, bytenr: Logical) -> Result<()> {
         let len = usize::try_from(self.geometry.nodesize).unwrap_or(usize::MAX);
         let csum_type = self.geometry.csum_type;
@@ -112,8 +113,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Reads a sector with verification against its checksum, unless it is freed. Fails if the first copy is still bad
-    /// afterwards.
+    /// Reads a sector with verification against its checksum, unless the sector is freed during the check. Fails if the
+    /// first copy is still bad after the read.
     fn verify_sector(&self, at: Logical, stored: &[u8]) -> Result<()> {
         let len = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
         let csum_type = self.geometry.csum_type;
@@ -145,5 +146,5 @@ impl Engine {
     }
 }
 
-/// Number of attempts to read content that is freed and written again meanwhile.
+/// Maximum number of attempts to read content that is freed and written again during each attempt.
 const MAX_TRIES: u32 = 100;

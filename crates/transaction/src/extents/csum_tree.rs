@@ -4,11 +4,13 @@
 //! overlap, and none covers data without checksums.
 //!
 //! Changes are made in one sweep in address order. One item is *open*: checksums are appended to it, up to the size
-//! limit, and it moves to the batch when the sweep leaves its end.
+//! limit. The open item moves to the batch when it is full, when the next change lies beyond the part that the sweep
+//! has reached, and at the end of the sweep.
 //!
 //! I1. Existing items that start below `Sweep::consumed` and may have changed are in the open item or in the batch.
 //! I2. The open item ends at or below `consumed`, or at the end of the last inserted run.
-//! I3. No item gets more than `max_csums` checksums. Larger items, made by kernels with larger pages, stay unchanged.
+//! I3. No item gets more than `max_csums` checksums. Items with more checksums, made by kernels with larger pages, stay
+//! unchanged.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -227,8 +229,8 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Removes the checksums of a range from the open item and from the items after it. Returns the checksums that the
-    /// last touched item has past the range.
+    /// Removes the checksums of a range from the open item and from the items after it. Returns the checksums past the
+    /// range that the last cut item has.
     fn cut(&mut self, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
         let mut tail = None;
         let layout = self.layout;
@@ -256,7 +258,7 @@ impl Sweep<'_> {
         Ok(tail)
     }
 
-    /// Appends checksums to the open item if it ends at `start`. Opens new items when it is full.
+    /// Appends checksums to the open item if it ends at `start`. When an item is full, opens a new item.
     fn append(&mut self, mut start: u64, mut csums: &[u8]) {
         let layout = self.layout;
         while !csums.is_empty() {

@@ -26,7 +26,7 @@ pub struct DataReservation {
 }
 
 impl DataReservation {
-    /// The bytes it still holds.
+    /// The bytes that the reservation still holds.
     pub fn bytes(&self) -> u64 {
         self.inner.bytes()
     }
@@ -63,16 +63,16 @@ impl DataReservation {
 /// A data extent that was allocated and that no extent item records yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataExtent {
-    /// Its start address.
+    /// The start address of the extent.
     pub bytenr: Logical,
-    /// Its length, a multiple of the sector size.
+    /// The length of the extent in bytes, a multiple of the sector size.
     pub len_bytes: u64,
 }
 
 impl Engine {
     /// Reserves data space. May make chunks, flush and commit, so the caller must hold no inode lock.
     ///
-    /// Only existing space is reserved: without space for it, accepted data would be lost.
+    /// Only existing space is reserved: data that was accepted without space would be lost.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl Engine {
         Ok(DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes })
     }
 
-    /// Releases an extent, or a part of one, if no file extent item was put for it.
+    /// Releases an extent, or a part of an extent, for which no file extent item was put.
     pub fn release_data(&self, extent: DataExtent) {
         let extent = Extent::new(extent.bytenr, extent.len_bytes);
         if self.ledger.forget_allocated(extent) {

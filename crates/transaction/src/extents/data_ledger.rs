@@ -1,5 +1,5 @@
-//! [`DataLedger`]: data extents between allocation and commit. It lists the extents without an extent item and the
-//! extents in new file extent items, and holds the checksums that are not in the csum tree yet.
+//! [`DataLedger`]: data extents between allocation and commit. The ledger lists the extents without an extent item and
+//! the extents in new file extent items, and holds the checksums that are not in the csum tree yet.
 //!
 //! ```text
 //! allocate -> Allocated -- put(EXTENT_DATA) --> Put in transaction N -- commit N finds a reference --> in the extent tree
@@ -64,7 +64,7 @@ pub(crate) struct DataLedger {
 
 #[derive(Debug, Default)]
 struct Extents {
-    /// The ranges that hold the bytes of I1: their ends by their starts.
+    /// The allocated ranges of I1: the end of each range by its start.
     allocated: BTreeMap<u64, u64>,
     active: PutExtents,
     frozen: PutExtents,
@@ -87,7 +87,7 @@ impl DataLedger {
         insert_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
     }
 
-    /// Notes that these bytes are free again or covered by an extent item. Returns `false` if they were not in
+    /// Notes that these bytes are free again or covered by an extent item. Returns `false` if the bytes were not in
     /// `allocated`.
     pub(crate) fn forget_allocated(&self, extent: Extent) -> bool {
         remove_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes)
@@ -138,7 +138,7 @@ impl DataLedger {
     }
 
     /// Takes the extents that were put in the frozen transaction and still have no extent item, because nothing refers
-    /// to them. They leave `allocated`, and their checksums are dropped.
+    /// to them. These extents leave `allocated`, and their checksums are dropped.
     pub(crate) fn take_unreferenced(&self) -> Vec<Extent> {
         let mut extents = self.extents.lock();
         let Extents { allocated, frozen, .. } = &mut *extents;
@@ -237,7 +237,7 @@ fn insert_range(ranges: &mut BTreeMap<u64, u64>, mut range: Range<u64>) {
     ranges.insert(range.start, range.end);
 }
 
-/// Removes `range` if all of it is covered. Returns whether it was.
+/// Removes `range` if `ranges` cover all of it. Returns whether `range` was removed.
 fn remove_range(ranges: &mut BTreeMap<u64, u64>, range: Range<u64>) -> bool {
     let Some(outer) = covering(ranges, range.start).filter(|outer| range.end <= outer.end) else { return false };
     ranges.remove(&outer.start);
@@ -265,7 +265,7 @@ mod tests {
         ledger
     }
 
-    /// The sectors of `range` that have checksums. Checks that each sector has its own.
+    /// The sectors of `range` that have checksums. Checks that each sector has its own checksum.
     fn found(ledger: &DataLedger, range: Range<u64>) -> Vec<u64> {
         let csums = ledger.lookup_csums(Logical(range.start * SECTOR), (range.end - range.start) * SECTOR);
         let sectors = range.clone().filter(|sector| {
@@ -298,7 +298,7 @@ mod tests {
             ledger.put(extent, (RootId::FS_TREE, Ino(257), number as u64));
         }
         ledger.freeze();
-        // These two have extent items now.
+        // These two extents have extent items now.
         assert!(ledger.forget_allocated(of(10, 2)) && ledger.forget_allocated(of(13, 3)));
         let mut gone = ledger.take_unreferenced();
         gone.sort_by_key(|extent| extent.bytenr);

@@ -1,14 +1,14 @@
 //! [`Resizes`]: the size of a device as the filesystem uses it.
 //!
 //! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
-//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]); meanwhile new chunks are
-//! made only below the new end.
+//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]); while chunks move, new
+//! chunks are made only below the new end.
 //!
 //! Owns the sizes that the next commit records; no other lock is taken under their lock. Also owns the lock that is
-//! held for a whole resize and comes before all other locks.
+//! held for a whole resize, and that comes before all other locks.
 //!
-//! I1. While a device's limit is set, no chunk is made or moved past it (`volumes::chunk_map`). So once nothing is left
-//! past the new end, nothing is added there before the new size is durable.
+//! I1. While a device's limit is set, no chunk is made or moved past it (`volumes::chunk_map`). So once no chunk is
+//! left past the new end, none is added there before the new size is durable.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if its size cannot be read.
+    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if the device's size cannot be read.
     pub fn device_size(&self, devid: DevId) -> Result<(u64, u64)> {
         let has = self.volumes.device_len(devid)?;
         Ok((self.volumes.dev_item(devid).map_or(0, |item| item.total_bytes), has))
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     fn move_below_end(&self, start: Logical, job: &Job) -> Result<()> {
-        // The block group keeps its profile, which may change before the move begins.
+        // The block group keeps its profile, even if the profile changes before the move begins.
         let placement = Placement { profile: None, keeps_stripes: true };
         self.migrate_chunk(start, &placement, job).map(drop)
     }

@@ -6,7 +6,7 @@
 //!              +------- end ------------+----> (an ordinary block group)
 //! ```
 //!
-//! Owns the map, under a lock. Lock order: nothing is taken under it.
+//! Owns the map, under a lock. Lock order: no other lock is taken under the lock of the map.
 //!
 //! Invariants:
 //! - I1. A group in the map is read-only in space, and is removed only when it is condemned: until then threads may read
@@ -20,9 +20,9 @@ use ubtrfs_format::Logical;
 /// The stage of emptying a block group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Emptying {
-    /// Extents are being moved out of it.
+    /// Extents are being moved out of the block group.
     Moving,
-    /// It is empty, and no thread reads from it: the next commit removes it.
+    /// The block group is empty, and no thread reads from it: the next commit removes it.
     Condemned,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Relocations {
 }
 
 impl Relocations {
-    /// Starts emptying a group. Returns false if it is already being emptied.
+    /// Starts emptying a group. Returns false if the group is already being emptied.
     pub(crate) fn begin(&self, start: Logical) -> bool {
         let mut groups = self.groups.lock();
         let is_new = !groups.contains_key(&start);

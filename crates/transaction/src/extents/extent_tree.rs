@@ -1,13 +1,14 @@
 //! The extent tree: extent items, their references, and the delayed refs that change them.
 //!
 //! An extent has one item, `EXTENT_ITEM` (its length in the key) or, for a tree block with skinny metadata,
-//! `METADATA_ITEM` (its level in the key). References are inline in it as long as they fit; further references are
-//! separate items ("keyed"). While an extent has a keyed reference, new ones are keyed too, as in the kernel.
+//! `METADATA_ITEM` (its level in the key). References are inline in the extent's item as long as they fit; further
+//! references are separate items ("keyed"). While an extent has a keyed reference, its new references are keyed too, as
+//! in the kernel.
 //!
-//! I1. After each head, `refs` of an item is the sum of its inline and keyed references.
-//! I2. Inline references are ordered by type, and within a type by descending offset or hash.
-//! I3. A reference is inline or keyed, never both.
-//! I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as objectid.
+//! I1. After each head is applied, `refs` of an extent item is the sum of its inline and keyed references. I2. Inline
+//! references are ordered by type, and within a type by descending offset or hash. I3. A reference is inline or keyed,
+//! never both. I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as
+//! objectid.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -51,13 +52,13 @@ pub(crate) struct ExtentChanges {
 pub(crate) struct OwnerChange {
     /// The extent.
     pub(crate) extent: Extent,
-    /// Whether it is a tree block.
+    /// Whether the extent is a tree block.
     pub(crate) is_tree: bool,
-    /// Its references before.
+    /// The extent's references before the change.
     pub(crate) before: Owner,
-    /// Its references now.
+    /// The extent's references after the change.
     pub(crate) after: Owner,
-    /// The trees whose ids are in the added data references. A data extent gets no other new users.
+    /// The trees whose ids are in the added data references. A data extent gets new users only from these trees.
     pub(crate) gained: Owner,
     /// Whether only the subvolume of `before` reached the extent.
     pub(crate) was_private: bool,
@@ -206,11 +207,11 @@ struct Record<'a, 's> {
     head: &'a DelayedRefHead,
     config: &'a LedgerConfig,
     probe: &'a mut Cursor<'s>,
-    /// The key of its item on disk, if there is one.
+    /// The key of the extent's item on disk, if there is one.
     found: Option<Key>,
     before: Option<ExtentItem>,
     item: ExtentItem,
-    /// Whether there is a keyed reference to it on disk.
+    /// Whether there is a keyed reference to the extent on disk.
     has_keyed: bool,
     /// Keyed references examined so far, with their counts on disk and after this head.
     keyed: BTreeMap<Key, KeyedRef>,
@@ -232,7 +233,7 @@ struct KeyedPlace {
 const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
 /// Number of steps after which a new search is cheaper.
 const STEPS_MAX: usize = 16;
-/// Data references with equal hashes lie at consecutive offsets. At most this many offsets are searched.
+/// Data references with equal hashes lie at consecutive offsets. A search looks at no more than this number of offsets.
 const HASH_CHAIN_MAX: u64 = 1024;
 
 impl<'s> ForwardScan<'s> {
@@ -311,7 +312,7 @@ impl<'a, 's> Record<'a, 's> {
         }
     }
 
-    /// Applies the deltas of the head. Drops come first, because they make room in the item.
+    /// Applies the deltas of the head. Deltas that drop references come first, because they make room in the item.
     fn apply_deltas(&mut self) -> Result<()> {
         let head = self.head;
         for (reference, delta) in head.deltas.iter().filter(|(_, delta)| *delta < 0) {
@@ -388,7 +389,7 @@ impl<'a, 's> Record<'a, 's> {
         };
         let info = self.item.tree_block.map_or(0, |_| TreeBlockInfo::SIZE);
         let now: usize = self.item.inline_refs.iter().map(size).sum();
-        // An item always holds its first reference, even in the smallest leaves.
+        // An extent item always has room for its first reference, even in the smallest leaves.
         self.item.inline_refs.is_empty() || ExtentItem::HEADER_SIZE + info + now + size(inline) < limit
     }
 

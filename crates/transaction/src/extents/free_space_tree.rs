@@ -1,9 +1,9 @@
 //! The free space tree: the free ranges of every block group, as extents or as bitmaps.
 //!
-//! A block group has one `FREE_SPACE_INFO` (key: its start and length). It is followed either by one empty
-//! `FREE_SPACE_EXTENT` for each free range (key: start and length), or by `FREE_SPACE_BITMAP`s that cover the whole
-//! group (key: start and length covered; one bit per sector, lowest bit first, set if free). Superblock mirrors count
-//! as free.
+//! A block group has one `FREE_SPACE_INFO` (key: its start and length). A `FREE_SPACE_INFO` is followed either by one
+//! empty `FREE_SPACE_EXTENT` for each free range (key: start and length), or by `FREE_SPACE_BITMAP`s that cover the
+//! whole group (key: start and length covered; one bit per sector, lowest bit first, set if free). Superblock mirrors
+//! count as free.
 //!
 //! I1. `extent_count` is the number of maximal free ranges, in both forms.
 //! I2. A block group changes to bitmaps when extents would take more room than bitmaps, and back when extents take
@@ -107,7 +107,8 @@ pub(crate) fn free_space_from_extents(
     Ok(free.0)
 }
 
-/// Returns the changes that make a block group's items describe `free` (sorted, coalesced). Empty if they already do.
+/// Returns the changes that make a block group's items describe `free` (sorted, coalesced). Returns no changes if the
+/// items already describe `free`.
 pub(crate) fn free_space_changes(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -157,15 +158,15 @@ pub(crate) fn remove_free_space(
 /// Numbers of free ranges at which a block group changes its form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Thresholds {
-    /// More extents than this become bitmaps.
+    /// A group with more extents than this number changes to bitmaps.
     high: u64,
-    /// Bitmaps with fewer ranges than this become extents.
+    /// A group whose bitmaps have fewer ranges than this number changes to extents.
     low: u64,
 }
 
 impl Thresholds {
-    /// An extent takes an item head; a bitmap takes an item head and its bytes. The gap keeps groups from changing back
-    /// and forth.
+    /// An extent takes an item head; a bitmap takes an item head and its bytes. The gap between the thresholds keeps
+    /// groups from changing back and forth.
     fn new(len_bytes: u64, sectorsize: u32) -> Self {
         let bitmap_bytes = (ITEM_HEAD_SIZE + FREE_SPACE_BITMAP_SIZE) as u64;
         let high = len_bytes.div_ceil(span(sectorsize)) * bitmap_bytes / ITEM_HEAD_SIZE as u64;

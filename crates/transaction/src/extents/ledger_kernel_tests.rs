@@ -118,7 +118,7 @@ fn check_free_space(engine: &Engine, groups: &[BlockGroup], extents: &[Known], e
     nr_bitmaps
 }
 
-/// Checks that every checksum matches the data. Returns how many sectors have one.
+/// Checks that every checksum matches the data. Returns the number of sectors with a checksum.
 fn check_csums(engine: &Engine, extents: &[Known]) -> usize {
     let geometry = engine.geometry();
     let Some(tree) = engine.tree(RootId::CSUM_TREE).expect("readable") else { return 0 };
@@ -214,7 +214,8 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     }
 }
 
-/// Compares byte by byte, except extents with keyed references: which of these are inline depends on history.
+/// Compares byte by byte, except extents with keyed references: the references that are inline in them depend on
+/// history.
 fn compare(ours: &BTreeMap<Key, Vec<u8>>, before: &BTreeMap<Key, Vec<u8>>, known: &[Known], nodesize: u32) {
     let free_order: Vec<u64> =
         known.iter().filter(|known| known.has_keyed).map(|known| known.extent.bytenr.0).collect();

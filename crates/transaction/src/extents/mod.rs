@@ -2,10 +2,10 @@
 //!
 //! - `extent_tree`, `csum_tree`, `free_space_tree`: the items of these trees.
 //! - `data_io`, `data_ledger`: data extents: their I/O with checksums, and their state until they are committed.
-//! - `chunk_alloc`, `conversion`: when a chunk is made, and its profile during a conversion.
+//! - `chunk_alloc`, `conversion`: making chunks, and the profile of new chunks during a conversion.
 //! - `chunk_migration`, `device_size`: moving chunks on the devices, resizing devices.
 //! - `emptying`, `moved_extents`: block groups that a relocation empties, and the new addresses of their data.
-//! - `trim`: which free space is discarded.
+//! - `trim`: discarding free space.
 
 pub(crate) mod chunk_alloc;
 pub(crate) mod chunk_migration;

@@ -1,9 +1,9 @@
 //! [`MovedExtents`]: old and new addresses of data extents that relocation moved.
 //!
 //! A thread that looked up an extent before a move may read the extent afterwards, or refer to it in a new item. The
-//! old address is translated here. The old data also stays in place until no thread can have the old address any more.
+//! map translates the old address. The old data also stays in place until no thread can have the old address any more.
 //!
-//! Owns the map, under a lock. Lock order: nothing is taken under it.
+//! Owns the map, under a lock. Lock order: no other lock is taken under the map's lock.
 //!
 //! Invariants:
 //! - I1. A move is noted before the checksums of the old address are deleted: a reader that finds no checksum looks the
@@ -21,7 +21,7 @@ use ubtrfs_space::Extent;
 /// The moves whose old addresses may still be in use.
 #[derive(Debug, Default)]
 pub(crate) struct MovedExtents {
-    /// Whether the map has entries. Most of the time it has none.
+    /// Whether the map has entries. Most of the time the map is empty.
     any: AtomicBool,
     /// Length and new address, by the old address.
     moves: RwLock<BTreeMap<u64, (u64, Logical)>>,

@@ -1,8 +1,8 @@
 //! Trim: telling the devices which space is free.
 //!
 //! Invariants:
-//! - I1. Free space of a block group is allocated while it is discarded, so nothing is written there meanwhile. It is
-//!   reserved before that, so that space promised to other reservations stays free.
+//! - I1. Free space of a block group is allocated while it is discarded, so nothing is written there meanwhile. The
+//!   space is reserved before it is allocated, so that space promised to other reservations stays free.
 //! - I2. Device space without chunks is discarded under the lock that is held while a chunk is placed.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
 use crate::engine::Engine;
 use crate::job::Job;
 
-/// Maximum bytes of a piece, which is discarded at once and cannot be allocated meanwhile.
+/// Maximum bytes of a piece. A piece is discarded in one request and cannot be allocated during that request.
 const PIECE_BYTES: u64 = 64 << 20;
 /// If a piece cannot be reserved, smaller pieces are tried, down to this number of bytes.
 const PIECE_BYTES_MIN: u64 = 1 << 20;

@@ -13,10 +13,11 @@
 //! I2. Accepted dirty data finds room for its items: ordinary changes leave room for all reserved data.
 //! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave.
 //!
-//! While room is ample, a thread gets many changes admitted at once. Its operations reserve from this stock, and their
-//! load is added to that of the transaction after many operations ([`Share`]).
+//! While room is ample, a thread gets many changes admitted at once. The thread's operations reserve from this stock,
+//! and their load is added to the transaction's load after many operations ([`Share`]).
 //!
-//! I4. The stock of a share, and load that it has not added yet, count as reserved: the counted load is never too low.
+//! I4. The stock of a share, and load that the share has not added yet, count as reserved: the counted load is never
+//! too low.
 //!
 //! I5. While a commit runs, its new nodes are counted twice, as need and as used space, and the nodes that they replace
 //!     are pinned. So no reservation fails at such a moment: the last attempt is between two commits.
@@ -45,11 +46,11 @@ use crate::per_thread::PerThread;
 pub(crate) enum Purpose {
     /// An ordinary change, which can fail for lack of space.
     Change,
-    /// Items of dirty data that was accepted before.
+    /// Writing the items of dirty data that was accepted earlier.
     Writeback,
     /// A change that frees space in the end.
     Removal,
-    /// A snapshot. From its grant on, all changes may copy blocks that the snapshot shares.
+    /// A snapshot. A snapshot. After the grant, all changes may copy blocks that the snapshot shares.
     Snapshot,
 }
 
@@ -65,7 +66,7 @@ impl Purpose {
 pub(crate) struct TransactionLoad {
     rows: ChangeCounts,
     names: ChangeCounts,
-    /// Changes that reservations may still put, including the stocks of the shares.
+    /// Number of changes that reservations may still put, including the stocks of the shares.
     nr_reserved: AtomicU64,
     /// Reservations of snapshots that are granted and not dropped yet. A refused reservation is not counted.
     nr_snapshots: AtomicU64,
@@ -76,9 +77,9 @@ pub(crate) struct TransactionLoad {
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
-    /// Upper bound of the bytes of all trees at the last commit. It bounds the need of removals and writeback in mixed
-    /// block groups, where used space also holds data. For ordinary changes, all used space is the bound, which leaves
-    /// the room that Linux requires when it mounts.
+    /// Upper bound of the bytes of all trees at the last commit. This bound limits the need of removals and writeback
+    /// in mixed block groups, where used space also holds data. The need of ordinary changes is bounded by all used
+    /// space, which leaves the room that Linux requires when it mounts.
     tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
     pub(crate) asked_for_commit: AtomicBool,
@@ -97,12 +98,12 @@ struct ChangeCounts {
     memory_bytes: AtomicI64,
 }
 
-/// A thread's stock of admitted changes, and counts that it has not added to those of the transaction yet.
+/// A thread's stock of admitted changes, and the thread's counts that are not added to the transaction's counts yet.
 #[derive(Debug, Default)]
 struct Share {
-    /// Changes that are admitted but not reserved yet.
+    /// Number of changes that are admitted but not reserved yet.
     nr_admitted: u64,
-    /// Changes of reservations that have ended.
+    /// Number of reserved changes whose reservations have ended.
     nr_ended: u64,
     /// Load of handles that have ended.
     load: HandleLoad,
@@ -115,7 +116,7 @@ pub(crate) struct HandleLoad {
     names: HandleCounts,
 }
 
-/// Counts of one handle and one kind; see [`ChangeCounts`].
+/// Counts of one handle's changes of one kind of delayed item; see [`ChangeCounts`].
 #[derive(Clone, Copy, Debug, Default)]
 struct HandleCounts {
     nr_changes: u64,
@@ -133,7 +134,7 @@ struct MetadataUse {
     shared_extent_tree: Option<u64>,
 }
 
-/// An amount of changes.
+/// The load of some changes: their number, and the bytes that they add.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Load {
     nr_changes: u64,
@@ -157,7 +158,8 @@ const CHILD_BYTES: u64 = 72;
 const REFERENCE_BYTES: u64 = 64;
 /// Changes that writeback makes for each reservation of dirty data, besides those for its extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
-/// Minimum bytes of the extents that writeback makes of large data. Compressed data has extents of this size.
+/// Minimum bytes of the extents that writeback makes of large data. An extent of compressed data covers at most this
+/// number of bytes.
 const EXTENT_BYTES: u64 = 128 << 10;
 /// Least number of nodes in the global reserve: a few times the need of a commit with one removal.
 const RESERVE_NODES_MIN: u64 = 128;
@@ -202,7 +204,8 @@ impl TransactionLoad {
     fn add_share(&self, share: &mut Share) -> bool {
         let Share { nr_ended, load, .. } =
             std::mem::replace(share, Share { nr_admitted: share.nr_admitted, ..Share::default() });
-        // Add the load first: for a moment it is counted twice, but it is never missing (I4).
+        // Add the load before `nr_reserved` falls: for a moment the load is counted twice, but it is never missing
+        // (I4).
         self.rows.add(&load.rows);
         self.names.add(&load.names);
         self.nr_reserved.fetch_sub(nr_ended, Ordering::Relaxed);
@@ -219,12 +222,12 @@ impl TransactionLoad {
         self.rows.memory_bytes() + self.names.memory_bytes()
     }
 
-    /// The part of names in [`Self::memory_bytes`].
+    /// The part of [`Self::memory_bytes`] that names take.
     pub(crate) fn name_memory_bytes(&self) -> u64 {
         self.names.memory_bytes()
     }
 
-    /// The part of rows in [`Self::memory_bytes`].
+    /// The part of [`Self::memory_bytes`] that rows take.
     pub(crate) fn row_memory_bytes(&self) -> u64 {
         self.rows.memory_bytes()
     }
@@ -315,11 +318,11 @@ impl Load {
     /// Bytes that the trees may allocate for this load.
     ///
     /// All changes together copy each existing node at most once. After inserts, no two neighbouring leaves fit into
-    /// one, so leaves are at least half full. An eighth is added for the nodes above them and for the extent items of
-    /// all new nodes.
+    /// one, so leaves are at least half full. An eighth is added for the nodes above the leaves and for the extent
+    /// items of all new nodes.
     ///
-    /// If subvolumes share blocks, each may copy a shared node for itself, and every copy adds a reference to all
-    /// children of the node. The extent items of these children may be anywhere in the extent tree.
+    /// If subvolumes share blocks, each subvolume may make its own copy of a shared node, and every copy adds a
+    /// reference to all children of the node. The extent items of these children may be anywhere in the extent tree.
     fn need(self, room: &MetadataUse) -> u64 {
         let MetadataUse { used, nodesize, shared_extent_tree } = *room;
         let touched =
@@ -358,7 +361,7 @@ impl std::ops::Add for Load {
 }
 
 impl Engine {
-    /// Admits `most` changes, or fewer but at least `least`. Reclaims space if they do not fit.
+    /// Admits `most` changes, or fewer but at least `least`. Reclaims space if the changes do not fit.
     ///
     /// # Errors
     ///
@@ -408,9 +411,9 @@ impl Engine {
         }
     }
 
-    /// Admits changes between two commits (I5). If they do not fit, tries again when other threads have put their
-    /// admitted changes. Waits for these threads for at most `patience`, because they may be waiting for a lock that
-    /// the caller holds.
+    /// Admits changes between two commits (I5). If the changes do not fit, tries again when other threads have put
+    /// their admitted changes. Waits for these threads for at most `patience`, because they may be waiting for a lock
+    /// that the caller holds.
     fn admit_between_commits<T>(
         &self,
         granted: &dyn Fn() -> Option<T>,
@@ -509,7 +512,7 @@ impl Engine {
         share.clamp(floor, most.max(floor)).min(metadata.total / 2)
     }
 
-    /// Moves the load of the active transaction to the frozen one.
+    /// Moves the load of the active transaction to the frozen load.
     pub(crate) fn freeze_load(&self) {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.admission.load;
@@ -523,7 +526,7 @@ impl Engine {
         load.csum_bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Moves the load of the active rows to the frozen one, with `names_bytes` of memory of names. The need of these
+    /// Moves the load of the active rows, and `names_bytes` of the names' memory, to the frozen load. The need of these
     /// names stays counted as active until the commit, because the need is not known per name.
     pub(crate) fn freeze_rows_load(&self, names_bytes: isize) {
         let info = self.space.info(SpaceKind::Metadata);
@@ -536,7 +539,7 @@ impl Engine {
         load.asked_for_flush.store(false, Ordering::Relaxed);
     }
 
-    /// Notes that the frozen items are in the trees' nodes, and these nodes in the accounting trees.
+    /// Notes that the frozen items are in the trees' nodes, and that the accounting trees record these nodes.
     pub(crate) fn end_frozen_load(&self) {
         self.admission.load.frozen_need.store(0, Ordering::Relaxed);
     }
@@ -577,7 +580,7 @@ impl Engine {
         }
     }
 
-    /// Upper bound of the bytes of all trees by their root items; `None` if they cannot be read.
+    /// Upper bound of the bytes of all trees by their root items; `None` if the root items cannot be read.
     fn tree_bytes(&self) -> Option<u64> {
         let roots = self.roots.get(RootId::ROOT_TREE)?;
         let nodesize = u64::from(self.geometry.nodesize);
@@ -617,7 +620,8 @@ impl Engine {
         let (load, left) = match purpose {
             Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
             // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
-            // more items than estimated. So writeback may use more of the reserve than removals, which may fail.
+            // more items than estimated. So writeback may use more of the reserve than removals, because only removals
+            // may fail.
             Purpose::Writeback => (self.admission.load.active(), reserve / 8),
             Purpose::Removal => (self.admission.load.active(), reserve / 4),
         };

@@ -1,9 +1,9 @@
 //! Transaction handles: the changes that an operation may put, and the waits before the operation begins.
 //!
 //! - `trans_handle`, `running`: an operation, and the transaction that it belongs to.
-//! - `admission`, `metadata_reservation`: how much metadata space an operation needs, and whether the space is granted.
-//! - `ticket`: the queue of reservations that wait for space, and when `ENOSPC` is returned.
-//! - `throttle`: when writers are slowed.
+//! - `admission`, `metadata_reservation`: estimating and granting the metadata space of an operation.
+//! - `ticket`: the queue of reservations that wait for space, and the decision to return `ENOSPC`.
+//! - `throttle`: slowing writers.
 //! - `quota_reservation`: space reserved for quota groups.
 //! - `root_change`: changes of subvolumes that the commit makes.
 //! - `refusal`: refused reservations, for tests.

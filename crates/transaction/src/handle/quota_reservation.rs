@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use ubtrfs_format::RootId;
 
 /// Id of a quota group: the level in the upper 16 bits, a number in the lower 48 bits. A group of level 0 belongs to
-/// the subvolume whose id is its number.
+/// the subvolume whose id equals the group's number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QgroupId(pub u64);
 
@@ -30,16 +30,16 @@ pub(crate) struct Reserved {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct GroupReserved {
-    /// Held by [`QuotaReservation`]s.
+    /// Bytes held by [`QuotaReservation`]s.
     held: u64,
-    /// Spent in the running transaction.
+    /// Bytes spent in the running transaction.
     running: u64,
-    /// Spent in the transaction that is being committed.
+    /// Bytes spent in the transaction that is being committed.
     frozen: u64,
 }
 
-/// Space promised to a writer within the limits of its quota groups. Holds nothing if no group has limits. Dropping it
-/// returns the space.
+/// Space promised to a writer within the limits of its quota groups. The reservation is empty if no group has limits.
+/// Dropping the reservation returns the space.
 #[derive(Debug, Default)]
 #[must_use = "a reservation that is dropped at once holds nothing"]
 pub struct QuotaReservation {
@@ -131,7 +131,7 @@ impl QuotaReservation {
         }
     }
 
-    /// Splits off up to `bytes`.
+    /// Splits off up to `bytes` into another reservation.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let mut other = Self::default();
         other.take_from(self, bytes);

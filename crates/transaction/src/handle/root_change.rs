@@ -8,7 +8,7 @@ use uuid::Uuid;
 /// A subvolume to be made.
 #[derive(Debug)]
 pub struct NewSubvolume {
-    /// Its id, by [`Engine::new_root_id`](crate::Engine::new_root_id).
+    /// The subvolume's id, from [`Engine::new_root_id`](crate::Engine::new_root_id).
     pub id: RootId,
     /// Its UUID.
     pub uuid: Uuid,
@@ -16,23 +16,23 @@ pub struct NewSubvolume {
     pub otime: Timespec,
     /// Its content.
     pub content: NewContent,
-    /// The subvolume that holds its name.
+    /// The subvolume that holds the new subvolume's name.
     pub parent: RootId,
-    /// The place of its name.
+    /// The place of the new subvolume's name.
     pub root_ref: RootRef,
-    /// Items of the directory that holds its name, in the order of their keys.
+    /// Items of the directory that holds the new subvolume's name, in the order of their keys.
     pub entry: Batch,
-    /// Ids of quota groups that its own group joins.
+    /// Ids of quota groups that the new subvolume's own group joins.
     pub qgroups: Vec<u64>,
-    /// For a subvolume that is about to be received, the sender's transaction; 0 otherwise. Without a `received_uuid` it
-    /// marks the subvolume as incomplete.
+    /// For a subvolume that is about to be received, the sender's transaction; 0 otherwise. A subvolume with a
+    /// `stransid` and without a `received_uuid` is incomplete.
     pub stransid: Generation,
 }
 
 /// The content of a new subvolume.
 #[derive(Debug)]
 pub enum NewContent {
-    /// These items, in key order. They fit into a leaf.
+    /// The items of the new tree, in key order. The items fit into one leaf.
     Items(Vec<(Key, Vec<u8>)>),
     /// The content of another subvolume at the end of the transaction.
     SnapshotOf {
@@ -48,7 +48,7 @@ pub enum NewContent {
 pub struct Received {
     /// UUID of the subvolume that was sent.
     pub uuid: Uuid,
-    /// Its last transaction, at the sender.
+    /// The last transaction of the sent subvolume, at the sender.
     pub stransid: Generation,
     /// The time of receiving.
     pub rtime: Timespec,

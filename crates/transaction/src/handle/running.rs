@@ -1,7 +1,7 @@
 //! [`RunningTransaction`]: the gate that operations enter, and the work that they leave to the commit.
 //!
 //! Owns the gate, the list of trees with delayed items, and the list of changes to subvolumes. Lock order: the gate, then
-//! one of the lists; nothing is taken under a list's lock.
+//! one of the lists; no lock is taken under a list's lock.
 //!
 //! Invariants:
 //! - I1. All work of an operation belongs to one transaction: operations hold the gate, and [`RunningTransaction::end`]
@@ -32,7 +32,7 @@ pub(crate) struct EndedTransaction {
     pub(crate) transid: Generation,
     /// Trees with delayed items, each once.
     pub(crate) listed: Vec<RootId>,
-    /// In the order of their requests.
+    /// Changes of subvolumes, in the order of the requests.
     pub(crate) root_changes: Vec<RootChange>,
 }
 
@@ -65,7 +65,7 @@ impl RunningTransaction {
     /// Adds a tree to the list of trees with delayed items. The caller has entered the gate.
     pub(crate) fn list(&self, tree: &Tree) {
         // Read first: the flag is nearly always set, and a read leaves the other processors' cached copies valid. The
-        // gate keeps it set.
+        // entered gate keeps the flag set.
         if !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel) {
             self.listed.lock().push(tree.id());
         }

@@ -12,8 +12,7 @@
 //! now and then, longer the further they are ahead. So they reach the limit about when the flush ends and the next
 //! flush can begin, and no writer waits for a whole flush.
 //!
-//! While many items are frozen, the limit is lower; if the limit falls below start, writers are paced from half of the
-//! limit on.
+//! While many items are frozen, the limit is lower; if the limit falls below start, pacing begins at half of the limit.
 //!
 //! Invariants:
 //! - I1. No writer depends on the commit thread: if that thread does not begin a flush in time, the writer flushes.
@@ -31,7 +30,7 @@ use crate::engine::{BackgroundWork, Engine, OpenOptions};
 /// Progress of the running flush, and the time that writers still have to sleep.
 #[derive(Debug)]
 pub(crate) struct Throttle {
-    /// Thousandths of the running flush that are done; [`IDLE`] while none runs.
+    /// Thousandths of the running flush that are done; [`IDLE`] while no flush runs.
     progress: AtomicU64,
     /// Microseconds that writers still have to sleep.
     debt_micros: AtomicU64,
@@ -65,7 +64,7 @@ impl Throttle {
         Some(self.progress.load(Ordering::Relaxed)).filter(|&progress| progress != IDLE)
     }
 
-    /// How long this writer has to sleep now. `fill` is its progress to the limit in thousandths.
+    /// The time that this writer has to sleep now. `fill` is the writer's progress to the limit in thousandths.
     fn pause(&self, fill: u64) -> Option<Duration> {
         let ahead = fill.saturating_sub(self.progress()?);
         if ahead == 0 {
@@ -73,7 +72,7 @@ impl Throttle {
         }
         let nap = POLL_INTERVAL.as_micros() as u64;
         let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
-        // If two writers see the same debt, one of them pays it. The end of the flush cancels the rest.
+        // If two writers see the same debt, one of them pays it. The end of the flush cancels the rest of the debt.
         let pays = |debt: u64| debt.checked_sub(nap);
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
             return None;
@@ -184,7 +183,7 @@ impl Engine {
 }
 
 const IDLE: u64 = u64::MAX;
-/// Progress of a flush when all frozen items are applied.
+/// Progress of a flush, in thousandths, when all frozen items are applied.
 const APPLY_SHARE: u64 = 900;
 /// Microseconds of debt that a change adds for each thousandth that its writer is ahead.
 const MICROS_AHEAD: u64 = 2;
@@ -193,7 +192,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const THREAD_COMES: Duration = Duration::from_millis(50);
 /// Memory of cached nodes that are also on the devices.
 pub(crate) const CACHE_PART: MemoryPart = (6, 16);
-/// Delayed items, active and frozen together.
+/// Memory of delayed items, active and frozen together.
 const DELAYED_PART: MemoryPart = (11, 16);
 /// Active delayed items.
 const LIMIT_PART: MemoryPart = (9, 16);

@@ -28,14 +28,14 @@ use crate::health::stats::Span;
 /// The queue of one kind of space.
 #[derive(Debug, Default)]
 pub(crate) struct TicketQueue {
-    /// The tickets in order of arrival. The first one has its turn.
+    /// The tickets in order of arrival. The first ticket has its turn.
     tickets: Mutex<VecDeque<Arc<Condvar>>>,
     nr_waiting: AtomicU64,
     /// Number of reclaims that did not help.
     nr_failures: AtomicU64,
 }
 
-/// The right to reclaim, until it is dropped.
+/// The right to reclaim, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn<'q> {
     queue: &'q TicketQueue,
@@ -69,8 +69,9 @@ impl TicketQueue {
 }
 
 impl Engine {
-    /// Tries `granted` repeatedly, with a round of `reclaim` between two tries. Used if a reservation did not fit, or
-    /// if others were waiting before it. If there is a queue and the caller may wait, first waits for its turn.
+    /// Tries `granted` repeatedly, with a round of `reclaim` between two tries. Called if a reservation did not fit, or
+    /// if other reservations were waiting before it. If there is a queue and the caller may wait, waits for the
+    /// caller's turn first.
     ///
     /// # Errors
     ///
@@ -104,7 +105,7 @@ impl Engine {
 }
 
 impl Turn<'_> {
-    /// Whether reclaim failed to help an earlier waiter while this one waited (I3).
+    /// Whether reclaim failed to help an earlier waiter while this waiter waited (I3).
     pub(crate) fn is_hopeless(&self) -> bool {
         self.queue.nr_failures.load(Ordering::Acquire) != self.nr_failures
     }
@@ -126,7 +127,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Rounds of reclaim before a reservation fails. Data written in the first round may let the second one free more
+/// Rounds of reclaim before a reservation fails. Data written in the first round may let the second round free more
 /// space.
 const RECLAIMS: usize = 2;
 

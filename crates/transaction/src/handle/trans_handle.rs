@@ -45,22 +45,23 @@ impl Drop for MetadataReservation<'_> {
     }
 }
 
-/// A handle on the running transaction; all changes put through it belong to this transaction. Held briefly: no I/O,
-/// and no waiting for locks that other threads hold during I/O.
+/// A handle on the running transaction; all changes put through it belong to this transaction. A handle is held
+/// briefly: the holder does no I/O, and waits for no lock that other threads hold during I/O.
 #[derive(Debug)]
 pub struct TransHandle<'e> {
     engine: &'e Engine,
-    /// Load of the changes. It is added once, when the handle is dropped, so that threads do not contend for the
-    /// counters. Until then the reservation accounts for it.
+    /// Load of the changes. The load is added once, when the handle is dropped, so that threads do not contend for the
+    /// counters. Until the drop, the reservation accounts for the load.
     load: Cell<HandleLoad>,
-    // Dropped before the gate: after a panic, dropping it aborts the filesystem before the next commit can begin.
+    // The reservation is dropped before the gate: after a panic, this drop aborts the filesystem before the next commit
+    // can begin.
     _reservation: MetadataReservation<'e>,
     _gate: RwLockReadGuard<'e, ()>,
 }
 
 /// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change needs
-/// another lock or until this value is dropped. Until then the caller must not read the tree or change it in another
-/// way.
+/// another lock or until this value is dropped. While this value exists, the caller must not read the tree or change it
+/// in another way.
 #[derive(Debug)]
 pub struct TreeChanges<'o> {
     op: &'o TransHandle<'o>,
@@ -81,7 +82,7 @@ impl Engine {
         self.reserve_metadata(nr_items, nr_items, Purpose::Change)
     }
 
-    /// Reserves metadata space for changes that free space. They may use the global reserve.
+    /// Reserves metadata space for changes that free space. Such changes may use the global reserve.
     ///
     /// # Errors
     ///

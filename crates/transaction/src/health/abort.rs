@@ -1,9 +1,9 @@
-//! [`AbortState`]: whether the filesystem is writable, and if not, why.
+//! [`AbortState`]: whether the filesystem is read-only, and the reason.
 //!
-//! Owns the reason and the cause, each under a lock; nothing is taken under either.
+//! Owns the reason and the cause, each under a lock; no lock is taken under these locks.
 //!
 //! Invariants:
-//! - I1. A filesystem that turned read-only stays so until it is closed; the first reason is kept.
+//! - I1. A filesystem that turned read-only stays read-only until it is closed; the first reason is kept.
 //! - I2. The flags are set after the reason, so a reader that sees a flag finds the reason.
 
 use std::sync::Weak;
@@ -15,15 +15,15 @@ use ubtrfs_error::{Error, Result};
 use crate::engine::Engine;
 use crate::health::unwind::EngineId;
 
-/// Whether a filesystem is writable, and if not, why.
+/// Whether a filesystem is read-only, and the reason.
 #[derive(Debug)]
 pub(crate) struct AbortState {
     id: EngineId,
     read_only: AtomicBool,
-    /// Whether it turned read-only while it was open, so that changes since the last commit are lost.
+    /// Whether the filesystem turned read-only while it was open, so that changes since the last commit are lost.
     aborted: AtomicBool,
     reason: Mutex<Option<String>>,
-    /// The failure that turned it read-only, for all callers that waited for the failed work.
+    /// The failure that turned the filesystem read-only, for all callers that waited for the failed work.
     cause: Mutex<Option<Error>>,
 }
 
@@ -39,7 +39,7 @@ impl AbortState {
         }
     }
 
-    /// Makes panics of threads that enter this engine abort it.
+    /// Registers this engine with the panic hook: a panic of a thread that entered the engine aborts it.
     pub(crate) fn register(&self, engine: Weak<Engine>) {
         self.id.register(engine);
     }
@@ -63,7 +63,8 @@ impl Engine {
         self.abort_state.reason.lock().clone()
     }
 
-    /// Declares that this thread works on the filesystem: from now on, a panic of it turns the filesystem read-only.
+    /// Declares that this thread works on the filesystem: from now on, a panic of this thread turns the filesystem
+    /// read-only.
     pub fn enter(&self) {
         self.abort_state.id.enter();
     }
@@ -94,15 +95,15 @@ impl Engine {
         }
     }
 
-    /// Calls [`Engine::abort`] because `what` failed. All callers that waited for it get the same error from
-    /// [`Engine::check_not_failed`].
+    /// Calls [`Engine::abort`] because `what` failed. All callers that waited for the failed work get the same error
+    /// from [`Engine::check_not_failed`].
     pub(crate) fn fail(&self, what: &str, error: &Error) {
         self.abort_state.cause.lock().get_or_insert_with(|| error.clone());
         self.abort(format!("{what} failed: {error}"));
     }
 
-    /// Like [`Engine::check_not_aborted`], but with the original error. For callers that passed that check and then
-    /// waited for the commit lock.
+    /// Like [`Engine::check_not_aborted`], but with the original error. For callers that passed
+    /// [`Engine::check_not_aborted`] and then waited for the commit lock.
     pub(crate) fn check_not_failed(&self) -> Result<()> {
         match self.abort_state.cause.lock().clone().filter(|_| self.abort_state.is_aborted()) {
             Some(cause) => Err(cause),
@@ -110,7 +111,7 @@ impl Engine {
         }
     }
 
-    /// Fails after [`Engine::abort`]. Without this check, callers could take their changes for durable: the failed
+    /// Fails after [`Engine::abort`]. Without this check, a caller could believe its changes to be durable: the failed
     /// commit has taken the changes, so nothing seems left to commit.
     pub(crate) fn check_not_aborted(&self) -> Result<()> {
         if self.abort_state.is_aborted() { self.check_writable() } else { Ok(()) }

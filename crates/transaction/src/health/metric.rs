@@ -48,7 +48,7 @@ impl Metric {
     }
 }
 
-/// Formats metrics as text for Prometheus. Metrics of one name stand together, under its help and type.
+/// Formats metrics as text for Prometheus. Metrics of one name stand together, below the help and type of that name.
 pub fn prometheus_text(metrics: &[Metric]) -> String {
     let mut text = String::new();
     let mut names: Vec<&str> = Vec::new();

@@ -1,6 +1,6 @@
 //! Failure and measurement: panics, statistics, metrics, the timeline.
 //!
-//! - `abort`, `unwind`: what makes the filesystem read-only: errors, and panics.
+//! - `abort`, `unwind`: making the filesystem read-only after errors and panics.
 //! - `stats`, `metric`, `timeline`: counters and spans.
 
 pub(crate) mod abort;

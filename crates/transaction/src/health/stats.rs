@@ -1,8 +1,9 @@
 //! Statistics of the engine. Counters count large events, never single operations. Spans time large phases and draw them
 //! into a [timeline](crate::health::timeline) on request.
 //!
-//! - T1. Counters only grow. Each is read separately, so two values may be from different moments.
-//! - T2. Nodes count when they are written, so a node that a transaction changed ten times and wrote once counts once.
+//! - T1. Counters only grow. Each counter is read separately, so two values may be from different moments.
+//! - T2. A node is counted when it is written, so a node that a transaction changed ten times and wrote once counts
+//!   once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use ubtrfs_tree::{ApplyStats, Node};
 use crate::health::metric::Metric;
 use crate::health::timeline::Timeline;
 
-/// A timed phase. The phases of a commit come first, in their order.
+/// A timed phase. The phases of a commit come first, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     /// A whole commit.
@@ -65,11 +66,11 @@ const NR_SPANS: usize = 11;
 /// The reason for writing back dirty data that no caller asked to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
-    /// The background threads, when dirty data exceeds a share of memory.
+    /// Dirty data exceeds a share of memory, so background threads write.
     Background,
-    /// A writer, when dirty data exceeds its limit.
+    /// Dirty data exceeds its limit, so a writer writes it back.
     Writer,
-    /// A reservation of space that did not fit.
+    /// A reservation of space did not fit.
     Reservation,
 }
 
@@ -110,12 +111,12 @@ struct SpanStat {
     count: AtomicU64,
     nanos: AtomicU64,
     max_nanos: AtomicU64,
-    /// Counts of spans by duration, in powers of four from [`FIRST_BUCKET`] on. The last bucket counts all longer
-    /// spans.
+    /// Counts of spans by duration, in powers of four from [`FIRST_BUCKET`] on. The last bucket counts all spans that
+    /// are too long for the other buckets.
     buckets: [AtomicU64; NR_BUCKETS],
 }
 
-/// 16 us, 64 us, 256 us, ... 17 s.
+/// The longest duration in the first bucket; the buckets end at 16 us, 64 us, 256 us, ... 17 s.
 const FIRST_BUCKET: Duration = Duration::from_micros(16);
 const NR_BUCKETS: usize = 12;
 
@@ -294,7 +295,7 @@ fn leaf_capacity(node: &Node) -> u64 {
     (node.raw().len() - ubtrfs_format::node::HEADER_SIZE) as u64
 }
 
-/// Ends its span when dropped.
+/// Ends a span when dropped.
 #[must_use = "the span ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SpanGuard<'a> {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// A timeline that writes nothing until it is started.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    /// Checked first, to avoid the lock while nothing is written.
+    /// This flag is checked before the lock is taken, which avoids the lock while no timeline is written.
     is_on: AtomicBool,
     out: Mutex<Option<Output>>,
 }
@@ -50,7 +50,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Writes a span of the calling thread that ended. With `flush`, the file is brought up to date.
+    /// Writes a span of the calling thread that ended. With `flush`, also writes all buffered spans to the file.
     pub(crate) fn note(&self, name: &str, began: Instant, took: Duration, flush: bool) {
         if !self.is_on.load(Ordering::Acquire) {
             return;
@@ -71,7 +71,7 @@ impl Output {
         if !self.named.contains(&thread) {
             self.named.push(thread);
             let current = std::thread::current();
-            // Thread names are ours and contain nothing that JSON escapes.
+            // Thread names come from this program and contain nothing that JSON escapes.
             let name = current.name().unwrap_or("client").replace(['"', '\\'], "");
             writeln!(
                 self.file,

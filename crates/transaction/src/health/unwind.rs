@@ -1,14 +1,14 @@
-//! A panic turns the filesystems that its thread worked on read-only, before anything is unwound.
+//! Turns filesystems read-only when a thread that worked on them panics, before anything is unwound.
 //!
-//! Our locks do not poison, so state that a panic left half changed would look complete to the next commit. A guard
-//! that noticed the panic while unwinding would be too late: another thread could commit first. The panic hook runs
-//! before unwinding begins.
+//! The locks here are not poisoned by a panic, so state that a panic left half changed would look complete to the next
+//! commit. A guard that noticed the panic while unwinding would be too late: another thread could commit first. The
+//! panic hook runs before unwinding begins.
 //! - I1. Every thread that changes or reads a filesystem calls [`Engine::enter`] first: every entry point of the engine
 //!   makes this call.
 //! - I2. The hook takes only the locks of its registry and of [`Engine::abort`]; no other filesystem code runs under
-//!   them.
+//!   these locks.
 //! - I3. If a program replaced the hook, [`MetadataReservation`](crate::MetadataReservation) and the commit still
-//!   notice a panic when they are unwound.
+//!   notice a panic during unwinding.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use std::sync::{Mutex, Once, PoisonError, Weak};
 
 use crate::engine::Engine;
 
-/// Tells open engines apart; never reused.
+/// A number that tells open engines apart and is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineId(u64);
 
@@ -27,7 +27,7 @@ static HOOK: Once = Once::new();
 thread_local! {
     /// The engine that this thread used last.
     static LAST: Cell<u64> = const { Cell::new(0) };
-    /// All engines that it used.
+    /// All engines that this thread used.
     static USED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -36,7 +36,7 @@ impl EngineId {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Makes panics of threads that call [`EngineId::enter`] abort this engine.
+    /// Registers this engine with the panic hook: a panic of a thread that called [`EngineId::enter`] aborts it.
     pub(crate) fn register(self, engine: Weak<Engine>) {
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
@@ -68,10 +68,10 @@ impl EngineId {
     }
 }
 
-/// Turns the filesystems that this thread worked on read-only, as the panic hook does. For programs that replace the
-/// panic hook after a filesystem was opened and do not call the previous hook.
+/// Turns the filesystems that this thread worked on read-only, as the panic hook does. This function is for programs
+/// that replace the panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
-    // At the end of a thread the variable may be gone. The thread then does no more work.
+    // At the end of a thread, the thread-local variable may be gone. Such a thread does no more work on a filesystem.
     let used = USED.try_with(|used| used.try_borrow().map(|used| used.clone()).unwrap_or_default()).unwrap_or_default();
     if used.is_empty() {
         return;

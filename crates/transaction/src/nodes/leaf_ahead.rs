@@ -5,16 +5,16 @@
 //!   walk -- announce --> queue -- thread --> devices, tree checker --> node cache -- read_node --> walk
 //! ```
 //!
-//! Owns the queue and the set of expected leaves, under one lock. Lock order: a tree's view -> this lock -> the store's
-//! shards and cache.
+//! Owns the queue and the set of expected leaves, under one lock. Lock order: a tree's view -> the lock of the queue ->
+//! the store's shards and cache.
 //!
 //! Invariants:
-//! - I1. Pointers are followed only while the tree is unchanged since they were found: the thread holds the tree's
-//!   view lock shared, as every reader does, and drops jobs for another version. Blocks that a tree no longer uses may
-//!   be overwritten, and a reader of the stale block would mistake a copy that is not yet overwritten for the good
-//!   one.
-//! - I2. The readahead thread never waits for a view lock, because a thread that holds one may be waiting for a leaf.
-//!   It takes the lock even if writers wait for it, or drops the job.
+//! - I1. A pointer is followed only if its tree has not changed since the pointer was found: the thread holds the
+//!   tree's view lock shared, as every reader does, and drops jobs that were queued for another version of the tree.
+//!   Blocks that a tree no longer uses may be overwritten, and a reader of a stale block would mistake a copy that is
+//!   not overwritten yet for the valid copy.
+//! - I2. The readahead thread never waits for a view lock, because the holder of a view lock may be waiting for a leaf.
+//!   The readahead thread takes a view lock even if writers wait for that lock, or else drops the job.
 //! - I3. A leaf that could not be read ahead is read again by the thread that needs it, which reports the error. If no
 //!   readahead thread runs, nothing is announced, and no thread waits.
 
@@ -53,7 +53,7 @@ struct State {
     stopped: bool,
 }
 
-/// Neighbouring leaves, as of a version of their tree.
+/// A request to read neighbouring leaves, valid for one version of their tree.
 #[derive(Debug)]
 struct Job {
     view: SharedView,
@@ -68,9 +68,9 @@ pub struct LeafReadAhead {
     engine: EngineId,
 }
 
-/// A view of a tree with a version. While its lock ([`SharedView`]) is held, the tree's nodes do not change.
+/// A view of a tree with a version. While the lock of a view ([`SharedView`]) is held, the tree's nodes do not change.
 pub(crate) trait AtVersion: std::fmt::Debug + Send + Sync {
-    /// Changes whenever nodes of the tree change.
+    /// The version of the tree, which is new after each change of the tree's nodes.
     fn version(&self) -> TreeVersion;
 }
 
@@ -82,7 +82,7 @@ pub(crate) type SharedView = Arc<RwLock<dyn AtVersion>>;
 pub(crate) struct Walk {
     parent: Logical,
     slot: usize,
-    /// Steps to nearby leaves minus other steps: a walk also reads other leaves now and then.
+    /// Number of steps to nearby leaves minus number of other steps: a walk also reads other leaves now and then.
     steadiness: u32,
     /// Slots of leaves that were announced.
     announced: Range<usize>,
@@ -98,7 +98,7 @@ impl LeafReadAhead {
         self.engine.enter();
         let ahead = &self.store.ahead;
         ahead.state.lock().serving = true;
-        // After a panic of this thread, no thread may wait for it.
+        // After a panic of this thread, no other thread may wait for it.
         let _end = EndOnDrop(ahead);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(job) = ahead.next_job() {
@@ -141,7 +141,7 @@ impl LeafAhead {
         self.changed.notify_all();
     }
 
-    /// Waits for a leaf if it is being read ahead. Returns whether it was being read ahead.
+    /// Waits for a leaf if it is being read ahead. Returns whether the leaf was being read ahead.
     pub(crate) fn wait_for(&self, bytenr: Logical) -> bool {
         if self.nr_expected.load(Ordering::Acquire) == 0 {
             return false;
@@ -245,10 +245,10 @@ impl Walk {
 const RUN_MAX: usize = 16;
 /// Number of leaves before and after a walk's position that should be in memory or in the queue.
 const REACH: usize = 16;
-/// The number of leaves being read ahead is at most the number of nodes in the cache divided by this.
+/// The number of leaves being read ahead is at most the number of nodes in the cache divided by this constant.
 const CACHE_SHARE: u64 = 8;
 const EXPECTED_MAX: usize = 64;
-/// Longest step of a walk: leaves of other directories may lie between those of a directory's files.
+/// Longest step of a walk: leaves of other directories may lie between the leaves of one directory's files.
 const NEAR: usize = 16;
 /// Minimum steadiness at which steps count as a walk.
 const STEADY: u32 = 2;

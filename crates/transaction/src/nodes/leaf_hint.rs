@@ -1,5 +1,5 @@
 //! [`LeafHints`]: the leaves that each thread searched last. The items of an inode are neighbours, and so are the
-//! entries of a directory, so the next lookup of a thread often ends in one of these leaves.
+//! entries of a directory, so the next lookup of a thread often ends in one of the remembered leaves.
 //!
 //! ```text
 //! hints of a thread   entries by name | entries by index | other items      some leaves each
@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! - I1. A hint belongs to one version of one tree. Each [`Tree`](crate::delayed::tree_view::Tree) begins with a new
-//!   version, and gets a new one whenever its nodes change, under its view lock held exclusively. A thread that holds
-//!   this lock finds only leaves of the current tree.
+//!   version, and gets a new version whenever its nodes change, under its view lock held exclusively. A thread that
+//!   holds the view lock finds only leaves of the current tree.
 //! - I2. No thread waits for a hint: a hint that another thread is using counts as absent.
 //! - I3. Besides the cache, each hint keeps at most one leaf in memory.
 
@@ -73,13 +73,15 @@ impl LeafHints {
             let oldest = recent.oldest;
             recent.oldest = (oldest + 1) % NR_RECENT;
             let before = recent.hints[oldest].replace(Hint { version, place: place.clone() });
-            // Dropped after unlocking: this may be the last handle of the leaf, and freeing it takes time.
+            // Drop the replaced hint after unlocking: it may be the last handle of its leaf, and freeing a leaf takes
+            // time.
             drop(recent);
             drop(before);
         }
     }
 
-    /// Notes a step of this thread to the leaf in this slot of `parent`. Returns the neighbouring slots worth reading.
+    /// Notes a step of this thread to the leaf in this slot of `parent`. Returns the neighbouring slots whose leaves
+    /// are worth reading ahead.
     pub(crate) fn step(&self, parent: &Node, slot: usize) -> [Range<usize>; 2] {
         let walk = self.threads.current().walk.try_lock();
         walk.map_or([0..0, 0..0], |mut walk| walk.step(parent.bytenr(), slot, parent.nritems()))
@@ -95,6 +97,6 @@ fn kind_of(key: &Key) -> usize {
 }
 
 const NR_KINDS: usize = 3;
-/// Number of leaves kept for each kind of item. Several, because a walk through directories returns to the
-/// directories above.
+/// Number of leaves kept for each kind of item. Several leaves are kept, because a walk through directories returns to
+/// the directories above.
 const NR_RECENT: usize = 4;

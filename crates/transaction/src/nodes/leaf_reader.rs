@@ -1,18 +1,18 @@
 //! [`LeafReader`]: reads ahead the leaves that a large batch will change or a walk will visit. A thread reads leaves that
-//! are neighbours on the devices in one request and checks them, while earlier leaves are used.
+//! are neighbours on the devices in one request and checks them, while the caller works on earlier leaves.
 //!
 //! ```text
 //! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply
 //! ```
 //!
-//! Owns the queue and the leaves that arrived, under one lock. No other lock is taken under it.
+//! Owns the queue and the leaves that arrived, under one lock. No other lock is taken under that lock.
 //!
 //! Invariants:
-//! - I1. A leaf that could not be read ahead is read again when it is needed; that read tries all copies and reports
-//!   the error.
+//! - I1. A leaf that could not be read ahead is read again when it is needed; the second read tries all copies and
+//!   reports the error.
 //! - I2. A leaf that was read ahead is taken once and kept nowhere else: an apply reads a node once, and soon replaces
 //!   it ([`crate::nodes::store::ScanSource`]). So memory holds at most the leaves that were announced but not yet
-//!   taken. A walk may pass announced leaves without taking them, so the oldest ones are dropped beyond a limit.
+//!   taken. A walk may pass announced leaves without taking them, so beyond a limit the oldest leaves are dropped.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl<'s> LeafReader<'s> {
     }
 
     fn read_runs(&self) {
-        // After a panic of this thread, no thread may wait for it.
+        // After a panic of this thread, no other thread may wait for it.
         let _end = EndOnDrop(self);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(run) = self.next_run() {
@@ -97,8 +97,8 @@ impl<'s> LeafReader<'s> {
         }
     }
 
-    /// Takes a leaf that was read ahead. If the leaf is still being read, waits for it; otherwise it would arrive after
-    /// its only use, and nothing would remove it from memory (I2).
+    /// Takes a leaf that was read ahead. If the leaf is still being read, waits for it. Without the wait, the leaf
+    /// would arrive after its only use, and nothing would remove it from memory (I2).
     fn take(&self, bytenr: Logical) -> Option<Arc<Node>> {
         let mut state = self.state.lock();
         while state.expected.contains(&bytenr) {
@@ -109,7 +109,7 @@ impl<'s> LeafReader<'s> {
 }
 
 impl State {
-    /// Keeps a leaf that arrived. Beyond the limit, drops the oldest ones (I2).
+    /// Keeps a leaf that arrived. If more than `most` leaves are kept, drops the oldest leaves (I2).
     fn arrived(&mut self, node: Arc<Node>, most: usize) {
         if most < usize::MAX {
             self.order.push_back(node.bytenr());

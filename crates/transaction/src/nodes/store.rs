@@ -1,12 +1,13 @@
 //! [`NodeStore`]: the nodes of all trees: dirty ones in memory, others in the cache or on the devices.
 //!
 //! Owns the shards of dirty nodes, each under a lock. The cache, the hints and the readahead own their locks. Lock
-//! order: a tree's view -> the readahead's state -> a shard or the cache; nothing is taken under a shard's lock.
+//! order: a tree's view -> the readahead's state -> a shard or the cache; no lock is taken under a shard's lock.
 //!
 //! Invariants:
-//! - I1. A node of the running transaction is in the dirty map until the commit has written it, or was written before
-//!   readers can reach it ([`crate::nodes::stream`]); only then may the cache drop it.
-//! - I2. Every node from a device passed the tree checker and is the one that its parent promised.
+//! - I1. A node of the running transaction stays in the dirty map until the commit has written it, or is written before
+//!   readers can reach it ([`crate::nodes::stream`]). The cache may drop only written nodes.
+//! - I2. Every node from a device passed the tree checker, and its address, level, generation and first key match its
+//!   parent's pointer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,13 +38,13 @@ pub(crate) struct NodeStore {
     /// Generation of the running transaction: no block is newer.
     generation_limit: AtomicU64,
     nodesize: usize,
-    /// Number of nodes in memory that are not written yet, and the highest such number so far.
+    /// Number of nodes in memory that are not written yet; `most_unwritten` is the highest such number so far.
     nr_unwritten: AtomicU64,
     most_unwritten: AtomicU64,
 }
 
-/// Source of nodes for a walk that replaces most of them. These nodes soon become useless, so they do not enter the
-/// cache.
+/// Source of nodes for a walk that replaces most nodes that it reads. Replaced nodes are useless, so the nodes do not
+/// enter the cache.
 pub(crate) struct ScanSource<'s>(pub(crate) &'s NodeStore);
 
 impl NodeStore {
@@ -94,7 +95,8 @@ impl NodeStore {
         self.count_unwritten(nr_nodes as u64);
     }
 
-    /// Caches nodes that a stream has written, if the cache has room. Readers could not reach these nodes before.
+    /// Caches nodes that a stream has written, if the cache has room. Readers could not reach these nodes before they
+    /// were written.
     pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
         self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
         nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));
@@ -271,7 +273,7 @@ impl NodeSource for ScanSource<'_> {
     }
 }
 
-/// Makes a node of these bytes. Fails if it is not the one that the pointer promises.
+/// Makes a node of these bytes. Fails if the node does not match the pointer.
 fn checked_node(raw: Box<[u8]>, ptr: &NodePtr) -> Result<Arc<Node>> {
     let node = Node::new(raw)?;
     node.verify(ptr)?;

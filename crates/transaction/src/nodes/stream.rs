@@ -1,18 +1,19 @@
-//! [`NodeStream`]: writes nodes to the devices while their tree is still being changed. So a commit that copies most of
-//! a large tree holds only a few pieces of it in memory, and the devices work while the next leaves are made.
+//! [`NodeStream`]: writes nodes to the devices while their tree is still being changed. A commit that copies most of a
+//! large tree holds only a few pieces of the tree in memory, and the devices work while the next leaves are made.
 //!
 //! ```text
 //! apply -- push --> queue (QUEUE_PIECES at most) -- writers --> devices --> the node cache, if it has room
 //! ```
 //!
-//! Crash argument: the nodes have new addresses, which no committed superblock reaches. The commit waits for these
-//! writes, then flushes, then writes its superblock, as for the nodes that it writes at its end.
+//! Crash argument: the nodes have new addresses, which no committed superblock reaches. The commit waits for the
+//! stream's writes, then flushes, then writes its superblock, as for the nodes that the commit writes at its end.
 //!
-//! Owns the queue of pieces, under one lock. No other lock is taken under it.
+//! Owns the queue of pieces, under one lock. No other lock is taken under that lock.
 //!
 //! Invariants:
 //! - I1. A pushed node is final: an apply makes each node once, and later changes copy it ([`crate::cow::sink`], I3).
-//! - I2. No thread reads a pushed node before the stream has ended: until then readers see the tree as it was.
+//! - I2. No thread reads a pushed node before the stream has ended: until the end, readers see the tree as it was
+//!   before the apply.
 //! - I3. After a failure nothing more is written, no thread waits, and [`NodeStream::finish`] returns the first error.
 
 use std::collections::VecDeque;
@@ -48,8 +49,8 @@ struct EndOnDrop<'s, 'e>(&'s NodeStream<'e>);
 struct FailOnUnwind<'s, 'e>(&'s NodeStream<'e>);
 
 impl<'e> NodeStream<'e> {
-    /// Runs `make` with a stream that it can push nodes into. Returns after all of them are written. If both a write
-    /// and `make` fail, returns the error of the write.
+    /// Runs `make` with a stream that `make` can push nodes into. Returns after all pushed nodes are written. If both a
+    /// write and `make` fail, returns the error of the write.
     pub(crate) fn with<T>(engine: &'e Engine, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let stream = Self { engine, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
         let made = std::thread::scope(|scope| {

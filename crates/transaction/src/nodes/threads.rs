@@ -11,7 +11,7 @@ pub(crate) fn nr_threads() -> usize {
 }
 
 /// Takes items in order, and works on them with a few threads, each with a state of its own: while one thread waits for a
-/// device, others compute. After an error no further item is taken; the first error is returned.
+/// device, others compute. After an error, no further item is taken, and an error is returned.
 pub(crate) fn work_off<T: Send, S>(
     items: impl ExactSizeIterator<Item = T> + Send,
     new_state: impl Fn() -> S + Sync,
@@ -40,9 +40,9 @@ pub(crate) fn work_off<T: Send, S>(
     })
 }
 
-/// More threads would only wait for the devices.
+/// Maximum number of threads for applies: more threads would only wait for the devices.
 const THREADS_MAX: usize = 8;
-/// Enough for reading, computing and writing at the same time.
+/// Number of threads of [`work_off`]: enough for reading, computing and writing at the same time.
 const NR_WORKERS: usize = 4;
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ fn leaf() -> ExtentKind {
     ExtentKind::Tree { level: 0, first_key: FIRST_KEY }
 }
 
-/// The references of an extent. Checks the form of its items.
+/// The references of an extent. Checks the form of the extent's items.
 fn refs_of(tree: &TestTree, bytenr: u64) -> Option<(Key, ExtentItem, Refs)> {
     let mut items =
         tree.items.range(first_key(Logical(bytenr))..).take_while(|(key, _)| is_extent_key(key, Logical(bytenr)));
@@ -200,7 +200,7 @@ fn contradictions_are_errors() {
         }
         assert_eq!(tree, before);
     }
-    // The count on disk is too low: refs reach 0 while a reference is left.
+    // The count on disk is too low: `refs` reaches 0 while a reference is left.
     let key = Key::new(1 << 20, KeyType::EXTENT_ITEM, 8192);
     let mut item = ExtentItem::decode(key.item_type, &tree.items[&key]).expect("valid");
     item.refs = 1;
