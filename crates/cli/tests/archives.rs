@@ -112,7 +112,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
         out.write_all(&member("x", b'x', &record("path", &b"d/".repeat(1 << 20)))).unwrap();
         out.write_all(&member("f", b'0', b"")).unwrap();
     });
-    // A window of 2 GiB, for a file of zeros.
+    // An archive of a file of zeros whose decompression needs a window of 2 GiB.
     packed(dir, "window.tar.zst", Some(31), &mut |out| {
         out.write_all(&header("f", b'0', 600 << 20)).unwrap();
         (0..10).for_each(|_| out.write_all(&large).unwrap());
@@ -192,7 +192,7 @@ fn a_member_that_was_replaced_leads_nowhere() {
             ok(run(dir, 0, "check a.img"));
         }
     }
-    // A file is not followed either, and importing below it fails.
+    // If a regular file replaces a link or directory, importing a member below that name fails.
     let not_dirs: [(&str, &[&str]); 3] =
         [("", &["a", "a/g"]), ("", &["x/", "a -> x", "a/f", "a", "a/g"]), ("--oci-layer ", &["a/", "a", "a/g"])];
     for (option, members) in not_dirs {
@@ -401,7 +401,7 @@ fn a_dash_exports_to_standard_output() {
     assert!(!dir.path().join("-").exists(), "a file of that name was written");
 }
 
-/// Joins members to an archive, with its end.
+/// Concatenates members into an archive and appends the end-of-archive blocks.
 fn joined(members: &[Vec<u8>]) -> Vec<u8> {
     [members.concat(), vec![0; 1024]].concat()
 }

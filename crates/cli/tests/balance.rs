@@ -58,7 +58,7 @@ fn an_image_and_a_mount_are_balanced_alike() {
         assert!(ok(balance(&["start", "-dusage=0"], place)).starts_with("Done, had to relocate"));
         assert!(refused(balance(&["start", "-mconvert=single"], place)).contains("force"));
         assert!(refused(balance(&["start", "-s"], place)).contains("--force"));
-        // The last of several filters counts, and the number of all block groups is shown.
+        // Of two `-d` options, the last one counts; the report states the number of all block groups.
         let none = ok(balance(&["start", "-dusage=50", "-dlimit=0"], place));
         assert!(none.starts_with("Done, had to relocate 0 out of ") && !none.contains("out of 0"), "{none}");
         ok(balance(&["start", "-f", "-mconvert=single,soft", "-dconvert=dup,soft"], place));

@@ -73,7 +73,7 @@ fn a_first_superblock_of_zeros_is_damage() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.starts_with("E-SUPER-MIRROR: bytenr 65536: ") && text.contains("overwritten with zeros"), "{text}");
     assert!(!text.contains("W-SUPER-MISSING"), "{text}");
-    // Other copies may be missing: a restored metadata image has only the first one.
+    // Superblock copies other than the first may be missing, as on a restored metadata image.
     let image = made();
     image.write_at(64 << 20, &[0; 4096]).unwrap();
     let output = check(&[], image.path());

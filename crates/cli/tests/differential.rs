@@ -1,8 +1,8 @@
 //! Makes random system calls as several users, on our mount and on Linux's btrfs. Results, attributes, and trees after
 //! remounts and on the other side's mount must be equal, and `btrfs check` clean at the end.
 //!
-//! Method: `testkit::differential`, for about a minute. Run the example `differential` of testkit for hours.
-//! `UBTRFS_SEED=N` starts with another seed. Needs root, FUSE and the kernel's btrfs. Without them, it says that it
+//! Method: runs `testkit::differential` for about a minute. For runs of hours, use the example `differential` of
+//! testkit. `UBTRFS_SEED=N` starts with another seed. Without root, FUSE or the kernel's btrfs, the test says that it
 //! skips; with CI=true it fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -23,8 +23,8 @@ fn options(time: Duration) -> Options {
         steps: 600,
         time,
         stop_at_first: true,
-        // A fixed number of rounds makes runs equal on every machine. The example searches for new cases; CI must not
-        // find them by chance.
+        // A fixed number of rounds makes runs equal on every machine. New cases are found by the example, not by chance
+        // in CI.
         rounds: 24,
         shrink_time: Duration::from_secs(120),
     }

@@ -78,7 +78,7 @@ fn text(path: &Path) -> String {
 #[test]
 fn a_directory_that_exists_takes_the_attributes_of_the_copied_one() {
     let bed = Bed::new();
-    // Times of the root directory and of `/d`, an attribute of the former, and a mode.
+    // The image's root directory gets an attribute, a mode and times that the copies must have.
     let source = bed.join("source");
     rustix::fs::setxattr(&source, "user.top", b"value", rustix::fs::XattrFlags::empty()).unwrap();
     fs::set_permissions(&source, PermissionsExt::from_mode(0o750)).unwrap();
@@ -145,7 +145,7 @@ fn a_bad_file_does_not_stop_the_other_files() {
             let times = |dir: &Path| fs::metadata(dir.join("d")).unwrap().mtime_nsec();
             assert_eq!(times(&out), times(&source), "directories are finished");
         }
-        // From image to image.
+        // Copy from one directory of the image to another.
         ok(ubtrfs(&["mkdir", &bed.at(&format!("/in{option}"))]));
         let target = bed.at(&format!("/in{option}"));
         failed(&ubtrfs(&["cp", option, &at("/."), &target]), &["d/bad'", "d/same'"]);

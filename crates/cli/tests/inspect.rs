@@ -1,8 +1,8 @@
 //! Compares `ubtrfs inspect` with `btrfs inspect-internal`, on images made by Linux and on damaged ones.
 //!
 //! Method: both programs print one image, and all lines except the first (the program's version) must be equal. Then
-//! blocks are damaged: the walk continues, reports the damage, and ends. Needs the kernel's btrfs; without it, says
-//! that it skips.
+//! blocks are damaged: the walk continues, reports the damage, and ends. Without the kernel's btrfs, the test says that
+//! it skips.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

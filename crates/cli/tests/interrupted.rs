@@ -1,5 +1,5 @@
-//! Tests of commands that are interrupted or killed while they write: a file gets its name only when it is
-//! complete, and an existing image that is overwritten contains no filesystem until it is complete.
+//! Tests of commands that are interrupted or killed while they write: a file gets its name only when it is complete,
+//! and an existing image that is overwritten contains no filesystem until the new filesystem is complete.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -27,7 +27,8 @@ fn run(line: &str, dir: &Path) -> Output {
     command(line, dir).output().unwrap()
 }
 
-/// A directory with `a.img` that holds `/big`, `tree/` with a copy of it and small files, and `big.tar`.
+/// A directory with `tree/` (a small and a large file), the image `a.img` of that tree, and the archive `big.tar` of
+/// the image.
 struct Bed(TempDir);
 
 const BIG: usize = 192 << 20;
@@ -143,7 +144,7 @@ fn an_image_that_was_being_filled_is_no_filesystem() {
     }
 }
 
-/// A signal that was ignored at the program's start, as by nohup, does not end it.
+/// A signal that was ignored at the program's start, as by nohup, does not end the program.
 #[test]
 fn an_ignored_signal_stays_ignored() {
     let bed = Bed::new();

@@ -179,7 +179,7 @@ fn a_subvolume_that_stays_says_which_rule_keeps_it() {
     }
     sh("chattr", ["+a".as_ref(), bed.join("mnt/u").as_os_str()]).unwrap();
     ok(bed.run("umount mnt"));
-    // On an image, the rules are the same.
+    // On an image, deleting an append-only subvolume is refused too.
     only(&bed.run("subvolume delete -o subvolid=5 a.img:/u"), &["chattr"]);
     ok(bed.run("check a.img"));
 }

@@ -2,7 +2,7 @@
 //!
 //! Method: the built program mounts an image, plain system calls (or the reference model's random operations) change
 //! it, and the program unmounts. Then `btrfs check` must be clean, and Linux's own mount must show the written data.
-//! Needs /dev/fuse and the kernel's btrfs. Without them, the tests say that they skip; with CI=true they fail.
+//! Without /dev/fuse or the kernel's btrfs, the tests say that they skip; with CI=true they fail.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -452,7 +452,7 @@ fn a_write_that_does_not_fit_fails_when_it_is_made() {
         assert!(taken < 256 << 20, "more was taken than there is");
     };
     assert_eq!(error.raw_os_error(), Some(28), "ENOSPC: {error}");
-    // All accepted data is kept.
+    // All data that write accepted is kept.
     file.sync_all().unwrap();
     drop(file);
     mount.umount();
@@ -708,7 +708,7 @@ fn a_confined_server_serves_all_requests() {
             threads += 1;
         }
         assert!(threads > 2, "{threads} threads");
-        // The rings are made before confinement forbids it.
+        // The io_uring rings are made before confinement forbids making them.
         let rings = u8::from(ubtrfs_device::has_fuse_rings());
         let stats = ubtrfs(["stats".as_ref(), "--prometheus".as_ref(), mount.path().as_os_str()]);
         assert!(text(&stats).contains(&format!("\nubtrfs_fuse_io_uring {rings}\n")), "{}", text(&stats));

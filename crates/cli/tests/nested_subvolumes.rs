@@ -1,8 +1,9 @@
 //! Tests nested subvolumes and snapshots with programs: find, cp, tar, rsync, du, grep, diff, ls, rm, chown, git.
 //!
-//! Method: the built program mounts an image with nested subvolumes. Each program runs there and on Linux's mount of
-//! the image, and must print, copy and leave equal results. A FUSE mount has one device number for all subvolumes, so
-//! the test also checks that all inode numbers of the mount differ, and that they are equal after the next mount.
+//! Method: the built program mounts an image with nested subvolumes. Each program runs on this mount and on Linux's
+//! mount of the image, and must print, copy and leave equal results. A FUSE mount has one device number for all
+//! subvolumes, so the test also checks that all inode numbers of the mount differ, and that they are equal after the
+//! next mount.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -295,7 +296,7 @@ fn inode_numbers_are_unique_in_a_mount_and_the_same_after_the_next() {
     let (handles, first) = numbers(ours.dir.path());
     let mut seen: HashMap<u64, &str> = HashMap::new();
     for (path, ino) in &first {
-        // These two are names of one file.
+        // `link` and `large` are names of one file.
         let is_link = path.ends_with("/link") || path.ends_with("/large");
         if let Some(other) = seen.insert(*ino, path) {
             assert!(is_link, "{path} and {other} are both {ino}");

@@ -1,5 +1,6 @@
-//! Tests of lost output: a full disk, a pipe without a reader, a closed descriptor. Every command runs with each of
-//! its outputs lost in each way. A lost result is an error, never a panic, and the command's change is kept.
+//! Tests of lost output: a full disk, a pipe without a reader, a closed descriptor. Each command runs once for each of
+//! its outputs and each way to lose that output. A lost result is an error, never a panic, and the command's change is
+//! kept.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -215,7 +216,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
                 continue;
             }
             assert_ne!(code, Some(0), "{line} ({lost:?}): its result is lost, which is no success");
-            // The message of cp names the file, and some commands print more.
+            // Commands that copy to a named file or also fail in other ways have other messages.
             if ["/proc/self/fd/1", "missing", "-t 99"].iter().any(|part| line.contains(part)) {
                 continue;
             }

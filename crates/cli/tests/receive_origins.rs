@@ -1,4 +1,4 @@
-//! Tests of finding the parents of incremental streams: they are found as by btrfs-progs, and only as long as they have not
+//! Tests that `receive` finds the parents of incremental streams as btrfs-progs does, but refuses parents that have
 //! become writable since they were received.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -54,7 +54,7 @@ impl Drop for Mount {
     }
 }
 
-/// Two snapshots with what an ordinary filesystem holds, and their streams.
+/// Two snapshots of an ordinary filesystem, and their streams.
 fn chain() -> (SnapshotChain, [tempfile::NamedTempFile; 2]) {
     let chain = SnapshotChain::make(7, 2, 300).unwrap();
     let full = chain.send(0, &SendOptions { proto: 1, ..SendOptions::default() }).unwrap();
@@ -90,7 +90,7 @@ fn a_mount_and_an_image_receive_what_linux_receives() {
         let image = Image::kernel_made(1 << 30, &[]).unwrap();
         let mount = is_mount.then(|| Mount::new(&image));
         let place = mount.as_ref().map_or(text(image.path()), |mount| text(mount.0.path()));
-        // From a file, and from a pipe.
+        // Receive the first stream from a file, and the second one from a pipe.
         let first = ubtrfs(["receive", "-f", &text(streams[0].path()), &place]);
         assert_eq!((String::from_utf8_lossy(&first.stderr), first.status.code()), ("At subvol s0\n".into(), Some(0)));
         let mut pipe = Command::new("cat").arg(streams[1].path()).stdout(Stdio::piped()).spawn().unwrap();
@@ -168,7 +168,7 @@ fn errors_are_one_line_that_says_what_to_do() {
     refused(&receive(full.path()), &["'s0' exists already"]);
     refused(&ubtrfs(["receive", "-f", &text(full.path()), &format!("{place}:/missing")]), &["cannot receive into"]);
     refused(&ubtrfs(["receive", "-f", &text(full.path())]), &["DIR"]);
-    // A target that is too small.
+    // Receive into a filesystem that is too small for the stream.
     let small = Image::kernel_made(110 << 20, &[]).unwrap();
     let big = Image::kernel_made(1 << 30, &[]).unwrap();
     let mount = LoopMount::new(big.path(), "").unwrap();

@@ -1,4 +1,4 @@
-//! Tests of `ubtrfs subvolume` on images and on mounts, and of the server's interfaces that it uses.
+//! Tests of `ubtrfs subvolume` on images and on mounts, and of the server's interfaces that the command uses.
 //!
 //! Method: the built program makes, changes and deletes subvolumes. Then `btrfs check` is clean, and Linux mounts the
 //! image, lists and shows subvolumes with output equal to the program's, and finds the right content in each
@@ -358,7 +358,7 @@ fn what_cannot_be_is_refused_in_one_line() {
     refusals(place);
     let mount = OnMount::new(image(), &[]);
     fs::create_dir(mount.join("dir")).unwrap();
-    // The mount uses the image.
+    // A command on the image is refused while the mount has the image open.
     let locked = format!("{}:/x", mount.image.as_ref().unwrap().path().display());
     refused(&subvolume(["create", &locked]), &[]);
     refusals(mount);

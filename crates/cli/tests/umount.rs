@@ -89,7 +89,7 @@ fn unmounting_what_could_only_be_read_loses_nothing() {
         return;
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
-    // Set a feature of a later Linux with which the image may only be read.
+    // Set an unknown compat_ro feature: the filesystem may be read, but not written.
     const SUPERBLOCK: u64 = 64 << 10;
     let mut superblock = image.read_at(SUPERBLOCK, 4096).unwrap();
     superblock[180 + 7] |= 0x40;

@@ -56,7 +56,7 @@ pub struct Filters {
     pub usage: Option<(u32, u32)>,
     /// The device that holds one of the stripes.
     pub devid: Option<u64>,
-    /// The range of bytes on that device that a stripe overlaps: start and end.
+    /// The range of bytes on the device `devid` that a stripe overlaps: start and end.
     pub drange: Option<(u64, u64)>,
     /// The range of logical addresses that the block group overlaps: start and end.
     pub vrange: Option<(u64, u64)>,
@@ -78,7 +78,7 @@ pub enum Response {
     Done(Report),
     /// The balance is paused or cancelled, as requested.
     Stopped,
-    /// The balance, if there is one.
+    /// The running or paused balance; `None` if there is none.
     Status(Option<Status>),
 }
 
@@ -107,7 +107,7 @@ pub struct Unmoved {
     pub bytenr: u64,
     /// The reason.
     pub reason: String,
-    /// Paths of the files that use it, from the top level.
+    /// Paths of the files that use the extent, from the top level.
     pub files: Vec<PathBuf>,
 }
 

@@ -1,9 +1,9 @@
 //! [`Caller`]: the user who runs a command, and their rights.
 //!
 //! - C1. A process that opened an image itself may run every command, because it can change the bytes anyway.
-//! - C2. A client's user comes from the connection (`SO_PEERCRED`). Its groups and capabilities are looked up later,
-//!   when the process may already run another program. So groups count only while all four user ids of the process are
-//!   still that user. Capabilities count only if the user is root; root may lack some of them.
+//! - C2. A client's user comes from the connection (`SO_PEERCRED`). The client's groups and capabilities are looked up
+//!   later, when the process may already run another program. So groups count only while all four user ids of the
+//!   process still equal the client's user. Capabilities count only if the user is root; root may lack some of them.
 
 use std::sync::Arc;
 
@@ -29,12 +29,14 @@ struct Process {
 }
 
 impl Caller {
-    /// A caller that works on an image and may run every command (C1). New files get this owner.
+    /// A caller that works on an image and may run every command (C1). New files get the owner `uid` and the group
+    /// `gid`.
     pub fn of_image(uid: u32, gid: u32) -> Self {
         Self { uid, gid, process: None }
     }
 
-    /// The process that made an ioctl. It is blocked until the answer, so it cannot run another program before.
+    /// The process that made an ioctl. The process is blocked until the answer, so it cannot run another program before
+    /// the answer.
     pub fn of_request(uid: u32, gid: u32, pid: u32, processes: Arc<dyn Processes>) -> Self {
         Self { uid, gid, process: Some(Process { pid, processes, waits: true }) }
     }
@@ -119,7 +121,7 @@ mod tests {
     use super::*;
     use crate::process::FileId;
 
-    /// Every process has every group and capability.
+    /// A test double: every process has every group and capability.
     #[derive(Debug)]
     struct Mighty;
 

@@ -84,7 +84,7 @@ impl<'f> Channel<'f> {
         Self::Mount(MountChannel { name: name.to_vec(), file })
     }
 
-    /// Returns the channel to an image that is open in this process. New files get this owner.
+    /// Returns the channel to an image that is open in this process. New files get the owner `uid` and the group `gid`.
     pub fn image(fs: &'f Fs, uid: u32, gid: u32) -> Self {
         Self::Image { fs, caller: Caller::of_image(uid, gid) }
     }
@@ -149,7 +149,7 @@ impl<'f> Channel<'f> {
         self.call_with(request, files, &Job::new())
     }
 
-    /// Runs a command. `job` receives its progress and can cancel it.
+    /// Runs a command. `job` receives the command's progress and can cancel the command.
     pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
         self.call_on(request, files, None, job)
     }

@@ -5,7 +5,7 @@
 //! | a file      | the file open for writing, or the rights of an administrator ([`Context::require_admin`]) |
 //! | a directory with everything below it | the rights of an administrator                                   |
 //!
-//! A walk does not enter other subvolumes. It skips and counts files that it cannot defragment.
+//! A walk does not enter other subvolumes. Files that cannot be defragmented are skipped and counted.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ pub struct Response {
     pub bytes: u64,
     /// Files that could not be defragmented.
     pub failed: u64,
-    /// The reason for the first of them.
+    /// The reason for the first failure; `None` if no file failed.
     pub first_failure: Option<String>,
 }
 

@@ -246,7 +246,7 @@ fn add_range(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
 
 /// The number of uses that are counted at once.
 const BATCH: usize = 4096;
-/// The largest number of entries in a list. The answer then has about 40 MB.
+/// The largest number of entries in a list. An answer with this many entries has about 40 MB.
 const ENTRIES_MAX: usize = 300_000;
 
 #[cfg(test)]

@@ -64,8 +64,8 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Waits until the kernel's cache of names has forgotten what changed. Must not be called while the kernel holds the
-    /// lock of a directory.
+    /// Waits until the kernel has dropped all changed names from its cache. Must not be called while the kernel holds
+    /// the lock of a directory.
     fn settle(&self) {}
 
     /// The host's own counters, as Prometheus text.
@@ -98,7 +98,8 @@ pub struct Context<'c> {
     pub caller: &'c Caller,
     /// The files that came with the request.
     pub files: &'c [OpenFile],
-    /// The stream that the command reads or writes. It may be of any kind, and may block.
+    /// The stream that the command reads or writes. The descriptor may refer to any type of file, and reading or
+    /// writing it may block.
     pub stream: Option<BorrowedFd<'c>>,
     /// Reports progress and tells whether the command was cancelled.
     pub job: &'c Job,

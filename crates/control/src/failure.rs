@@ -15,7 +15,7 @@ pub struct Failure {
     pub errno: i32,
     /// The reason, in one line.
     pub text: String,
-    /// Whether the text says what to do next. If so, a client adds no advice for the error number.
+    /// Whether the text says what to do next. A client adds advice for the error number only if this is false.
     #[serde(default)]
     pub has_advice: bool,
 }

@@ -1,4 +1,5 @@
-//! Commands on the content of files. Their ioctls do not reach a FUSE server: FIEMAP, FICLONERANGE, FIDEDUPERANGE.
+//! Commands on the content of files. They replace ioctls that do not reach a FUSE server: FIEMAP, FICLONERANGE,
+//! FIDEDUPERANGE.
 //!
 //! | command  | needs                                                                                                 |
 //! |----------|-------------------------------------------------------------------------------------------------------|
@@ -8,8 +9,8 @@
 //! | set compression | ownership of the file, or root                                                                 |
 //! | dedupe   | the source open for reading; the target open for writing, or ownership of it, or root                 |
 //!
-//! - D1. Before such a command, the client makes the kernel write its dirty pages of the files. After a change, the
-//!   server makes the kernel drop its pages of the target.
+//! - D1. Before a command on file content, the client makes the kernel write its dirty pages of the files. After a
+//!   change, the server makes the kernel drop its pages of the target.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -80,11 +81,11 @@ pub enum Response {
         /// The offset where the next page starts; `None` after the last one.
         next: Option<u64>,
     },
-    /// The `btrfs.compression` property; `None` if it is not set.
+    /// The `btrfs.compression` property; `None` if the property is not set.
     Compression(Option<String>),
     /// The result of [`Request::Dedupe`].
     Deduped {
-        /// Whether the ranges have the same content. If so, they now share it.
+        /// Whether the ranges have the same content. Ranges with the same content now share their extents.
         same: bool,
     },
 }
@@ -188,7 +189,7 @@ fn clone(context: &Context<'_>, ranges: Ranges) -> Result<Response> {
         }
     }
     let cloned = context.fs.clone_range(source.id, from, target.id, to, len);
-    // A part may be shared in spite of an error.
+    // If the clone failed midway, a part of the range may be shared already.
     if cloned.is_ok() || context.fs.getattr(target.id)? != before {
         context.host.forget_data(target.id);
         drop_privileges(context, target.id)?;

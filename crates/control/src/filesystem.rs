@@ -28,7 +28,7 @@ pub enum Request {
     Usage,
     /// Sets the label.
     SetLabel {
-        /// At most 255 bytes, none of which is 0; empty for none.
+        /// The new label: at most 255 bytes, none of which is 0; an empty label removes the old one.
         #[serde(with = "crate::bytes")]
         label: Vec<u8>,
     },
@@ -36,7 +36,7 @@ pub enum Request {
     Trim {
         /// The first logical address.
         start: u64,
-        /// The number of bytes from there on.
+        /// The number of bytes from `start` on.
         len_bytes: u64,
         /// Free ranges with fewer bytes are left alone.
         min_bytes: u64,
@@ -121,8 +121,8 @@ pub struct Device {
     pub slack: u64,
     /// Bytes in device extents.
     pub allocated: u64,
-    /// Bytes in device extents for each combination of type and profile bits; `None` if the caller may not
-    /// see them.
+    /// Bytes in device extents for each combination of type and profile bits; `None` if the caller may not see these
+    /// numbers.
     pub groups: Option<Vec<(u64, u64)>>,
 }
 

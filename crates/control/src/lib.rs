@@ -1,7 +1,7 @@
 //! The commands that change or show a filesystem as a whole: subvolumes, sync, usage, label and so on.
 //!
-//! Each command has one implementation, [`execute`]. The command line calls it in its own process for an image, and
-//! through the control socket for a mount; ioctls on the mount call it too.
+//! Each command has one implementation, [`execute`]. The command line calls `execute` in its own process for an image,
+//! and through the control socket for a mount; ioctls on the mount call `execute` too.
 //!
 //! ```text
 //! command line --> Channel::image --------------------------------> execute --> fs
@@ -22,17 +22,18 @@
 //!
 //! # How to add a command
 //!
-//! 1. A variant of the `Request` of a module, or a new module with its own `Request` and `Response` enums and a variant
-//!    for it in [`Request`] and [`Response`]. A request names the files that it works on by their index ([`FileNr`])
-//!    among the files sent with it, never by path.
-//! 2. A line in the table of permissions at the head of the module, and a function that checks the rule first and then
-//!    makes one call of `fs`. The function takes a [`Context`]; long work passes `context.job` down and calls
-//!    [`Job::check`](ubtrfs_transaction::Job::check) between its steps.
-//! 3. An arm in the module's `execute`. For a new kind of command, also answer [`Request::is_long`] (it runs long and
-//!    shows progress), [`Request::ends_with_client`] (it stops when its client goes away) and [`Request::changes`] (it
-//!    may change the filesystem).
-//! 4. The command line: open a [`Channel`], open the files with [`Channel::open`], call [`Channel::call`].
-//! 5. Tests: a line for each rule in `tests/permissions.rs`, and one run on a mount and on an image with equal output.
+//! 1. Add a variant to the `Request` of a module, or add a module with its own `Request` and `Response` enums and a
+//!    variant for the module in [`Request`] and [`Response`]. A request names the files that it works on by their index
+//!    ([`FileNr`]) among the files sent with it, never by path.
+//! 2. Add a line to the table of permissions at the head of the module, and a function that first checks this
+//!    permission and then makes one call of `fs`. The function takes a [`Context`]; long work passes `context.job` down
+//!    and calls [`Job::check`](ubtrfs_transaction::Job::check) between its steps.
+//! 3. Add an arm to the module's `execute`. For a new kind of command, also answer [`Request::is_long`] (it runs long
+//!    and shows progress), [`Request::ends_with_client`] (it stops when its client goes away) and [`Request::changes`]
+//!    (it may change the filesystem).
+//! 4. In the command line, open a [`Channel`], open the files with [`Channel::open`], and call [`Channel::call`].
+//! 5. Add tests: a line for each permission in `tests/permissions.rs`, and a run on a mount and on an image that must
+//!    give equal output.
 //!
 //! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client passes the stream to
 //! [`Channel::call_with_stream`]; on the socket it is the last descriptor of the request. The command finds the stream in

@@ -1,5 +1,5 @@
-//! Messages of the control socket. Each connection carries one request: a frame of JSON with the files that it works
-//! on. The answer is any number of progress messages and then the result.
+//! Messages of the control socket. Each connection carries one request: a frame of JSON, with descriptors of the files
+//! that the command works on. The answer is any number of progress messages and then the result.
 //!
 //! ```text
 //! client:  {"version": 1, "request": {"subvolume": {"create": {"dir": 0, "name": "home", "umask": 18}}}}  + descriptors
@@ -17,8 +17,8 @@ use crate::{
     balance, defragment, device, disk_usage, file, filesystem, quota, receive, resolve, search, send, subvolume,
 };
 
-/// The version of the messages. It changes when an existing command gets another meaning, not for new commands or
-/// fields.
+/// The version of the messages. The version changes when an existing command gets another meaning, not for new commands
+/// or fields.
 pub(crate) const VERSION: u32 = 1;
 
 /// A command, grouped by the module that executes it.
@@ -33,7 +33,7 @@ pub enum Request {
     Device(device::Request),
     /// Defragmenting files.
     Defragment(defragment::Request),
-    /// Counting what files use.
+    /// Counting the bytes that files use.
     DiskUsage(disk_usage::Request),
     /// Moving block groups.
     Balance(balance::Request),
@@ -54,7 +54,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether the command may take long. If so, it runs in a separate thread and shows progress.
+    /// Whether the command may take long. A long command runs in a separate thread and shows progress.
     pub fn is_long(&self) -> bool {
         match self {
             Self::Subvolume(request) => request.is_long(),
@@ -73,7 +73,7 @@ impl Request {
         self.is_long()
     }
 
-    /// Whether the command makes changes through file `nr` of the request. If so, the mount through which that file was
+    /// Whether the command makes changes through file `nr` of the request. The mount through which such a file was
     /// opened must be writable.
     pub(crate) fn changes_through(&self, nr: usize) -> bool {
         match self {
@@ -117,7 +117,7 @@ pub enum Response {
     Defragment(defragment::Response),
     /// Moving block groups.
     Balance(balance::Response),
-    /// Counting what files use.
+    /// Counting the bytes that files use.
     DiskUsage(disk_usage::Response),
     /// Reading items and paths.
     Search(search::Response),

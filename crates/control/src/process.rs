@@ -1,12 +1,12 @@
 //! Groups, capabilities and umasks of processes, from /proc.
 //!
-//! A process that is not visible there (because it ended or is in another pid namespace) counts as having no
+//! A process that is not visible in /proc (because it ended or is in another pid namespace) counts as having no
 //! supplementary groups, and only the capabilities that its user id implies. Capabilities count only in the server's
 //! user namespace, because any process can have all of them in a namespace that it created.
 
 use std::fmt::Debug;
 
-/// Looks up processes: in /proc, or through a helper process if this one is confined.
+/// Looks up processes: in /proc, or through a helper process if the server is confined.
 pub trait Processes: Debug + Send + Sync {
     /// Whether a process is in a supplementary group. If `uid` is given, all four user ids of the process must equal
     /// it, because a process that meanwhile runs a set-user-id program may have groups that its user lacks.
@@ -150,7 +150,7 @@ mod tests {
         let stat = rustix::fs::fstat(&file).unwrap();
         let descriptor = u32::try_from(file.as_raw_fd()).unwrap();
         let found = LocalProcesses.file_of(std::process::id(), descriptor);
-        // Linux shows the inode number since 5.14.
+        // /proc shows the inode number of an open file since Linux 5.14.
         if let Some(found) = found {
             assert_eq!(found, FileId { device: stat.st_dev, ino: stat.st_ino });
         }

@@ -47,14 +47,14 @@ pub enum Request {
     Assign {
         /// The member.
         member: u64,
-        /// The group that it joins.
+        /// The group of a higher level that `member` joins.
         parent: u64,
     },
     /// Takes a group out of another one: [`Response::NeedsRescan`].
     Remove {
         /// The member.
         member: u64,
-        /// The group that it leaves.
+        /// The group of a higher level that `member` leaves.
         parent: u64,
     },
     /// Changes the limits of a group.
@@ -88,7 +88,7 @@ pub enum LimitChange {
 pub enum Response {
     /// The command succeeded.
     Done,
-    /// The state of quotas; `None` if they are off.
+    /// The state of quotas; `None` if quotas are off.
     Status(Option<Status>),
     /// Groups in order of id; empty after the last one.
     Groups(Vec<Group>),

@@ -10,8 +10,8 @@
 //!
 //! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when it has bytes, and
 //!   given up when the command ends.
-//! - V2. The kernel caches names and data of a subvolume that programs read while it is being received. When the receive ends, the
-//!   server makes the kernel forget them.
+//! - V2. The kernel caches names and data of a subvolume that programs read while it is being received. When the
+//!   receive ends, the server makes the kernel forget these names and data.
 
 use std::io::{self, BufReader, Read};
 use std::os::fd::BorrowedFd;
@@ -32,7 +32,7 @@ use crate::failure::{Failure, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// The directory that receives them.
+    /// The directory in which the subvolumes are created.
     pub dir: FileNr,
     /// Whether to end at the first end command.
     pub only_first: bool,
@@ -59,16 +59,16 @@ pub struct Response {
     pub stored_encoded: u64,
     /// Commands that failed.
     pub nr_errors: u64,
-    /// The first of their errors.
+    /// The errors of the first commands that failed.
     pub errors: Vec<String>,
 }
 
 /// A received subvolume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subvolume {
-    /// Its id.
+    /// The subvolume's id.
     pub id: u64,
-    /// Its path below the directory.
+    /// The subvolume's path below the directory that receives it.
     #[serde(with = "crate::bytes")]
     pub path: Vec<u8>,
     /// UUID of the subvolume that was sent.
@@ -163,7 +163,7 @@ fn failure_of(error: &ReceiveError) -> Failure {
     Failure { errno: errno.raw_os_error(), text: error.to_string(), has_advice }
 }
 
-/// Reads from a descriptor only when it has bytes (V1).
+/// Reads from a descriptor only when bytes are available (V1).
 struct Input<'i> {
     stream: BorrowedFd<'i>,
     ended: Arc<AtomicBool>,
@@ -192,5 +192,5 @@ impl Read for Input<'_> {
 
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const INPUT_BYTES: usize = 256 << 10;
-/// Characters of a path that the progress shows.
+/// The number of characters of a path that the progress shows.
 const STEP_CHARS: usize = 60;

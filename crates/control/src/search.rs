@@ -164,8 +164,7 @@ fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) ->
     if info.parent != Some(top.root) || info.dirid != dirid {
         return Err(Error::NotFound.into());
     }
-    // Climb from the directory that holds the name up to file 0. If the climb does not reach it, access is
-    // denied.
+    // Climb from the directory that holds the name up to file 0. If the climb does not reach file 0, access is denied.
     let mut dir = InodeId { root: top.root, ino: dirid };
     let mut names = Vec::new();
     for _ in 0..NESTING_MAX {

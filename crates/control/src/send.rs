@@ -30,7 +30,7 @@ use crate::failure::{Failure, Result};
 pub enum Request {
     /// Sends subvolumes.
     Send(Send),
-    /// Writes what changed between two snapshots, one JSON object a line.
+    /// Writes the changes between two snapshots, one JSON object a line.
     Diff {
         /// The older one.
         old: u64,

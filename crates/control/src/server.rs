@@ -17,7 +17,7 @@
 //!   Connections that wait for the unmount are counted separately, with the same limits.
 //! - K3. Neither end waits for the other forever (W1 of `wire`). A connection that has not sent its request within
 //!   [`REQUEST_TIMEOUT`] is closed.
-//! - K4. Each connection has its own thread, so it never blocks another connection or the mount.
+//! - K4. Each connection has its own thread, so no connection blocks another one or the mount.
 //! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for running commands,
 //!   so that the devices are closed when umount gets its answer.
 //! - K6. The descriptors of a request are closed before its answer is sent, because they keep the mount busy.
@@ -68,7 +68,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The filesystem and its host; `None` before the mount is served and after it.
+    /// The filesystem and its host; `None` before and after the mount is served.
     served: Option<Served>,
     /// The user of each connection that has a thread.
     connected: Vec<u32>,
@@ -181,7 +181,7 @@ fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
         match listener.accept() {
             Ok((stream, _)) => start(stream, shared),
             Err(_) if shared.ends.load(Ordering::SeqCst) => return,
-            // For example, too many files are open.
+            // Accepting may fail for a while, for example, if too many files are open.
             Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }
@@ -272,7 +272,7 @@ fn converse(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
     }
 }
 
-/// Adds a connection to those that wait for the unmount, if there is room (K2).
+/// Adds a connection to the connections that wait for the unmount, if there is room (K2).
 fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Shared) {
     let mut state = shared.state.lock();
     let users = |state: &State| state.waiting.iter().map(|(user, _)| *user).collect::<Vec<_>>();

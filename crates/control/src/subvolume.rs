@@ -43,9 +43,9 @@ pub enum Request {
     },
     /// Creates an empty subvolume.
     Create {
-        /// The directory of the name.
+        /// The directory in which the subvolume is created.
         dir: FileNr,
-        /// The name.
+        /// The new subvolume's name.
         #[serde(with = "crate::bytes")]
         name: Vec<u8>,
         /// The caller's umask.
@@ -58,9 +58,9 @@ pub enum Request {
     Snapshot {
         /// The root directory of the source subvolume.
         source: FileNr,
-        /// The directory of the name.
+        /// The directory in which the snapshot is created.
         dir: FileNr,
-        /// The name.
+        /// The snapshot's name.
         #[serde(with = "crate::bytes")]
         name: Vec<u8>,
         /// Whether the snapshot is read-only.
@@ -71,9 +71,9 @@ pub enum Request {
     },
     /// Deletes a subvolume with everything in it.
     Delete {
-        /// The directory of the name.
+        /// The directory that holds the subvolume's name.
         dir: FileNr,
-        /// The name.
+        /// The subvolume's name.
         #[serde(with = "crate::bytes")]
         name: Vec<u8>,
     },
@@ -81,9 +81,9 @@ pub enum Request {
     SetReadOnly {
         /// The subvolume's root directory.
         of: FileNr,
-        /// Whether to make it read-only.
+        /// Whether the subvolume becomes read-only.
         read_only: bool,
-        /// Make a received subvolume writable; it loses its received UUID.
+        /// Whether a received subvolume may become writable, which removes its received UUID.
         #[serde(default)]
         force: bool,
     },
@@ -197,8 +197,8 @@ fn snapshot(
     Ok(())
 }
 
-/// Returns the quota groups that a new subvolume joins. Only administrators may name them, as for all changes of quotas. As
-/// on Linux, they are ignored while quotas are off.
+/// Returns the quota groups that a new subvolume joins. Only administrators may name quota groups, as for all changes
+/// of quotas. As on Linux, the named groups are ignored while quotas are off.
 fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
     if qgroups.is_empty() {
         return Ok(Vec::new());

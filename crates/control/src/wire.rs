@@ -68,7 +68,7 @@ impl Wire {
         }
     }
 
-    /// Receives a frame of at most `max` bytes; `None` if the other end has closed before its first byte.
+    /// Receives a frame of at most `max` bytes; `None` if the other end has closed before the frame's first byte.
     pub(crate) fn receive(&self, max: usize, until: Option<Instant>) -> io::Result<Option<Frame>> {
         let mut frame = Frame::default();
         let mut head = [0; 4];
@@ -89,7 +89,7 @@ impl Wire {
         Ok(Some(frame))
     }
 
-    /// Reads exactly this many bytes; `false` if the other end closed before the first one.
+    /// Reads exactly this many bytes; `false` if the other end closed before the first byte.
     fn fill(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>, until: Option<Instant>) -> io::Result<bool> {
         let mut at = 0;
         while at < bytes.len() {
@@ -156,7 +156,8 @@ impl Wire {
         Ok(true)
     }
 
-    /// Whether the other end has closed the connection or sent something. A client sends more only to cancel.
+    /// Whether the other end has closed the connection or sent something. After its request, a client sends bytes only
+    /// to cancel the command.
     pub(crate) fn has_ended(&self) -> bool {
         let mut byte = [0];
         !matches!(

@@ -316,7 +316,7 @@ fn answers_of_another_version_are_an_error_in_one_line() {
 #[test]
 fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
     let bed = Bed::new();
-    // Many attempts to unmount a busy mount leave this state.
+    // Each attempt to unmount a busy mount leaves a connection that is closed at once.
     for _ in 0..2000 {
         drop(connect_to_unmount(bed.server.name()));
     }

@@ -72,7 +72,7 @@ impl Host for TestHost {
     }
 }
 
-/// All processes are in this group, and their capabilities follow from their users.
+/// A test double: all processes are in this group, and their capabilities follow from their users.
 #[derive(Debug)]
 pub(crate) struct InGroup(pub(crate) u32);
 
