@@ -17,11 +17,11 @@ pub(crate) struct Group {
     used: u64,
     pub(crate) flags: u64,
     pub(crate) place: Place,
-    /// Sum of the lengths of the extents found in it.
+    /// Sum of the lengths of the extents found in the group.
     found: u64,
 }
 
-/// Block groups in order.
+/// The block groups, in order of their addresses.
 #[derive(Debug, Default)]
 pub(crate) struct BlockGroups {
     pub(crate) list: Vec<Group>,
@@ -71,7 +71,8 @@ impl<'a> Checker<'a> {
         });
     }
 
-    /// Adds an extent to its group, and checks that it belongs there.
+    /// Adds an extent to its block group, and checks that the extent has the kind of data or metadata that the group
+    /// holds.
     pub(crate) fn record_in_group(&mut self, extent: &Extent) {
         let end = extent.bytenr.saturating_add(extent.len_bytes);
         let what = if extent.is_data { "data extent" } else { "tree block" };

@@ -3,8 +3,8 @@
 //! A record takes 40 bytes, so a filesystem with a million nodes (16 GiB of metadata) takes 40 MB.
 //!
 //! Invariants:
-//! - I1. Records are sorted by address once [`BlockTable::load`] was called. Reached blocks without an extent item are
-//!   kept separately, at most one for each block that could be read.
+//! - I1. Records are sorted by address after a call of [`BlockTable::load`]. Reached blocks without an extent item
+//!   are kept separately, with one record for each such block that could be read.
 
 use std::collections::HashMap;
 
@@ -14,9 +14,9 @@ pub(crate) const FULL: u8 = 1 << 0;
 pub(crate) const REACHED: u8 = 1 << 1;
 /// A walk reached the block in the tree that the block's header names as its owner.
 pub(crate) const BY_OWNER: u8 = 1 << 2;
-/// One copy is bad, so each read must find the good one.
+/// One copy of the block is bad, so each read must look for a good copy.
 pub(crate) const COPY_BAD: u8 = 1 << 3;
-/// No copy is usable.
+/// No copy of the block is usable.
 pub(crate) const LOST: u8 = 1 << 4;
 /// The block belongs to a relocation tree, which has other rules for flags.
 pub(crate) const RELOC: u8 = 1 << 5;
@@ -47,8 +47,8 @@ pub(crate) struct BlockTable {
 }
 
 impl BlockTable {
-    /// Loads the tree blocks that the extent tree lists. For each block that a walk reached before, returns the extent
-    /// tree's record and the record from the walk.
+    /// Loads the tree blocks that the extent tree lists. For each listed block that a walk had already reached,
+    /// returns the extent tree's record and the record from the walk.
     pub(crate) fn load(&mut self, mut records: Vec<TreeBlock>) -> Vec<(TreeBlock, TreeBlock)> {
         records.sort_by_key(|block| block.bytenr);
         records.dedup_by_key(|block| block.bytenr);
@@ -86,12 +86,13 @@ impl BlockTable {
         &self.records
     }
 
-    /// Takes the records out. Lookups do not work until [`BlockTable::put_recorded`].
+    /// Takes the records of blocks with an extent item out of the table. Lookups do not work until
+    /// [`BlockTable::put_recorded`].
     pub(crate) fn take_recorded(&mut self) -> Vec<TreeBlock> {
         std::mem::take(&mut self.records)
     }
 
-    /// Puts the records back.
+    /// Puts the records back into the table.
     pub(crate) fn put_recorded(&mut self, records: Vec<TreeBlock>) {
         self.records = records;
     }
@@ -103,7 +104,7 @@ impl BlockTable {
         before.is_some_and(|block| block.bytenr.saturating_add(nodesize) > bytenr)
     }
 
-    /// Whether this block was reached and has no extent item.
+    /// Whether a walk reached this block although the block has no extent item.
     pub(crate) fn is_unrecorded(&self, bytenr: u64) -> bool {
         self.unrecorded.contains_key(&bytenr)
     }

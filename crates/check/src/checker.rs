@@ -51,7 +51,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) spans: Vec<Span>,
     pub(crate) buf: Vec<u8>,
     pub(crate) nr_walks: u32,
-    /// Whether a tree could not be read completely. Problems that may follow from this are not reported.
+    /// Whether a tree could not be read completely. Problems that may follow from unread parts are not reported.
     pub(crate) has_gaps: bool,
     pub(crate) blocks: BlockTable,
     pub(crate) log_blocks: HashSet<u64>,
@@ -69,8 +69,9 @@ pub(crate) struct Checker<'a> {
     pub(crate) roots: Roots,
     pub(crate) quota: Quota,
     pub(crate) segments: Segments,
-    /// Number of blocks that were read again, and its limit.
+    /// Number of blocks that were read again.
     pub(crate) nr_rereads: u64,
+    /// Maximum number of blocks that may be read again.
     pub(crate) again_max: u64,
     /// The walked trees, for the second walk.
     pub(crate) walked: Vec<TreeRoot>,
@@ -160,7 +161,7 @@ impl<'a> Checker<'a> {
             self.verify_data();
         }
         if self.has_gaps && !self.sink.has_errors() {
-            // The cause of a gap should have been reported already. If that report is missing, this one prevents
+            // The cause of a gap should have been reported already. If no cause was reported, this report prevents
             // the filesystem from counting as clean.
             self.sink.report(Code::BlockRead, Place::default(), "a part of a tree could not be checked");
         }

@@ -20,7 +20,7 @@ pub(crate) struct DeviceExtents {
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the chunk tree. Returns `false` if no part of it can be read.
+    /// Reads the chunk tree. Returns `false` if no part of the chunk tree can be read.
     pub(crate) fn chunk_tree(&mut self) -> bool {
         let root = self.super_root(RootId::CHUNK_TREE);
         // Collect all items first, because only the superblock's system chunks are known until the

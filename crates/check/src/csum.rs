@@ -1,7 +1,7 @@
-//! The csum tree: which data has checksums, and whether the data matches them.
+//! Checks the csum tree: that checksums belong to data, and that data matches its checksums.
 //!
 //! Invariants:
-//! - I1. Ranges are joined, so a contiguous run of checksums takes 16 bytes, however many items it has.
+//! - I1. Adjacent ranges are joined, so a contiguous run of checksums takes 16 bytes, however many csum items it has.
 
 use std::thread;
 
@@ -156,8 +156,8 @@ impl<'a> Checker<'a> {
         self.sink.mute(false);
     }
 
-    /// Adds the checksums in a log that belong to its file extents. A log may also have checksums of deleted
-    /// data.
+    /// Adds checksums from a log to the batch, as far as they belong to file extents in the log. A log may also have
+    /// checksums of deleted data.
     fn add_logged_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
         let size = self.ctx.csum_type.size();
         let end = start.saturating_add(self.csummed_bytes(csums));
@@ -250,7 +250,7 @@ struct Bad {
     text: String,
 }
 
-/// Compares data with checksums. Used by several threads.
+/// Compares data with checksums. Several threads share a verifier.
 struct Verifier<'a> {
     volumes: &'a Volumes,
     csum_type: CsumType,

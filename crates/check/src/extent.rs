@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks are in the block table.
-//! - I2. References go into the ledger as they are read. Here, only their number is compared with the reference count
-//!   in the extent item.
+//! - I2. References go into the ledger as they are read. Here, only the number of references is compared with the
+//!   reference count in the extent item.
 
 use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::hash::extent_data_ref_hash;
@@ -67,7 +67,7 @@ struct Current {
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the extent tree, and the block groups from the tree that has them.
+    /// Reads the extent tree, and the block group items from the extent tree or the block group tree.
     pub(crate) fn extent_tree(&mut self) {
         let mut loader = Loader::default();
         let root = self.needed_root(RootId::EXTENT_TREE);
@@ -204,7 +204,7 @@ impl<'a> Checker<'a> {
         while let Some(piece) = pieces.next().or(data.is_empty().then_some(&[][..])) {
             let Ok(reference) = InlineRef::decode_keyed(&key, piece) else { break };
             if let InlineRef::ExtentData(of) = &reference {
-                // If another item has the same hash, the item gets the next free offset.
+                // If that hash is the offset of another item's key, Linux takes the next free offset.
                 let hash = extent_data_ref_hash(of.root, of.objectid, of.offset);
                 if key.offset.wrapping_sub(hash) > COLLISIONS_MAX {
                     let text =

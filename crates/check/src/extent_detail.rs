@@ -39,7 +39,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Walks every tree again, only to fill the ledger. Nothing else is reported or counted.
+    /// Walks every tree again, only to add the references of bad buckets to the ledger. The second walk reports and
+    /// counts nothing.
     fn second_walk(&mut self) {
         self.sink.mute(true);
         self.quota.pause();

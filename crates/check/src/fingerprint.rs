@@ -51,7 +51,7 @@ impl Hash {
 /// A fact that both sides must list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Fact {
-    /// An extent's address or an inode number. It chooses the bucket.
+    /// An extent's address or an inode number. The subject determines the bucket.
     pub(crate) subject: u64,
     /// The kind of fact.
     pub(crate) kind: u64,
@@ -61,11 +61,13 @@ pub(crate) struct Fact {
 /// The two sides of a fact, as the second walk found them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sides {
-    /// Sum of positive weights, and the place of one of them.
+    /// Sum of positive weights.
     pub(crate) plus: i64,
+    /// Tree, block and slot of an occurrence with positive weight.
     pub(crate) plus_at: Option<(u64, u64, usize)>,
-    /// Sum of negative weights as a positive number, and the place of one of them.
+    /// Sum of negative weights as a positive number.
     pub(crate) minus: i64,
+    /// Tree, block and slot of an occurrence with negative weight.
     pub(crate) minus_at: Option<(u64, u64, usize)>,
 }
 
@@ -138,12 +140,12 @@ impl Ledger {
         self.total = self.total.wrapping_add(sum);
     }
 
-    /// Whether both sides agree so far, by the total.
+    /// Whether the total is zero, so that both sides agree so far.
     pub(crate) fn agrees(&self) -> bool {
         self.total == 0
     }
 
-    /// Whether both sides agree in every bucket.
+    /// Whether every bucket is zero, so that both sides agree.
     pub(crate) fn buckets_agree(&self) -> bool {
         self.buckets.iter().all(|&sum| sum == 0)
     }

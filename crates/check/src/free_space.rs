@@ -18,14 +18,15 @@ struct Listed {
     group: Option<(u64, u64, FreeSpaceInfo, Place)>,
     /// The free ranges of the current block group, joined.
     ranges: Vec<(u64, u64)>,
-    /// End of the last item.
+    /// End of the last item that was read.
     last_end: u64,
     /// Start and end of the block groups that were compared.
     done: Vec<(u64, u64)>,
     /// End of the last stale range, which belongs to a deleted block group.
     stale: u64,
-    /// Number of stale ranges, and the first of them.
+    /// Number of stale ranges.
     nr_stale: u64,
+    /// Place of the first stale range.
     first_stale: Option<Place>,
     gaps: bool,
 }

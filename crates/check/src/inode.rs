@@ -54,7 +54,7 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Whether the inode has no names. Its deletion may have been interrupted.
+    /// Whether the inode has no names. An interrupted deletion can leave such an inode.
     pub(crate) fn has_no_names(&self) -> bool {
         self.item.is_some_and(|facts| facts.nlink == 0)
     }
@@ -287,8 +287,9 @@ impl<'a> Checker<'a> {
         self.file_csums(place, inode, Stored { kind, whole, disk_bytenr, from, bytes });
     }
 
-    /// Checks that written data has checksums, unless the file has none, and that preallocated space has none.
-    /// Compressed data must have checksums, because Linux does not compress files without checksums.
+    /// Checks that written data has checksums, unless the inode has the flag NODATASUM, and that preallocated space
+    /// has no checksums. Compressed data must have checksums, because Linux does not compress files without
+    /// checksums.
     fn file_csums(&mut self, place: Place, inode: &Inode, stored: Stored) {
         let Stored { kind, whole, disk_bytenr, from, bytes } = stored;
         // Data under relocation has checksums although its inode has the flag NODATASUM.

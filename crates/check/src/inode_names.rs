@@ -1,7 +1,7 @@
-//! Checks names. Each is in its directory twice (`DIR_ITEM`, `DIR_INDEX`) and in its inode once.
+//! Checks names. Each name is in its directory twice (`DIR_ITEM`, `DIR_INDEX`) and in its inode once.
 //!
-//! The two forms in a directory are compared as a sum at the end of the directory. Directories and inodes are compared
-//! in the ledger at the end of the subvolume. A second walk finds the names that differ.
+//! The names in `DIR_ITEM` and in `DIR_INDEX` items are compared as a sum at the end of the directory. Directories
+//! and inodes are compared in the ledger at the end of the subvolume. A second walk finds the names that differ.
 
 use std::collections::HashSet;
 
@@ -108,7 +108,8 @@ impl<'a> Checker<'a> {
                 }
                 continue;
             }
-            // After an interrupted removal, the inodes have already lost these names.
+            // If the removal of a directory was interrupted, the inodes in the directory have already lost these
+            // names.
             if inode.has_no_names() {
                 continue;
             }

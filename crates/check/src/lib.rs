@@ -3,9 +3,9 @@
 //! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on
 //! what the engine wrote. In the stack of crates it is above `volumes`, like `tree` and `transaction`.
 //!
-//! It visits every tree once, in key order. Blocks that trees share are visited only once for all of them. `walk` reads
-//! blocks (`reader`) and records references; the modules named after trees check items. A fact with two sides (a
-//! reference and its extent item, a directory entry and its inode's name) is compared as a sum of hashes
+//! The checker visits every tree once, in key order. A block that several trees share is visited only once. `walk`
+//! reads blocks (`reader`) and records references; the modules named after trees check items. A fact with two sides
+//! (a reference and its extent item, a directory entry and its inode's name) is compared as a sum of hashes
 //! (`fingerprint`). If a sum is not zero, a second walk finds the facts that disagree.
 //!
 //! Invariants:
@@ -60,9 +60,10 @@ pub struct Options {
 
 /// Receives the progress of a check.
 pub trait Progress {
-    /// A new part of the check begins. `total_bytes` is the number of bytes that it will read, if known.
+    /// Tells that a new part of the check begins. `total_bytes` is the number of bytes that the part will read, if
+    /// known.
     fn stage(&self, name: &'static str, total_bytes: Option<u64>);
-    /// This many bytes were read.
+    /// Tells that `bytes` more bytes were read.
     fn advance(&self, bytes: u64);
 }
 

@@ -109,7 +109,7 @@ pub struct Place {
     pub tree: Option<RootId>,
     /// The address of the tree block, or of the extent that the problem is about.
     pub bytenr: Option<u64>,
-    /// The slot in that block.
+    /// The slot in the tree block.
     pub slot: Option<usize>,
 }
 
@@ -168,7 +168,7 @@ impl fmt::Display for Problem {
 /// Limits on the number of reported problems.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Number of reported problems of each code; further ones are only counted.
+    /// Maximum number of reported problems of each code; further problems are only counted.
     pub per_code: u64,
 }
 
@@ -212,7 +212,8 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Mutes the sink, which then ignores problems. Used in a second walk, which would report them again.
+    /// Mutes the sink, so that it ignores problems. A second walk mutes the sink, because it would report the same
+    /// problems again.
     pub(crate) fn mute(&mut self, muted: bool) {
         self.muted = muted;
     }

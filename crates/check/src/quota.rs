@@ -1,4 +1,4 @@
-//! Checks the quota tree: that items match each other, and the numbers of all groups.
+//! Checks the quota tree: whether its items match each other, and whether the numbers of each group are right.
 //!
 //! A group refers to an extent if a block or a file of one of its subvolumes refers to the extent. The group has the
 //! extent exclusively if no other subvolume refers to the extent. So the bytes are summed for each set of subvolumes
@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! - I1. If quotas are on, the check takes about 20 bytes for each tree block and data extent.
-//! - I2. Set 0 is empty. A set is added when it first occurs, and never changes.
+//! - I2. Set number 0 has no subvolumes. A set is added when it first occurs, and never changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,13 +18,13 @@ use crate::problem::{Code, Place};
 use crate::raw::u64_at;
 use crate::walk::Event;
 
-/// The numbers in the quota tree, and the numbers counted.
+/// The groups' numbers in the quota tree, and the numbers that the check counted.
 #[derive(Debug, Default)]
 pub(crate) struct Quota {
-    /// Whether the numbers are compared.
+    /// Whether the groups' numbers are compared with counted numbers.
     active: bool,
     listed: BTreeMap<u64, (QgroupInfo, Place)>,
-    /// Groups that each group belongs to.
+    /// For each group, the groups that contain it.
     parents: BTreeMap<u64, BTreeSet<u64>>,
     /// The current subvolume.
     current: Option<RootId>,
@@ -36,8 +36,8 @@ pub(crate) struct Quota {
     with: HashMap<(u32, u64), u32>,
 }
 
-/// A set of subvolumes, formed from another set and one more subvolume. Subvolumes are visited one after the other, so
-/// a set is always formed in one order.
+/// A set of subvolumes, formed from another set and one more subvolume. Subvolumes are visited one after the other,
+/// so the subvolumes of a set always join it in the same order.
 #[derive(Clone, Copy, Debug)]
 struct UserSet {
     others: u32,
@@ -103,7 +103,7 @@ impl Quota {
         for users in self.sets.iter().skip(1).filter(|users| users.bytes > 0) {
             let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
             let (mut nr_users, mut set) = (0u32, Some(users));
-            // Set 0 is empty, and every other set was made after the set that it extends.
+            // Set 0 has no subvolumes, and every other set was made after the set that it extends.
             while let Some(UserSet { others, last, .. }) = set.copied() {
                 nr_users = nr_users.saturating_add(1);
                 let groups = above.entry(last).or_insert_with(|| self.above(last));
@@ -222,7 +222,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// A quota group as users write it: `level/number`.
+/// The text form of a quota group: `level/number`.
 fn name(group: u64) -> String {
     format!("{}/{}", group >> 48, group & 0xffff_ffff_ffff)
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. A usable block has a correct checksum, the right address in its header, and the level that its parent expects.
-//!   So a descent along pointers ends.
+//!   So the level decreases along pointers, and a descent ends.
 //! - I2. The first read of a block reads and verifies every copy.
 
 use std::thread;
@@ -22,12 +22,12 @@ pub(crate) struct Edge {
     /// The expected first key; `None` for a root.
     pub(crate) key: Option<Key>,
     pub(crate) level: u8,
-    /// Whether the block is on the path to the drop progress, so that items before the drop progress are already gone
-    /// below it.
+    /// Whether the block is on the path to the drop progress; below such a block, items before the drop progress are
+    /// already gone.
     pub(crate) on_drop_path: bool,
 }
 
-/// How a block is read.
+/// The way of reading a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Care {
     /// Read and verify every copy, and report every problem.

@@ -32,7 +32,7 @@ struct Link {
     forward: Option<(u64, u64, Vec<u8>)>,
     /// Directory, index and name in the ROOT_BACKREF.
     backward: Option<(u64, u64, Vec<u8>)>,
-    /// Whether a directory entry was found.
+    /// Whether a directory entry for the subvolume was found.
     found: bool,
     place: Place,
 }
@@ -60,7 +60,7 @@ impl Roots {
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the root tree. Returns `false` if no part of it can be read.
+    /// Reads the root tree. Returns `false` if no part of the root tree can be read.
     pub(crate) fn root_tree(&mut self) -> bool {
         let root = self.super_root(RootId::ROOT_TREE);
         let mut seen = false;
@@ -156,8 +156,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks a directory entry that names a subvolume. In a snapshot, an entry for a subvolume that is
-    /// nested in the source leads nowhere.
+    /// Checks a directory entry that names a subvolume. A snapshot keeps the entries of subvolumes that are nested in
+    /// its source, but these entries have no ROOT_REF and are not checked.
     pub(crate) fn subvolume_entry(
         &mut self,
         tree: RootId,

@@ -1,4 +1,4 @@
-//! Checks superblock copies and their root backups.
+//! Checks the copies of the superblock and their root backups.
 //!
 //! Linux writes all copies at a commit, but only the first one when it syncs the log. So copies of one generation may differ
 //! in the fields of the log.
@@ -32,7 +32,8 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
                 sink.report(Code::SuperMirror, place, text);
                 continue;
             }
-            // The image was restored from a metadata dump, which has only the first copy. The next commit writes the others.
+            // The image was restored from a metadata dump, which has only the first copy. The next commit writes the
+            // other copies.
             sink.report(Code::SuperMissing, place, format!("{name} was never written"));
             continue;
         }

@@ -46,7 +46,7 @@ pub(crate) struct TreeRoot {
     pub(crate) bytenr: u64,
     pub(crate) level: u8,
     pub(crate) generation: Option<Generation>,
-    /// The drop progress of a tree that is being deleted. Items before it are already gone.
+    /// The drop progress of a tree that is being deleted. Items before the drop progress are already gone.
     pub(crate) drop: Option<(Key, u8)>,
 }
 
@@ -267,7 +267,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Records a visit of a block and lists its children. Returns `false` if this walk visited it before (I1).
+    /// Records a visit of a block and lists its children. Returns `false` if this walk visited the block before (I1).
     fn visit(
         &mut self,
         tree: &TreeRoot,

@@ -54,7 +54,7 @@ fn snapshots_are_counted_whole() {
     mount.close().unwrap();
     assert_clean(made.image.path(), "snapshots");
     let (report, _) = check(made.image.path());
-    // The first two inodes are the root directories of the top level and the data relocation tree. Then follow four
-    // subvolumes: the source lost three files, the second snapshot one, the third two.
+    // The first two inodes are the root directories of the top level and the data relocation tree. Four subvolumes
+    // had 3,001 inodes each, until the source lost three files, the second snapshot one, and the third snapshot two.
     assert_eq!(report.stats.inodes, 1 + 1 + 4 * 3001 - 3 - 1 - 2);
 }

@@ -1,7 +1,7 @@
 //! Tests that the checker finds damage in every image in which `btrfs check` finds damage.
 //!
-//! By default, only a sample of the damage is tried. For all kinds of damage: `UBTRFS_CORRUPT=1000 cargo test
-//! --release -p ubtrfs-check --test corrupt -- --nocapture`.
+//! By default, only a sample of the damage is tried. This command tries all kinds of damage: `UBTRFS_CORRUPT=1000
+//! cargo test --release -p ubtrfs-check --test corrupt -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -176,8 +176,7 @@ fn what_btrfs_check_finds_is_found() {
     assert!(missed.is_empty(), "{} missed:\n{}", missed.len(), missed.join("\n\n"));
 }
 
-/// The checker ends on images with several kinds of damage, where one can hide the effect of
-/// another.
+/// A check of an image with several kinds of damage ends, although one kind can hide the effect of another.
 #[test]
 fn checking_ends_on_much_damage() {
     if !capability::kernel_oracle() || !capability::program("setfattr") {
@@ -217,7 +216,7 @@ fn lowmem_finds(image: &Image) -> (bool, String) {
     (!success && said.contains("error(s) found"), said)
 }
 
-/// Whether the output of `btrfs check` is longer than for a clean image.
+/// Whether the output of `btrfs check` contains a complaint that it does not print for a clean image.
 fn complains(text: &str) -> bool {
     let words = ["error", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "bad ", "errors "];
     text.lines().any(|line| {

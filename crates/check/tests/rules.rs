@@ -32,7 +32,7 @@ fn sync(path: &Path) {
     run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), path.as_os_str()]).unwrap();
 }
 
-/// Crafts a leaf of the top level.
+/// Changes the items of a leaf of the top-level subvolume.
 fn craft(image: &Image, change: impl Fn(&mut Items) -> bool) -> Damage {
     craft_in(image, 5, change)
 }
@@ -75,8 +75,8 @@ fn assert_agreed_clean(image: &Image) {
     btrfs_check(image.path()).unwrap();
 }
 
-/// A balance of data moves some of the leaves that refer to it. Then their owner reaches the unmoved neighbours of these
-/// leaves only through moved blocks.
+/// A balance of data moves some of the leaves that refer to the data. Then the owner of these leaves reaches their
+/// unmoved neighbours only through moved blocks.
 #[test]
 fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     if !capability::kernel_oracle() {
@@ -120,9 +120,9 @@ fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     assert_agreed_clean(&made.image);
 }
 
-/// An interrupted balance also leaves full backrefs on blocks that their owner still uses. References from such a block then
-/// name the block and not the tree. A block that is newer than the last snapshot was never shared, so full backrefs on it
-/// are damage.
+/// An interrupted balance also leaves full backrefs on blocks that their owner still uses. References from a block
+/// with a full backref name the block and not the tree. A block that is newer than the last snapshot was never
+/// shared, so full backrefs on it are damage.
 #[test]
 fn full_backrefs_are_of_blocks_that_were_shared() {
     if !capability::kernel_oracle() {
@@ -286,7 +286,8 @@ fn a_directory_without_a_name_may_be_emptied_half_way() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // With a link, the usual rules apply.
+    // Once the directory's link count is 1, the exemption for orphans ends, and the directory's missing name is a
+    // problem.
     craft(&image, |items| find(items, 257, KeyType::INODE_ITEM).map(|(_, data)| data[40] = 1).is_some());
     assert!(codes(&image).contains(&Code::InodeNames));
 }
@@ -324,7 +325,7 @@ fn one_name_twice_in_a_directory_is_found() {
         fs::write(root.join("bar"), "").unwrap();
         sync(root);
     });
-    // The second file gets the name of the first in all of the second file's items.
+    // All directory entries and references with the name of the second file get the name of the first file.
     craft(&image, |items| {
         let is_entry = |key: &Key, data: &[u8], name: &[u8]| key.item_type == KeyType::DIR_ITEM && data.ends_with(name);
         let Some(bar) = items.iter().position(|(key, data)| is_entry(key, data, b"bar")) else { return false };

@@ -75,7 +75,8 @@ fn scribble(dir: &Path, rng: &mut Rng, files: usize) {
     }
 }
 
-/// Runs operations on a filesystem of Linux. Returns copies of it, each with a description of its state.
+/// Runs operations on a filesystem of Linux. Returns copies of the image, each with a description of the filesystem's
+/// state.
 fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     let mut rng = Rng::new(seed);
     let made = KernelImage::empty(KernelImageSpec { len_bytes: 1 << 30, ..spec }).unwrap();

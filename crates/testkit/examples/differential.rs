@@ -4,7 +4,8 @@
 //! `--seed N` sets the first seed. `--steps N` sets the length of a round. `--first` stops at the first difference.
 //! `--survey` prints each kind of difference and continues the round. `--mount OPTIONS` sets mount options of our
 //! mount. `--script FILE` performs the steps in a file, one line of JSON each, as a failure prints them; `--shrink`
-//! removes unneeded ones. The tested program is the `ubtrfs` beside the examples, or `UBTRFS`.
+//! removes the steps that are not needed for a difference. The tested program is the `ubtrfs` beside the examples, or
+//! `UBTRFS`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

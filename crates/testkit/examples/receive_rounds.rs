@@ -2,7 +2,7 @@
 //! Linux receives on top. Compares trees and sharing, and runs both checkers.
 //!
 //! `cargo run --release -p ubtrfs-testkit --example receive_rounds -- [--from SEED] [--rounds N] [--snapshots 4] [--operations 150] [--keep DIR]`
-//! prints one line for each round. The exit status is 1 if one failed.
+//! prints one line for each round. The exit status is 1 if a round failed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

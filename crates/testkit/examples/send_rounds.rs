@@ -1,4 +1,4 @@
-//! Many rounds of [`SendRound`]: `send_rounds -- --from SEED --rounds N [--operations N] [--keep DIR]`.
+//! Runs many rounds of [`SendRound`]: `send_rounds -- --from SEED --rounds N [--operations N] [--keep DIR]`.
 
 use std::process::ExitCode;
 

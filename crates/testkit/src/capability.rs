@@ -1,4 +1,4 @@
-//! Checks what this machine can do. A test that needs more prints that it is skipped, and fails in
+//! Checks what this machine can do. A test that needs a missing capability prints that it is skipped, and fails in
 //! CI.
 //!
 //! I1. With `CI=true`, nothing is skipped, because an oracle that did not run is a failure.

@@ -58,7 +58,7 @@ fn opinion_but_on(image: &Path, none_of: &[Code]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `btrfs check` with these arguments. Returns whether it succeeded, and its output.
+/// Runs `btrfs check` with these arguments. Returns whether the program succeeded, and its output.
 pub fn btrfs_check_output(image: &Path, args: &[&str]) -> Result<(bool, String)> {
     let output = Command::new("btrfs")
         .arg("check")
@@ -75,7 +75,8 @@ fn is_complaint(line: &str) -> bool {
     let lower = line.to_lowercase();
     let bad =
         ["error", "warning", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "orphan", "bad "];
-    // A clean check ends with "no error found". A v1 cache is stale after a writer that does not maintain it.
+    // A clean check ends with "no error found". A v1 free space cache is stale if the last writer does not maintain
+    // it.
     let harmless = lower.contains("no error found")
         || lower.contains("cache and super generation don't match")
         || lower.contains("space cache will be invalidated");

@@ -1,4 +1,4 @@
-//! Runs system tools. A failure becomes an error with the tool's output.
+//! Runs system tools. A failed tool becomes an error that contains the tool's output.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a tool. Returns its standard output, or an error with its status and all output.
+/// Runs a tool. Returns the tool's standard output, or an error with the tool's status and all of its output.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null());
@@ -29,8 +29,7 @@ fn finish(mut command: Command, input: Option<&[u8]>) -> Result<String> {
     let shown = format!("{command:?}");
     let mut child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
     if let Some(input) = input {
-        // Errors are ignored, because a tool that fails early closes its input and prints the
-        // reason.
+        // Write errors are ignored, because a tool that fails early closes its input and prints the reason.
         let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
     }
     let output = child.wait_with_output().with_context(|| format!("cannot wait for {shown}"))?;

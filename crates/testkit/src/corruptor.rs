@@ -466,7 +466,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, put_together(raw, &items), true, text)
     }
 
-    /// Copies an extent item to the address directly after its extent, where it may overlap another extent.
+    /// Copies an extent item to the address directly after its extent, where the copy may overlap another extent.
     fn key_objectid_copy(&self, rng: &mut Rng) -> Result<Option<Damage>> {
         let Some((block, raw, slot, key)) = self.pick(rng, KeyType::EXTENT_ITEM, any) else { return Ok(None) };
         let mut items = take_apart(raw)?;
@@ -519,7 +519,7 @@ impl<'i> Corruptor<'i> {
         )
     }
 
-    /// Changes a pointer, or redirects it to its neighbour's block.
+    /// Changes a pointer, or copies the block address of the next pointer into it.
     fn pointer(
         &self,
         rng: &mut Rng,
@@ -556,7 +556,7 @@ impl<'i> Corruptor<'i> {
     fn flip(&self, way: Corruption, rng: &mut Rng) -> Result<Option<Damage>> {
         let (block, raw) = rng.pick(&self.blocks);
         let mut raw = raw.clone();
-        // Pick a place in the used part: heads, pointers or data.
+        // Pick a place in the used part of the block: heads, pointers or data.
         let view = NodeView::new(&raw)?;
         let head = if block.level == 0 { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
         let heads_end = HEADER_SIZE + view.nritems() * head;
@@ -670,7 +670,8 @@ fn is_on_disk(data: &[u8]) -> bool {
     data.len() >= 53 && data[20] > 0 && data[21..29] != [0; 8]
 }
 
-/// Whether a chunk is not a system chunk. The superblock also holds system chunks, and must match.
+/// Whether a chunk is not a system chunk. System chunks are left alone, because the superblock holds a copy of them
+/// that must match.
 fn not_system(data: &[u8]) -> bool {
     data.get(24).is_some_and(|flags| flags & 2 == 0)
 }

@@ -1,5 +1,5 @@
 //! Makes images whose subvolume trees have wrong content and valid checksums: a name with a slash, a directory with
-//! two names, a directory inside itself. Leaves of a valid image are rewritten for this.
+//! two names, a directory inside itself. The images are made from a valid image, whose leaves are rewritten.
 //!
 //! I1. Every copy of a changed leaf is rewritten, its items stay in order, and its checksum is valid.
 
@@ -43,7 +43,7 @@ pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>
     Ok(nr_changed)
 }
 
-/// Changes directory entries, in both items of each.
+/// Changes directory entries, each in its `DIR_ITEM` and in its `DIR_INDEX`.
 pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirEntry)) -> Result<()> {
     let changed = edit_leaves(image, &mut |items| {
         for (key, data) in items.iter_mut() {

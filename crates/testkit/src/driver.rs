@@ -33,7 +33,7 @@ pub struct Driver {
 enum Rest {
     /// Set the mode.
     Mode(Vec<u8>, u32),
-    /// Write this many bytes.
+    /// Write this many bytes to the file at this path.
     Content(Vec<u8>, u64),
 }
 
@@ -75,7 +75,7 @@ impl Driver {
         self
     }
 
-    /// Performs this many operations. Fails at the first one that differs from its prediction.
+    /// Performs this many operations. Fails at the first operation whose answer differs from its prediction.
     pub fn run(&mut self, model: &mut Model, target: &mut dyn Target, operations: usize) -> Result<DriverReport> {
         for _ in 0..operations {
             self.one(model, target)?;

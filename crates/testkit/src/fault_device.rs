@@ -1,7 +1,7 @@
 //! A device whose n-th request fails.
 //!
 //! I1. A failed or short write writes part of its range, as on a real device: the first half, in whole sectors
-//!     of 4096 bytes, because disks do not tear sectors. A short read fills the first half.
+//!     of 4096 bytes, because disks do not tear sectors. A short read fills the first half of its range.
 //! I2. The device counts a request, and decides its fault, before passing it to the device below.
 
 use std::collections::BTreeSet;
@@ -13,13 +13,13 @@ use ubtrfs_device::Device;
 
 const SECTOR: usize = 4096;
 
-/// How the message of a planned panic begins.
+/// The beginning of the message of a planned panic.
 pub(crate) const PLANNED_PANIC: &str = "planned panic";
 
 /// The effect of a planned fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The request fails, as on a failing disk. A write is done in part (I1).
+    /// The request fails, as on a failing disk. A failed write is done in part (I1).
     #[default]
     Error,
     /// The request transfers fewer bytes than requested and fails.

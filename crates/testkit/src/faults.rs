@@ -1,8 +1,8 @@
 //! Runs a script on a device with one planned fault, and checks the resulting filesystem.
 //!
 //! - F1. A fault is either repaired without an error, or reported: a step or the closing fails.
-//! - F2. Acknowledged changes are on the device, as read without faults afterwards. A successful sync promises
-//!   everything done before it, even if an earlier failure affected it.
+//! - F2. Acknowledged changes are found on the device when it is read without faults afterwards. A successful sync
+//!   promises everything done before it, even if an earlier failure affected it.
 //! - F3. After an error with unknown effects (a flush, a commit, a panic) the filesystem is read-only and every later
 //!   sync fails.
 //! - F4. Nothing hangs: each run ends within [`TIME_LIMIT`].
@@ -69,7 +69,7 @@ impl Start {
 /// The result of a run.
 #[derive(Debug)]
 pub struct FaultOutcome {
-    /// Places where a run can start (F6): the start of this one, and after each remount.
+    /// Places where a run can start (F6): the start of this run, and the place after each remount.
     pub starts: Vec<Start>,
     /// The numbers of reads, writes and flushes that the script made.
     pub counts: (u64, u64, u64),
@@ -398,7 +398,8 @@ impl FaultSweep {
             .to_lowercase()
     }
 
-    /// The number of requests of this kind that the script makes without faults. A run can plan any of them to fail.
+    /// The number of requests of this kind that the script makes without faults. A run can make any of these requests
+    /// fail.
     pub fn requests(&self) -> u64 {
         self.request.of(self.healthy().counts)
     }
@@ -424,7 +425,8 @@ impl FaultSweep {
         self.healthy.get_or_init(|| self.run.run(FaultPlan::default()).expect("the script runs without faults"))
     }
 
-    /// Whether `btrfs check` must find the result clean. It need not if the device lost or changed written data.
+    /// Whether `btrfs check` must find the result clean. The result need not be clean if the device lost or changed
+    /// written data.
     pub fn btrfs_check_applies(&self) -> bool {
         !(self.request == Request::Write && matches!(self.kind, FaultKind::Wrong | FaultKind::Lost))
     }
@@ -449,8 +451,8 @@ fn configs() -> Vec<(&'static str, MkfsOptions, &'static str)> {
 pub fn silence_planned_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // The first opening of a filesystem also changes the panic hook. Open one here, before the change below: if both
-        // changes were made concurrently, one would be lost.
+        // The first opening of a filesystem also changes the panic hook. Open a filesystem here, before the change
+        // below: if both changes were made concurrently, one of them would be lost.
         let base =
             Medium::formatted(128 << 20, &MkfsOptions::default()).expect("an empty filesystem can be made in memory");
         drop(FsTarget::on_device(Arc::new(MediumDevice::new(base)), MountOptions::default()));
@@ -458,7 +460,8 @@ pub fn silence_planned_panics() {
         std::panic::set_hook(Box::new(move |info| {
             let message = info.payload().downcast_ref::<String>().map_or("", String::as_str);
             if message.contains(PLANNED_PANIC) {
-                // The hook installed by opening must still see the panic. Only the printing is suppressed.
+                // The panic hook that the opening of a filesystem installed must still see the panic. Only the
+                // printing of the message is suppressed.
                 ubtrfs_fs::note_panic(&info.to_string());
             } else {
                 print(info);

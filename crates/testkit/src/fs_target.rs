@@ -41,7 +41,7 @@ impl FsTarget {
         &self.fs
     }
 
-    /// Looks up the inode at a path. Does not follow a symlink at the end.
+    /// Looks up the inode at a path. A symlink at the end of the path is not followed.
     pub fn lookup(&self, path: &[u8]) -> Result<Attr, Errno> {
         let mut attr = self.fs.getattr(self.fs.root()).map_err(errno)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {

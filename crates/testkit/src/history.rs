@@ -6,10 +6,11 @@
 //! was synced, plus everything that was fsynced since then:
 //!
 //! - H1. An fsynced file exists under a name that it had at the fsync or later, with content, mode and attributes that
-//!   it had at the fsync or later. It does not have a name that it had lost before the fsync. An fsynced directory has
-//!   the entries that it had at the fsync, and no entry that it had lost before, unless they changed later.
-//! - H2. Each path is as it was in one state. Each block of a file's content is as it was in one state, old or new,
-//!   because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
+//!   it had at the fsync or later. An fsynced file does not have a name that it had lost before the fsync. An fsynced
+//!   directory has the entries that it had at the fsync, and no entry that it had lost before, unless they changed
+//!   later.
+//! - H2. Each path is as it was in one of the states. Each block of a file's content is as it was in one state, old
+//!   or new, because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
 //! - H3. A file that has a name in every state is found under exactly one name: a rename neither loses a file nor
 //!   leaves it under both names.
 
@@ -153,7 +154,7 @@ impl History {
             })
             .collect();
         let newest = fsyncs.last().map_or(base, |(state, _)| *state);
-        // The states that a commit may have captured. A mixed state consists of parts of these.
+        // The states that a commit may have captured. A mixed state consists of parts of these states.
         let mut candidates: BTreeSet<usize> = match &self.commits {
             None => (base..=top).collect(),
             Some(commits) => {
@@ -194,8 +195,8 @@ impl History {
         })
     }
 
-    /// Works like [`History::verify`] if other threads commit at any time: any state may be found, and parts of any
-    /// state.
+    /// Works like [`History::verify`], for a filesystem on which other threads commit at any time: any state may be
+    /// found, and parts of any state.
     pub(crate) fn verify_among_others(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize) -> Result<()> {
         let made = made.min(self.promises.len());
         let base = self.promises[..made].iter().rev().find_map(|promise| match promise {
@@ -213,8 +214,8 @@ impl History {
         self.verify_window(found, read, base..=self.state_of(made), &fsyncs)
     }
 
-    /// Checks a copy (a snapshot) that was taken between the first and the last of these states. It must contain
-    /// everything in the first.
+    /// Checks a copy (a snapshot) that was taken between the first and the last of these states. The copy must
+    /// contain everything in the first of these states.
     pub(crate) fn verify_copy(
         &self,
         found: &[TreeEntry],
@@ -234,7 +235,7 @@ impl History {
     ) -> Result<()> {
         let candidates = window.clone().collect();
         self.verify_composed(found, read, &candidates, window.clone(), fsyncs)?;
-        // H2 for mode and attributes: an operation changes each as a whole.
+        // H2 for mode and attributes: an operation changes the mode or an attribute as a whole.
         for entry in found.iter().filter(|entry| !entry.path.is_empty()) {
             let ids: BTreeSet<u64> = window.clone().filter_map(|state| self.states[state].id(&entry.path)).collect();
             let nodes: Vec<_> = window

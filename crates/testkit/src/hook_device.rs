@@ -13,7 +13,7 @@ type Hook = Box<dyn FnOnce() -> io::Result<()> + Send>;
 /// A device with a hook that runs once, before a chosen flush.
 pub struct HookDevice {
     inner: Arc<dyn Device>,
-    /// How many flushes pass before the hook runs, and the hook.
+    /// The number of flushes that pass before the hook runs, and the hook.
     hook: Mutex<Option<(u64, Hook)>>,
 }
 

@@ -42,10 +42,10 @@ const fn user(name: &'static str, uid: u32, gid: u32, groups: &'static [u32]) ->
     Actor { name, ruid: uid, euid: uid, gid, groups, capabilities: None }
 }
 
-/// The number of users that make random calls: the first ones of [`ACTORS`]. The others are used only in scripts.
+/// The number of users that make random calls: the first ones of [`ACTORS`]. The other users act only in scripts.
 pub(crate) const NR_DRAWN: usize = 11;
 
-/// All users. The first is root.
+/// All users. The first user is root.
 pub const ACTORS: &[Actor] = &[
     user("root", 0, 0, &[]),
     user("owner", 1001, 1001, &[]),
@@ -58,8 +58,8 @@ pub const ACTORS: &[Actor] = &[
     Actor { capabilities: Some(CapabilitySet::FOWNER), ..user("other-fowner", 1003, 1003, &[]) },
     Actor { capabilities: Some(CapabilitySet::FSETID), ..user("owner-fsetid", 1001, 1001, &[]) },
     Actor {
-        // Without FOWNER, Linux refuses a chown that clears a set-id bit, because that changes the mode. FUSE does not
-        // check this.
+        // Without FOWNER, Linux refuses a chown that clears a set-id bit, because that changes the mode. FUSE does
+        // not refuse such a chown.
         capabilities: Some(CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::CHOWN).union(CapabilitySet::FOWNER)),
         ..user("other-chown", 1003, 1003, &[])
     },

@@ -1,7 +1,8 @@
 //! The accepted differences between our mount and Linux's (D1), each with its reason.
 //!
 //! [`ALLOWED`] lists differences caused by the kernel or FUSE, which no server can avoid. [`KNOWN`] lists faults of
-//! ubtrfs that are not fixed yet. `docs/conformance.md` lists all of them, and a test compares both lists.
+//! ubtrfs that are not fixed yet. `docs/conformance.md` lists all accepted differences, and a test compares that list
+//! with the lists here.
 
 use super::bed::Difference;
 use super::call::Call;

@@ -1,4 +1,4 @@
-//! Runs a sequence of steps on a pair and compares the sides. [`hunt`] does so with many seeds.
+//! Runs a sequence of steps on a pair and compares the sides. [`hunt`] runs sequences from many seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -81,7 +81,7 @@ pub struct Failure {
 pub struct Outcome {
     /// The steps that were performed.
     pub steps: Vec<Step>,
-    /// How often each allowed difference occurred.
+    /// For each allowed difference, how often it occurred.
     pub allowed: BTreeMap<&'static str, u64>,
     /// For each call, how often it succeeded on Linux and how often it was made.
     pub succeeded: BTreeMap<String, (u64, u64)>,
@@ -102,7 +102,7 @@ pub struct Options {
     pub steps: usize,
     /// No round begins after this time. At least one round runs.
     pub time: Duration,
-    /// Whether to stop at the first failure. Otherwise each kind of failure is reported once.
+    /// Whether to stop at the first failure. If not set, each kind of failure is reported once.
     pub stop_at_first: bool,
     /// The largest number of rounds.
     pub rounds: usize,
@@ -208,7 +208,8 @@ impl Source {
 
 /// Performs a sequence on a new pair. An `Err` is a failure of the test bed itself.
 pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
-    // All threads of a process share one umask. From here on, this thread and the threads that it starts have a separate one.
+    // All threads of a process share one umask. From here on, this thread and the threads that it starts have an
+    // umask of their own.
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS)?;
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut bed = Bed {
@@ -259,7 +260,7 @@ impl Bed {
         match &step.call {
             Call::Umask { mask } => {
                 rustix::process::umask(rustix::fs::Mode::from_raw_mode(*mask));
-                // Helpers keep the umask that they were started with.
+                // Stop the helpers for ioctls, because a helper keeps the umask that it was started with.
                 for side in [&self.pair.ours, &self.pair.linux] {
                     lock(side).helpers.retain(|user, _| user.is_none());
                 }
@@ -281,7 +282,7 @@ impl Bed {
         Ok(None)
     }
 
-    /// Unmounts and mounts again. The content of each image must be equal before and after.
+    /// Unmounts both sides and mounts them again. The content of each image must be equal before and after.
     fn reopen(&mut self, step: &Step) -> Result<()> {
         // Sync first, because the block counts of dirty data may change when it is written.
         self.pair.sync()?;
@@ -423,7 +424,7 @@ impl Bed {
     }
 }
 
-/// Compares what two sides answered to a call.
+/// Compares the two sides' answers to a call.
 pub(crate) fn compare_answers(step: &Step, ours: &Answer, linux: &Answer, guarded: bool, found: &mut Vec<Difference>) {
     let fields = |answer: &Answer| match answer {
         Ok(fields) => [("result".to_owned(), "success".to_owned())].into_iter().chain(fields.clone()).collect(),
@@ -432,7 +433,8 @@ pub(crate) fn compare_answers(step: &Step, ours: &Answer, linux: &Answer, guarde
     compare_fields(step, "answer", fields(ours), fields(linux), guarded, found);
 }
 
-/// Marks our directories that stand in place of left-out subvolumes. Inode numbers on Linux's side show which these are.
+/// Marks our side's directories that stand in place of subvolumes that a snapshot left out. Inode numbers on Linux's
+/// side identify these directories.
 fn note_left_out(ours: &mut [Entry], linux: &[Entry]) {
     let left_out = linux.iter().filter(|entry| entry.left_out).map(|entry| entry.entry.path.as_slice());
     let left_out: BTreeSet<&[u8]> = left_out.collect();

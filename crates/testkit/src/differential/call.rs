@@ -45,7 +45,7 @@ pub enum Time {
     Now,
     /// `UTIME_OMIT`.
     Omit,
-    /// Seconds and nanoseconds. Far from the present, to distinguish it from the time of a call.
+    /// Seconds and nanoseconds. A given time is far from the present, so that it differs from the time of any call.
     At(i64, u32),
 }
 
@@ -245,7 +245,7 @@ pub enum Call {
     Readdir {
         path: String,
     },
-    /// Maps the start of a file into memory, as far as it reaches; the mapping outlives the slot.
+    /// Maps the start of a file into memory, as far as the file reaches; the mapping outlives the slot.
     Map {
         slot: usize,
         len: usize,
@@ -289,7 +289,7 @@ pub enum Call {
     Together {
         seed: u64,
     },
-    /// The umask of all users from here on.
+    /// Sets the umask of all users for the following calls.
     Umask {
         mask: u32,
     },
@@ -297,7 +297,7 @@ pub enum Call {
     Sync,
     /// Compares both whole trees.
     Compare,
-    /// Unmounts and mounts both sides again. Each tree must be as before, including all times.
+    /// Unmounts and mounts both sides again. Each side's tree must be the same before and after, including all times.
     Remount,
     /// Makes the sides exchange their images: our side continues with the image that Linux wrote, and Linux with ours.
     Swap,

@@ -48,7 +48,7 @@ const MODES: [u32; 16] =
 /// Names and symlink targets never lead out of the mount. Root makes some of the calls, and `..` or absolute paths
 /// would let it change the machine's own files.
 const NAMES: [&str; 9] = ["a", "b", "c", "d", "e", "f", "g", "h", "\u{e4}\u{ff}"];
-/// As long as a name may be.
+/// A name of the largest allowed length.
 const LONG_NAME: &str = match std::str::from_utf8(&[b'd'; 255]) {
     Ok(name) => name,
     Err(_) => "",
@@ -76,7 +76,7 @@ impl Generator {
         generator
     }
 
-    /// The first steps: make directories with different owners, in which several users act.
+    /// Returns the first steps, which make directories with different owners for several users to act in.
     fn start(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
         let mut root = |call| steps.push(Step { user: 0, call });
@@ -93,7 +93,7 @@ impl Generator {
             root(Call::Chown { path: path.clone(), uid: Some(owner), gid: Some(group), follow: true });
             root(Call::Chmod { path, mode });
         }
-        // Long names below each other, and many levels.
+        // Sometimes nest directories: 30 with a short name, or 10 with the longest possible name.
         let (name, depth) = *self.rng.pick(&[("", 0), ("", 0), ("p", 30), (LONG_NAME, 10)]);
         let mut path = "open".to_owned();
         for _ in 0..depth {
@@ -329,7 +329,7 @@ impl Generator {
             20..34 => {
                 let kinds = [Kind::File, Kind::File, Kind::Fifo, Kind::Socket, Kind::CharDevice, Kind::BlockDevice];
                 let kind = *self.rng.pick(&kinds);
-                // A whiteout is the character device 0,0. No driver handles the block device number.
+                // A whiteout is the character device 0,0. No driver handles the number given to block devices.
                 let (major, minor) = match kind {
                     Kind::CharDevice => *self.rng.pick(&[(0, 0), (0, 0), (1, 3)]),
                     _ => (240, 300),
@@ -351,7 +351,7 @@ impl Generator {
             _ => {
                 let from = self.path();
                 let to = if self.rng.one_in(2) { self.path() } else { self.new_path() };
-                // NOREPLACE, EXCHANGE, WHITEOUT, and invalid combinations.
+                // Flags of renameat2: NOREPLACE (1), EXCHANGE (2), WHITEOUT (4), and invalid combinations.
                 let flags = *self.rng.pick(&[0, 0, 0, 0, 1, 2, 2, 4, 4, 5, 6, 3]);
                 Call::Rename { from, to, flags }
             }
@@ -565,7 +565,8 @@ impl Generator {
         known.map(|(known, kind)| (format!("/{}", &known[start.len()..]), *kind)).collect()
     }
 
-    /// Removes a path and everything below it from the known objects. Returns them by the rest of their paths after `path`.
+    /// Removes a path and everything below it from the known objects. Returns the removed objects, each by the rest
+    /// of its path after `path`.
     fn take(&mut self, path: &str) -> Vec<(String, Guess)> {
         let below = format!("{path}/");
         let taken: Vec<String> =

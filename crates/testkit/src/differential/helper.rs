@@ -1,7 +1,8 @@
 //! [`Helper`]: a separate program that maps files into its memory and makes ioctls on subvolumes, for a user of the test bed.
 //!
 //! H1. A helper is started by a thread of the user for whom it acts, and has the credentials of that thread, except for
-//!     capabilities that the user id does not imply. So [`super::generate`] gives such calls only to users without these.
+//!     capabilities that the user id does not imply. So [`super::generate`] makes calls on subvolumes only as users
+//!     without such extra capabilities.
 //! H2. If a signal kills a helper (SIGBUS of a mapping), the answer names the signal, and the helper's mappings are gone.
 
 use std::collections::hash_map::Entry;
@@ -41,7 +42,7 @@ impl Helper {
         Ok(Self { child, socket })
     }
 
-    /// Sends a request and returns the answer; `Ok(None)` if the helper is dead.
+    /// Sends a request and returns the answer, or `Ok(None)` if the helper is dead.
     fn ask(&self, request: &Value, file: Option<&OwnedFd>) -> Result<Option<Value>, Errno> {
         let text = request.to_string();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -73,7 +74,8 @@ impl Drop for Helper {
 }
 
 impl Side {
-    /// Performs a call with a helper: one for all mappings, or for an ioctl the helper of this thread.
+    /// Performs a call with a helper: a call on a mapping with the helper of all mappings, an ioctl with the helper
+    /// of this thread.
     pub(crate) fn by_helper(&mut self, call: &Call) -> Answer {
         let full = |path: &str| name_text(self.full(path).as_os_str().as_encoded_bytes());
         let split = |path: &str| {
@@ -109,7 +111,8 @@ impl Side {
                 // On our mount, `ubtrfs` makes the snapshot, because one made by the ioctl lacks data written through
                 // mappings.
                 Some(program) => {
-                    // If `to` is an existing directory, the ioctl fails, but the program would make the snapshot in it.
+                    // If `to` is an existing directory, the ioctl fails, but the program would make the snapshot in
+                    // that directory.
                     if rustix::fs::lstat(self.full(to)).is_ok() {
                         return Err(Errno::IO);
                     }

@@ -2,14 +2,14 @@
 //! compares the answers.
 //!
 //! A [`Pair`] holds two equal filesystems, one mounted by `ubtrfs`, one by Linux. A [`Generator`] chooses [`Step`]s
-//! from a seed. [`run`] performs each on both sides as the same user, and compares the result, the returned data, and
-//! the attributes of all objects that the call names. Whole trees are compared at random steps, before and after
-//! remounts (then each side with itself, including all times), and after [`Call::Swap`], which makes each side continue
-//! with the other's image. At the end, `btrfs check` and our checker must find both images clean, and Linux's scrub
-//! must find no errors.
+//! from a seed. [`run`] performs each step on both sides as the same user, and compares the result, the returned
+//! data, and the attributes of all objects that the call names. Whole trees are compared at random steps, before and
+//! after remounts (then each side with itself, including all times), and after [`Call::Swap`], which makes each side
+//! continue with the other's image. At the end, `btrfs check` and our checker must find both images clean, and
+//! Linux's scrub must find no errors.
 //!
 //! - D1. A difference is accepted only if [`allowed`] lists it and `docs/conformance.md` gives the reason. Any other
-//!   difference fails.
+//!   difference is a failure.
 //! - D2. A sequence is a list of steps, and performing it makes no random choices, so a list repeats exactly.
 //!   [`shrink`] removes steps from a failing list as long as the same difference remains.
 //! - D3. Users are threads with different credentials, which Linux keeps per thread. So both sides see one process in

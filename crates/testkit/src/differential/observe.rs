@@ -13,10 +13,9 @@ use super::call::name_text;
 use super::perform::{Side, full};
 use crate::tree_entry::{TreeEntry, walk_path, xxh64};
 
-/// Times that a test sets are before this second or after [`LATEST_CALL`]. Times of calls are between
-/// both.
+/// The earliest time of a call in seconds: times that a test sets are before this second or after [`LATEST_CALL`].
 pub(crate) const EARLIEST_CALL: i64 = 1_700_000_000;
-/// See [`EARLIEST_CALL`].
+/// The latest time of a call in seconds. Times of calls lie between [`EARLIEST_CALL`] and this second.
 pub(crate) const LATEST_CALL: i64 = 4_000_000_000;
 
 /// The attributes of an object that must be equal on both sides.
@@ -47,7 +46,7 @@ pub(crate) fn times(stat: &Stat) -> [(i64, i64); 3] {
 /// An object as seen before or after a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// `path` or `slot`, and its name or number.
+    /// `path` and its name, or `slot` and its number.
     pub(crate) what: String,
     pub(crate) stat: Result<Stat, Errno>,
     /// Names and values of extended attributes.
@@ -91,7 +90,7 @@ pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Seen> 
     seen
 }
 
-/// Whether a range of an open file contains only zeros. Checks only its first MiB, as far as it can be
+/// Whether a range of an open file contains only zeros. Checks only the first MiB of the range, as far as it can be
 /// read.
 pub(crate) fn is_zeros(file: &OwnedFd, from: u64, to: u64) -> bool {
     const LOOKED_AT: u64 = 1 << 20;
@@ -123,7 +122,7 @@ const LEFT_OUT: u64 = 2;
 /// The inode number of each subvolume's root directory on Linux's mount.
 const SUBVOLUME_ROOT: u64 = 256;
 
-/// How an object changed, as fields that two filesystems must agree on.
+/// The changes of an object, as fields on which both filesystems must agree.
 pub(crate) fn changes(before: Option<&Seen>, after: &Seen) -> Vec<(String, String)> {
     let stat = match &after.stat {
         Ok(stat) => stat,
@@ -187,10 +186,11 @@ pub(crate) struct Entry {
     pub(crate) flags: Option<u32>,
     /// Allocated blocks of 512 bytes.
     pub(crate) blocks: u64,
-    /// Whether the object is the empty directory in place of a subvolume that a snapshot left out. Only Linux's inode numbers
-    /// show this.
+    /// Whether the object is the empty directory in place of a subvolume that a snapshot left out. Only Linux's inode
+    /// numbers show such directories.
     pub(crate) left_out: bool,
-    /// Whether the object is the root of a nested subvolume. Known only on Linux's mount, where its inode number is 256.
+    /// Whether the object is the root of a nested subvolume. This is known only on Linux's mount, where such a root
+    /// has the inode number 256.
     pub(crate) is_subvolume: bool,
 }
 

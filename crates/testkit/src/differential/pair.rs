@@ -165,7 +165,7 @@ impl Drop for Pair {
     }
 }
 
-/// Locks a side. A panic of another thread does not make it unusable.
+/// Locks a side. A side stays usable after a panic of a thread that held the lock.
 pub(crate) fn lock(side: &Mutex<Side>) -> std::sync::MutexGuard<'_, Side> {
     side.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -88,7 +88,7 @@ impl Side {
     }
 
     fn open(&mut self, slot: usize, path: &str, flags: u32, mode: u32) -> Answer {
-        // Opening a FIFO must not block, and opening a terminal must not make it the controlling one.
+        // Opening a FIFO must not block, and opening a terminal must not make it the controlling terminal.
         let flags = OFlags::from_bits_retain(flags) | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::open(self.full(path), flags, Mode::from_raw_mode(mode))?;
         self.slots[slot] = Some(file);

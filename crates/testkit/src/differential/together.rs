@@ -29,7 +29,8 @@ pub(crate) fn together(pair: &Pair, seed: u64) -> Result<Vec<Difference>> {
     for (ours, linux) in ours.iter().zip(&linux) {
         for (at, (ours, (step, answer))) in ours.iter().zip(linux).enumerate() {
             let nr_found = found.len();
-            // Whether the file was immutable or append-only during the call is not known; `true` allows for it.
+            // It is not known whether the file was immutable or append-only during the call; `true` also allows the
+            // differences of such files.
             compare_answers(step, &ours.1, answer, true, &mut found);
             for difference in &mut found[nr_found..] {
                 difference.before = linux[..at].iter().map(|(step, _)| step.clone()).collect();
@@ -67,7 +68,8 @@ fn chosen(side: &mut Side, seed: u64) -> Done {
             Call::Umask { .. } | Call::Sync | Call::Compare | Call::Remount | Call::Swap | Call::Together { .. }
         ) && !step.call.is_of_subvolumes()
             && !step.call.is_of_mapping()
-            // The effect of these calls differs (`chown-of-nothing`), which has to end the round and cannot do so here.
+            // The effect of these calls differs (`chown-of-nothing`), and such a difference has to end the round,
+            // which is impossible here.
             && !matches!(step.call, Call::Chown { uid: None, gid: None, .. } | Call::Fchown { uid: None, gid: None, .. });
         if is_of_thread {
             let answer = side.perform(&step.call);

@@ -50,7 +50,7 @@ pub const TARGETS: &[(&str, Body)] = &[
 pub fn superblock(data: &[u8]) {
     let seed = SeedImage::get(0);
     let mut raw = seed.superblock();
-    // Short inputs patch a good superblock: (offset, value) pairs.
+    // A short input patches a good superblock with (offset, value) pairs.
     if data.len() < SUPERBLOCK_SIZE {
         for patch in data.chunks_exact(3) {
             let at = usize::from(u16::from_le_bytes([patch[0], patch[1]])) % SUPERBLOCK_SIZE;
@@ -112,7 +112,7 @@ pub fn node(data: &[u8]) {
     let len = data.len().min(raw.len());
     raw[..len].copy_from_slice(&data[..len]);
     if data.len() < 600 {
-        // Short inputs patch a good block: (offset, value) pairs.
+        // A short input patches a good block with (offset, value) pairs.
         raw = seed.some_block(data.first().copied().unwrap_or(0).into());
         for patch in data.get(1..).unwrap_or_default().chunks_exact(3) {
             let at = usize::from(u16::from_le_bytes([patch[0], patch[1]])) % raw.len();
@@ -156,8 +156,8 @@ pub fn image(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Uses a filesystem with a log to replay. The log has wrong content. With one input of four, the other trees have wrong content
-/// too.
+/// Uses a filesystem with a log to replay. The log has wrong content. For one input of four, the other trees have
+/// wrong content too.
 pub fn tree_log(data: &[u8]) {
     let seed = SeedImage::with_log();
     let in_log = |owner: u64| owner == RootId::TREE_LOG.0;
@@ -170,7 +170,7 @@ pub fn tree_log(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Opens, walks, reads, writes and commits, then checks the result.
+/// Opens an image, walks it, reads, writes and commits, then checks the resulting image.
 pub fn use_image(medium: &Medium, options: &str) {
     let device = Arc::new(MediumDevice::new(medium.clone()));
     let _ = check(device.clone());

@@ -11,7 +11,7 @@
 //! | number of pages | 4 |
 //! | per page: number, content | 4, 4096 |
 //!
-//! I1. A mutation changes all copies of a block, because a good copy would repair it.
+//! I1. A mutation changes all copies of a block, because an unchanged copy would repair the others.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -200,7 +200,7 @@ impl SeedImage {
     }
 
     /// Returns the image after changes to blocks of the wanted trees. Each change takes eight bytes of `program`.
-    /// Of sixteen changes, one mutates the superblock and two apply `lies`.
+    /// On average, of sixteen changes, one mutates the superblock and two apply `lies`.
     pub fn mutated(&self, program: &[u8], wanted: &dyn Fn(u64) -> bool) -> Medium {
         let mut medium = self.medium.clone();
         let blocks: Vec<&Block> = self.blocks.iter().filter(|block| wanted(block.owner)).collect();
@@ -291,7 +291,7 @@ impl SeedImage {
                     [(48, 8), (56, 8), (80, 8), (88, 8), (96, 4), (100, 1)][usize::from(mutation.value >> 4) % 6];
                 patch(&mut raw[at..at + len], mutation, &self.sb);
             }
-            // A field of a key, or a field after it.
+            // A field of a key, or a field after the key.
             3..=6 => {
                 let fields: &[(usize, usize)] = if leaf {
                     &[(0, 8), (8, 1), (9, 8), (17, 4), (21, 4)]
