@@ -36,8 +36,8 @@ impl Image {
         Ok(image)
     }
 
-    /// Makes a sparse copy of another image. Both have one UUID, so Linux mounts only one of them
-    /// at a time.
+    /// Makes a sparse copy of another image. The copy has the UUID of the original, so Linux mounts only one of the
+    /// two images at a time.
     pub fn copy_of(path: &Path) -> Result<Self> {
         let image = Self::empty(0)?;
         run("cp", ["--sparse=always".as_ref(), path.as_os_str(), image.path.as_os_str()])?;

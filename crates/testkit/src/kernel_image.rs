@@ -1,8 +1,8 @@
 //! A filesystem that Linux made and filled, with everything that an ordinary filesystem can contain.
 //!
-//! It has three kinds of compression; inline, regular and preallocated extents; holes; reflinks; more hard links
-//! than fit into an inode reference; names with equal hashes; large directories; all types of inodes; extended
-//! attributes; ACLs; subvolumes; a writable and a read-only snapshot that share blocks with their source.
+//! The filesystem has three kinds of compression; inline, regular and preallocated extents; holes; reflinks; more
+//! hard links than fit into an inode reference; names with equal hashes; large directories; all types of inodes;
+//! extended attributes; ACLs; subvolumes; a writable and a read-only snapshot that share blocks with their source.
 //!
 //! I1. The content depends only on the seed and on `RichTree::extrefs`, so two images with the same seed and
 //!     `extrefs` differ only in format.
@@ -117,7 +117,7 @@ impl KernelImage {
     }
 }
 
-/// The content of a [`KernelImage`]. It can fill any mounted btrfs.
+/// The content of a [`KernelImage`]. A [`RichTree`] can fill any mounted btrfs.
 #[derive(Clone, Copy, Debug)]
 pub struct RichTree {
     /// Seed of the whole content.
@@ -167,7 +167,7 @@ impl RichTree {
             fs::write(dir.join(format!("text-{len}")), rng.text(len))?;
         }
         fs::write(dir.join("large"), rng.bytes(4 << 20))?;
-        // Make many extents: write backwards, with syncs in between so that they are not merged.
+        // Make many extents: write backwards, with syncs in between, so that Linux does not merge the extents.
         let file = File::create(dir.join("fragmented"))?;
         for index in (0..40u64).rev() {
             file.write_all_at(&rng.bytes(4096 + 37 * index as usize), index * 12_288)?;
@@ -207,7 +207,7 @@ impl RichTree {
             let file = with_compression(&path, method)?;
             file.write_all_at(&rng.text(600_000), 0)?;
             file.sync_all()?;
-            // Cut compressed extents in two, and leave one of which only the end is used.
+            // Cut compressed extents in two, and leave a compressed extent of which only the end is used.
             file.write_all_at(&rng.bytes(5000), 50_000)?;
             file.write_all_at(&rng.text(140_000), 200_000)?;
             punch(&file, 400_000, 70_000)?;

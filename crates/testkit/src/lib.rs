@@ -1,6 +1,6 @@
 //! Test support for the other crates: the kernel oracle, the reference model, and devices that fail or lose power.
 //!
-//! Other crates use it only as a dev-dependency.
+//! Other crates use this crate only as a dev-dependency.
 //!
 //! Programs outside of ubtrfs decide whether ubtrfs is right:
 //! - [`LoopMount`] mounts an image with Linux, [`btrfs_check`] and [`LoopMount::scrub`] verify it with btrfs-progs and
@@ -13,8 +13,8 @@
 //! - [`RecordingDevice`] records writes and flushes, to replay power cuts; [`FaultDevice`] fails the n-th I/O.
 //!
 //! I1. All randomness comes from a seed that is printed when a test fails.
-//! I2. A test that needs root, loop devices or FUSE calls [`capability`] first. Without them it prints a line that it
-//!     is skipped; with `CI=true` it fails.
+//! I2. A test that needs root, loop devices or FUSE calls [`capability`] first. Without them, the test prints a line
+//!     that it is skipped; with `CI=true`, the test fails.
 //! I3. Mounts, loop devices and files are released on drop, also after a panic.
 
 #![forbid(unsafe_code)]

@@ -1,6 +1,7 @@
-//! An image mounted by Linux. Its loop device and mount point are released on drop.
+//! An image mounted by Linux. The loop device and the mount point are released on drop.
 //!
-//! I1. The value owns the mount point and the loop device. Dropping it unmounts, then detaches.
+//! I1. A [`LoopMount`] owns its mount point and its loop device. Dropping the value unmounts the image, then detaches
+//!     the loop device.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +55,7 @@ impl LoopMount {
         &self.device
     }
 
-    /// Scrubs the filesystem with Linux. Fails unless the scrub found no errors.
+    /// Scrubs the filesystem with Linux. Fails unless the scrub ends without errors.
     pub fn scrub(&self) -> Result<()> {
         let point = self.path().to_string_lossy().into_owned();
         let text = run("btrfs", ["scrub", "start", "-B", &point])?;
@@ -66,8 +67,8 @@ impl LoopMount {
 
     /// Turns quotas on, and returns when Linux has finished counting.
     ///
-    /// Linux may miss data that is written while it counts, without marking its numbers as inconsistent (seen with
-    /// Linux 6.18 on about one in fifty images; `btrfs check` reports it too).
+    /// Linux may miss data that is written while it counts, without marking its numbers as inconsistent. This was
+    /// seen with Linux 6.18 on about one in fifty images; `btrfs check` also reports such wrong numbers.
     pub fn enable_quota(&self) -> Result<()> {
         let point = self.path().to_string_lossy().into_owned();
         run("btrfs", ["filesystem", "sync", &point])?;
@@ -100,7 +101,7 @@ impl LoopMount {
             .collect()
     }
 
-    /// Unmounts and detaches. Returns the first failure.
+    /// Unmounts and detaches. Returns the first error of both steps.
     pub fn close(mut self) -> Result<()> {
         self.give_back()
     }
@@ -124,8 +125,8 @@ impl LoopMount {
         }
         if !self.device.is_empty() {
             let device = std::mem::take(&mut self.device);
-            // Linux remembers the device of every btrfs that it has seen. Make it forget this one, because another
-            // filesystem may use the loop device later.
+            // Linux remembers the device of every btrfs that it has seen. Make Linux forget this device, because
+            // another filesystem may use the loop device later.
             let _ = run("btrfs", ["device", "scan", "--forget", &device]);
             let detached = run("losetup", ["-d", &device]).map(drop);
             result = result.and(detached);

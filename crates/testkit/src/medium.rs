@@ -1,7 +1,7 @@
 //! [`Medium`]: the content of a disk in memory. Copies share unchanged blocks, so the states before faults and after
 //! power cuts take memory only for their differences.
 //!
-//! I1. A missing block is zeros.
+//! I1. A block that was never written is zeros.
 //! I2. A [`MediumDevice`] never changes a [`Medium`] that was taken from it.
 
 use std::collections::HashMap;

@@ -1,10 +1,10 @@
 //! The reference model: a filesystem in memory that is too simple to be wrong.
 //!
-//! It implements [`Target`], so an operation's result on the model predicts its result on the filesystem under test.
-//! All operations run as root.
+//! The model implements [`Target`], so an operation's result on the model predicts its result on the filesystem under
+//! test. All operations run as root.
 //!
 //! I1. Every node except the root has at least one link, and every link names a directory that holds the node.
-//! I2. A file's blocks contain only non-zero content within its size; a missing block is zeros.
+//! I2. A file's blocks contain only non-zero content within its size; a missing block counts as zeros.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -27,8 +27,8 @@ pub type ModelError = Errno;
 /// A filesystem in memory.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Shared with clones of the model, so a clone after each step takes memory only for the nodes that the step
-    /// changed.
+    /// The nodes, shared with clones of the model, so that a clone after each step takes memory only for the nodes
+    /// that the step changed.
     pub(crate) nodes: BTreeMap<u64, Arc<Node>>,
     next: u64,
     read_only_volumes: Vec<u64>,
@@ -213,8 +213,9 @@ impl Model {
         Ok(at)
     }
 
-    /// Returns the directory of a path and the last name. Unless `replace` is set, the name must not exist. Errors are in
-    /// Linux's order: first those of the lookup, then whether the directory is writable ([`Model::writable`]).
+    /// Returns the directory of a path, and the last name in the path. Unless `replace` is set, the name must not
+    /// exist. Errors are in Linux's order: first those of the lookup, then whether the directory is writable
+    /// ([`Model::writable`]).
     fn find_parent<'p>(&self, path: &'p [u8], replace: bool) -> Result<(u64, &'p [u8]), Errno> {
         let (dir, name) = split(path);
         let parent = self.find(dir)?;
@@ -469,7 +470,7 @@ impl Target for Model {
 }
 
 impl Model {
-    /// Removes a name, but keeps the node even if it was the last one.
+    /// Removes a name, but keeps the node even if that name was the node's last one.
     fn detach(&mut self, parent: u64, name: &[u8]) {
         let id = self.node(parent).children.remove(name).expect("I1: the caller found the name");
         self.node(id).links.retain(|(dir, link)| (*dir, link.as_slice()) != (parent, name));

@@ -1,4 +1,4 @@
-//! A mounted directory as a [`Target`], used by plain system calls.
+//! A mounted directory as a [`Target`] whose operations are plain system calls.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -19,7 +19,7 @@ pub struct PathTarget {
 }
 
 impl PathTarget {
-    /// Makes a target from a directory. Clears the process's umask, so that modes arrive unchanged.
+    /// Makes a target from a directory. Clears the process's umask, so that new files get exactly the given modes.
     pub fn new(root: &Path) -> Self {
         rustix::process::umask(Mode::empty());
         Self { root: root.to_owned() }

@@ -5,7 +5,8 @@
 //! - C2. `ubtrfs-check` finds it clean, before and after the replay.
 //! - C3. The filesystem keeps its promises: see [`History`].
 //! - C4. The seed determines the workload, the points, and the writes that each cut keeps, drops and tears. The
-//!   exception: with little memory, the commit thread flushes delayed items at times that the seed does not determine.
+//!   only exception: with little memory, the commit thread flushes delayed items at times that the seed does not
+//!   determine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -101,7 +102,8 @@ impl PowerCuts {
         Ok(Self { name, device, history, options, seed })
     }
 
-    /// Chooses points to cut at, in ascending order. Half of them are around flushes, where superblocks are written.
+    /// Chooses points to cut at, in ascending order. Half of the points are around flushes, where superblocks are
+    /// written.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
         let mut rng = Rng::new(self.seed ^ 0x5eed);
         let (flushes, events) = (self.device.flush_points(), self.device.events());
@@ -151,8 +153,8 @@ impl PowerCuts {
         Ok(found)
     }
 
-    /// Verifies the cut with Linux: `btrfs check` before and after Linux's replay, and the promises on Linux's mount.
-    /// Linux must find `ours`, the entries that [`PowerCuts::verify`] returned.
+    /// Verifies the cut with Linux: runs `btrfs check` before and after Linux's replay, and checks the promises on
+    /// Linux's mount. Linux must find `ours`, the entries that [`PowerCuts::verify`] returned.
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
         cut.verify_by_linux(ours, image, |found, read| self.history.verify(found, read, cut.made, false))
     }
@@ -194,8 +196,8 @@ impl Cut {
 }
 
 impl PowerCuts {
-    /// Compares Linux's log replay of the cut with ours. If they agree, a broken promise is not the fault of our
-    /// replay.
+    /// Compares Linux's log replay of the cut with ours. If the two replays agree, a broken promise is not the fault
+    /// of our replay.
     pub fn compare_with_linux(&self, cut: &Cut, image: &Path) -> Result<()> {
         let device: Arc<dyn Device> = Arc::new(MediumDevice::new(cut.medium.clone()));
         let target = FsTarget::on_device(device, self.options.clone())?;

@@ -12,7 +12,7 @@ use crate::{FsTarget, History, Model, RecordingDevice};
 pub(crate) struct Promising {
     pub(crate) inner: FsTarget,
     device: Arc<RecordingDevice>,
-    /// Syncs (`None`) and fsyncs since the last [`Promising::after`].
+    /// Syncs (`None`) and fsyncs (the path) since the last [`Promising::after`].
     fresh: Vec<Option<Vec<u8>>>,
     generation: Generation,
 }

@@ -12,9 +12,10 @@ use ubtrfs_fs::{Fs, Job, MountOptions, ReceiveOptions};
 
 use crate::{Image, LoopMount, SendOptions, SnapshotChain, btrfs_check, receive_by_linux};
 
-/// Makes a chain of snapshots, sends it with Linux, and receives all snapshots except the last with the engine. Linux then receives
-/// the last one into the same filesystem. Fails unless all trees are equal to the sent ones, share as much data as after a receive
-/// by Linux alone, and both checkers find the filesystem clean. Returns a line about the round.
+/// Makes a chain of snapshots, sends it with Linux, and receives all snapshots except the last with the engine. Linux
+/// then receives the last snapshot into the same filesystem. Fails unless all trees are equal to the sent ones, and
+/// share as much data as after a receive by Linux alone, and unless both checkers find the filesystem clean. Returns
+/// a line about the round.
 ///
 /// After a failure, the streams are saved in `keep`.
 pub fn receive_round(seed: u64, snapshots: usize, operations: usize, keep: Option<&Path>) -> Result<String> {

@@ -62,14 +62,14 @@ impl CutOutcome {
     }
 }
 
-/// The requests that a device delays, and for how long (I4).
+/// The choice of the requests that a device delays, and the length of the delays (I4).
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
-    /// Seed of the choice.
+    /// Seed of the choice of requests.
     pub seed: u64,
-    /// Delays one in this many flushes and writes of the primary superblock.
+    /// Of this many flushes and writes of the primary superblock, one on average is delayed.
     pub superblocks: u64,
-    /// Delays one in this many other writes.
+    /// Of this many other writes, one on average is delayed.
     pub writes: u64,
     /// A delayed request is released after this many further requests and promises of other threads.
     pub events: usize,
@@ -92,8 +92,8 @@ pub struct RecordingDevice {
     stopped: AtomicUsize,
 }
 
-/// Builds the states that the medium could have at points of a recording. Points must ascend, because the builder keeps
-/// the durable state of the last one.
+/// Builds the states that the medium could have at points of a recording. Points must ascend, because the builder
+/// keeps the durable state of the last point.
 #[derive(Debug)]
 pub struct CutBuilder {
     events: Vec<Event>,
@@ -135,7 +135,7 @@ impl RecordingDevice {
         Self::new(self.base.clone())
     }
 
-    /// Records promise number `value` of lane 0. Call it when a sync or fsync has returned.
+    /// Records promise number `value` of lane 0. Call this function when a sync or fsync has returned.
     pub fn mark(&self, value: u64) {
         self.mark_lane(0, value);
     }
@@ -146,7 +146,7 @@ impl RecordingDevice {
         self.push(Event::Mark { lane, value });
     }
 
-    /// Returns the number of events so far. A cut can be before any of them and after the last.
+    /// Returns the number of events so far. A cut can be before any event and after the last event.
     pub fn events(&self) -> usize {
         self.lock_events().len()
     }
@@ -178,7 +178,7 @@ impl RecordingDevice {
         CutBuilder { events, durable: self.base.clone(), nr_durable: 0, outcome: CutOutcome::default() }
     }
 
-    /// Writes an image of a state that the medium could have after a power cut at `events` events.
+    /// Writes an image of a state that the medium could have if the power is cut after the first `events` events.
     pub fn cut(&self, events: usize, rng: &mut Rng, image: &Path) -> Result<CutOutcome> {
         let (medium, outcome) = self.cuts().cut(events, rng);
         medium.save(image)?;
@@ -227,8 +227,8 @@ impl RecordingDevice {
 }
 
 impl CutBuilder {
-    /// Returns a state that the medium could have after a power cut at `events` events. `events` must not be smaller
-    /// than in the last call.
+    /// Returns a state that the medium could have if the power is cut after the first `events` events. `events` must
+    /// not be smaller than in the last call.
     pub fn cut(&mut self, events: usize, rng: &mut Rng) -> (Medium, CutOutcome) {
         let prefix = events.min(self.events.len());
         let flushed =
@@ -244,8 +244,8 @@ impl CutBuilder {
         }
         self.nr_durable = flushed;
         let (mut medium, mut outcome) = (self.durable.clone(), self.outcome);
-        // Most cuts mix kept, dropped and torn writes. Some keep or drop nearly all writes, which independent choices
-        // would hardly ever do.
+        // Most cuts mix kept, dropped and torn writes. Some cuts keep or drop nearly all writes, which independent
+        // choices would hardly ever do.
         let mood = rng.below(8);
         for event in &self.events[flushed..prefix] {
             match event {

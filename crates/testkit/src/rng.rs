@@ -14,7 +14,7 @@ impl Rng {
         Self { state: seed ^ 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// Returns the seed in `UBTRFS_SEED`, or `default`. Print it when a test fails.
+    /// Returns the seed in `UBTRFS_SEED`, or `default`. A test prints its seed when it fails.
     pub fn seed_or(default: u64) -> u64 {
         std::env::var("UBTRFS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
     }

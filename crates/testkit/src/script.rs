@@ -1,7 +1,7 @@
 //! Scripted workloads for faults and power cuts: short lists of steps that together cover all operations of a
 //! filesystem.
 //!
-//! I1. A script is valid: on a filesystem without faults every step succeeds, and on the model too.
+//! I1. Every step of a script succeeds, on a filesystem without faults as well as on the model.
 //! I2. A script depends only on its seed.
 
 mod long;
@@ -254,7 +254,7 @@ impl Script {
         }
     }
 
-    /// As editors do: writes a temporary file, fsyncs it, and renames it over the old one.
+    /// Works as editors do: writes a temporary file, fsyncs it, and renames it over the old file.
     fn overwrite_by_rename(seed: u64) -> Self {
         let mut s = Self::new("overwrite by rename", seed);
         for file in 0..3 {
@@ -279,7 +279,7 @@ impl Script {
         s
     }
 
-    /// As logs and mail servers do: appends and fsyncs.
+    /// Works as logs and mail servers do: appends to files and fsyncs them.
     fn append(seed: u64) -> Self {
         let mut s = Self::new("append and fsync", seed);
         let mut sizes = [0u64; 3];
@@ -397,7 +397,7 @@ impl Script {
         s
     }
 
-    /// Truncates files to smaller and larger sizes, and writes again.
+    /// Truncates files to smaller and larger sizes, and writes into them again.
     fn sizes(seed: u64) -> Self {
         let mut s = Self::new("sizes", seed);
         for file in 0..2 {
@@ -446,7 +446,7 @@ impl Script {
         s
     }
 
-    /// Shares extents, and overwrites shared ones.
+    /// Shares extents between files, and overwrites shared extents.
     fn reflinks(seed: u64) -> Self {
         let mut s = Self::new("reflinks", seed);
         for file in 0..3 {
@@ -506,7 +506,7 @@ impl Script {
         s
     }
 
-    /// As databases do: appends to a journal with fsyncs, overwrites pages in place, and makes checkpoints.
+    /// Works as databases do: appends to a journal with fsyncs, overwrites pages in place, and makes checkpoints.
     fn log_structured(seed: u64) -> Self {
         let mut s = Self::new("journal and pages", seed);
         s.create("db");

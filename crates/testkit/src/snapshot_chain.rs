@@ -1,5 +1,5 @@
-//! [`SnapshotChain`]: read-only snapshots of one subvolume with random operations between them, made and sent by Linux; and the
-//! comparison of what receivers make of the streams.
+//! [`SnapshotChain`]: read-only snapshots of one subvolume with random operations between them, made and sent by
+//! Linux; and a comparison of received snapshots with the sent ones.
 //!
 //! I1. The chain and the streams depend only on the seed.
 
@@ -25,7 +25,7 @@ pub struct SnapshotChain {
     nr_snapshots: usize,
 }
 
-/// How a snapshot is sent.
+/// The options for sending a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SendOptions {
     /// The snapshot that is the parent.
@@ -38,7 +38,7 @@ pub struct SendOptions {
     pub compressed_data: bool,
 }
 
-/// How much a filesystem that Linux has mounted stores, and how much of that is shared.
+/// The amount of data that a filesystem mounted by Linux stores, and the amount that each of its snapshots refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharing {
     /// Bytes of data on disk, each byte counted once.
@@ -118,7 +118,8 @@ impl SnapshotChain {
         let options = (0..self.nr_snapshots).map(|index| {
             let parent =
                 (index > 0 && !rng.one_in(5)).then(|| if rng.one_in(3) { rng.index(index) } else { index - 1 });
-            // Use clone sources only with a parent. Without one, btrfs-progs requires a common parent of all clone sources.
+            // Use clone sources only with a parent. Without a parent, btrfs-progs requires a common parent of all
+            // clone sources.
             let mut is_source = |other: &usize| parent.is_some() && rng.one_in(3) && Some(*other) != parent;
             let clone_sources = (0..index).filter(|other| is_source(other)).collect();
             let proto = 1 + rng.below(2) as u32;
@@ -151,8 +152,8 @@ impl SnapshotChain {
         walk_path(&self.path(index))
     }
 
-    /// Fails unless the snapshots in a mounted directory are equal to these. The modification time of a root may differ: Linux 6.18
-    /// does not always send it.
+    /// Fails unless the snapshots in a mounted directory are equal to the snapshots of this chain. The modification
+    /// time of a root may differ: Linux 6.18 does not always send that time.
     pub fn compare(&self, received: &Path) -> Result<()> {
         (0..self.nr_snapshots).try_for_each(|index| self.compare_one(index, received))
     }

@@ -15,7 +15,7 @@ pub enum NodeKind {
     BlockDevice,
 }
 
-/// How a rename treats an existing target.
+/// The way in which a rename treats an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameOp {
     /// Replaces the target.

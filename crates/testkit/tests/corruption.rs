@@ -1,5 +1,5 @@
-//! Tests damaged filesystems: a block with another good copy is read and repaired, a block without one causes an
-//! error that says where, and no content of a disk makes the engine panic.
+//! Tests damaged filesystems: a block with another good copy is read and repaired, a bad block without a good copy
+//! causes an error that names the block, and no content of a disk makes the engine panic.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -64,7 +64,7 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
     assert!(read.len() > 100, "only {} blocks", read.len());
     for block in &read {
         assert_eq!(block.copies.len(), 2, "{block:?}");
-        // Damage the first copy, which is the one that is read.
+        // Damage the first copy, because a read uses that copy first.
         damage(image, &mut rng, block.copies[0], 16_384);
     }
     let target = FsTarget::open(image.path(), "").unwrap();

@@ -27,8 +27,8 @@ enum Work {
     Resize(usize),
     /// Appends records of 16 bytes.
     Append,
-    /// Writes the last of 64 sectors once, so that the sectors before it are holes. Then writes these in ascending order,
-    /// each twice in a row, again and again.
+    /// Writes the last of 64 sectors once, so that the sectors before it are holes. Then writes the sectors of the
+    /// holes in ascending order, each twice in a row, again and again.
     FillHoles,
 }
 

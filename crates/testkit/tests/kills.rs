@@ -1,9 +1,9 @@
 //! Tests killed servers: the device has everything that the server wrote, in order, and nothing more. Everything
 //! fsynced exists, no inode that should exist is lost, and the checker finds the filesystem clean.
 //!
-//! Method: the content of the device is copied while the filesystem is open, and opened as another device. Cases
-//! that once failed come first, then random ones: sessions of a few operations, each killed at its end and continued
-//! by the next.
+//! Method: the content of the device is copied while the filesystem is open, and opened as another device. Cases that
+//! once failed come first, then random cases: sessions of a few operations, each killed at its end and continued by
+//! the next session.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -51,7 +51,7 @@ impl Server {
         self.fs().create(dir, name, NewInode::dir(0o755), &ROOT).unwrap().id
     }
 
-    /// Kills this server and starts the next one. Its replay must leave the filesystem clean.
+    /// Kills this server and starts the next one. The replay of the next server must leave the filesystem clean.
     #[must_use]
     fn kill(self) -> Self {
         let medium = self.device.content();
@@ -112,7 +112,7 @@ fn a_file_whose_index_was_used_again_is_not_lost() {
     assert!(lives, "it has its old name or its new one");
 }
 
-/// Inodes by number and transaction of creation, each with a directory and its name there.
+/// Inodes by number and transaction of creation, each with a directory and the inode's name in that directory.
 type Names = BTreeMap<(u64, u64), (InodeId, Vec<u8>)>;
 
 fn entries(fs: &Fs, dir: InodeId) -> Result<Vec<(Vec<u8>, InodeId)>, ubtrfs_fs::Error> {
@@ -164,7 +164,7 @@ impl Worker {
         Self { rng, dirs, fsynced: Vec::new() }
     }
 
-    /// Picks a name in a random directory, often the newest one.
+    /// Picks a name in a random directory, often in the newest directory.
     fn pick(&mut self) -> (InodeId, Vec<u8>) {
         let newest = self.dirs[self.dirs.len() - 1];
         let dir = if self.rng.one_in(3) { newest } else { *self.rng.pick(&self.dirs) };
@@ -236,7 +236,7 @@ impl Worker {
     }
 }
 
-/// The errors that a race with another thread or a random name may cause.
+/// The errors that an operation may report because of a race with another thread or of a random name.
 const EXPECTED: [i32; 9] = [1, 2, 16, 17, 20, 21, 22, 39, 116];
 
 /// Runs consecutive sessions on one filesystem.

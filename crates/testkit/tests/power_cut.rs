@@ -2,7 +2,7 @@
 //!
 //! Method: a workload runs on a device that records every write. The power is cut at many points. The seed determines
 //! for each unflushed write whether it is kept, dropped or torn. Each result is opened, checked and compared with the
-//! promises; Linux replays and checks a few. `examples/power_cuts.rs` runs many more cuts.
+//! promises; Linux replays and checks a few results. `examples/power_cuts.rs` runs many more cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -43,7 +43,7 @@ fn cuts_keep_promises_with_other_seeds() {
     cut(2001..2014, 30);
 }
 
-/// After a new file replaced an old one and was synced, the old file must not come back when the new one is renamed
+/// After a new file replaced an old one and was synced, the old file must not come back when the new file is renamed
 /// away.
 #[test]
 fn a_file_that_was_replaced_does_not_come_back_when_the_name_is_given_up() {

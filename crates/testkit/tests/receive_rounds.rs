@@ -1,4 +1,4 @@
-//! Some rounds of `examples/receive_rounds.rs`, and the seeds that once failed.
+//! Runs some rounds of `examples/receive_rounds.rs`, and the seeds that once failed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

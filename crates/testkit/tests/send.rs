@@ -23,7 +23,7 @@ fn linux_receives_equal_trees_with_equal_sharing() {
 
 type Done = Result<(), Errno>;
 
-/// Checks a pair of snapshots in all forms of the stream, and the number of temporary names that the increment needs.
+/// Checks a pair of snapshots in all forms of the stream, and checks how many temporary names the increment needs.
 fn check(first: Change, second: Change, nr_temporary: usize) {
     check_sessions(first, &[second], nr_temporary);
 }

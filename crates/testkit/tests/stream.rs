@@ -1,6 +1,6 @@
 //! Tests that nodes can be written while their tree is still being changed. During a commit of many files with little
 //! memory, the n-th write fails or panics, or the power is cut. Afterwards the filesystem has exactly the files of
-//! the previous commit or of the new one, and it is clean.
+//! the previous commit or of the new commit, and is clean.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

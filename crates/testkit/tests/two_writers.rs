@@ -1,6 +1,7 @@
 //! Tests filesystems that another writer changes while they are open, because the kernel attaches a loop device to an
-//! image file without respecting its lock. Before its next write, ubtrfs notices this, turns read-only and writes
-//! nothing more. Also tests images that are removed or truncated: nothing is reported as durable afterwards.
+//! image file without respecting its lock. Before its next write, ubtrfs notices the other writer, turns read-only
+//! and writes nothing more. Also tests images that are removed or truncated: nothing is reported as durable
+//! afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -114,7 +115,7 @@ fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
         let len = file.metadata().unwrap().len();
         assert_eq!(len, if cut { 8 << 20 } else { 256 << 20 }, "it is never made longer again");
     }
-    // Closing fails too, without an earlier sync and with nothing to commit.
+    // Closing fails too, even if no sync came before and there is nothing to commit.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap().save(&path).unwrap();

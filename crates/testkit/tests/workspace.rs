@@ -75,7 +75,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Folders of a crate, from the bottom up. Files outside of folders belong to all of them.
+/// Folders of a crate, from the bottom up. A file outside of these folders may be used by all of them.
 const FOLDERS: &[(&str, &[&str])] = &[
     (
         "fs",
@@ -278,7 +278,7 @@ fn one(tokens: &[&str], at: &mut usize) -> bool {
         *at += 1;
         return result && closed;
     }
-    // An exception only adds permissions.
+    // An exception (`WITH`) only adds permissions to a licence.
     if tokens.get(*at) == Some(&"WITH") {
         *at += 2;
     }

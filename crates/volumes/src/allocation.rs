@@ -90,7 +90,7 @@ pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags)
     nr_stripes(flags).map_or(0, |nr| devices.iter().map(|device| device.allocatable_bytes(nr)).sum())
 }
 
-/// Stripes of a chunk; `None` for profiles that this program does not write.
+/// Number of stripes of a chunk; `None` for profiles that this program does not write.
 pub(crate) fn nr_stripes(flags: BlockGroupFlags) -> Option<NonZeroU64> {
     match flags.intersection(BlockGroupFlags::PROFILES) {
         BlockGroupFlags::DUP => NonZeroU64::new(2),
@@ -133,7 +133,7 @@ pub(crate) fn plan(
     }
     let logical = Logical(next_logical.0.max(DEVICE_RESERVED).checked_next_multiple_of(STRIPE_LEN)?);
     logical.checked_add(len)?;
-    // Consecutive stripes in the hole.
+    // Place the stripes one after the other in the hole.
     let starts = (0..nr_stripes.get()).map(|n| Physical(hole.start).advance(n.saturating_mul(len)));
     let chunk = ChunkItem {
         length: len,

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. Chunks in the map do not overlap, in logical addresses or on a device, and each passed [`Geometry::of`].
-//! - I2. No chunk and no target is added past the limit of a device.
+//! - I2. No chunk and no migration target is added past the limit of a device.
 //! - I3. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
 //!   open, so caches by address stay correct.
 //!
@@ -28,7 +28,7 @@ pub(crate) struct Chunk {
     pub(crate) item: Arc<ChunkItem>,
     /// The migration's target, while the chunk is being migrated.
     pub(crate) target: Option<Arc<Target>>,
-    /// A token that all versions of the chunk with stripes in these places share.
+    /// A token that all versions of the chunk share as long as the chunk's stripes lie in these places.
     place: Arc<()>,
 }
 
@@ -66,7 +66,8 @@ struct Migrated {
 }
 
 impl Inner {
-    /// Registers device extents. They must overlap no other device extent and end within the device's limit.
+    /// Registers device extents. The added extents must overlap no other device extent and end within the device's
+    /// limit.
     fn add_device_extents(&mut self, logical: Logical, added: &[(DevId, Range<u64>)]) -> Result<()> {
         let is_behind =
             |(devid, extent): &(DevId, Range<u64>)| self.limits.get(devid).is_some_and(|end| extent.end > *end);

@@ -1,7 +1,8 @@
 //! Reading with verification, retry and repair; writing to all copies.
 //!
 //! Invariants:
-//! - I1. A read fails only after a piece was bad in every copy. The error is the one for the first copy.
+//! - I1. A read fails only after a piece was bad in every copy. The error of a failed read is the error of the first
+//!   copy.
 //! - I2. A repair reads good and bad copies again under the exclusive lock, so it never undoes a newer write.
 //! - I3. A write of content that readers verify needs one successful copy. A write of other content needs all copies,
 //!   because a stale copy without checksums looks like a good one.
@@ -273,8 +274,8 @@ impl Volumes {
         })
     }
 
-    /// Tells the devices that a range is no longer needed (best effort). The removal of its content must be committed
-    /// first.
+    /// Tells the devices that a range is no longer needed (best effort). The removal of the range's content must be
+    /// committed first.
     pub fn discard(&self, logical: Logical, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
         let _shared = self.repair_lock.read();

@@ -1,7 +1,7 @@
 //! Presents the devices of a filesystem as one logical address space: superblock mirrors, chunk map, profiles, copies.
 //!
-//! This crate is above `device`. It knows chunks and superblocks, but reads no tree. System chunks come from the
-//! superblock; the reader of the chunk tree adds the other chunks ([`Volumes::add_chunk`]).
+//! This crate is above `device`. This crate knows chunks and superblocks, but reads no tree. System chunks come from
+//! the superblock; the reader of the chunk tree adds the other chunks ([`Volumes::add_chunk`]).
 //!
 //! ```text
 //! logical --chunk_map--> chunk --profile--> (stripe, offset) --set--> device, physical
@@ -33,8 +33,9 @@ pub use profile::profile_name;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 
-/// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted. Nothing is allocated there. For chunks
-/// that are not in a map yet; fails if the chunk's fields contradict each other.
+/// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted. Nothing is allocated in these
+/// ranges. This function serves chunks that are not in a map yet; it fails if the chunk's fields contradict each
+/// other.
 pub fn reserved_ranges(
     logical: ubtrfs_format::Logical,
     chunk: &ubtrfs_format::item::ChunkItem,

@@ -1,4 +1,5 @@
-//! Moving a chunk to other places on the devices, or to another number of copies, while it is read and written.
+//! Moving a chunk to other places on the devices, or to another number of copies, while the chunk is read and
+//! written.
 //!
 //! The chunk's logical addresses stay, so no tree that refers to them changes. The new chunk item is the chunk's
 //! *target*. Stripes of the target that are not stripes of the chunk are *fresh*.
@@ -11,11 +12,11 @@
 //!
 //! Invariants:
 //! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have the content of the
-//!   chunk's copies: a write holds the locks of its pieces shared while it writes both, and the copy of a piece holds the
-//!   piece's lock exclusively. Locks are taken in ascending order.
+//!   chunk's copies: a write holds the locks of its pieces shared while it writes the chunk's copies and the fresh
+//!   stripes, and the copy of a piece holds the piece's lock exclusively. Locks are taken in ascending order.
 //! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock, which
 //!   every write holds shared.
-//! - G3. The device space of stripes that a migration left is free only when no reader uses them any more.
+//! - G3. The device space of stripes that a migration left is free only when no reader uses these stripes any more.
 //! - G4. If a write to any copy of the chunk, old or fresh, failed during a migration, the migration cannot be recorded:
 //!   the copies that stay may be the stale ones.
 //! - G5. After the running commit has recorded the new chunk item, a failed write to a fresh stripe is an error of the
@@ -43,8 +44,8 @@ pub struct Placement {
     /// The new profile: [`BlockGroupFlags::DUP`], or empty for single. `None` keeps the profile that the chunk has when
     /// it is planned.
     pub profile: Option<BlockGroupFlags>,
-    /// Whether stripes may stay where they are, if they end below the limits of their devices
-    /// ([`Volumes::limit_device`]). Otherwise all stripes move.
+    /// Whether stripes that end below the limits of their devices ([`Volumes::limit_device`]) stay where they are.
+    /// If not set, all stripes move.
     pub keeps_stripes: bool,
 }
 
@@ -147,8 +148,8 @@ impl Volumes {
 
     /// Copies a piece of the chunk at `logical` to the fresh stripes. The piece begins `offset` bytes, a multiple of
     /// [`MIGRATION_PIECE_BYTES`], after the start of the chunk. `used` returns the ranges of the piece that hold content;
-    /// it is called while no write to the piece runs. `buf` has room for a piece. Returns the number of bytes copied in
-    /// one copy. Several threads may copy pieces of a chunk.
+    /// it is called while no write to the piece runs. `buf` has room for a piece. Returns the number of bytes copied,
+    /// counted once for all fresh stripes. Several threads may copy pieces of a chunk.
     ///
     /// # Errors
     ///
@@ -189,8 +190,8 @@ impl Volumes {
         Ok(copied)
     }
 
-    /// Reads a copy, or another one if that fails. Each fresh stripe is filled from the copy with the stripe's number, so
-    /// damage in one copy does not spread to all.
+    /// Reads a copy, or another copy if that read fails. Each fresh stripe is filled from the copy with the stripe's
+    /// number, so damage in one copy does not spread to all.
     fn read_any_copy(&self, at: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
         let error = match self.read_copy(at, buf, copy) {
             Ok(()) => return Ok(()),
@@ -286,7 +287,7 @@ fn not_begun(logical: Logical) -> Error {
 
 /// Bytes of a chunk that are copied at once, while writes to them wait: about a millisecond.
 pub const MIGRATION_PIECE_BYTES: u64 = 4 << 20;
-/// More locks than threads that copy at once.
+/// The number of locks, larger than the number of threads that copy at once.
 const NR_PIECE_LOCKS: u64 = 16;
 
 #[cfg(test)]

@@ -8,11 +8,11 @@
 //! may be overwritten. Another writer that has not written a superblock yet is not detected.
 //!
 //! Invariants:
-//! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. It is
-//!   never overwritten.
+//! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. Such a
+//!   superblock is never overwritten.
 //! - O2. Three cases count as device failures, not as another writer: the superblock cannot be read; it is an invalid
-//!   superblock of this filesystem; it is the one from before the last write. The device's statistics count these cases,
-//!   and the next write of the superblock repairs the device's copy.
+//!   superblock of this filesystem; it is the superblock that the last write replaced. The device's statistics count
+//!   these cases, and the next write of the superblock repairs the device's copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -22,7 +22,7 @@ use ubtrfs_format::{FormatError, Logical};
 /// Bytes of a stripe element.
 pub(crate) const STRIPE_LEN: u64 = ChunkItem::STRIPE_LEN;
 
-/// Largest length of a chunk. Keeps sums of lengths within 64 bits; no device is that large.
+/// Largest length of a chunk. The limit keeps sums of lengths within 64 bits; no device is larger.
 const LENGTH_MAX: u64 = 1 << 60;
 
 /// The properties of a profile.
@@ -104,7 +104,7 @@ fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError
 }
 
 impl Geometry {
-    /// Makes the layout of a chunk at `logical`; fails if its fields contradict each other.
+    /// Makes the layout of a chunk at `logical`; fails if the chunk's fields contradict each other.
     pub(crate) fn of(logical: Logical, chunk: &ChunkItem, sectorsize: u32) -> Result<Self, FormatError> {
         let sectorsize = u64::from(sectorsize.max(1));
         if chunk.length == 0 || !chunk.length.is_multiple_of(sectorsize) {
@@ -215,8 +215,8 @@ impl Geometry {
     }
 
     /// Maps `offset` of this stripe to a range of the chunk: the 64 KiB from the byte at `offset` on or, with parity,
-    /// a whole row. The kernel excludes superblock mirrors by this rule. Returns `None` if `offset` is past the end
-    /// of the stripe.
+    /// a whole row. The kernel excludes the ranges of superblock mirrors by this rule. Returns `None` if `offset` is
+    /// past the end of the stripe.
     pub(crate) fn logical_range_of(&self, stripe: usize, offset: u64) -> Option<Range<u64>> {
         if offset >= self.stripe_len_bytes() {
             return None;
@@ -234,7 +234,7 @@ impl Geometry {
 }
 
 /// Logical ranges of a chunk that cover superblock mirrors, sorted and merged. For each mirror the kernel excludes 64
-/// KiB, or a whole row with parity. Nothing is ever allocated there.
+/// KiB, or a whole row with parity. Nothing is ever allocated in these ranges.
 pub(crate) fn reserved_ranges(start: Logical, chunk: &ChunkItem, geometry: &Geometry) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
     let range_of = |offsets: Range<u64>| start.advance(offsets.start).0..start.advance(offsets.end).0;

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. The source copy is never written, so a valid superblock always exists.
-//! - I2. The source is the superblock that [`find`](crate::superblock::find) selects. It is never a copy of an
-//!   older filesystem, and there is no source if the copies belong to different filesystems.
+//! - I2. The source is the superblock that [`find`](crate::superblock::find) selects. The source is never a copy of
+//!   an older filesystem, and there is no source if the copies belong to different filesystems.
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
@@ -29,7 +29,7 @@ pub struct SuperCopy {
 }
 
 impl SuperCopies {
-    /// Examines all copies. Fails if none is good.
+    /// Examines all copies. Fails if no copy is good.
     pub fn examine(device: &dyn Device) -> Result<Self> {
         let newest = find(device)?.superblock;
         let end = newest.dev_item.total_bytes.min(device.len_bytes());

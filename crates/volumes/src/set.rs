@@ -2,14 +2,14 @@
 //!
 //! Invariants:
 //! - I1. Device ids in the set are unique. A device that has a device item but was not given has no backend.
-//! - I2. A device item equals the one in the chunk tree, or the one that the running commit will store there; callers
-//!   that record device extents update `bytes_used`. The chunk map may differ from the chunk tree: it includes chunks
-//!   not recorded yet, and chunks whose removal is not durable yet.
+//! - I2. A device item equals the device item in the chunk tree, or the device item that the running commit will
+//!   store there; callers that record device extents update `bytes_used`. The chunk map may differ from the chunk
+//!   tree: it includes chunks not recorded yet, and chunks whose removal is not durable yet.
 //! - I3. Mirrors of a superblock are written after the primary is durable, so a valid durable superblock always exists.
 //! - I4. The device item of a present device keeps the UUIDs of the superblock read from that device. A superblock that
 //!   [`check_superblock`] would refuse is never written, so crafted items cannot make the next open fail.
 //!
-//! Lock order: `devices` before the `item` and `primary` locks of a device.
+//! Lock order: `devices` is locked before the `item` and `primary` of a device.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -114,13 +114,13 @@ pub struct Volumes {
     pub(crate) chunks: ChunkMap,
     /// Shared for writes, exclusive for a repair, because a repair must not overwrite newer content.
     pub(crate) repair_lock: RwLock<()>,
-    /// When the superblocks were last checked (see `ownership`).
+    /// The time of the last check of the superblocks (see `ownership`).
     pub(crate) last_look: LastCheck,
 }
 
 impl Volumes {
-    /// Opens a filesystem on these devices. Fails if its features cannot be read; [`Volumes::write_refusal`] says
-    /// whether it can be written.
+    /// Opens a filesystem on these devices. Fails if the filesystem's features cannot be read;
+    /// [`Volumes::write_refusal`] says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
         let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
         for device in devices {
@@ -183,9 +183,9 @@ impl Volumes {
         Ok(())
     }
 
-    /// The reason why the filesystem cannot be written, if any: features, profiles, several devices. Also names missing
-    /// devices. The answer is final once all device items and chunks are added. It does not depend on
-    /// [`OpenOptions::read_only`].
+    /// The reason why the filesystem cannot be written, if any: features, profiles, several devices. The reason also
+    /// names missing devices. The answer is final once all device items and chunks are added. The answer does not
+    /// depend on [`OpenOptions::read_only`].
     pub fn write_refusal(&self) -> Option<String> {
         let reason = self.write_refusal.clone().or_else(|| {
             let is_other = |chunk: &&Arc<Chunk>| {
@@ -280,7 +280,7 @@ impl Volumes {
     }
 
     /// Removes a chunk from the map. The chunk's device space is free at once, so call this after the removal is
-    /// committed. Its logical addresses are not used again while the filesystem is open.
+    /// committed. The chunk's logical addresses are not used again while the filesystem is open.
     pub fn remove_chunk(&self, logical: Logical) {
         self.chunks.remove(logical);
     }
@@ -321,7 +321,7 @@ impl Volumes {
     }
 
     /// Tells a device that a range is not needed. Does nothing if a part of the range belongs to a chunk. The caller
-    /// prevents chunks from being placed there. Returns the number of bytes discarded.
+    /// prevents chunks from being placed in the range. Returns the number of bytes discarded.
     ///
     /// # Errors
     ///
@@ -431,7 +431,7 @@ impl Volumes {
         self.chunks.limit(devid, end);
     }
 
-    /// The chunks with a stripe that ends past `end` on a device, or that are moving there.
+    /// The chunks with a stripe that ends past `end` on a device, or that a migration is moving there.
     pub fn chunks_past(&self, devid: DevId, end: u64) -> Vec<Logical> {
         self.chunks.behind(devid, end)
     }
@@ -446,7 +446,8 @@ impl Volumes {
         self.devices.read().values().any(|member| member.stats_changed.load(Ordering::Acquire))
     }
 
-    /// Takes the counters that changed since the last call. The next commit stores them in the device tree.
+    /// Takes the counters that changed since the last call. The next commit stores the taken counters in the device
+    /// tree.
     pub fn take_changed_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         let devices = self.devices.read();
         let changed = devices.iter().filter(|(_, member)| member.stats_changed.swap(false, Ordering::AcqRel));

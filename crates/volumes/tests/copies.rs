@@ -1,5 +1,5 @@
-//! Writes reach all copies, bad copies are repaired from good ones, and a repair never undoes a write. Method: a
-//! hand-made DUP chunk on a memory device, which the tests damage.
+//! Tests that writes reach all copies, that bad copies are repaired from good ones, and that a repair never undoes a
+//! write. Method: a hand-made DUP chunk on a memory device, which the tests damage.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;

@@ -1,6 +1,6 @@
-//! Crafted superblocks and chunks cause errors or work, but never panic. Method: overwrites fields of a valid
-//! superblock and of valid chunks at random, corrects the checksum, and calls every function that uses them. Prints its
-//! seed; `SEED=n` replays it.
+//! Tests that crafted superblocks and chunks cause errors or work, but never panic. Method: overwrites fields of a
+//! valid superblock and of valid chunks at random, corrects the checksum, and calls every function that uses them.
+//! Prints its seed; `SEED=n` replays it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -40,7 +40,7 @@ impl Random {
         }
     }
 
-    /// Overwrites 1, 2, 4 or 8 bytes somewhere.
+    /// Overwrites 1, 2, 4 or 8 bytes at a random place.
     fn damage(&mut self, raw: &mut [u8]) {
         let len = (1 << self.below(4)).min(raw.len());
         let at = self.below(raw.len() - len + 1);

@@ -1,6 +1,6 @@
-//! Reads every profile as the kernel writes it. Method: mkfs.btrfs makes filesystems of one to four devices, the kernel
-//! writes a file through loop devices, and the test reads the file's extents by address, from every copy. Needs root,
-//! loop devices and btrfs-progs; without them it prints SKIPPED, and fails in CI.
+//! Tests reading every profile as the kernel writes it. Method: mkfs.btrfs makes filesystems of one to four devices,
+//! the kernel writes a file through loop devices, and the test reads the file's extents by address, from every copy.
+//! Needs root, loop devices and btrfs-progs; without them, the test prints SKIPPED, and fails in CI.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Selection, refusal and write order of superblocks. Method: hand-made superblocks on memory devices.
+//! Tests the selection, the refusal and the write order of superblocks. Method: hand-made superblocks on memory
+//! devices.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -70,7 +71,7 @@ fn bad_copies_are_rewritten_from_the_newest_good_one() {
         SuperCopies::examine(&device).unwrap().recover(&device).unwrap();
         assert!(bad(&device).is_empty());
     }
-    // An older copy, or one of another filesystem, is never the source.
+    // An older copy, or a copy of another filesystem, is never the source of a recovery.
     put(&device, &generation(11, superblock(100 * MIB)), 65536);
     assert_eq!(bad(&device), [65536]);
     put(&device, &generation(13, superblock(100 * MIB)), 65536);

@@ -2,8 +2,8 @@
 //! 2,000 times.
 //!
 //! - L1. Each round changes some 20 files, fsyncs nearly every change, and syncs once.
-//! - L2. Each round ends with a remount. It then reads everything, which comes from the device because the caches
-//!   are empty.
+//! - L2. Each round ends with a remount. After a remount, the script reads all files; the content comes from the
+//!   device because the caches are empty.
 
 use super::Script;
 use crate::target::RenameOp::{Exchange, NoReplace, Replace};
@@ -117,7 +117,7 @@ impl Script {
         self.fsync(&path);
     }
 
-    /// Writes noise or text at `at`. Returns the end of the range.
+    /// Writes noise or text at `at`. Returns the end of the written range.
     fn content(&mut self, path: &str, at: u64) -> u64 {
         let len = if self.rng.one_in(3) {
             let len = self.len(90_000);
@@ -131,7 +131,7 @@ impl Script {
         at + len as u64
     }
 
-    /// Writes a new version to a temporary file, fsyncs it, and renames it over the old one.
+    /// Writes a new version of a file to a temporary file, fsyncs that file, and renames it over the old version.
     fn replace_by_rename(&mut self, files: &mut [File], at: usize, number: usize) {
         let (tmp, path) = (format!("tmp-{number}"), files[at].path.clone());
         self.create(&tmp);
@@ -146,7 +146,7 @@ impl Script {
         }
     }
 
-    /// Shares the first blocks of another file, if that file has enough blocks.
+    /// Copies the first blocks of another file into a file as a reflink, if the other file has enough blocks.
     fn share(&mut self, files: &mut [File], at: usize) {
         let from = self.rng.index(files.len());
         if from == at || files[from].len < SHARED {

@@ -1,7 +1,8 @@
 //! Rounds of sending: chains of snapshots with random operations between them, made by Linux or by the engine, sent by the
-//! engine in every form, and received by Linux. Trees, holes and sharing must be equal.
+//! engine in every form, and received by Linux. The received snapshots must have the trees, holes and sharing of the
+//! sent snapshots.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example send_rounds -- --from SEED --rounds N` runs many.
+//! `cargo run --release -p ubtrfs-testkit --example send_rounds -- --from SEED --rounds N` runs many rounds.
 
 mod operations;
 mod sharing;
@@ -88,7 +89,7 @@ pub fn receive(stream: &Path, dir: &Path) -> Result<()> {
 }
 
 impl SendRound {
-    /// Runs the round. An error says what differs, and with which seed.
+    /// Runs the round. The error names the differences and the seed.
     pub fn run(&self) -> Result<()> {
         let mut rng = Rng::new(self.seed);
         let source = Image::kernel_made(1 << 30, mkfs_args(&mut rng))?;

@@ -53,7 +53,7 @@ impl Operations {
         self.any(|kind| kind == NodeKind::Directory).unwrap_or_default()
     }
 
-    /// A path that may be in use.
+    /// Returns a path that may be in use.
     fn new_path(&mut self) -> Vec<u8> {
         let mut path = self.dir();
         if !path.is_empty() {
@@ -127,7 +127,7 @@ impl Operations {
         }
     }
 
-    /// Removes a path and everything below it from the known names, and returns them.
+    /// Removes a path and everything below it from the known names, and returns the removed names.
     fn taken(&mut self, from: &[u8]) -> Vec<(Vec<u8>, NodeKind)> {
         let below = |path: &[u8]| path == from || (path.starts_with(from) && path.get(from.len()) == Some(&b'/'));
         let paths: Vec<Vec<u8>> = self.nodes.keys().filter(|path| below(path)).cloned().collect();
@@ -209,7 +209,7 @@ impl Operations {
         }
     }
 
-    /// Removes a name and makes something of another kind under it.
+    /// Removes a name, and makes an inode of another kind under that name.
     fn replace(&mut self, target: &mut dyn Target) {
         let Some(path) = self.any(|_| true) else { return };
         let was = self.nodes[&path];
@@ -298,7 +298,7 @@ impl Operations {
         }
         let (source, sink) = (4096 * self.rng.below(40), 4096 * self.rng.below(40));
         let len = 4096 * (1 + self.rng.below(20));
-        // The same range would be copied onto itself.
+        // Skip copies between overlapping ranges of one file.
         if from != to || source + len <= sink || sink + len <= source {
             let _ = target.copy_range(from, source, &to, sink, len);
         }

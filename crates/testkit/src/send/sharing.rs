@@ -12,7 +12,7 @@ use crate::fs_target::walk_fs;
 use crate::target::NodeKind;
 use crate::tree_entry::show;
 
-/// What differs between two chains.
+/// The differences between two chains.
 #[derive(Clone, Debug, Default)]
 pub struct Differs {
     /// Blocks that are holes in one chain only.
@@ -39,7 +39,7 @@ enum Block {
     Prealloc,
 }
 
-/// The address of a block and 0, or the address of a compressed extent and the block's offset in its data.
+/// The address of a block and 0, or the address of a compressed extent and the block's offset in the extent's data.
 type Place = (u64, u64);
 type Blocks = BTreeMap<u64, Block>;
 

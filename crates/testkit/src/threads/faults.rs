@@ -1,5 +1,5 @@
 //! Faults with several threads: one request of a run fails, alone or with all later ones. Each thread gets an error,
-//! or its promises hold.
+//! or the promises to that thread hold.
 //!
 //! - R1. No thread gets an error before the fault, and nothing hangs.
 //! - R2. Everything promised to a thread, before or after the fault, is on the device.
@@ -26,7 +26,7 @@ pub struct ThreadedFaults {
     pub name: String,
     /// Whether the fault happened.
     pub hit: bool,
-    /// Whether a thread or the closing got an error.
+    /// Whether a thread, or the closing of the filesystem, got an error.
     pub told: bool,
     /// The content of the device at the end.
     pub content: Medium,
@@ -64,7 +64,7 @@ fn plan(rng: &mut Rng) -> FaultPlan {
 
 fn run_here(seed: u64) -> Result<ThreadedFaults> {
     let mut scenario = Scenario::of(seed);
-    // Do not refuse sectors, because they cause errors without the planned fault.
+    // Do not refuse sectors, because refused sectors cause errors without the planned fault.
     scenario.poison = false;
     let plan = plan(&mut Rng::new(seed ^ 0xfa17));
     let name = format!("threads, seed {seed} ({}), {plan:?}", scenario.name);

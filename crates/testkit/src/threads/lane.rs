@@ -22,11 +22,11 @@ use crate::{Driver, FaultDevice, FsTarget, History, Model, RecordingDevice, Rng}
 pub(super) enum Work {
     /// Continuously overwrites, shares, cuts and fsyncs the extents of a few files.
     Busy { steps: usize },
-    /// As `Busy`, but without fsyncs. Data is written back at once, also during a commit.
+    /// Works like `Busy`, but without fsyncs. Data is written back at once, also during a commit.
     Writeback { steps: usize },
     /// Random operations of [`Driver`], with fsyncs.
     Driver { steps: usize },
-    /// As `Driver`, but without changes of file content.
+    /// Works like `Driver`, but without changes of file content.
     Names { steps: usize },
     /// Creates files until there is no space, removes files, and fsyncs.
     Fill { steps: usize },
@@ -40,7 +40,7 @@ pub(super) struct Lane {
     history: History,
     marks: Option<Arc<RecordingDevice>>,
     faults: Option<Arc<FaultDevice>>,
-    /// Whether a sync may report another file's error after making everything else durable (T4).
+    /// Whether a sync may report the error of an unwritable file, after making everything else durable (T4).
     syncs_may_fail: bool,
     may_be_full: bool,
     rng: Rng,
@@ -55,7 +55,7 @@ type BoxedAction = Box<dyn Fn(&mut dyn Target) -> Result<(), Errno>>;
 /// The result of an operation.
 enum Done {
     Fine,
-    /// There was no space. The model is as if the operation had succeeded.
+    /// The operation failed for lack of space. The model is as if the operation had succeeded.
     Full(Model),
     /// A fault was reported, so the lane ends.
     Told,

@@ -12,8 +12,9 @@
 //!
 //! - T1. Each lane's promises (see [`History`]) hold independently of the other threads. Other threads may commit any
 //!   state.
-//! - T2. A snapshot exists from the return of its creation until its deletion begins. It contains, for each lane, a
-//!   state between the start and the end of its creation. A snapshot deleted before a sync is gone after the sync.
+//! - T2. A snapshot exists from the return of its creation until its deletion begins. The snapshot contains, for each
+//!   lane, a state between the start and the end of its creation. A snapshot deleted before a sync is gone after the
+//!   sync.
 //! - T3. If a version of a rewritten file was complete when an fsync began, then this version or a later one is found
 //!   after the fsync returned.
 //! - T4. A file that cannot be written does not keep other data from becoming durable: data that other threads sync is
@@ -21,8 +22,8 @@
 //! - T5. The seed determines the actions of each thread, the delayed requests and the cuts, but not how the threads
 //!   interleave. To repeat a failure, run its seed several times, or keep its medium.
 //! - T6. However little space is free, names can be removed, and fsync, sync and close can store accepted data.
-//! - T7. With quotas on, the numbers of all groups that are marked as consistent are those that `ubtrfs check` counts, at
-//!   every cut. No thread reaches a limit, because all limits are large.
+//! - T7. With quotas on, at every cut, the quota numbers equal those that `ubtrfs check` counts, except for groups
+//!   that are marked as inconsistent. No thread reaches a limit, because all limits are large.
 
 mod faults;
 mod lane;
@@ -64,7 +65,7 @@ struct Scenario {
     mkfs: MkfsOptions,
     mount: String,
     lanes: Vec<Work>,
-    /// The number of directories of the ballast, and of files in each.
+    /// The number of directories of the ballast, and the number of files in each directory.
     ballast: (usize, usize),
     snapshots: usize,
     /// The number of fsyncs of the rewritten file.
@@ -74,7 +75,7 @@ struct Scenario {
     moves: bool,
     /// Whether quotas are on, and a thread changes quota groups.
     quotas: bool,
-    /// The bytes left free, if limited. Freed space is then reused at once, and ENOSPC is possible.
+    /// The bytes left free, if limited. With little space, freed space is reused at once, and ENOSPC is possible.
     free: Option<u64>,
 }
 
@@ -150,7 +151,7 @@ impl Scenario {
                 (scenario.ballast, scenario.snapshots, scenario.rewrites) = ((12, 20), 5, 6);
             }
         }
-        // Do not empty block groups if the filesystem is nearly full, because it has no room for copies.
+        // Do not empty block groups if the filesystem is nearly full, because then there is no room for copies.
         scenario.moves &= scenario.free.is_none();
         if matches!(seed % Self::KINDS, 4 | 5) {
             scenario.mkfs.mixed = true;
@@ -225,8 +226,8 @@ const REWRITTEN: [Rewritten; 2] =
 const VERSION_BITS: u32 = 48;
 const MAX_WRITERS: usize = 3;
 
-/// For each promise about the rewritten files, the file's index and each writer's last version that was complete
-/// before.
+/// For each promise about the rewritten files: the file's index, and each writer's last version that was complete
+/// before the promise.
 type Versions = Vec<(usize, [u64; MAX_WRITERS])>;
 
 /// State that the threads of a run share.
@@ -338,7 +339,8 @@ impl ThreadedCuts {
         Cut { medium, made: 0, lanes: outcome.promised_by, what }
     }
 
-    /// Verifies T1 to T4, and that the medium is clean before and after its log is replayed. Returns the entries found.
+    /// Verifies T1 to T4, and that the medium is clean before and after its log is replayed. Returns the entries of
+    /// the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         let verify = || {
             check_medium(&cut.medium).context("check, before the replay")?;

@@ -1,4 +1,4 @@
-//! Checks that a filesystem found after a run of threads keeps the promises to each of them.
+//! Checks that a filesystem found after a run of threads keeps the promises to each thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -82,7 +82,7 @@ impl Record {
         Ok(())
     }
 
-    /// Checks that all names of the ballast exist, and no others except names of snapshots.
+    /// Checks that all names of the ballast exist, and that no other names exist except the names of snapshots.
     fn verify_ballast(&self, entries: &[TreeEntry], snapshot: Option<&Snapshot>) -> Result<()> {
         let mut expected: BTreeSet<Vec<u8>> =
             self.scenario.ballast_paths().iter().map(|path| format!("ballast/{path}").into_bytes()).collect();
@@ -134,7 +134,7 @@ fn verify_rewritten(read: ReadFound<'_>, promised: &[(usize, [u64; MAX_WRITERS])
     Ok(())
 }
 
-/// Returns `path` relative to `dir`, if it is `dir` or below it.
+/// Returns `path` relative to `dir`, if `path` is `dir` or lies below it.
 fn below<'p>(path: &'p [u8], dir: &str) -> Option<&'p [u8]> {
     if dir.is_empty() {
         return Some(path);

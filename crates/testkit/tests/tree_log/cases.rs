@@ -2,7 +2,7 @@
 
 use ubtrfs_testkit::{FallocateOp, NodeKind, RenameOp, Target};
 
-/// One scripted case. Everything is committed before `act`, which ends with fsyncs.
+/// One scripted case. Everything is committed before `act` runs, and `act` ends with fsyncs.
 pub(crate) struct Case {
     pub name: &'static str,
     /// Mount options.

@@ -2,8 +2,9 @@
 //! written by ubtrfs.
 //!
 //! Method: scripted cases (`cases`) and random operations with fsyncs end in a crash without a commit, simulated by
-//! copying the image. Each replay must equal Linux's, `btrfs check` must be clean after it, and fsynced changes must be
-//! there. Times of directories are not compared: Linux sets them to the time of the replay.
+//! copying the image. Each replay must have the result of Linux's replay, `btrfs check` must then find the filesystem
+//! clean, and fsynced changes must exist. Times of directories are not compared: Linux sets these times to the time
+//! of the replay.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -41,7 +42,7 @@ fn has_log(image: &Image) -> bool {
 }
 
 /// Copies the image as a power cut would leave it. Linux writes the first superblock before the mirrors and uses only
-/// the first. If a copy was made between these writes, it is made again, because ubtrfs also looks at the mirrors.
+/// the first. A copy that was made between these writes is made again, because ubtrfs also looks at the mirrors.
 fn crashed_copy(mounted: &Image) -> Image {
     for _ in 0..20 {
         let copy = Image::copy_of(mounted.path()).unwrap();
@@ -57,7 +58,7 @@ fn kernel_walk(image: &Path, what: &str) -> Vec<TreeEntry> {
     let mount = LoopMount::new(image, "").unwrap_or_else(|error| panic!("{what}: {error:#}"));
     let found = walk_path(mount.path()).unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", mount.kernel_log()));
     // Ignore one complaint: because of a harmless bug, Linux 6.18 reads past the end of a leaf when it replays an
-    // inline extent there.
+    // inline extent at the leaf's end.
     let mut complaints = mount.kernel_complaints();
     complaints.retain(|line| !(line.contains("access to eb bytenr") && line.contains("out of range")));
     assert!(complaints.is_empty(), "{what}: Linux complains:\n{}", complaints.join("\n"));
