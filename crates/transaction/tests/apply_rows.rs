@@ -1,4 +1,5 @@
-//! Delayed items that are applied without a commit: what readers see, and what is on disk after the commit.
+//! Applies delayed items without a commit, and compares the tree with a map: as readers see it, and as it is on disk
+//! after the commit.
 //!
 //! Needs mkfs.btrfs and btrfs. Without these programs, the tests say so and pass, unless `CI` is set.
 
@@ -20,7 +21,7 @@ use common::{check, inode};
 
 mod common;
 
-/// So little memory that a few thousand items cause an apply.
+/// The engine's memory: so little that a few thousand items cause an apply.
 const MEMORY: u64 = 4 << 20;
 const NR_DIRS: u64 = 5;
 
@@ -206,7 +207,8 @@ fn readers_see_all_items_whatever_was_applied() {
     assert!(items.into_iter().map(|(key, item)| (key, item.to_vec())).eq(model));
 }
 
-/// The log derives changes since the last commit from delayed items and the nodes of that commit.
+/// The log derives changes since the last commit from delayed items and the nodes of that commit, so after an apply an
+/// fsync must commit.
 #[test]
 fn fsync_commits_after_rows_were_applied() {
     let mut bed = Bed::new(3);
@@ -229,7 +231,7 @@ fn fsync_commits_after_rows_were_applied() {
     check(&bed.path);
 }
 
-/// Leaves are read ahead many at a time. If one copy is bad, the other one is used.
+/// Leaves are read ahead many at a time. If one copy of a leaf is bad, the other copy is used.
 #[test]
 fn a_batch_is_applied_to_leaves_of_which_one_copy_is_bad() {
     let mut bed = Bed::new(5);
@@ -257,7 +259,8 @@ fn a_batch_is_applied_to_leaves_of_which_one_copy_is_bad() {
     drop(dir);
 }
 
-/// Overwrites one copy of each leaf of the subvolume on the device: of some leaves the first, of others the second.
+/// Overwrites one copy of each leaf of the subvolume on the device: the first copy of some leaves, the second copy of
+/// others.
 fn spoil_a_copy_of_each_leaf(path: &std::path::Path) -> u64 {
     const NODESIZE: u64 = 4096;
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();

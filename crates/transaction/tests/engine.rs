@@ -1,4 +1,4 @@
-//! The engine without `fs`: the tests put items directly, and `btrfs check` judges what commits leave on disk.
+//! Tests the engine without `fs`: the tests put items directly, and `btrfs check` judges the filesystem after commits.
 //!
 //! Needs mkfs.btrfs and btrfs. Without these programs, the tests say so and pass, unless `CI` is set.
 

@@ -27,7 +27,7 @@ fn close_and_check(engine: Arc<Engine>, path: &Path) {
     check(path);
 }
 
-/// Puts an unlinked inode: it needs no directory entries, only an orphan item.
+/// Puts an unlinked inode, which needs no directory entries, only an orphan item.
 fn put_orphan(op: &TransHandle<'_>, tree: &Tree, ino: u64, size: u64, nbytes: u64) {
     let item = InodeItem { nlink: 0, ..inode(op.generation(), 0o100_644, size, nbytes) };
     op.put(tree, Key::new(ino, KeyType::INODE_ITEM, 0), item.encode());

@@ -3,11 +3,11 @@
 //! Invariants:
 //! - I1. Snapshots divide a commit into phases. If the users of an extent change in a phase, the extent is counted
 //!   once: by its own [`OwnerChange`], by the arithmetic of a snapshot, or by the trace of a dropped tree.
-//! - I2. The set of users before a phase is read from trees that no longer change: those of the last commit, or those
-//!   right after the last snapshot of this commit ([`QuotaWork::base`]).
-//! - I3. The remembered users ([`KnownUsers`]) are those in the trees that changes are counted from. An [`OwnerChange`]
-//!   replaces the remembered users of its extent. Snapshots, dropped trees and relocation can change the users of any
-//!   extent, so everything is forgotten then.
+//! - I2. The set of users before a phase is read from trees that no longer change: the trees of the last commit, or the
+//!   trees right after the last snapshot of this commit ([`QuotaWork::base`]).
+//! - I3. The remembered users of an extent ([`KnownUsers`]) are its users in the trees that changes are counted from.
+//!   An [`OwnerChange`] replaces the remembered users of its extent. Snapshots, dropped trees and relocation can change
+//!   the users of any extent, so after such a change all remembered users are forgotten.
 //! - I4. A failure to account never fails the commit: the numbers are marked as inconsistent instead, as Linux does.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -31,13 +31,14 @@ use crate::handle::trans_handle::regular_extent;
 pub(crate) struct QuotaWork {
     /// Extents whose users changed. The extent tree already records these changes.
     pub(crate) changes: Vec<OwnerChange>,
-    /// Shared blocks that a dropped subvolume stopped using. The subvolume also stopped using the blocks below them.
+    /// Shared blocks that a dropped subvolume stopped using. The subvolume also stopped using all blocks below these
+    /// blocks.
     pub(crate) left: Vec<(RootId, NodePtr)>,
     /// Subvolumes that are dropped completely.
     pub(crate) dropped: Vec<RootId>,
-    /// The trees that changes are counted from, if not those of the last commit.
+    /// The trees that changes are counted from, if these are not the trees of the last commit.
     base: Option<FixedTrees>,
-    /// Users of data extents, remembered from earlier changes. Kept from commit to commit.
+    /// Users of data extents, remembered from earlier changes. These users are kept from commit to commit.
     known: KnownUsers,
 }
 
@@ -105,8 +106,9 @@ impl Engine {
         }
     }
 
-    /// Notes that extents moved, which changes no numbers. But a running rescan counts in the order of addresses. It
-    /// would miss extents that moved to addresses that it has passed, or count other extents twice, so it begins anew.
+    /// Notes that extents moved, which changes no numbers. But a running rescan, which counts in the order of
+    /// addresses, begins anew: otherwise it would miss extents that moved to addresses that it has passed, or count
+    /// other extents twice.
     pub(crate) fn quotas_moved(&self, work: &mut QuotaWork, nr_extents: u64, transid: Generation) {
         // I3
         work.forget_users();
@@ -118,7 +120,7 @@ impl Engine {
         }
     }
 
-    /// From here on, changes are counted from the trees as they are now.
+    /// From now on, changes are counted from the current trees.
     pub(crate) fn rebase_quotas(&self, work: &mut QuotaWork) -> Result<()> {
         // I3
         work.forget_users();
@@ -209,8 +211,8 @@ impl Account<'_> {
         Ok(known)
     }
 
-    /// The users of an extent after a change. Those of a data extent are among the users before and the gained one, so
-    /// the search can stop early.
+    /// The users of an extent after a change. After the change, a data extent has no other users than before, except
+    /// the gained one, so the search can stop early.
     fn users_after(&mut self, change: &OwnerChange, before: &Users) -> Result<RootSet> {
         let extent = change.extent;
         let gained = match change.gained {

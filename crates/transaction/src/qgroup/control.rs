@@ -18,7 +18,7 @@ use crate::engine::Engine;
 /// The state of quotas as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
-    /// Whether the numbers are reliable. They become so when the first rescan has ended.
+    /// Whether the numbers are reliable. The numbers become reliable when the first rescan has ended.
     pub consistent: bool,
     /// The first address that a running rescan has not counted.
     pub rescan: Option<u64>,
@@ -29,17 +29,17 @@ pub struct QuotaStatus {
 pub struct QgroupInfo {
     /// Its id.
     pub id: QgroupId,
-    /// Bytes of all extents that it refers to.
+    /// Bytes of all extents that the group refers to.
     pub referenced: u64,
-    /// Bytes of the extents that only its subvolumes refer to.
+    /// Bytes of the extents that only the group's subvolumes refer to.
     pub exclusive: u64,
     /// Limit of the referenced bytes.
     pub max_referenced: Option<u64>,
     /// Limit of the exclusive bytes.
     pub max_exclusive: Option<u64>,
-    /// Groups that it belongs to.
+    /// Groups that this group belongs to.
     pub parents: Vec<QgroupId>,
-    /// Groups that belong to it.
+    /// Groups that belong to this group.
     pub members: Vec<QgroupId>,
 }
 
@@ -51,7 +51,7 @@ impl Engine {
         let (mut status, groups) = match loaded {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(()),
-            // As in Linux, an error here does not fail the mount. Quotas are unavailable then.
+            // As in Linux, an unreadable quota tree does not fail the mount: quotas are then unavailable.
             Err(error) => {
                 tracing::error!("quotas are unavailable, because the quota tree cannot be read: {error}");
                 return Ok(());
@@ -68,7 +68,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Enables quotas, and starts a rescan. Does nothing if they are enabled already.
+    /// Enables quotas, and starts a rescan. Does nothing if quotas are enabled already.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl Engine {
         })
     }
 
-    /// The state of quotas; `None` if they are disabled.
+    /// The state of quotas; `None` if quotas are disabled.
     pub fn quota_status(&self) -> Option<QuotaStatus> {
         self.quotas.lock().as_ref().map(|state| QuotaStatus {
             consistent: !state.status.has(QgroupStatus::INCONSISTENT),
@@ -153,7 +153,7 @@ impl Engine {
     /// [`Error::Qgroup`] if quotas are disabled, the group exists, or it has level 0 and there is no such subvolume;
     /// otherwise as for [`Engine::commit`].
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
-        // A later subvolume of that id would get the group with its limits.
+        // A group of level 0 without a subvolume would pass its limits on to a later subvolume of that id.
         if id.level() == 0 && (!RootId(id.0).is_subvolume() || self.root_item(RootId(id.0))?.is_none()) {
             let what =
                 format!("quota group {id} needs a subvolume {}; groups of level 1 and above can be created", id.0);
@@ -184,7 +184,7 @@ impl Engine {
         })
     }
 
-    /// Removes the groups of subvolumes that no longer exist. Returns their number.
+    /// Removes the groups of subvolumes that no longer exist. Returns the number of removed groups.
     ///
     /// # Errors
     ///
@@ -257,9 +257,9 @@ impl Engine {
             let (more, less, sign) = if assign { (after, before, 1) } else { (before, after, -1) };
             let mut moved: Vec<BTreeSet<QgroupId>> = more.iter().zip(&less).map(|(more, less)| more - less).collect();
             moved.dedup();
-            // If all bytes that a group refers to are exclusive, the higher groups gain or lose all of them, unless
-            // some of its subvolumes reach these groups in another way too. In all other cases, only a rescan can
-            // find the shared bytes.
+            // If all bytes that a group refers to are exclusive, the higher groups gain or lose all these bytes, unless
+            // some of the group's subvolumes reach the higher groups in another way too. In all other cases, only a
+            // rescan can find the shared bytes.
             let is_simple = referenced == exclusive && moved.len() <= 1;
             if !is_simple && referenced > 0 {
                 needs_rescan = true;
@@ -344,16 +344,16 @@ impl Engine {
         Ok(found)
     }
 
-    /// Makes the group of a new subvolume, a member of these groups.
+    /// Makes the group of a new subvolume, and adds it to the groups `parents`.
     pub(crate) fn add_group(&self, id: RootId, parents: &[QgroupId]) {
         if let Some(state) = &mut *self.quotas.lock() {
             state.join(QgroupId::of_subvolume(id), parents);
         }
     }
 
-    /// Makes the group of a new snapshot: a member of these groups, with the limits of the source's group, as in Linux.
-    /// Computes the numbers: both subvolumes now use everything except each other's root node. All earlier changes have
-    /// been accounted.
+    /// Makes the group of a new snapshot: a member of the requested groups, with the limits of the source's group, as
+    /// in Linux. Computes the numbers: both subvolumes now use all blocks except each other's root node. The caller has
+    /// accounted all earlier changes.
     pub(crate) fn share_numbers(
         &self,
         source: &RootPtr,
@@ -408,7 +408,7 @@ impl Engine {
 }
 
 impl QuotaState {
-    /// Makes a group if it does not exist, and adds it to these groups.
+    /// Makes a group if it does not exist, and adds it to the groups `parents`.
     fn join(&mut self, id: QgroupId, parents: &[QgroupId]) {
         self.groups.create(id);
         for parent in parents {

@@ -1,12 +1,12 @@
-//! [`Groups`]: the quota groups with their numbers and relations, and the effect of a change of an extent's users on
-//! them.
+//! [`Groups`]: the quota groups with their numbers and relations, and how the numbers change when the users of an
+//! extent change.
 //!
-//! A group refers to an extent if a subvolume below the group does. It has the extent exclusively if all subvolumes that
-//! refer to the extent are below the group.
+//! A group refers to an extent if a subvolume below the group refers to it. It has the extent exclusively if all
+//! subvolumes that refer to the extent are below the group.
 //!
 //! Invariants:
 //! - I1. A relation leads from a lower level to a higher one, so relations form no cycle.
-//! - I2. `members` of a group mirrors `parents` of its members.
+//! - I2. The `members` of a group are exactly the groups that list it in their `parents`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,17 +19,17 @@ pub(crate) use crate::handle::quota_reservation::QgroupId;
 /// A quota group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Bytes of all extents that it refers to.
+    /// Bytes of all extents that the group refers to.
     pub(crate) referenced: u64,
-    /// Bytes of the extents that it has exclusively.
+    /// Bytes of the extents that the group has exclusively.
     pub(crate) exclusive: u64,
     /// The last transaction that changed the numbers.
     pub(crate) generation: Generation,
     /// Its limits.
     pub(crate) limit: Limit,
-    /// Groups of higher levels that it belongs to.
+    /// Groups of higher levels that this group belongs to.
     pub(crate) parents: BTreeSet<QgroupId>,
-    /// Groups of lower levels that belong to it.
+    /// Groups of lower levels that belong to this group.
     pub(crate) members: BTreeSet<QgroupId>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Groups {
     above: HashMap<RootId, Arc<[QgroupId]>>,
     /// Groups whose items differ from those on disk.
     changed: BTreeSet<QgroupId>,
-    /// Relations to write (true) or delete.
+    /// Relations `(member, parent)` to write (true) or delete (false).
     changed_relations: BTreeMap<(QgroupId, QgroupId), bool>,
     /// Whether a number would have become negative, which means that earlier numbers were wrong.
     underflow: bool,
@@ -118,8 +118,8 @@ impl Groups {
         self.groups.insert(id, group);
     }
 
-    /// Adds a relation as it is on disk. Returns false, without a change, if it violates I1 or a group does not
-    /// exist.
+    /// Adds a relation as it is on disk. Returns false, without a change, if the relation violates I1 or a group does
+    /// not exist.
     pub(crate) fn relate_as_on_disk(&mut self, member: QgroupId, parent: QgroupId) -> bool {
         let known = member.level() < parent.level() && self.groups.contains_key(&member);
         if !known || !self.groups.contains_key(&parent) {
@@ -139,7 +139,7 @@ impl Groups {
         }
     }
 
-    /// Adds an empty group; returns false if it exists.
+    /// Adds an empty group; returns false if the group exists already.
     pub(crate) fn create(&mut self, id: QgroupId) -> bool {
         if self.groups.contains_key(&id) {
             return false;
@@ -159,7 +159,7 @@ impl Groups {
         self.changed.insert(id);
     }
 
-    /// Adds a relation. The caller has checked that both groups exist, and I1.
+    /// Adds a relation. The caller has checked that both groups exist and that the relation satisfies I1.
     pub(crate) fn relate(&mut self, member: QgroupId, parent: QgroupId) {
         self.link(member, parent);
         self.changed_relations.insert((member, parent), true);

@@ -14,7 +14,7 @@ pub(crate) struct Status {
     pub(crate) flags: u64,
     /// The transaction of the last update.
     pub(crate) generation: Generation,
-    /// The first extent that a rescan has not counted; [`NO_RESCAN`] if none runs.
+    /// The first extent that a rescan has not counted; [`NO_RESCAN`] if no rescan runs.
     pub(crate) rescan: u64,
     /// The transaction that enabled simple quotas.
     pub(crate) enabled: Option<Generation>,
@@ -54,7 +54,7 @@ impl Status {
     }
 }
 
-/// Reads the quota tree. `None` if it has no status item.
+/// Reads the quota tree. `None` if the quota tree has no status item.
 pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(Status, Groups)>> {
     let mut cursor = Cursor::new(source, *root);
     let mut key = cursor.seek_ge(&Key::MIN)?;

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - I1. When a reservation is granted, the counted and reserved bytes of each group stay below its limits, so any
-//!   number of writers together exceed no limit. Bytes are reserved before compression, and counted after it.
+//!   number of writers together exceed no limit. Reserved bytes are those before compression; counted bytes are those
+//!   after compression.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::RootId;
@@ -25,7 +26,8 @@ impl Engine {
         if let Some(reservation) = self.try_reserve_quota(root, bytes) {
             return Ok(reservation);
         }
-        // Overwritten data and compression use less than was reserved.
+        // Writing dirty data replaces its reservation by the space in use, which is smaller after overwrites and
+        // compression.
         self.flush_data()?;
         self.commit()?;
         self.try_reserve_quota(root, bytes).ok_or(Error::QuotaExceeded)

@@ -1,7 +1,7 @@
-//! Quota groups: how much space each subvolume refers to, exclusively and shared, and the limits on it.
+//! Quota groups: the space that each subvolume refers to, exclusively and shared, and the limits on that space.
 //!
 //! `account` finds the users of changed extents, `groups` changes the numbers, `rescan` counts all extents again,
-//! `limits` refuses reservations, `control` changes groups and makes those of new subvolumes and snapshots.
+//! `limits` refuses reservations, `control` changes groups and makes the groups of new subvolumes and snapshots.
 //!
 //! Accounting happens in the commit: for each extent of subvolumes whose users a transaction changed, the set of users
 //! before (in the trees of the last commit, all immutable) is compared with the set after (in the applied trees). No
@@ -16,8 +16,8 @@
 //! ```
 //!
 //! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and so has
-//! data of a tree that never was part of a snapshot. Where users stay the same, references are not marked: copying a
-//! block hands its children's references over, and relocation moves references.
+//! data of a tree that never was part of a snapshot. Changes of references that leave the users the same are not
+//! marked: copying a block hands the references to its children over to the copy, and relocation moves references.
 
 pub(crate) mod account;
 pub(crate) mod control;

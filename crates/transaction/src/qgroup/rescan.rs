@@ -1,9 +1,9 @@
 //! A rescan: counts all extents again, a part in each commit, in the order of the extent tree.
 //!
 //! Invariants:
-//! - I1. At the end of each commit, the numbers include exactly the extents before the status item's progress. Changes of
-//!   later extents are not accounted ([`super::account`]), so an interrupted rescan continues at the next mount, also in
-//!   Linux.
+//! - I1. At the end of each commit, the numbers include exactly the extents below the address that the status item
+//!   records as the progress. Changes of extents above that address are not accounted ([`super::account`]), so an
+//!   interrupted rescan continues at the next mount, also in Linux.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,8 @@ impl Engine {
         }
     }
 
-    /// Counts extents from an address on. Returns the first address that is not counted; `None` at the end.
+    /// Counts extents from an address on. Returns the first address that is not counted; `None` at the end of the
+    /// extent tree.
     fn rescan_part(&self, start: u64, transid: Generation) -> Result<Option<u64>> {
         let began = Instant::now();
         let view = TreesView::running(self)?;
@@ -80,7 +81,7 @@ impl Engine {
 
 /// Number of extents between two checks of the clock.
 const LOOK_EVERY: usize = if cfg!(test) { 8 } else { 128 };
-/// Approximate time that a commit may count.
+/// Approximate time that each commit spends on counting extents for a rescan.
 const PART: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 150 });
 
 #[cfg(test)]
@@ -125,7 +126,7 @@ mod tests {
                 engine.commit().expect("committed");
             }
             engine.commit().expect("committed");
-            // The next round opens the image again, so it must not stay open here.
+            // The next round opens the image again, so close it here.
             drop(engine);
         };
         assert!(nr_opens > 10, "{nr_opens}");
@@ -135,7 +136,8 @@ mod tests {
         while engine.quota_status().expect("on").rescan.is_some() {
             engine.commit().expect("committed");
         }
-        // Since then, only blocks of trees may have moved, and their number is unchanged.
+        // Since the first numbers were read, only tree blocks may have moved, and the number of tree blocks is
+        // unchanged.
         assert_eq!(numbers(&engine), resumed);
         drop(engine);
         btrfs_check(image.path()).expect("clean");

@@ -86,7 +86,7 @@ impl Quotas {
         self.is_on() && self.state.lock().as_ref().is_some_and(QuotaState::is_rescanning)
     }
 
-    /// Whether groups, limits or relations changed that are not on disk yet.
+    /// Whether changes of groups, limits or relations are not on disk yet.
     fn has_changes(&self) -> bool {
         self.is_on() && self.state.lock().as_ref().is_some_and(|state| state.groups.has_changes())
     }

@@ -1,5 +1,5 @@
-//! [`Closure`]: the blocks that change when extents move. These are the tree blocks among the extents, the leaves that
-//! refer to the data extents among them, and all ancestors of both, in every tree that shares them.
+//! [`Closure`]: the blocks that change when extents move. These blocks are the moving tree blocks, the leaves that
+//! refer to moving data extents, and all ancestors of such blocks and leaves, in every tree that shares them.
 //!
 //! The parents of a block follow from its references: `SharedBlock(parent)` names a parent; for `TreeBlock(root)`, a
 //! descent from that root towards the block's first key finds the parent, or the block is the root itself.
@@ -8,8 +8,8 @@
 //! - I1. If a block is a member, so are all of its parents, up to the roots. An extent that cannot be added leaves
 //!   the closure unchanged.
 //! - I2. A parent is one level above its child, so a crafted extent tree cannot make the climb endless.
-//! - I3. No member belongs to a subvolume of which a part was dropped, because blocks of such a subvolume hold pointers
-//!   without references.
+//! - I3. No member belongs to a subvolume of which a part was dropped, because blocks of a partly dropped subvolume
+//!   hold pointers without references.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,9 +28,9 @@ use crate::relocation::extent_record::{ExtentRecord, corrupt, record_at};
 pub(crate) struct Member {
     pub(crate) node: Arc<Node>,
     pub(crate) record: ExtentRecord,
-    /// The blocks that point to it.
+    /// The blocks that point to this block.
     pub(crate) parents: Vec<Logical>,
-    /// The trees that have it as their root.
+    /// The trees whose root is this block.
     pub(crate) roots: Vec<Arc<Tree>>,
 }
 
@@ -57,7 +57,7 @@ impl<'e> Closure<'e> {
         Ok(Self { engine, extent_root, members: BTreeMap::new(), data: BTreeMap::new(), near: HashMap::new() })
     }
 
-    /// The current record of an extent; `None` if it was freed.
+    /// The current record of an extent; `None` if the extent was freed.
     pub(crate) fn record(&self, bytenr: Logical) -> Result<Option<ExtentRecord>> {
         record_at(&*self.engine.store, &self.extent_root, bytenr, self.engine.geometry.nodesize)
     }
@@ -87,7 +87,7 @@ impl<'e> Closure<'e> {
         Ok(())
     }
 
-    /// The leaves with items of this file part that refer to the extent.
+    /// Adds the leaves of subvolume `root` with the file extent items that a data reference `(ino, offset)` stands for.
     fn find_leaves(
         &self,
         record: &ExtentRecord,
@@ -192,7 +192,7 @@ impl<'e> Closure<'e> {
         })
     }
 
-    /// The block that points to this one in a tree.
+    /// The block of a tree that points to `node`.
     fn parent_in(&mut self, tree: &Tree, node: &Node) -> Result<Logical> {
         let place = (tree.id(), node.level());
         let missing = || {
@@ -218,7 +218,7 @@ impl<'e> Closure<'e> {
         Ok(bytenr)
     }
 
-    /// The tree that a reference names. Fails if its blocks cannot be copied (I3).
+    /// The tree that a reference names. Fails if the tree's blocks cannot be copied (I3).
     fn subvolume(&self, root: RootId, bytenr: Logical) -> Result<Arc<Tree>> {
         if root == RootId::TREE_RELOC {
             return Err(Error::Refused {

@@ -1,7 +1,7 @@
 //! [`Copies`]: new blocks for the members of a [`Closure`], and the references that they take over.
 //!
-//! A copy takes over the references of its original. Each pointer in a copied block is one reference of its child, under
-//! the id of the block's owner or, with full backrefs, under the block's address:
+//! A copy takes over the references of its original. Each pointer in a copied block is one reference to the child,
+//! under the id of the block's owner or, with full backrefs, under the block's address:
 //!
 //! | the block | its child | references |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - I1. The references that the copies take over are exactly those that the extent tree records for the originals.
-//!   Otherwise nothing is copied.
+//!   If they differ, nothing is copied.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(crate) struct NewRoot {
     pub(crate) has_shared_copies: bool,
 }
 
-/// Addresses allocated for copies. Unused ones are released on drop.
+/// Addresses allocated for copies. Unused addresses are released on drop.
 pub(crate) struct CopySpace<'e> {
     engine: &'e Engine,
     allocated: Vec<Extent>,
@@ -57,7 +57,7 @@ pub(crate) struct CopySpace<'e> {
 }
 
 impl<'e> CopySpace<'e> {
-    /// Allocates addresses for `nr_nodes` blocks, consecutive ones if possible.
+    /// Allocates addresses for `nr_nodes` blocks, consecutive addresses if possible.
     pub(crate) fn allocate(engine: &'e Engine, nr_nodes: usize) -> Result<Self> {
         let mut space = Self { engine, allocated: Vec::with_capacity(nr_nodes), used: 0 };
         let nodesize = u64::from(engine.geometry.nodesize);
@@ -177,7 +177,7 @@ impl Copying<'_, '_> {
     fn take_over_children(&mut self, member: &Member, copy: &Node) {
         let node = &member.node;
         let full = member.record.has_full_backrefs();
-        // Moving does not change users, so quotas need not count.
+        // Moving a block does not change its users, so quotas need not count it again.
         let (nodesize, transid) = (self.nodesize, self.transid);
         let child_refs = ChildRefs { owner: node.owner(), nodesize, transid, tracks: false };
         if full {
@@ -228,8 +228,8 @@ impl Copying<'_, '_> {
     }
 }
 
-/// Members whose references a later cow must look up: blocks with full backrefs, and blocks with several users, by
-/// their own references or because a block above them has several.
+/// Members whose references a later cow must look up: blocks with full backrefs, blocks with several references, and
+/// all blocks below such blocks.
 fn shared_members(closure: &Closure<'_>) -> BTreeSet<(u8, Logical)> {
     let mut shared = BTreeSet::new();
     for (place @ (level, _), member) in closure.members.iter().rev() {

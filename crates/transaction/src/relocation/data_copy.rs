@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. The data does not change during the copy: its block group is read-only, and writes in place have ended.
-//! - I2. An allocation that no step has put to use is released ([`DataCopies`]).
+//! - I2. The space of a copy that no step has put to use is released ([`DataCopies`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +19,8 @@ use crate::extents::data_io::DataExtent;
 use crate::nodes::threads::work_off;
 use crate::relocation::step::CopiedData;
 
-/// Copies of data extents whose addresses are allocated.
+/// Copies of data extents. Space for the copies is allocated; the space of copies that no step has put to use is
+/// released on drop.
 pub(crate) struct DataCopies<'e> {
     engine: &'e Engine,
     pub(crate) copies: Vec<CopiedData>,
@@ -58,7 +59,7 @@ impl<'e> DataCopies<'e> {
         Ok(made)
     }
 
-    /// Keeps the copies that a step put to use: they belong to the trees now.
+    /// Keeps the copies that a step put to use, because trees refer to them now.
     pub(crate) fn keep_used(&mut self, used: &[Logical]) {
         self.copies.retain(|copy| !used.contains(&copy.to.bytenr));
     }
@@ -97,7 +98,7 @@ impl<'e> DataCopies<'e> {
         Ok(Extent::new(place.bytenr, place.len_bytes))
     }
 
-    /// Keeps the checksums of the copied data, and gives up the extents that could not be read completely.
+    /// Stores the checksums of the copied data, and gives up the extents that could not be read completely.
     fn note(&mut self, mut read: Vec<Copied>) {
         let sectorsize = u64::from(self.engine.geometry.sectorsize);
         let csum_size = self.engine.geometry.csum_type.size();
@@ -130,9 +131,9 @@ struct Stretch {
 /// A part of an extent.
 #[derive(Clone, Copy)]
 struct Part {
-    /// The index of its copy.
+    /// The index of the extent's copy in [`DataCopies::copies`].
     copy: usize,
-    /// Its offset in the extent.
+    /// The offset of the part in the extent.
     offset: u64,
     len_bytes: u64,
 }
@@ -201,7 +202,7 @@ impl Engine {
         Ok(all)
     }
 
-    /// Copies data, and returns its checksums.
+    /// Copies data, and returns the checksums of the data.
     fn copy_range(&self, from: u64, to: u64, len_bytes: u64, buf: &mut AlignedBuf) -> Result<SectorCsums, Copying> {
         let csums = self.csums_of(Logical(from), len_bytes).map_err(Copying::Unreadable)?;
         let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
@@ -212,7 +213,7 @@ impl Engine {
         Ok(csums)
     }
 
-    /// Reads sectors and compares their checksums. Data without checksums is taken as it is.
+    /// Reads sectors and compares their checksums. Data without checksums is read without verification.
     fn read_sectors(&self, at: Logical, buf: &mut [u8], csums: &SectorCsums) -> Result<()> {
         let csum_type = self.geometry.csum_type;
         let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
@@ -246,7 +247,7 @@ fn as_data(extent: Extent) -> DataExtent {
     DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes }
 }
 
-/// Takes the first extents, of at most [`RUN_BYTES`] in total, or a single larger one.
+/// Takes the first extents, of at most [`RUN_BYTES`] in total, or a single extent that is larger.
 fn next_run(extents: &[Extent]) -> Option<(&[Extent], &[Extent])> {
     let mut bytes = 0u64;
     let fits = |extent: &&Extent| {
@@ -276,7 +277,7 @@ fn runs_of(csums: &SectorCsums, sectors: Range<usize>, offset: u64, sectorsize: 
     runs
 }
 
-/// Appends runs of checksums. A run that continues the last one is joined with it.
+/// Appends runs of checksums. A run that begins where the last run ends is joined with it.
 fn join_runs(all: &mut Vec<(u64, Vec<u8>)>, runs: Vec<(u64, Vec<u8>)>, sectorsize: u64, csum_size: usize) {
     for (offset, run) in runs {
         let end = |(start, last): &(u64, Vec<u8>)| start + (last.len() / csum_size.max(1)) as u64 * sectorsize;

@@ -16,7 +16,7 @@ pub(crate) struct ExtentRecord {
     pub(crate) extent: Extent,
     /// The level of a tree block; `None` for data.
     pub(crate) level: Option<u8>,
-    /// The transaction that allocated it. A tree block has the same generation.
+    /// The transaction that allocated the extent, which is also the generation of a tree block.
     pub(crate) generation: Generation,
     pub(crate) flags: ExtentFlags,
     /// References with their counts, without the owner reference of simple quotas.
@@ -24,7 +24,7 @@ pub(crate) struct ExtentRecord {
 }
 
 impl ExtentRecord {
-    /// Whether the children's references name this block's address.
+    /// Whether the references to the block's children name the block's address.
     pub(crate) fn has_full_backrefs(&self) -> bool {
         self.flags.contains(ExtentFlags::FULL_BACKREF)
     }

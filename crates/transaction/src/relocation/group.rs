@@ -1,9 +1,9 @@
 //! Emptying one block group.
 //!
 //! Invariants:
-//! - I1. The group is read-only from the beginning to its removal, or until the relocation ends early. So its content
-//!   only shrinks, and each extent needs to be found only once.
-//! - I2. An extent that cannot be moved stays in its group, which is writable again afterwards.
+//! - I1. The group is read-only from the beginning to its removal, or until the relocation ends early. So the content
+//!   of the group only shrinks, and each extent needs to be found only once.
+//! - I2. An extent that cannot be moved stays in its group, which becomes writable again after the relocation.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -30,18 +30,18 @@ pub struct RelocatedGroup {
     pub nr_ancestors: u64,
     /// Bytes of data that moved.
     pub data_bytes: u64,
-    /// Extents that could not be moved. The group stays if there are any.
+    /// Extents that could not be moved. The group stays if the list is not empty.
     pub failures: Vec<RelocationFailure>,
 }
 
 /// An extent that could not be moved.
 #[derive(Debug)]
 pub struct RelocationFailure {
-    /// Its address.
+    /// The address of the extent.
     pub bytenr: Logical,
     /// The reason.
     pub error: Error,
-    /// Files that use it: subvolume, inode, and offset in the file.
+    /// Files that use the extent: subvolume, inode, and offset in the file.
     pub users: Vec<(RootId, Ino, u64)>,
 }
 
@@ -54,8 +54,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`] if there is no room for the copies; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
-    /// block group; [`Error::BlockGroupBusy`]; an error of a write or a commit. Extents that were moved stay in their new
-    /// places.
+    /// block group; [`Error::BlockGroupBusy`]; an error of a write or a commit. After an error, extents that were moved
+    /// stay in their new places.
     pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_writable()?;
         let group = self.space.block_group_at(start).filter(|group| group.start == start);
@@ -79,7 +79,7 @@ impl Engine {
             emptied = Err(error);
         }
         self.forget_moves(&group);
-        // The group is gone, or an ordinary group again (I2).
+        // The group is now removed, or an ordinary group again (I2).
         self.relocations.end(start);
         self.space.set_read_only(start, false);
         emptied
@@ -100,7 +100,7 @@ impl Engine {
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_writes_in_place();
         }
-        // The commit records a chunk, or drops a log, that lies in the group.
+        // This commit records the group's chunk if it is pending, and drops a log whose blocks lie in the group.
         self.commit()?;
         job.add_total(group.used);
         let mut report = RelocatedGroup::default();
@@ -120,7 +120,7 @@ impl Engine {
             if !report.failures.is_empty() || self.space.is_empty(group.start) {
                 return Ok(report);
             }
-            // The remaining bytes are data that is being written, and extents that the last commit freed.
+            // The bytes left are data that is being written, and extents that the last commit freed.
             nr_waits += 1;
             if nr_waits > MAX_WAITS {
                 return Err(Error::Refused {
@@ -137,7 +137,7 @@ impl Engine {
     }
 
     /// Waits until no deleted subvolume is partly dropped (I3 of [`crate::relocation::closure`]). Each commit drops a
-    /// further part.
+    /// part of the deleted subvolumes.
     fn finish_drops(&self, job: &Job) -> Result<()> {
         while self.nr_dead_roots() > 0 {
             job.check()?;
@@ -146,7 +146,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes another group first if this is the last of its type: new chunks take their profile from existing groups.
+    /// Makes another group if this group is the last of its type: new chunks take their profile from existing groups.
     fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
         let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
         let groups = self.space.block_groups();
@@ -163,7 +163,7 @@ impl Engine {
         if self.add_chunk(kind)? { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Runs one step. Returns [`Moved::Nothing`] if no extents are left to move, except for failures.
+    /// Runs one step. Returns [`Moved::Nothing`] if the only extents left are those that could not be moved.
     fn move_some(&self, range: &Range<u64>, report: &mut RelocatedGroup) -> Result<Moved> {
         let failed = |bytenr: Logical| report.failures.iter().any(|failure| failure.bytenr == bytenr);
         let most = STEP_EXTENTS.saturating_add(report.failures.len());
@@ -196,7 +196,7 @@ impl Engine {
                 return Err(error);
             }
             // The extent may have been freed since it was found, and its content discarded on the devices. A failed
-            // read then loses no data.
+            // read of a freed extent loses no data.
             if self.is_gone(bytenr)? {
                 continue;
             }

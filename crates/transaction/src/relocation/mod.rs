@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Trees are not copied as a whole: each step copies the blocks that move, and their ancestors. A block is copied
-//! once for all the subvolumes that share it. So the cost depends on the extents moved, not on the number of
-//! snapshots.
+//! once for all the subvolumes that share it. So the cost of a relocation depends on the extents moved, not on the
+//! number of snapshots.
 //!
-//! - [`group`]: the sequence above, for one block group.
+//! - [`group`]: the whole sequence, for one block group.
 //! - [`data_copy`]: copies of data extents, before the step.
 //! - [`step`]: the part inside a commit.
 //! - [`closure`]: the blocks that a step copies.

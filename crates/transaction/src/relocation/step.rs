@@ -14,11 +14,11 @@
 //! - I1. A step begins when no delayed ref concerns a subvolume's block or a data extent, and it moves all references
 //!   that the extent tree records ([`crate::relocation::copy`]). So each block stays shared by the same set of trees,
 //!   and no quota changes.
-//! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees. Each
-//!   of these trees notes this transaction as that of its last snapshot, so that a later cow looks up the references and
-//!   flags of such a block ([`crate::cow::sink`]).
+//! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees.
+//!   Each tree with such copies notes this transaction as the transaction of its last snapshot, so that a later cow
+//!   looks up the references and flags of such a block ([`crate::cow::sink`]).
 //! - I3. While data extents move, no operation can begin, so no item of the next transaction has an old address. An old
-//!   address that an operation looked up before is translated ([`crate::extents::moved_extents`]).
+//!   address that an operation looked up before the move is translated ([`crate::extents::moved_extents`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -56,9 +56,9 @@ pub(crate) struct RelocationStep {
     pub(crate) failures: Vec<(Logical, Error)>,
     /// The addresses of those data copies that trees use now.
     pub(crate) used: Vec<Logical>,
-    /// Blocks and data extents that moved.
+    /// Number of blocks and data extents that moved.
     pub(crate) nr_moved: u64,
-    /// Blocks that were copied because they refer to moved extents.
+    /// Number of blocks that were copied because they refer to moved extents.
     pub(crate) nr_ancestors: u64,
 }
 
@@ -75,8 +75,8 @@ impl RelocationStep {
 }
 
 impl Engine {
-    /// Moves extents of subvolumes. Returns the references that move with them. Adding checksums to the csum tree also
-    /// changes references; these changes go to `refs`.
+    /// Moves extents of subvolumes. Returns the references that move with the extents. The changes of references that
+    /// come from adding checksums to the csum tree go to `refs`.
     pub(crate) fn move_extents(
         &self,
         step: &mut RelocationStep,
@@ -124,7 +124,7 @@ impl Engine {
         Ok(self.publish_copies(&closure, copies, transid))
     }
 
-    /// The closure of as many of the step's extents as fit into about `most` members.
+    /// The closure of the step's first extents: extents are added until the closure has about `most` members.
     fn closure_of(&self, step: &mut RelocationStep, most: usize) -> Result<Closure<'_>> {
         let mut closure = Closure::new(self)?;
         let failed: Vec<Logical> = step.failures.iter().map(|(bytenr, _)| *bytenr).collect();
@@ -137,7 +137,7 @@ impl Engine {
             if failed.contains(&bytenr) {
                 continue;
             }
-            // The block may have been freed or changed since it was found.
+            // The block may have been freed or changed since the step listed it.
             let record = closure.record(bytenr)?.filter(|record| record.level == block.level);
             let Some(record) = record.filter(is_of_subvolumes) else { continue };
             if let Err(error) = closure.add_block(record) {
@@ -159,8 +159,8 @@ impl Engine {
             }
         }
         for (bytenr, error) in failures {
-            // The extent may belong to a subvolume that was deleted in the meantime. The subvolume's deletion continues
-            // after the step, and then the extent is found again.
+            // The extent may belong to a subvolume that was deleted after the step was planned. The subvolume's
+            // deletion continues after the step, and a later step finds the extent again.
             if !matches!(error, Error::Refused { .. }) || self.nr_dead_roots() == 0 {
                 step.fail(bytenr, error);
             }
@@ -182,7 +182,7 @@ impl Engine {
         }
     }
 
-    /// Reports extents whose references do not match. If none of these extents was to be moved by the step, reports all
+    /// Reports extents whose references do not match. If the step was to move none of these extents, reports all
     /// extents of the closure and returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
@@ -305,7 +305,7 @@ impl Engine {
     fn leaf_below(&self, tree: &crate::delayed::tree_view::Tree, block: &ExtentRecord) -> Result<Below> {
         let (bytenr, level) = (block.extent.bytenr, block.level.unwrap_or_default());
         let root = tree.root_ptr();
-        // A block that was freed since it was found may be discarded on the devices.
+        // A block that was freed since the step listed it may be discarded on the devices.
         let extents = self.own_tree(RootId::EXTENT_TREE)?.root_ptr();
         let record = record_at(&*self.store, &extents, bytenr, self.geometry.nodesize)?;
         if record.is_none_or(|record| (record.level, record.generation) != (block.level, block.generation)) {
@@ -321,7 +321,7 @@ impl Engine {
             at = self.store.read_node(&at.child_ptr(at.child_slot(&key), tree.id()))?;
         }
         if at.bytenr() != bytenr {
-            // A change in this commit has already replaced it.
+            // A change in this commit has already replaced the block.
             return Ok(Below::Gone);
         }
         while !at.is_leaf() {
@@ -333,7 +333,7 @@ impl Engine {
 
 /// The part of a tree below a block.
 enum Below {
-    /// Its first leaf.
+    /// The first leaf at or below the block.
     Leaf(Arc<Node>),
     /// The block is a root without items.
     EmptyRoot,
@@ -341,7 +341,7 @@ enum Below {
     Gone,
 }
 
-/// Whether subvolumes use a tree block. They may share it.
+/// Whether a tree block belongs to one or more subvolumes, not to a tree of the filesystem's own.
 fn is_of_subvolumes(record: &ExtentRecord) -> bool {
     own_tree_of(record).is_none_or(RootId::is_fs_tree)
 }

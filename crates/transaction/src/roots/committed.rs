@@ -1,8 +1,8 @@
 //! [`CommittedTree`]: a read-only subvolume as of the last commit, for walks that compare whole trees.
 //!
-//! - I1. The tree's nodes stay where they are while no block group is emptied: a read-only subvolume is not changed,
-//!   and a commit frees only nodes that no tree reaches. The caller keeps the subvolume from being deleted or made
-//!   writable, and extents from being moved.
+//! - I1. The nodes of the tree keep their addresses while no block group is emptied: a read-only subvolume is not
+//!   changed, and a commit frees only nodes that no tree reaches. The caller keeps the subvolume from being deleted or
+//!   made writable, and extents from being moved.
 //! - I2. Commits free nodes of the extent tree, so the commit lock is held while references are looked up.
 
 use std::sync::Arc;
@@ -28,12 +28,12 @@ pub struct CommittedTree {
 }
 
 /// A place where an extent may be used: an inode number (the subvolume is not known), and the file offset at which the
-/// extent's first byte would lie. The offset wraps if that is before the start of the file.
+/// extent's first byte would lie. The offset wraps if the first byte would lie before the start of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UseHint {
     /// The inode.
     pub ino: Ino,
-    /// The item's file offset minus its offset into the extent.
+    /// The file offset of the file extent item minus the item's offset into the extent.
     pub base: u64,
 }
 
@@ -55,7 +55,8 @@ impl CommittedTree {
 }
 
 impl Engine {
-    /// A subvolume as of the last commit; `None` if it did not exist at that commit, or if it is being deleted.
+    /// A subvolume as of the last commit; `None` if the subvolume did not exist at that commit, or if it is being
+    /// deleted.
     ///
     /// # Errors
     ///
@@ -65,8 +66,8 @@ impl Engine {
         self.find_committed(id)
     }
 
-    /// Runs `read` on a subvolume as of the last commit. The subvolume may be changed meanwhile, but no commit runs, so
-    /// `read` must be short. `None` as for [`Engine::committed_tree`].
+    /// Runs `read` on a subvolume as of the last commit. Other threads may change the subvolume during the call, but no
+    /// commit can run, so `read` must be short. Returns `None` in the cases in which [`Engine::committed_tree`] does.
     ///
     /// # Errors
     ///

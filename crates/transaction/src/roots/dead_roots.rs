@@ -1,7 +1,7 @@
 //! Deleted subvolumes: each commit frees a part of their space.
 //!
 //! A tree is walked from its root, lowest keys first. A block without other users is freed after everything below it;
-//! a block with other users stays and only loses this tree's reference:
+//! a block with other users stays, and only the reference of this tree is dropped:
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
@@ -10,19 +10,20 @@
 //! | several otherwise | keep theirs | loses R's |
 //!
 //! At the end of a part, the root item records the progress (`drop_progress`, `drop_level`): the first pointer that was
-//! not followed, and the level of its node. Everything before it is freed; the blocks above it still exist.
+//! not followed, and the level of its node. Everything before that pointer is freed; the blocks above that pointer
+//! still exist.
 //!
 //! Invariants:
-//! - I1. A tree is dropped in transactions after the one that marked it as deleted, so all of its blocks are recorded
-//!   in the extent tree.
+//! - I1. A tree is dropped in transactions after the transaction that marked it as deleted, so all of its blocks are
+//!   recorded in the extent tree.
 //! - I2. The changes of a part are queued when the whole part is known, so a tree that cannot be read stays
 //!   unchanged.
 //! - I3. References below a shared block are moved from the leaves up. If the move stops early, the next part repeats
-//!   it and skips the blocks whose references were moved.
+//!   the move and skips the blocks whose references were moved.
 //! - I4. After [`Engine::drop_subvolume`], only the walk reads the tree's blocks, and changes put into the tree are not
 //!   applied ([`crate::delayed::tree_view::Tree::seal`]), because operations that began before may still be under way.
 //!
-//! Source: the btrfs design notes on mixed back references, and what Linux leaves on disk during deletions.
+//! Source: the btrfs design notes on mixed back references, and the on-disk state that Linux leaves during deletions.
 
 use ubtrfs_error::Result;
 use ubtrfs_format::item::ExtentFlags;
@@ -75,7 +76,7 @@ impl Engine {
         budget
     }
 
-    /// Drops a part of one subvolume. Returns whether the work on it has ended, by success or by failure.
+    /// Drops a part of one subvolume. Returns whether the work on the subvolume has ended, by success or by failure.
     fn drop_part(
         &self,
         id: RootId,
@@ -149,7 +150,8 @@ struct Drop<'a> {
     refs: DelayedRefs,
     extent_root: RootPtr,
     child_refs: ChildRefs,
-    /// If the subvolume is a snapshot: the transaction that made it. Blocks that only the snapshot uses are newer.
+    /// If the subvolume is a snapshot: the transaction that made it. Blocks that only the snapshot uses are newer than
+    /// that transaction.
     created: Generation,
     /// Approximate number of references that may still be changed.
     budget: &'a mut i64,
@@ -163,7 +165,7 @@ impl Drop<'_> {
         let (nr_users, flags) = self.users_of(root.bytenr)?;
         if nr_users > 1 {
             if !self.move_refs(&root.node_ptr())? {
-                // Nothing of the tree is dropped yet, so the next part begins at the start.
+                // No part of the tree is dropped yet, so the next part begins at the start of the tree.
                 return Ok(Some((Key::MIN, 0)));
             }
         } else if let Some(progress) = self.drop_below(&node, flags, progress)? {
@@ -223,10 +225,10 @@ impl Drop<'_> {
     }
 
     /// Moves this tree's references in a shared block, and in the blocks below it, from the tree's id to the blocks'
-    /// addresses. Returns false if it stopped early (I3).
+    /// addresses. Returns false if the move stopped early (I3).
     fn move_refs(&mut self, ptr: &NodePtr) -> Result<bool> {
         let owner = self.child_refs.owner;
-        // Blocks older than the snapshot belong to its source.
+        // Blocks that are not newer than the snapshot belong to its source.
         if ptr.generation <= self.created {
             return Ok(true);
         }
@@ -272,7 +274,7 @@ impl Drop<'_> {
 
 /// Approximate number of references that a commit changes for deleted subvolumes.
 const REFS_PER_COMMIT: i64 = 16 << 10;
-/// Approximate number of such references if room is short.
+/// Approximate number of references that a commit changes for deleted subvolumes if room is short.
 const REFS_PER_COMMIT_MIN: i64 = 32;
 /// Lower bound of the references whose items share a node of the extent tree.
 const REFS_PER_NODE: u64 = 8;

@@ -34,7 +34,7 @@ fn touch_all(engine: &Engine, tree: &Tree) {
 /// The request for a snapshot in a directory, as `fs` would make it.
 fn snapshot(engine: &Engine, (source, id): (u64, u64), (parent, dir): (u64, u64), name: &str) -> NewSubvolume {
     let (transid, index) = (engine.generation(), 1_000_000 + id);
-    // The directories of a snapshot equal those of its source.
+    // Read the directory from the source: a snapshot has the same directories.
     let tree = engine.own_tree(SOURCE).expect("there");
     let dir_key = Key::new(dir, KeyType::INODE_ITEM, 0);
     let mut dir_item = InodeItem::decode(&tree.get(&dir_key).expect("readable").expect("there")).expect("valid");
@@ -86,14 +86,14 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
     let long = "n".repeat(200);
     let dir = |number: u64| Ino(256 + number).0;
     let plans = [
-        // Source, id; parent, directory.
+        // Each plan is ((source, id), (parent, directory)).
         ((256, 257), (256, dir(1))),
         ((256, 258), (256, dir(4))),
-        // A snapshot of a snapshot of this commit, placed inside it; and another one of the first, after its name was
+        // Snapshot 257 is copied twice: to 259, whose name is in 257 itself, and then to 260, after the name of 259 was
         // added.
         ((257, 259), (257, dir(7))),
         ((257, 260), (257, dir(2))),
-        // Placed in a tree that already shares blocks with three others.
+        // The parent, 259, already shares blocks with three other trees.
         ((258, 261), (259, dir(3))),
     ];
     for (number, (ids, place)) in plans.into_iter().enumerate() {

@@ -1,7 +1,8 @@
 //! Subvolume roots: root items, creation and snapshots, dropping deleted subvolumes.
 //!
-//! - `subvolume_roots`: how a commit makes subvolumes and snapshots, and what a snapshot shares with its source.
-//! - `dead_roots`: how the space of deleted subvolumes is freed.
+//! - `subvolume_roots`: making subvolumes and snapshots in a commit, and the blocks that a snapshot shares with its
+//!   source.
+//! - `dead_roots`: freeing the space of deleted subvolumes.
 //! - `committed`: read-only subvolumes as of the last commit.
 //! - `root_item`, `state`: new root items, and the trees in memory.
 

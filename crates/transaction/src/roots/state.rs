@@ -1,7 +1,7 @@
 //! [`Roots`]: the trees in memory, and the state of subvolumes as a whole.
 //!
 //! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order:
-//! nothing is taken under any of these locks. None of their guards leaves this module.
+//! no lock is taken under any of these locks. No guard of these locks leaves this module.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -23,9 +23,9 @@ pub(crate) struct Roots {
     dead: Mutex<VecDeque<RootId>>,
     /// Errors that prevented dropping deleted subvolumes, until they are taken.
     drop_failures: Mutex<Vec<Error>>,
-    /// Whether a subvolume may share blocks with another one. Never cleared.
+    /// Whether a subvolume may share blocks with another one. The flag is never cleared.
     shares_blocks: AtomicBool,
-    /// The highest subvolume id so far, or why it is unknown. `None` on a read-only filesystem.
+    /// The highest subvolume id so far, or the error that prevented reading it. `None` on a read-only filesystem.
     last_id: Mutex<Option<Result<u64>>>,
 }
 
@@ -53,7 +53,7 @@ impl Roots {
         trees
     }
 
-    /// Adds a loaded tree. If two threads load it at once, both get the tree of the first.
+    /// Adds a loaded tree. If two threads load the tree at once, both get the copy of the first thread.
     pub(crate) fn keep(&self, tree: Arc<Tree>) -> Arc<Tree> {
         Arc::clone(self.trees.write().entry(tree.id()).or_insert(tree))
     }
@@ -103,7 +103,7 @@ impl Roots {
         self.drop_failures.lock().pop()
     }
 
-    /// Notes the highest subvolume id on disk, or why it is unknown.
+    /// Notes the highest subvolume id on disk, or the error that prevented reading it.
     pub(crate) fn note_highest_id(&self, highest: Result<u64>) {
         *self.last_id.lock() = Some(highest);
     }

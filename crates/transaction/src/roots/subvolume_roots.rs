@@ -1,5 +1,5 @@
-//! Making, changing and deleting subvolumes: requested in a transaction, done by its commit after the frozen items are
-//! applied.
+//! Making, changing and deleting subvolumes. An operation requests the change in a transaction, and the commit makes
+//! the change after the frozen items are applied.
 //!
 //! ```text
 //! snapshot:   root' = copy of the source's root node, owned by the new tree; everything below it has two users from here on
@@ -9,15 +9,18 @@
 //!
 //! The source's root item records the transaction (`last_snapshot`): blocks that are not newer may be shared, so
 //! [`crate::cow::sink`] looks up the references of such blocks before it replaces one. Blocks that this transaction
-//! made before the copy are among them: the name's entry, and a second snapshot in the same commit, find them shared.
+//! made before the copy may be shared too: adding the name, and a second snapshot in the same commit, treat them as
+//! shared.
 //!
 //! Invariants:
 //! - I1. The name enters its directory after the copy, so a snapshot inside its source does not contain itself.
-//! - I2. A subvolume is in memory ([`Engine::tree`]) only from its commit on, so no thread changes it earlier.
-//! - I3. Root items change only here and in applies, both under the commit lock, so a change is on disk with the
-//!   transaction that requested it.
+//! - I2. A subvolume is in memory ([`Engine::tree`]) only from its commit on, so no thread changes the subvolume before
+//!   that commit.
+//! - I3. Root items change only in this module and in applies, both under the commit lock, so a change is on disk with
+//!   the transaction that requested it.
 //!
-//! Source: the format page on root items and references; what Linux leaves on disk after each of these operations.
+//! Source: the format page on root items and references; the on-disk state that Linux leaves after each of these
+//! operations.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -42,7 +45,7 @@ use crate::roots::root_item::blank_root_item;
 /// The tree of a new subvolume.
 #[derive(Debug)]
 pub(crate) struct MadeTree {
-    /// Its root.
+    /// The root of the tree.
     pub(crate) root: RootPtr,
     received_uuid: Uuid,
 }
@@ -59,16 +62,16 @@ impl TransHandle<'_> {
         self.change_root(RootChange::SetReceived(id, received));
     }
 
-    /// Marks a subvolume as deleted. The operation also deletes its name and references, and puts its `ORPHAN_ITEM`.
-    /// [`Engine::drop_subvolume`] frees its space.
+    /// Marks a subvolume as deleted. The caller also deletes the subvolume's name and references, and puts its
+    /// `ORPHAN_ITEM`. [`Engine::drop_subvolume`] frees its space.
     pub fn delete_subvolume(&self, id: RootId) {
         self.change_root(RootChange::Delete(id));
     }
 }
 
 impl Engine {
-    /// Finds the highest subvolume id, before any subvolume can be deleted. As in Linux, new ids are above those of all
-    /// subvolumes that existed when the filesystem was opened or later.
+    /// Finds the highest subvolume id, before any subvolume can be deleted. As in Linux, each new id is above the ids
+    /// of all subvolumes that existed when the filesystem was opened or later.
     pub(crate) fn note_highest_root_id(&self) -> Result<()> {
         let highest = self.own_tree(RootId::ROOT_TREE).and_then(|tree| tree.highest_objectid());
         let highest = highest.map(|highest| highest.unwrap_or(objectid::FIRST_FREE - 1));
@@ -97,7 +100,7 @@ impl Engine {
 
     /// Makes a subvolume in a commit. `plan` gets the running transaction and describes the subvolume.
     ///
-    /// The caller keeps the directory of its name locked, and puts nothing into it during the call.
+    /// The caller keeps the directory of the new name locked, and puts nothing into that directory during the call.
     ///
     /// # Errors
     ///
@@ -119,8 +122,8 @@ impl Engine {
     }
 
     /// Makes, changes or deletes a subvolume as an operation requested. The caller holds the commit lock and has
-    /// applied the frozen items. The two steps of [`RootChange::Make`] are also separate: [`Self::make_tree`] and
-    /// [`Self::name_tree`].
+    /// applied the frozen items. The two steps of [`RootChange::Make`] are also separate functions: [`Self::make_tree`]
+    /// and [`Self::name_tree`].
     pub(crate) fn change_root(&self, change: RootChange, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
         match change {
             RootChange::Make(new) => {
@@ -183,7 +186,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the tree of a new subvolume. Nothing leads to it until [`Self::name_tree`].
+    /// Makes the tree of a new subvolume. No item refers to the new tree until [`Self::name_tree`].
     pub(crate) fn make_tree(
         &self,
         new: &NewSubvolume,
@@ -268,7 +271,8 @@ impl Engine {
         refs: &mut DelayedRefs,
         transid: Generation,
     ) -> Result<RootPtr> {
-        // Note permanently that blocks are shared. Until its end, the snapshot's reservation has the same effect.
+        // Note permanently that blocks are shared. The snapshot's reservation has the same effect only until the
+        // reservation ends.
         self.roots.note_shared_blocks();
         let node = self.store.read_node(&source.root_ptr().node_ptr())?;
         let header = self.root_header(id, node.level(), transid)?;
@@ -380,8 +384,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues a deleted subvolume. Each of the next commits drops a part of it. Reads of its tree fail from now on,
-    /// and changes put into it are discarded.
+    /// Queues a deleted subvolume. Each of the next commits drops a part of the subvolume. From now on, reads of the
+    /// subvolume's tree fail, and changes put into the tree are discarded.
     pub fn drop_subvolume(&self, id: RootId) {
         if let Some(tree) = self.roots.get(id) {
             tree.seal();
@@ -394,19 +398,20 @@ impl Engine {
         self.roots.nr_dead()
     }
 
-    /// Takes an error that prevented dropping a deleted subvolume. The rest of that subvolume stays.
+    /// Takes an error that prevented dropping a deleted subvolume. The part of the subvolume that was not dropped stays
+    /// on disk.
     pub fn take_drop_failure(&self) -> Option<Error> {
         self.roots.take_drop_failure()
     }
 
-    /// Sets the feature flag for a default subvolume in the superblocks of all later commits. Must be called before
-    /// the operation that sets another default than the top level.
+    /// Sets the feature flag for a default subvolume in the superblocks of all later commits. Must be called before the
+    /// operation that makes a subvolume other than the top level the default.
     pub fn note_default_subvolume(&self) {
         self.commit_state.note_incompat(Incompat::DEFAULT_SUBVOL.bits());
     }
 }
 
-/// Whether any subvolume is a snapshot or the source of one.
+/// Whether any subvolume is a snapshot or the source of a snapshot.
 fn has_snapshots(root_tree: &Tree) -> Result<bool> {
     let mut start = Key::new(RootId::FS_TREE.0, KeyType::ROOT_ITEM, 0);
     let end = Key::new(objectid::LAST_FREE, KeyType::ROOT_ITEM, u64::MAX);
@@ -427,7 +432,7 @@ fn has_snapshots(root_tree: &Tree) -> Result<bool> {
 /// Number of items of the root tree that are read before the result is checked.
 const ITEMS_AT_ONCE: usize = 256;
 
-/// Makes the root item of a snapshot: the source's, except for the fields of the snapshot itself.
+/// Makes the root item of a snapshot: the root item of the source, with the snapshot's own fields replaced.
 fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootItem> {
     let what = || format!("tree {} has no root item, but is the source of a snapshot", source.id());
     let item = source.root.lock().item.clone();

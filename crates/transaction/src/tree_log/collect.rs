@@ -1,16 +1,17 @@
 //! Collects the log of an inode: the items that changed since the last commit, and the items that their replay needs.
 //!
-//! A replay adds names from `INODE_REF` items, and from `DIR_INDEX` items of directories that were fsynced. It removes
-//! names that `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and recounts links. So, for each logged
-//! inode:
+//! A replay adds names from `INODE_REF` items, and from `DIR_INDEX` items of directories that were fsynced. A replay
+//! removes names that `DIR_LOG_INDEX` ranges cover and that no logged `DIR_INDEX` item has, and recounts links. So, for
+//! each logged inode:
 //!
 //! - R1. A new directory that contains one of the inode's names is logged too, and so are the new directories above it.
 //! - R2. A directory that lost a name of the inode is logged with the directory's entries, so that a replay removes the
 //!   old name.
 //! - R3. If the last commit gives one of the inode's names to another inode, that other inode must be dead; the replay
-//!   takes the name from it. An inode that took such a name and lost it again must have lost it to another logged
-//!   inode, or the dead inode would reappear. An index of the last commit must not belong to another name now: a
-//!   directory that is loaded again reuses the indexes of removed last entries.
+//!   takes the name from the dead inode. An inode that took a name from a dead inode and lost the name again must have
+//!   lost it to another logged inode, or the dead inode would reappear. A directory index that a name had in the last
+//!   commit must not belong to another name now: a directory that is loaded again reuses the indexes of removed last
+//!   entries.
 //! - R4. If a file with several links, or a file of the last commit, has a new name in a directory, the directory is
 //!   logged with its entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the
 //!   other files of the directory.
@@ -40,7 +41,7 @@ use super::{LoggedInode, SubvolumeLog};
 use crate::delayed::tree_view::{ItemRef, Tree};
 use crate::engine::Engine;
 
-/// The reason why no log is made.
+/// The reason for which no log is made.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// A commit is needed instead.
@@ -195,7 +196,7 @@ impl<'a> Collector<'a> {
         self.extents(ino, &item, offsets)
     }
 
-    /// Removes a deleted inode from the log, so that a replay does not bring it back.
+    /// Removes a deleted inode from the log, so that a replay does not make the inode again.
     fn drop_inode(&mut self, ino: u64) -> Result<(), Stop> {
         let Some(logged) = self.log.inodes.remove(&ino) else { return Ok(()) };
         if logged.entries {
@@ -239,7 +240,7 @@ impl<'a> Collector<'a> {
             self.waiting.push_back((dir, true));
         }
         if !self.was_there(dir)? {
-            // R1. The last commit has no name in this directory.
+            // R1. The directory is new, so the last commit has no name in it.
             self.waiting.push_back((dir, false));
             return Ok(());
         }

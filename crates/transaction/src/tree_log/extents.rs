@@ -1,14 +1,14 @@
 //! File extents in a log: for each range of a file that changed since the last commit, the log has the current extents.
 //!
-//! For each logged extent, a replay drops the file's extents in its range and then puts it; for an explicit hole, it
-//! only drops them. So the log holds, for each changed range, all extents as a whole, and holes for the gaps between
-//! them.
+//! For each logged extent, a replay drops the file's extents in the logged extent's range and then puts the logged
+//! extent; for an explicit hole, a replay only drops extents. So the log holds, for each changed range, all extents as
+//! a whole, and holes for the gaps between them.
 //!
 //! Invariants:
-//! - I1. Extents of a file in the log do not overlap. Each is a current extent of the file, or a hole.
-//! - I2. Past the end of the file, the log has all extents and no holes, because a replay first truncates the file
-//!   there.
-//! - I3. The checksums of an address do not change within a transaction, so each goes into the log once.
+//! - I1. Extents of a file in the log do not overlap. Each logged extent is a current extent of the file, or a hole.
+//! - I2. Past the end of the file, the log has all extents and no holes, because a replay first truncates the file at
+//!   its end.
+//! - I3. The checksums of an address do not change within a transaction, so each checksum goes into the log once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use super::collect::{Collector, Stop, value_of};
 type Found = (Range<u64>, FileExtent, Value);
 
 impl Collector<'_> {
-    /// Logs the extents of an inode around these offsets, at which items changed.
+    /// Logs the extents of an inode around `offsets`, the file offsets of changed items.
     pub(super) fn extents(&mut self, ino: u64, item: &InodeItem, offsets: Vec<u64>) -> Result<(), Stop> {
         if offsets.len() > MAX_CHANGES {
             return Err(Stop::Commit("too many extents changed"));
@@ -86,7 +86,7 @@ impl Collector<'_> {
         Ok(Some((self.range_of(key.offset, &extent), extent, value_of(raw))))
     }
 
-    /// The extents that overlap a range. Extents that start before `done` must end there at the latest.
+    /// The extents that overlap a range. Extents that start before `done` must also end at or before `done`.
     fn extents_in(&self, ino: u64, range: &Range<u64>, done: u64) -> Result<Vec<Found>, Stop> {
         let mut found = Vec::new();
         if range.is_empty() {
@@ -115,8 +115,8 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// Updates a range of a file in the log, widened to whole extents. The log is up to date before `done`, and
-    /// afterwards before the returned offset. `end` is the end of the file.
+    /// Updates a range of a file in the log, widened to whole extents. Before the call, the log is up to date up to
+    /// `done`; after the call, up to the returned offset. `end` is the end of the file.
     fn log_range(&mut self, ino: u64, mut range: Range<u64>, done: u64, end: u64) -> Result<u64, Stop> {
         // Widen the range to whole extents, both current and logged (I1).
         let extents = loop {

@@ -1,13 +1,14 @@
-//! Loading the log that is on the devices at open. Its blocks and data are protected from being overwritten until its
-//! replay is committed.
+//! Loading the log that is on the devices at open. The blocks and the data of the log are protected from being
+//! overwritten until the replay is committed.
 //!
 //! The log root tree has a root item for each subvolume with a log. A log tree holds items under the keys that they
 //! have in the subvolume, and checksums under their keys in the csum tree.
 //!
 //! Invariants:
-//! - I1. The extent tree records neither the blocks of a log nor the data that only the log refers to. Both are removed
-//!   from the free space before anything is allocated.
-//! - I2. Each block is in a log once, so the walk ends, however the blocks refer to each other.
+//! - I1. The extent tree records neither the blocks of a log nor the data that only the log refers to. The space of
+//!   these blocks and data is removed from the free space before anything is allocated.
+//! - I2. The walk fails if it meets a block twice, so the walk ends even if the blocks of a crafted log refer to each
+//!   other in a circle.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -84,14 +85,14 @@ fn corrupt(field: &'static str, value: u64, expected: &'static str) -> Error {
 }
 
 impl Engine {
-    /// Takes the log to replay; `None` if there is none or it was taken already. Its items are put through
-    /// [`Engine::begin_replay`]. On a writable filesystem a commit must follow; until then the log stays on the
-    /// devices.
+    /// Takes the log to replay; `None` if the filesystem has no log, or if the log was taken already. The caller puts
+    /// the log's items through [`Engine::begin_replay`]. On a writable filesystem a commit must follow; until that
+    /// commit the log stays on the devices.
     pub fn take_log(&self) -> Option<FoundLog> {
         self.tree_log.take_found()
     }
 
-    /// Begins an operation that replays a log. On a read-only filesystem, its changes stay in memory.
+    /// Begins an operation that replays a log. On a read-only filesystem, the changes of the replay stay in memory.
     pub fn begin_replay(&self) -> TransHandle<'_> {
         self.begin(MetadataReservation::counted(self, 0, Purpose::Change))
     }
@@ -155,7 +156,7 @@ impl Engine {
                     return Err(corrupt("disk_bytenr", extent.bytenr.0, expected));
                 }
                 self.ledger.allocated(extent);
-                // If no item refers to it in the end, the commit frees it.
+                // If no item refers to the extent after the replay, the commit frees it.
                 self.ledger.put(extent, (*root, Ino(key.objectid), u64::MAX));
                 Ok(())
             })?;

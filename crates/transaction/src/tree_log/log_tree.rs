@@ -1,5 +1,5 @@
-//! [`LogTree`]: a tree of the log. Its nodes stay in memory; its blocks rotate through a few addresses
-//! ([`LogBlocks`]).
+//! [`LogTree`]: a tree of the log. The nodes of a log tree stay in memory; their addresses on the devices come from a
+//! small set that is reused in turn ([`LogBlocks`]).
 //!
 //! ```text
 //!  allocate --> in a batch --> written --> superblock durable --> in use --> replaced --> superblock durable --> idle --+
@@ -32,7 +32,8 @@ pub(crate) struct LogBlocks {
     /// All space allocated for the log, released when the log ends.
     taken: Vec<Extent>,
     idle: BTreeSet<Logical>,
-    /// Addresses that the log being written replaces. They become idle when its superblock is durable (I1).
+    /// Addresses that the log being written replaces. These addresses become idle when the superblock of the new log is
+    /// durable (I1).
     replaced: Vec<Logical>,
     /// The preferred address of the next block: a contiguous log is written fast.
     next: Option<Logical>,
@@ -68,7 +69,7 @@ impl LogBlocks {
         true
     }
 
-    /// Chooses the place of the next log: consecutive idle addresses, as many as the last log had blocks.
+    /// Chooses the place of the next log: consecutive idle addresses for one block more than the last log had.
     pub(crate) fn begin(&mut self, space: &Space, nodesize: u32) {
         let (nodesize, wanted) = (u64::from(nodesize), self.nr_last + 1);
         let mut run: Vec<Logical> = Vec::new();
@@ -82,8 +83,8 @@ impl LogBlocks {
                 return;
             }
         }
-        // Long-lived blocks lie between the idle ones. Allocate new space, unless more than about half of the space is
-        // idle.
+        // Long-lived blocks lie between the idle addresses. Allocate new space, unless more than about half of the
+        // space is idle.
         let len_bytes = nodesize * (wanted as u64).next_multiple_of(RUN_BLOCKS);
         let taken: u64 = self.taken.iter().map(|extent| extent.len_bytes).sum();
         let is_worth_it = self.idle.len() as u64 * nodesize <= taken / 2 + len_bytes;
@@ -121,7 +122,7 @@ impl LogBlocks {
 }
 
 impl LogTree {
-    /// The root of the tree; `None` while it is empty.
+    /// The root of the tree; `None` while the tree is empty.
     pub(crate) fn root(&self) -> Option<RootPtr> {
         self.root
     }

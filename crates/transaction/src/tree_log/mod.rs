@@ -1,4 +1,4 @@
-//! The tree log: what fsync makes durable without a commit, in Linux's format.
+//! The tree log: changes of inodes that fsync makes durable without a commit, in Linux's format.
 //!
 //! ```text
 //! superblock.log_root -> log root tree: (TREE_LOG ROOT_ITEM subvolume) -> log tree of the subvolume:
@@ -19,24 +19,24 @@
 //! Crash argument. A log is written in this order: file data (earlier, by writeback) and log blocks -> flush -> primary
 //! superblock with `log_root` -> flush. (1) Blocks of a log are never overwritten while the superblock on the devices
 //! may refer to them: a changed block takes a new address, and the old address is reused only when a newer superblock
-//! is durable. So a power cut before the superblock leaves the old log intact, or no log. (2) Everything that the
-//! superblock refers to was flushed before it was written. (3) The extent tree records neither the log blocks nor the
-//! data. Their addresses stay allocated in memory until the commit that drops the log is durable, and all of them lie
-//! in chunks that the commit before the log recorded. (4) A commit writes a superblock without a log, in one sector
-//! with the new roots, so the log ends at the moment when its changes are in the trees. Superblock mirrors keep the
-//! roots of the commit: they are read only if the primary is lost.
+//! is durable. So a power cut before the new superblock is written leaves the old log intact, or no log. (2) Everything
+//! that the superblock refers to was flushed before it was written. (3) The extent tree records neither the log blocks
+//! nor the data of a log. The addresses of these blocks and data stay allocated in memory until the commit that drops
+//! the log is durable, and all of them lie in chunks that the commit before the log recorded. (4) A commit writes a
+//! superblock without a log, in one sector with the new roots, so the log ends at the moment when its changes are in
+//! the trees. Superblock mirrors keep the roots of the commit: the mirrors are read only if the primary is lost.
 //!
 //! Invariants:
-//! - I1. The log is changed and written under the commit lock, so it always belongs to the last commit. While it is
-//!   written, the trees' nodes are those of that commit. After rows were applied without a commit, no log is written
-//!   until the next commit.
+//! - I1. The log is changed and written under the commit lock, so it always belongs to the last commit. While the log
+//!   is written, the trees' nodes are the nodes of that commit. After rows were applied without a commit, no log is
+//!   written until the next commit.
 //! - I2. A log shows each logged inode at one moment, when no operation is half done: inodes that were logged before
-//!   and changed since are logged again. So a log acts as a commit of some inodes.
-//! - I3. Everything that a log leaves out can stay as in the last commit. Where that would lose or duplicate a name,
-//!   the other inodes involved are logged too, or a commit replaces the log.
+//!   and changed since are logged again. So a log acts like a commit of the logged inodes only.
+//! - I3. Everything that a log leaves out can stay as in the last commit. If leaving an inode out of the log would lose
+//!   or duplicate a name, that inode is logged too, or a commit replaces the log.
 //!
 //! Owns the found log, the log's state, and the queue of fsyncs. Lock order: commit lock -> the log's state -> gate ->
-//! views and shards. Nothing is taken under the lock of the found log or of the queue.
+//! views and shards. No lock is taken under the lock of the found log or of the queue.
 
 mod collect;
 mod extents;
@@ -60,14 +60,14 @@ use crate::delayed::tree_view::Tree;
 use log_tree::{LogBlocks, LogTree};
 use sync::Queue;
 
-/// Numbers of logs written, and of fsyncs that wrote none.
+/// Counts of written logs, and of fsyncs that wrote no log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Number of logs written; several fsyncs may share one.
+    /// Number of logs written; several fsyncs may share a log.
     pub written: u64,
     /// Number of fsyncs that had nothing to write.
     pub unchanged: u64,
-    /// Number of commits instead of a log.
+    /// Number of commits that replaced a log.
     pub commits: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct LogStats {
 #[derive(Debug, Default)]
 pub(crate) struct TreeLog {
     found: Mutex<Option<FoundLog>>,
-    /// Changed under the commit lock (I1).
+    /// The state changes only under the commit lock (I1).
     state: Mutex<LogState>,
     /// The last transaction with an fsync.
     last_used: AtomicU64,
@@ -94,8 +94,8 @@ struct LogState {
     subvolumes: BTreeMap<RootId, SubvolumeLog>,
     roots: LogTree,
     blocks: LogBlocks,
-    /// Whether only a commit can satisfy an fsync, because the log in memory differs from the one on the devices, or
-    /// the trees' nodes are not those of the last commit.
+    /// Whether only a commit can satisfy an fsync, because the log in memory differs from the log on the devices, or
+    /// the trees' nodes are not the nodes of the last commit.
     spoiled: bool,
 }
 
@@ -111,7 +111,7 @@ struct SubvolumeLog {
     csums: RangeSet,
 }
 
-/// An inode whose items are in the log, in their current state or in that of the last write of the log.
+/// An inode whose items are in the log, either in their current state or as they were when the log was last written.
 #[derive(Clone, Copy, Debug, Default)]
 struct LoggedInode {
     /// Whether entries that changed since the last commit are logged too.
@@ -147,8 +147,8 @@ impl TreeLog {
         self.dir_moved.store(transid.0, Ordering::Release);
     }
 
-    /// Notes that trees change before the next commit, so each fsync until then commits. The caller holds the commit
-    /// lock.
+    /// Notes that trees change before the next commit, so each fsync before that commit itself commits. The caller
+    /// holds the commit lock.
     pub(crate) fn spoil(&self) {
         self.state.lock().spoiled = true;
     }

@@ -7,9 +7,9 @@
 //!      leads: commit lock -> closes the batch -> collects -> log blocks -> flush -> superblock -> flush -> wakes all
 //! ```
 //!
-//! I1. A batch is closed under the commit lock: all changes made before its fsyncs began are in the log that is
-//!     written for it, or were committed.
-//! I2. If a leader fails or panics, its whole batch gets the error, and the next batch can begin.
+//! I1. A batch is closed under the commit lock: all changes made before the batch's fsyncs began are in the log that is
+//!     written for the batch, or were committed. I2. If a leader fails or panics, its whole batch gets the error, and
+//!     the next batch can begin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -52,14 +52,15 @@ enum Outcome {
 }
 
 impl Engine {
-    /// Makes all changes put for this inode durable: by the tree log, or by a commit if the log cannot express them.
+    /// Makes all changes put for this inode durable: by the tree log, or by a commit if the log cannot express the
+    /// changes.
     ///
     /// The inode's data must already be written. The caller must hold no inode lock.
     ///
     /// # Errors
     ///
-    /// The failure of the log or of the commit; fsyncs that share a log all get it. If the log's superblock could not
-    /// be written, the filesystem is read-only from then on.
+    /// The failure of the log or of the commit; all fsyncs that share a log get its failure. If the log's superblock
+    /// could not be written, the filesystem is read-only from then on.
     pub fn sync_inode(&self, root: RootId, ino: Ino) -> Result<()> {
         let log = &self.tree_log;
         log.last_used.store(self.generation().0, Ordering::Relaxed);
@@ -89,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// Numbers of logs written, of fsyncs that had nothing to write, and of fsyncs that committed.
+    /// Counts of written logs, of fsyncs that had nothing to write, and of commits that replaced a log.
     pub fn log_stats(&self) -> LogStats {
         self.tree_log.stats()
     }
@@ -158,7 +159,7 @@ impl Engine {
             return Ok(Outcome::Unchanged);
         }
         self.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
-        // Cleared when the superblock is durable.
+        // This flag is cleared when the superblock is durable.
         state.spoiled = true;
         let (nodes, root) = match self.apply_to_log(state, batches, transid) {
             Ok(done) => done,
@@ -169,8 +170,8 @@ impl Engine {
             state.spoiled = false;
             return Ok(Outcome::Unchanged);
         };
-        // Check after the blocks are allocated: a new chunk is pending before it can be used. If none is pending now, the
-        // log lies in recorded chunks.
+        // Check after the blocks are allocated: a new chunk is pending before it can be used. If no chunk is pending
+        // now, the log lies in recorded chunks.
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }
@@ -236,11 +237,13 @@ impl Engine {
         };
         let mut nodes = Vec::new();
         let mut roots = Batch::new();
-        // `begin` allocates little compared with the room that `prepare_log_blocks` leaves free.
+        // `begin` does not check for room: it allocates little compared with the room that `prepare_log_blocks` leaves
+        // free.
         state.blocks.begin(&self.space, self.geometry.nodesize);
         for (root, batch) in batches {
             let Some(log) = state.subvolumes.get_mut(&root) else { continue };
-            // Each change touches at most two leaves and a path. Often all changes are in a few leaves.
+            // Each change copies at most two leaves and the nodes above them; all changes together copy each node of
+            // the log at most once.
             let nr_new = batch_bytes(&batch) / u64::from(self.geometry.nodesize / 4) + 16;
             let nr_copied = log.tree.nr_nodes().min(batch.len().saturating_mul(4));
             let nr_blocks = usize::try_from(nr_new).unwrap_or(usize::MAX).saturating_add(nr_copied);
@@ -257,7 +260,7 @@ impl Engine {
         Ok((nodes, state.roots.root()))
     }
 
-    /// Allocates space for the log. Leaves the room that the trees need for the next commit.
+    /// Allocates space for the log. The room that the trees need for the next commit is left free.
     fn prepare_log_blocks(&self, blocks: &mut super::LogBlocks, nr_blocks: usize) -> Result<()> {
         let nodesize = self.geometry.nodesize;
         let missing = blocks.missing_bytes(nodesize, nr_blocks);
