@@ -110,7 +110,7 @@ pub(crate) fn permit(allowed: bool, else_because: &str) -> Result<()> {
     if allowed { Ok(()) } else { Err(not_permitted(else_because)) }
 }
 
-/// Numbers in linux/capability.h.
+// Numbers of capabilities, as in linux/capability.h.
 const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_DAC_READ_SEARCH: u32 = 2;
 const CAP_FOWNER: u32 = 3;

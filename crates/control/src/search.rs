@@ -186,8 +186,9 @@ fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) ->
 
 /// Length of an item's header in the ioctl's answer.
 const HEADER_LEN: usize = 32;
-/// The largest numbers of items and of bytes in an answer.
+/// The largest number of items in an answer.
 const ITEMS_MAX: usize = 100_000;
+/// The largest number of bytes in an answer.
 const LEN_MAX: usize = 8 << 20;
 /// The largest number of children in one answer: one more than the ioctl has room for.
 const CHILDREN_MAX: usize = 256;

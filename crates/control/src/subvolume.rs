@@ -328,7 +328,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 const PAGE: usize = 1000;
 const NAME_MAX: usize = 255;
 const STICKY: u32 = 0o1000;
-/// The inode flags that `chattr` sets (linux/fs.h).
+// Inode flags that `chattr` sets, as in linux/fs.h.
 const FS_IMMUTABLE_FL: u32 = 0x10;
 const FS_APPEND_FL: u32 = 0x20;
 

@@ -1,5 +1,5 @@
-//! The ioctls on balance, quotas, defragmentation and free space, with Linux's numbers. Each runs a command of crate
-//! `control`.
+//! The ioctls on balance, quotas, defragmentation and free space, with Linux's numbers. Each ioctl runs a command of
+//! crate `control`.
 //!
 //! FUSE cannot transport two of these ioctls, so they have only commands of the control socket. The number of QGROUP_LIMIT
 //! says that the ioctl only returns data, so the kernel does not send its argument. The number of BALANCE_CTL says that
@@ -37,7 +37,7 @@ const QUOTA_RESCAN_STATUS: u32 = 0x8040_942d;
 const QUOTA_RESCAN_WAIT: u32 = 0x942e;
 const FITRIM: u32 = 0xc018_5879;
 
-/// Answers an ioctl; `None` if it is unknown here.
+/// Answers an ioctl; `None` if this module does not handle the ioctl.
 pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Result<Answer>> {
     let done = |()| Answer::default();
     if [BALANCE_V2, QUOTA_CTL, QGROUP_CREATE, QUOTA_RESCAN].contains(&cmd)
@@ -113,7 +113,8 @@ fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
         bytes => bytes.into(),
     };
     let (start, len_bytes) = (word_at(data, 0)?, word_at(data, 8)?);
-    // As in Linux, the ioctl on a directory is about the subvolume's tree, not about files. There is nothing to do here.
+    // As in Linux, the ioctl on a directory is about the subvolume's tree, not about files. Trees are not defragmented,
+    // so nothing is done.
     if command.fs.getattr(command.id)?.is_dir() {
         return Ok(());
     }
@@ -253,7 +254,7 @@ const DEFRAG_ALL: [u8; 48] = {
     }
     args
 };
-/// Extents of at least this size stay as they are if the caller gives none, as in Linux.
+/// The default of extent_thresh, as in Linux: extents of at least this size stay as they are.
 const DEFRAG_SMALL_BYTES: u64 = 256 << 10;
 const STATE: usize = 8;
 const DATA_ARGS: usize = 16;

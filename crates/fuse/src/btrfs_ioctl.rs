@@ -1,5 +1,5 @@
-//! The ioctls on a whole filesystem and on its trees, with Linux's numbers. Each runs a command of crate `control`.
-//! `subvolume_ioctl` has the ioctls on subvolumes.
+//! The ioctls on a whole filesystem and on its trees, with Linux's numbers. Each ioctl runs a command of crate
+//! `control`. `subvolume_ioctl` has the ioctls on subvolumes.
 //!
 //! FUSE cannot transport ioctls whose arguments are followed by arrays, or contain pointers or descriptors:
 //! TREE_SEARCH_V2, SPACE_INFO, LOGICAL_INO, INO_PATHS, SEND, ENCODED_READ and ENCODED_WRITE. The control socket has
@@ -51,7 +51,7 @@ impl From<Vec<u8>> for Answer {
     }
 }
 
-/// Answers an ioctl; `None` if it is unknown here.
+/// Answers an ioctl; `None` if this module does not handle the ioctl.
 pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Result<Answer>> {
     Some(match cmd {
         SYNC => sync(command).map(|()| Answer::default()),

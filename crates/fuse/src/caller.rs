@@ -26,7 +26,7 @@ impl Groups {
         req.gid == gid || self.is_in_group(req.pid, gid, None)
     }
 
-    /// The umask of the calling process; 022 if it is unknown. Requests of ioctls do not contain it.
+    /// The umask of the calling process; 022 if it is unknown. Requests of ioctls do not contain the umask.
     pub(crate) fn umask(&self, req: &Request<'_>) -> u32 {
         self.umask_of(req.pid).unwrap_or(0o022)
     }
@@ -36,7 +36,7 @@ impl Groups {
         self.has_capability(req.pid, capability).unwrap_or(req.uid == 0)
     }
 
-    /// The process that made an ioctl, as the caller of a command. It is blocked until the answer.
+    /// The process that made an ioctl, as the caller of a command. The process is blocked until the answer.
     pub(crate) fn waiting_caller(&self, req: &Request<'_>) -> ubtrfs_control::Caller {
         ubtrfs_control::Caller::of_request(req.uid, req.gid, req.pid, Arc::new(self.clone()))
     }

@@ -1,5 +1,5 @@
-//! [`MountHost`]: the mount as commands of crate `control` use it. It finds the inodes that descriptors refer to, and makes
-//! the kernel forget changed names.
+//! [`MountHost`]: the mount as commands of crate `control` use it. The host finds the inodes that descriptors refer to,
+//! and makes the kernel forget changed names.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -37,7 +37,8 @@ pub(crate) struct MountHost {
 }
 
 impl MountHost {
-    /// The mount's owner is the user of this process now, even if confinement changes it later.
+    /// The mount's owner is the user of this process at this time, even if confinement changes the process's user
+    /// later.
     pub(crate) fn new(
         fs: &Arc<Fs>,
         groups: Groups,

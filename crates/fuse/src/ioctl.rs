@@ -17,7 +17,7 @@ const FS_APPEND_FL: u32 = 0x20;
 const FS_NODUMP_FL: u32 = 0x40;
 const FS_NOATIME_FL: u32 = 0x80;
 
-/// Each of the bits above, with its bit in `fsxattr.fsx_xflags`.
+/// The bits of FS_IOC_GETFLAGS, each with the equivalent bit in `fsxattr.fsx_xflags`.
 const XFLAGS: [(u32, u32); 5] =
     [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
 
@@ -27,7 +27,7 @@ pub(crate) struct IoctlCaller<'a> {
     pub(crate) flag_rights: &'a dyn Fn() -> FlagRights,
 }
 
-/// Answers an ioctl; `None` if it is unknown (ENOTTY).
+/// Answers an ioctl; `None` if the ioctl is unknown (ENOTTY).
 pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], asker: &IoctlCaller<'_>) -> Option<Result<Vec<u8>>> {
     Some(match cmd {
         FS_IOC_GETFLAGS => fs.inode_flags(id).map(|flags| flags.to_le_bytes().to_vec()),

@@ -1,5 +1,5 @@
-//! The FUSE server: turns requests of the kernel into calls of `fs`. It implements only the protocol, and decides
-//! nothing about the filesystem.
+//! The FUSE server: turns requests of the kernel into calls of `fs`. The server implements only the protocol, and
+//! decides nothing about the filesystem.
 //!
 //! | module       | contents                                                    |
 //! |--------------|-------------------------------------------------------------|

@@ -1,8 +1,8 @@
 //! Mounting and unmounting: by mount(2) where this process may, else through the setuid helper fusermount3.
 //!
 //! M1. [`check`] runs before the image is opened, and finds every mistake that can be found without opening it.
-//! M2. The kernel decides who may enter the mount (`allow_other`). It also decides who may do what inside
-//!     (`default_permissions`), unless only root may enter. The server answers every request that arrives, also those
+//! M2. The kernel decides who may enter the mount (`allow_other`). Unless only root may enter, the kernel also checks
+//!     permissions inside the mount (`default_permissions`). The server answers every request that arrives, also those
 //!     of the kernel's own writeback.
 
 use std::ffi::{CString, OsStr, OsString};
@@ -48,18 +48,18 @@ pub struct MountConfig {
     pub noexec: bool,
     /// Do not update access times.
     pub noatime: bool,
-    /// Directory changes are synchronous.
+    /// Make changes of directories synchronous.
     pub dirsync: bool,
     /// Threads that read requests from /dev/fuse; 0 for the default.
     pub nr_threads: usize,
     /// How requests arrive.
     pub transport: Transport,
-    /// Keep a processor awake while requests follow each other closely. In a virtual machine this makes answers faster,
-    /// and costs that processor's time.
+    /// Keep a processor awake while requests follow each other closely. In a virtual machine, the polling makes answers
+    /// faster, and costs the time of one processor.
     pub idle_poll: bool,
     /// Let the kernel collect small writes before it sends them. Off by default, so that a write without space fails at
-    /// once. With it, the kernel accepts writes without reserving space, and a failure is reported only at fsync and
-    /// close.
+    /// once. With the writeback cache, the kernel accepts writes without reserving space, and a failure is reported
+    /// only at fsync and close.
     pub writeback_cache: bool,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
@@ -155,10 +155,10 @@ pub enum MountError {
         /// Why.
         source: io::Error,
     },
-    /// Nothing is mounted there.
+    /// No ubtrfs is mounted on the directory.
     #[error("{0} is not a mount of ubtrfs; see: findmnt -t fuse.ubtrfs")]
     NotMounted(String),
-    /// Another device is mounted there.
+    /// Another device is mounted on the directory.
     #[error("{mounted} is mounted on {dir}, not {given}; give that device")]
     OtherDevice {
         /// The mount point.
@@ -241,7 +241,7 @@ pub fn is_root() -> bool {
 pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     if is_root() {
         match mount_directly(dir, config) {
-            // Root without the capability to mount, as in some containers.
+            // Root may lack the capability to mount, as in some containers; then fusermount3 is tried.
             Err(MountError::Mount { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied && find_fusermount().is_some() => {}
             other => return other,
@@ -271,7 +271,7 @@ fn mount_flags(config: &MountConfig) -> MountFlags {
 pub struct Mounted {
     /// The mount point.
     pub dir: PathBuf,
-    /// Its flags; other fields are defaults.
+    /// The mount's flags; other fields have default values.
     pub config: MountConfig,
     source: OsString,
     options: Vec<String>,
@@ -282,7 +282,7 @@ impl Mounted {
     ///
     /// # Errors
     ///
-    /// Fails if something else or nothing is mounted there.
+    /// Fails if something else or nothing is mounted on `dir`.
     pub fn find(dir: &Path) -> Result<Self, MountError> {
         let not_mounted = || MountError::NotMounted(dir.display().to_string());
         let full = std::fs::canonicalize(dir).map_err(|source| unusable(dir, source))?;
@@ -305,7 +305,8 @@ impl Mounted {
         self.options.iter().any(|shown| shown == option)
     }
 
-    /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server does not change.
+    /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server's own settings stay
+    /// unchanged.
     ///
     /// # Errors
     ///
@@ -535,8 +536,9 @@ pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((found.dir, found.root))
 }
 
-/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may, and only after the
-/// kernel knows the server's limits. A failure only makes reading slower, so it is logged and ignored.
+/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may set the read-ahead,
+/// and only after the kernel knows the server's limits. A failure only makes reading slower, so it is logged and
+/// ignored.
 pub(crate) fn set_read_ahead(dir: &Path) {
     let Some(mount) = find_mount(dir) else { return };
     let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&mount.device)).join("read_ahead_kb");

@@ -71,8 +71,8 @@ impl NameCache {
         }
     }
 
-    /// Makes the kernel forget the pages and attributes of an inode. This waits for the kernel's locks of the pages, so a
-    /// handler must not call it for a request during which the kernel holds such locks.
+    /// Makes the kernel forget the pages and attributes of an inode. The call waits for the kernel's locks of the
+    /// pages, so a handler must not make it for a request during which the kernel holds such locks.
     pub(crate) fn forget_data(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, 0, 0)
@@ -94,7 +94,7 @@ impl NameCache {
     }
 }
 
-/// A pending notification; dropping it marks it as sent.
+/// A pending notification, which is marked as sent on drop.
 struct Ticket {
     untold: Arc<Untold>,
     number: u64,
@@ -117,8 +117,9 @@ impl Drop for Ticket {
     }
 }
 
-/// Pauses between checks for names that are still in use.
+/// Shortest pause between two checks for names that are still in use.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
+/// Longest pause between two checks for names that are still in use.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Longer than the kernel normally keeps a directory locked.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -16,9 +16,9 @@
 //!
 //! Except for the last row, the numbers are equal after every mount and on every machine. Backups that compare inode
 //! numbers with those of the last run, file handles that outlive the server (NFS), and `tar --listed-incremental`
-//! depend on this. Subvolume ids are not reused, so a number never refers to another file later. The numbers of the
-//! last row are also equal unless two hashes collide; file handles with these numbers become stale when the server
-//! ends.
+//! depend on equal numbers. Subvolume ids are not reused, so a number never refers to another file later. The numbers
+//! of the last row are also equal unless two hashes collide; file handles with these numbers become stale when the
+//! server ends.
 //!
 //! Invariants:
 //! - N1. The mapping is one to one for the lifetime of the mount. An id that [`Nodes::node`] did not make is stale.
@@ -130,17 +130,22 @@ fn hash(id: InodeId) -> u64 {
     })
 }
 
-/// Bits of the inode number and of the subvolume id in the usual form.
+/// Bits of the inode number in the usual form of node ids.
 const NUMBER_BITS: u32 = 40;
+/// Bits of the subvolume id in the usual form of node ids.
 const ID_BITS: u32 = 22;
-/// Bits of the inode number and of the subvolume id in the form for high subvolume ids.
+/// Bits of the inode number in the form for high subvolume ids.
 const SHORT_BITS: u32 = 30;
+/// Bits of the subvolume id in the form for high subvolume ids.
 const LONG_ID_BITS: u32 = 32;
 /// Bits of each id in the node id of an empty directory in place of a subvolume.
 const STUB_BITS: u32 = 31;
-/// The two highest bits of a node id in the other forms.
+// The two highest bits of a node id tell its form; they are 0 in the usual form.
+/// Form of node ids in subvolumes with high ids.
 const HIGH_IDS: u64 = 1;
+/// Form of node ids that are hashes.
 const OUTLIERS: u64 = 2;
+/// Form of node ids of empty directories in place of subvolumes.
 const STUBS: u64 = 3;
 /// An odd number whose bits look random.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;

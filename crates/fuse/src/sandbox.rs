@@ -1,12 +1,13 @@
 //! Confinement of the server: once the devices and /dev/fuse are open, it only needs to read and write them.
 //!
 //! - X1. After [`confine`] no thread can open a file, make a network socket, run a program, look at another process,
-//!   mount, or change its rights: seccomp fails every system call that is not on the list with EPERM. The filter covers
-//!   all existing threads and all threads that they start.
+//!   mount, or change its rights: with EPERM, seccomp fails every system call that is not on the list. The filter
+//!   covers all existing threads and all threads that they start.
 //! - X2. As a second barrier, Landlock denies every path to the calling thread and to the threads that it starts.
-//! - X3. A system call that is not on the list fails and does not kill the server, because its data would be lost.
+//! - X3. A system call that is not on the list fails and does not kill the server, because a killed server would lose
+//!   data.
 //! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that the server has given
-//!   up. [`PrivilegedHelper`], a process that is started before, does only this.
+//!   up. A process that is started before, [`PrivilegedHelper`], does only these two tasks.
 //! - X5. A server started by root gives up root, its groups and all capabilities: each thread runs as the given
 //!   [`Identity`]. Open files remain open.
 
@@ -65,8 +66,8 @@ impl Identity {
     }
 }
 
-/// Gives up every right that serving a mount does not need (X1, X2). A process of root becomes `identity` (X5). This
-/// cannot be undone.
+/// Gives up every right that serving a mount does not need (X1, X2). A process of root becomes `identity` (X5). The
+/// confinement cannot be undone.
 pub fn confine(identity: Identity) -> Confinement {
     let mut done = Confinement::default();
     match become_unprivileged(identity) {
@@ -114,8 +115,8 @@ fn filter_calls() -> Result<(), String> {
     let filter = SeccompFilter::new(rules().map_err(|error| text(&error))?, denied, SeccompAction::Allow, arch);
     let program: BpfProgram = filter.map_err(|error| text(&error))?.try_into().map_err(|error| format!("{error}"))?;
     // A filter cannot see the flags of clone3. If clone3 is absent, the C library uses clone, whose flags the filter
-    // checks. A filter has one error number for its denials, so ENOSYS needs a second filter. The kernel takes the
-    // stricter result of the two.
+    // checks. A filter has one error number for its denials, so ENOSYS needs a second filter. If the two filters
+    // disagree, the kernel takes the stricter result.
     let absent = SeccompAction::Errno(rustix::io::Errno::NOSYS.raw_os_error().unsigned_abs());
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let filter = SeccompFilter::new(clone3, SeccompAction::Allow, absent, arch).map_err(|error| text(&error))?;
@@ -233,7 +234,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getpid,
     libc::SYS_prctl,
     libc::SYS_getcpu,
-    // Clocks and the rest.
+    // Clocks, random numbers, ids of the process, and exiting.
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
@@ -343,8 +344,8 @@ impl PrivilegedHelper {
         }
     }
 
-    /// Asks one question at a time. The helper, while it unmounts, never waits for a request that waits here: unmounting
-    /// fails at once while programs use the mount, and otherwise no program makes requests.
+    /// Asks one question at a time. While the helper unmounts, it never waits for a request that in turn waits for the
+    /// helper: unmounting fails at once while programs use the mount, and otherwise no program makes requests.
     fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
         ask(&mut self.child.lock(), kind, numbers)
     }

@@ -2,14 +2,14 @@
 //!
 //! The kernel sends LSEEK requests without first writing its dirty pages. A file that is being written would look like
 //! a hole, and a program that copies only data would lose data. Only files that are open for writing can have dirty
-//! pages, because closing writes them back. For such a file the server makes the kernel give up its pages before it
-//! answers.
+//! pages, because closing writes them back. Before the server answers an LSEEK request for a file that is open for
+//! writing, it makes the kernel give up the file's pages.
 //!
-//! It does this also before it answers with the attributes of a file that seems to have no data: programs trust
+//! The server also does so before it answers with the attributes of a file that seems to have no data: programs trust
 //! `st_blocks` and never seek.
 //!
-//! K1. To give up pages, the kernel sends write requests and waits for them. So the server requests this only while
-//!     another thread receives requests.
+//! K1. To give up pages, the kernel sends write requests and waits for them. So the server makes the kernel give up
+//!     pages only while another thread receives requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -40,9 +40,9 @@ impl PageFlusher {
         self.kernel_keeps_writes
     }
 
-    /// Whether the kernel may have data that `st_blocks` of a file does not count. If the kernel keeps only data written
-    /// through mappings, this is true only for files without blocks. In other files, programs seek data and holes, and
-    /// the answer to SEEK_DATA fetches the pages.
+    /// Whether the kernel may have data that `st_blocks` of a file does not count. If the kernel keeps only data
+    /// written through mappings, the function returns true only for files without blocks. In other files, programs seek
+    /// data and holes, and the answer to SEEK_DATA fetches the pages.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,
@@ -52,7 +52,7 @@ impl PageFlusher {
     }
 
     /// Makes the kernel forget the attributes of a file after a request changed more of them than the kernel expects.
-    /// Unlike the requests of K1, this one does not wait: with a negative offset, the kernel keeps the pages.
+    /// Unlike the requests of K1, this request does not wait: with a negative offset, the kernel keeps the pages.
     pub(crate) fn attributes_changed(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, -1, 0)
@@ -78,7 +78,8 @@ impl PageFlusher {
     }
 
     /// Makes the kernel write back the file's dirty pages, if it can have any. Returns whether the server has all data
-    /// now. It does not if so many threads wait for the kernel that none would be left to receive the pages.
+    /// now. Some data stays in the kernel if so many threads wait for the kernel that none would be left to receive the
+    /// pages.
     pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
         if !self.writers.lock().contains_key(&node) {
             return true;

@@ -60,8 +60,9 @@ pub(crate) const LIMITS: Limits = Limits { max_write: MAX_WRITE, max_background:
 /// (`FOPEN_PARALLEL_DIRECT_WRITES`).
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
 
-/// The flags for append-only files: without cached pages (`FOPEN_DIRECT_IO`), a file cannot be mapped shared, and so
-/// not changed through a mapping. mmap then fails with ENODEV; on Linux's btrfs it fails with EACCES.
+/// The flags for append-only files. Without cached pages (`FOPEN_DIRECT_IO`), a file cannot be mapped shared, so it
+/// cannot be changed through a mapping. A shared mmap of such a file fails with ENODEV; on Linux's btrfs, it fails with
+/// EACCES.
 const APPEND_OPEN_FLAGS: u32 = OPEN_FLAGS | 1;
 /// Marks the handle of a file that was append-only when it was opened; the other bits are the descriptor's number.
 const APPENDS_ONLY: u64 = 1 << 63;
@@ -101,7 +102,7 @@ impl Server {
         Self { fs, nodes, activity, seeker, dir_ends: DirectoryReaders::default(), groups, host, control }
     }
 
-    /// The inode of a request. A number that the kernel never got from us is stale.
+    /// The inode of a request. A node id that the kernel never got from this server is stale.
     fn id(&self, node: u64) -> Result<InodeId> {
         self.nodes.id(node).ok_or(Error::Stale)
     }
@@ -134,15 +135,15 @@ impl Server {
         reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
-    /// Clears set-user-id and set-group-id of a file whose content changed. The kernel has found that the caller may not
-    /// keep them.
+    /// Clears set-user-id and set-group-id of a file whose content changed. The kernel has found that the caller may
+    /// not keep these bits.
     fn clear_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
 
     /// Clears set-user-id and set-group-id after a content change for which the kernel does not tell whether the caller
-    /// may keep them.
+    /// may keep these bits.
     fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         if attr.mode & (mode::SETUID | mode::SETGID) == 0 || self.groups.may_keep_set_id(req) {
@@ -159,8 +160,9 @@ impl Server {
         Ok(())
     }
 
-    /// Fails if the file must not be written. This must be checked at open, because the kernel sends writes later, from the
-    /// page cache, when the writing program no longer gets an error. Returns whether the file is open for appending only.
+    /// Fails if the file must not be written. The check must happen at open, because the kernel sends writes later,
+    /// from the page cache, when the writing program no longer gets an error. Returns whether the file is open for
+    /// appending only.
     fn check_open(&self, id: InodeId, flags: i32) -> Result<bool> {
         let writes = is_for_writing(flags) || flags & O_TRUNC != 0;
         if !writes {
@@ -183,7 +185,7 @@ impl Server {
         self.fs.create(self.id(parent)?, name, new, caller)
     }
 
-    /// Answers with a new file, which is open.
+    /// Answers a request that created and opened a file.
     fn created(&self, attr: &Attr, flags: i32, reply: &mut Reply<'_>) {
         if is_for_writing(flags) {
             self.seeker.opened(self.nodes.node(attr.id));
@@ -479,9 +481,9 @@ impl Server {
                 }
                 reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
             }
-            // After ENOSYS the kernel no longer sends these. FLUSH: the server holds nothing back until close. OPENDIR:
-            // directories are read by cookies alone, and the kernel caches them. INTERRUPT: no request waits long
-            // enough.
+            // After ENOSYS the kernel no longer sends the operation. FLUSH is not needed, because the server holds
+            // nothing back until close. OPENDIR is not needed, because directories are read by cookies alone, and the
+            // kernel caches them. INTERRUPT is not needed, because no request waits long enough.
             Operation::Other(_) => return Err(Failure::Errno(Errno::NOSYS)),
         }
         Ok(())

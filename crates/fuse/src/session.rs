@@ -81,8 +81,8 @@ impl Session {
         }
     }
 
-    /// Gives up every right that serving does not need, and becomes `identity` if it is root. Afterwards, `unmounter`
-    /// unmounts for this process.
+    /// Gives up every right that serving does not need, and becomes `identity` if this process is root. Afterwards,
+    /// `unmounter` unmounts for this process.
     pub fn confine(&mut self, unmounter: PrivilegedHelper, identity: Identity) -> Confinement {
         let unmounter = Arc::new(unmounter);
         self.groups.ask(Arc::clone(&unmounter));
@@ -166,7 +166,7 @@ fn unmount_on_signals(
     Ok(())
 }
 
-/// Unmounts, through the helper process if this one is confined.
+/// Unmounts, through the helper process if the server is confined.
 fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> Result<(), MountError> {
     match unmounter {
         Some(unmounter) => unmounter.unmount(dir, lazy),
@@ -182,7 +182,7 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let Some(found) = mount::find_mount(&full).filter(|mount| mount.kind == format!("fuse.{SUBTYPE}")) else {
         return Err(MountError::NotMounted(shown));
     };
-    // This fails if the server is dead, and then there is nothing to wait for.
+    // Connecting fails if the server is dead; then there is nothing to wait for.
     let server =
         read_xattr(&full, CONTROL_XATTR).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
     mount::unmount(&full, lazy)?;
@@ -201,8 +201,8 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     }
 }
 
-/// Whether the server with this control socket also serves another place, by `mount --bind`. The device number is not
-/// enough: Linux may already have given it to the next filesystem.
+/// Whether the server with this control socket also serves another place, by `mount --bind`. The device number does not
+/// identify the server, because Linux may already have given the number to another filesystem.
 fn is_mounted_elsewhere(unmounted: &mount::MountInfo, control_name: &[u8]) -> bool {
     mount::mounts_of_device(&unmounted.device)
         .iter()

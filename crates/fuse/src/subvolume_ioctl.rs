@@ -1,8 +1,8 @@
-//! The ioctls on subvolumes. Each runs a command of crate `control`.
+//! The ioctls on subvolumes. Each ioctl runs a command of crate `control`.
 //!
-//! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. A snapshot made in this way
-//! lacks data that programs wrote through mmap and that the kernel has not written back; `ubtrfs subvolume snapshot`
-//! makes the kernel write it back first.
+//! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. A snapshot made by
+//! SNAP_CREATE lacks data that programs wrote through mmap and that the kernel has not written back; `ubtrfs subvolume
+//! snapshot` makes the kernel write back all data first.
 //!
 //! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, of the source of a snapshot), and a name that ends in a zero byte.
 //!
@@ -101,7 +101,7 @@ impl Command<'_> {
     }
 }
 
-/// Answers an ioctl; `None` if it is not about subvolumes.
+/// Answers an ioctl; `None` if the ioctl is not about subvolumes.
 pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
     if !HANDLED.contains(&cmd) {
         return None;
@@ -172,7 +172,7 @@ fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// The flags of a `struct btrfs_ioctl_vol_args_v2`: fd, transid, flags, each 8 bytes; 32 bytes for quota groups; the
-/// name. An error if a flag is not in `known`.
+/// name. Fails if a flag is not in `known`.
 fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     match word(data.get(16..).unwrap_or_default())? {
         flags if flags & !known == 0 => Ok(flags),
@@ -180,8 +180,9 @@ fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     }
 }
 
-/// Offset of the name in `struct btrfs_ioctl_vol_args`, and in its second version.
+/// Offset of the name in `struct btrfs_ioctl_vol_args`.
 pub(crate) const NAME: usize = 8;
+/// Offset of the name in `struct btrfs_ioctl_vol_args_v2`.
 const NAME_V2: usize = 56;
 
 /// The name at an offset.

@@ -26,7 +26,8 @@ const ROUNDS: u64 = 6;
 /// Cuts after each event; each cut keeps, drops and tears different writes.
 const CUTS: usize = 4;
 
-/// Writes all pages of three files in each round; syncs the first one, the first half of the second, and not the third.
+/// Writes all pages of three files in each round; syncs the first file, the first half of the second file, and nothing
+/// of the third.
 const WRITER: &str = r"
 import mmap, os, sys
 page, pages, rounds = map(int, sys.argv[1:4])
@@ -116,7 +117,7 @@ fn write_and_mark(dir: &Path, device: &RecordingDevice) {
     assert_eq!(rounds, ROUNDS);
 }
 
-/// The version that each page of the three files has.
+/// Returns the version of each page of the three files.
 fn versions(medium: &Medium) -> anyhow::Result<[Vec<u64>; 3]> {
     check_medium(medium)?;
     let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium.clone()));

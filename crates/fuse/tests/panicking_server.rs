@@ -185,7 +185,7 @@ fn panic_in(kind: &str) {
     Channel::mount(&dir).unwrap().sync().unwrap();
     server.arm();
 
-    // This request panics, and its caller gets an error.
+    // The server panics in this request, and the request's caller gets an error.
     let open = File::options().write(true).open(at("synced"));
     if kind == "read" {
         assert!(failed(fs::read(at("cold"))), "reading from a device that panics succeeds");

@@ -107,8 +107,8 @@ fn requests_in_rings_are_answered() {
     }
     let switch = Path::new("/sys/module/fuse/parameters/enable_uring");
     if !ubtrfs_device::has_fuse_rings() && in_ci() {
-        // The CI machine exists only for the tests, so they may change the kernel's switch there. A kernel may lack it
-        // or forbid the change.
+        // The CI machine exists only for the tests, so the tests may change the kernel's switch for io_uring rings. A
+        // kernel may lack the switch or forbid the change.
         if let Err(error) = std::fs::write(switch, "Y") {
             eprintln!("{}: {error}", switch.display());
         }

@@ -115,9 +115,11 @@ pub(crate) fn answer_init(offer: &Offer, wanted: Features, limits: Limits) -> Ve
     [header.as_bytes(), init.as_bytes()].concat()
 }
 
-/// The version that this server speaks, and the oldest that it understands.
+/// Major version of the protocol that this server speaks.
 pub(crate) const MAJOR: u32 = 7;
+/// Newest minor version that this server speaks.
 const MINOR: u32 = 45;
+/// Oldest minor version that this server understands.
 const MINOR_MIN: u32 = 23;
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use super::wire::{Attr, AttrOut, Dirent, EntryOut, IoctlOut, OpenOut, Statfs};
 
 /// The body of an answer.
 ///
-/// - A1. Data that does not fit is not written. [`is_whole`](Self::is_whole) is then false, and the kernel gets an
-///   error.
+/// - A1. Data that does not fit is not written. After data did not fit, [`is_whole`](Self::is_whole) is false, and the
+///   kernel gets an error.
 #[derive(Debug)]
 pub struct Reply<'a> {
     buf: &'a mut [u8],
@@ -60,7 +60,7 @@ impl<'a> Reply<'a> {
         self.len
     }
 
-    /// Whether everything fit (A1).
+    /// Whether all data fit into the answer (A1).
     pub(crate) fn is_whole(&self) -> bool {
         !self.overflowed
     }
@@ -76,7 +76,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Lets `fill` write up to `size` bytes into the buffer; it returns the number of bytes written.
+    /// Lets `fill` write up to `size` bytes into the buffer; `fill` returns the number of bytes written.
     pub fn fill<E>(&mut self, size: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<(), E> {
         let end = self.buf.len().min(self.len.saturating_add(size));
         let room = self.buf.get_mut(self.len..end).unwrap_or_default();
@@ -120,7 +120,7 @@ impl<'a> Reply<'a> {
         self.put(&offset);
     }
 
-    /// Writes the length of an extended attribute, or of the list of them.
+    /// Writes the length of an extended attribute, or of the list of attributes.
     pub fn xattr_size(&mut self, len: u32) {
         self.put(&[len, 0]);
     }
@@ -148,13 +148,13 @@ impl<'a> Reply<'a> {
         self.buf = &mut buf[..end];
     }
 
-    /// Appends a directory entry; `kind` is the file type part of a mode (`DT_REG` and the like). Returns whether it
-    /// fit.
+    /// Appends a directory entry; `kind` is the file type part of a mode (`DT_REG` and the like). Returns whether the
+    /// entry fit.
     pub fn dirent(&mut self, ino: u64, cookie: u64, kind: u32, name: &[u8]) -> bool {
         self.dirent_behind(&[], ino, cookie, kind, name)
     }
 
-    /// Appends a directory entry together with the answer to a lookup of it. Returns whether it fit.
+    /// Appends a directory entry together with the answer to a lookup of the entry. Returns whether both fit.
     pub fn dirent_plus(&mut self, entry: &Entry, cookie: u64, name: &[u8]) -> bool {
         self.dirent_behind(entry.wire().as_bytes(), entry.attr.ino, cookie, entry.attr.mode >> 12 & 15, name)
     }

@@ -1,7 +1,7 @@
 //! Requests from the kernel.
 //!
-//! A request is a header, a struct of fixed size that depends on the opcode, and then names or data. Read from
-//! /dev/fuse, they follow each other; in a ring, the struct has a separate buffer.
+//! A request is a header, a struct of fixed size that depends on the opcode, and then names or data. In a read from
+//! /dev/fuse, these parts follow each other; in a ring, the struct has a separate buffer.
 //!
 //! - P1. Decoding never panics, whatever the bytes are. If bytes are missing, decoding returns `None`.
 
@@ -170,7 +170,7 @@ pub(crate) fn fixed_len(number: u32) -> usize {
 }
 
 impl<'a> Request<'a> {
-    /// Reads a request from its three parts. `None` if they are too short (P1).
+    /// Reads a request from its three parts. `None` if a part is too short (P1).
     pub(crate) fn decode(header: &InHeader, fixed: &[u8], rest: &'a [u8]) -> Option<Self> {
         let operation = Operation::decode(header.opcode, fixed, rest)?;
         Some(Self { node: header.node, uid: header.uid, gid: header.gid, pid: header.pid, operation })

@@ -4,9 +4,10 @@
 //! that processor is halted, and waking it can take ten times as long as the request. So a thread of the lowest
 //! priority spins on an otherwise idle processor, and client and server stay on their processors.
 //!
-//! - P1. It costs nothing while few requests arrive: the thread starts to spin after [`BURST`] requests, and stops
+//! - P1. Polling costs nothing while few requests arrive: the thread starts to spin after [`BURST`] requests, and stops
 //!   after [`QUIET`] without a request.
-//! - P2. It yields to other threads: if they kept it from running for [`CROWDED`], it sleeps for [`REST`].
+//! - P2. The spinning thread yields to other threads: if they kept it from running for [`CROWDED`], it sleeps for
+//!   [`REST`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +21,8 @@ pub(super) struct IdlePoll {
     /// Whether the spinning thread is parked until a burst of requests.
     asleep: AtomicBool,
     stopped: AtomicBool,
-    /// The spinning thread. Set by the thread that calls [`IdlePoll::stop`], so that no wake-up is lost.
+    /// The spinning thread. Set by the thread that calls [`IdlePoll::stop`], so that `stop` always finds a thread to
+    /// wake.
     thread: OnceLock<Thread>,
 }
 
@@ -42,7 +44,7 @@ impl IdlePoll {
         }
     }
 
-    /// Remembers the thread that runs [`IdlePoll::run`]. Call it from the thread that calls [`IdlePoll::stop`].
+    /// Remembers the thread that runs [`IdlePoll::run`]. Must be called by the thread that calls [`IdlePoll::stop`].
     pub(super) fn started(&self, thread: &Thread) {
         let _ = self.thread.set(thread.clone());
     }
@@ -55,9 +57,9 @@ impl IdlePoll {
         }
     }
 
-    /// Keeps a processor awake until [`IdlePoll::stop`]. Only one thread may run it.
+    /// Keeps a processor awake until [`IdlePoll::stop`]. Only one thread may run this function.
     pub(super) fn run(&self) {
-        // On Linux this sets the priority of the thread alone. Lowering it is always allowed.
+        // On Linux, nice sets the priority of the calling thread alone. Lowering the priority is always allowed.
         if let Err(errno) = rustix::process::nice(LOWEST) {
             tracing::debug!("no processor is kept awake: {errno}");
             return;
@@ -67,7 +69,7 @@ impl IdlePoll {
             match self.turn() {
                 Ended::Quiet => {}
                 // Park instead of sleeping, so that `stop` can wake this thread: the end of the connection waits for
-                // it.
+                // this thread.
                 Ended::Crowded => std::thread::park_timeout(REST),
                 Ended::Stopped => return,
             }

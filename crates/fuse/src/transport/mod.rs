@@ -37,7 +37,7 @@ use idle_poll::IdlePoll;
 pub use worker_pool::Place;
 use worker_pool::WorkerPool;
 
-/// Answers requests. Many threads call it at once; it must not panic.
+/// Answers requests. Many threads call the handler at once. A handler must not panic.
 pub trait Handler: Send + Sync + 'static {
     /// Writes the answer, or returns the error to answer with.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<(), Errno>;
@@ -282,7 +282,7 @@ const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// Default number of threads that read /dev/fuse: enough that some may wait for a device.
 const NR_THREADS: usize = 4;
 
-/// Features that the transport needs; without them requests are small.
+/// Features that the transport needs; without these features, requests are small.
 const TRANSPORT_FEATURES: Features = Features::ASYNC_READ
     .union(Features::BIG_WRITES)
     .union(Features::MAX_PAGES)

@@ -31,7 +31,8 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Makes the rings. `None` if the kernel supports or allows none. The more processors, the smaller the requests.
+    /// Makes the rings. `None` if the kernel supports or allows no rings. The more processors, the smaller the
+    /// requests.
     pub(super) fn new(limits: &mut Limits) -> Option<Self> {
         let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
         let nr_queues = nr_processors(&possible).filter(|nr| *nr <= MAX_QUEUES)?;
@@ -114,8 +115,9 @@ struct RingEntry {
     reserved: u64,
 }
 
-/// Offsets in the header of the fixed part of a request, and of [`RingEntry`].
+/// Offset of a request's fixed part in the header.
 const FIXED: usize = 128;
+/// Offset of [`RingEntry`] in the header.
 const RING_ENTRY: usize = 256;
 const _: () = assert!(RING_ENTRY + size_of::<RingEntry>() == FUSE_RING_HEADER);
 
@@ -131,7 +133,7 @@ fn stay_on(processor: usize, allowed: Option<&CpuSet>) {
     }
 }
 
-/// The number of processors in a list like `0-7`; `None` unless they are numbered from 0 without a gap.
+/// The number of processors in a list like `0-7`; `None` unless the processors are numbered from 0 without a gap.
 fn nr_processors(list: &str) -> Option<usize> {
     match list.trim().split_once('-') {
         None => (list.trim() == "0").then_some(1),
@@ -142,9 +144,9 @@ fn nr_processors(list: &str) -> Option<usize> {
 
 /// Minimum number of threads in all queues together, which is the number of fsyncs that can run at once.
 const NR_THREADS: usize = 32;
-/// Memory for the largest requests in all queues at once. It is allocated as requests arrive.
+/// Memory for the largest requests in all queues at once. The memory is allocated as requests arrive.
 const MEMORY: u32 = 64 << 20;
-/// Largest number of processors for which rings are used: beyond it, most threads would stay idle.
+/// Largest number of processors for which rings are used: with more processors, most threads would stay idle.
 const MAX_QUEUES: usize = 128;
 /// Room for an answer after its request in the buffer. The longest answer is an extended attribute, after its name.
 const ROOM_FOR_ANSWER: usize = 68 << 10;

@@ -1,8 +1,8 @@
 //! The threads that take requests from one queue, called a worker pool.
 //!
 //! - C1. However many threads step aside to wait, another thread takes requests, as long as threads can be started.
-//! - C2. Waiting for the kernel itself is different, because the kernel may have to send us requests first. The last
-//!   thread of a queue must not do so ([`Place::aside_for_kernel`]).
+//! - C2. Waiting for the kernel itself is different, because the kernel may have to send requests to the server first.
+//!   The last thread of a queue must not wait for the kernel ([`Place::aside_for_kernel`]).
 //! - C3. A thread that replaced a waiting one and is no longer needed rests, and ends after a while.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub(crate) struct WorkerPool {
 
 #[derive(Debug)]
 struct State {
-    /// Threads that take or handle requests, including those aside.
+    /// Threads that take or handle requests, including threads that stepped aside.
     nr_serving: usize,
     nr_aside: usize,
     nr_resting: usize,
@@ -70,8 +70,8 @@ impl WorkerPool {
         state.nr_serving - state.nr_aside > self.base
     }
 
-    /// Steps aside. If all other threads are aside too, calls back or starts a thread to replace this one. Returns
-    /// whether a thread is left to take requests.
+    /// Steps aside. If all other threads have stepped aside too, calls back or starts a thread to replace this one.
+    /// Returns whether a thread is left to take requests.
     fn step_aside(&self, grow: &dyn Fn() -> bool) -> bool {
         let mut state = self.state.lock();
         state.nr_aside += 1;
@@ -111,7 +111,7 @@ impl Place<'_> {
     }
 
     /// Does work that waits for the kernel, which may first have to send requests. Does nothing and returns `None` if
-    /// no thread would be left to receive them (C2).
+    /// no thread would be left to receive these requests (C2).
     pub fn aside_for_kernel<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let is_replaced = self.pool.step_aside(self.grow);
         let _back = StepBack(self.pool);

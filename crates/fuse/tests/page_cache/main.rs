@@ -196,7 +196,7 @@ fn tar_and_cp_find_the_data_of_sparse_files_that_waits() {
         return;
     }
     const COPY: &str = "tar cSf ../A f; mkdir -p ../X; tar xSf ../A -C ../X; cmp f ../X/f; cp --sparse=auto f ../C; cmp f ../C; rm -r ../X ../A ../C";
-    // The writer has closed the file, holds it open with data that the kernel keeps, or has it mapped.
+    // While tar and cp read the file, its writer holds it open, with data in the kernel's page cache or in a mapping.
     const OPEN: &str = r"
 import mmap, os, subprocess, sys
 how, copy = sys.argv[1:]

@@ -27,8 +27,9 @@ pub(in super::super) struct Reader {
     data_left: u64,
     padding_left: usize,
     nr_members: u64,
-    /// Memory that the current member's headers and the global records may still take (I2).
+    /// Memory that the current member's headers may still take (I2).
     meta_left: usize,
+    /// Memory that the global records may still take (I2).
     global_left: usize,
 }
 

@@ -40,8 +40,9 @@ pub(super) struct Handed {
 /// The thread that completes files.
 pub(super) struct ContentsThread<'scope> {
     fs: &'scope Fs,
-    /// Files that are not sent yet, and the length of their data.
+    /// Files that are not sent yet.
     batch: Vec<Handed>,
+    /// The length of the data of the files in `batch`.
     batch_bytes: u64,
     batches: SyncSender<Vec<Handed>>,
     thread: ScopedJoinHandle<'scope, anyhow::Result<u64>>,

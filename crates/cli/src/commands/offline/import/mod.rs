@@ -617,8 +617,9 @@ impl<'a> Import<'a> {
 const COMMIT_BYTES: u64 = 256 << 20;
 /// Limit for symbolic links on one path, as on Linux.
 const MAX_LINKS: usize = 40;
-/// The largest number of known directories, and of bytes in their paths.
+/// The largest number of known directories.
 const MAX_DIRS: usize = 1 << 16;
+/// The largest number of bytes in the paths of known directories.
 const MAX_DIRS_BYTES: usize = 8 << 20;
 /// The most memory for data kept until the end (I4), enough for about three million directories.
 const HELD_MAX: usize = 256 << 20;
