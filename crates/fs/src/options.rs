@@ -38,12 +38,12 @@ impl CompressSpec {
     }
 }
 
-/// When reading updates access times.
+/// Rule for updating access times when files are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtimeMode {
     /// Never.
     Noatime,
-    /// If the access time is older than the last change, or is more than a day old.
+    /// A read updates the access time if it is older than the last change, or more than a day old.
     #[default]
     Relatime,
     /// At every read.
@@ -204,7 +204,7 @@ impl MountOptions {
         Ok((options, unknown))
     }
 
-    /// Applies one option; false if it is unknown.
+    /// Applies one option; returns false if the option is unknown.
     pub fn apply(&mut self, option: &str) -> Result<bool> {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),

@@ -1,5 +1,5 @@
 //! Background threads of an open filesystem. A thread holds the filesystem by a weak reference, so that dropping the
-//! last handle ends it. The owner of the threads tells them to stop.
+//! last handle closes the filesystem. The owner of the threads tells them to stop.
 
 use std::thread::JoinHandle;
 
@@ -12,8 +12,8 @@ pub(crate) struct ServiceThreads {
 }
 
 impl ServiceThreads {
-    /// Starts `count` threads that run `work`. If the system cannot start a thread, this only logs it: nothing depends
-    /// on the number of threads.
+    /// Starts `count` threads that run `work`. If the system cannot start a thread, the failure is only logged: nothing
+    /// depends on the number of threads.
     pub(crate) fn start(&self, name: &str, count: usize, work: impl FnOnce() + Clone + Send + 'static) {
         for _ in 0..count {
             match std::thread::Builder::new().name(name.to_owned()).spawn(work.clone()) {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 pub struct InodeId {
     /// The subvolume's tree.
     pub root: RootId,
-    /// The inode number in it.
+    /// The inode number in the subvolume.
     pub ino: Ino,
 }
 
@@ -20,8 +20,8 @@ impl InodeId {
     }
 
     /// The empty directory that `root` shows under the name of a subvolume that lies elsewhere: a snapshot copies the
-    /// name of a nested subvolume, but not the subvolume. The directory has no inode on disk. Its number is the
-    /// subvolume's id plus a bit that no inode on disk has.
+    /// name of a nested subvolume, but not the subvolume. The directory has no inode on disk. The directory's number is
+    /// the subvolume's id plus a bit that no inode on disk has.
     pub fn stub(root: RootId, subvolume: RootId) -> Self {
         Self { root, ino: Ino(STUBS | subvolume.0) }
     }
@@ -85,7 +85,7 @@ impl Attr {
         FileType::from_mode(self.mode)
     }
 
-    /// Whether it is a directory.
+    /// Whether the inode is a directory.
     pub fn is_dir(&self) -> bool {
         self.mode & mode::TYPE == mode::DIRECTORY
     }
@@ -160,7 +160,7 @@ impl Caller {
         FlagRights { as_owner: self.is_privileged(), immutable: self.is_privileged() }
     }
 
-    /// Whether it has every capability.
+    /// Whether the caller has every capability.
     pub fn is_privileged(&self) -> bool {
         self.uid == 0
     }
@@ -214,8 +214,8 @@ pub struct NewInode<'a> {
     pub rdev: u32,
     /// Target of a symbolic link.
     pub symlink_target: Option<&'a [u8]>,
-    /// Whether it takes nothing from its directory: no group, ACL, flag or property. For receive, which gets the attributes of
-    /// each inode from the stream.
+    /// Whether the inode takes nothing from its directory: no group, ACL, flag or property. For receive, which gets the
+    /// attributes of each inode from the stream.
     pub inherits_nothing: bool,
 }
 

@@ -1,8 +1,8 @@
-//! The commit thread. It commits every `commit=` seconds, and soon after a burst of changes ends, because sync(2) does
-//! not reach a FUSE server. It also commits or flushes delayed items on the engine's request.
+//! The commit thread. The thread commits every `commit=` seconds, and soon after a burst of changes ends, because
+//! sync(2) does not reach a FUSE server. The thread also commits or flushes delayed items on the engine's request.
 //!
 //! - I1. The thread holds a strong reference to the filesystem only while it looks for changes and commits, so that
-//!   dropping the last handle ends it.
+//!   dropping the last handle closes the filesystem.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -60,7 +60,7 @@ impl CommitThread {
         }
     }
 
-    /// Requests background work, none of which writes dirty file data. Returns false if no thread is running.
+    /// Requests background work, which never writes dirty file data. Returns false if no thread is running.
     pub(crate) fn do_soon(&self, work: BackgroundWork) -> bool {
         let asked = match work {
             BackgroundWork::Commit => &self.shared.commit_requested,
@@ -91,7 +91,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Sleeps until it is woken, at most for `limit`.
+    /// Sleeps until the thread is woken, at most for `limit`.
     fn sleep(&self, limit: Duration) {
         let mut wake = self.wake.lock();
         if !*wake {
@@ -161,7 +161,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
     }
 }
 
-/// Does the requested work; `None` if there is none.
+/// Does the requested work; returns `None` if no work is requested.
 fn do_requested(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
     let flush = shared.flush_requested.swap(false, Ordering::AcqRel);
     if shared.commit_requested.swap(false, Ordering::AcqRel) {

@@ -1,7 +1,7 @@
 //! [`Fs`]: one open filesystem; opening, syncing and closing it.
 //!
-//! - I1. A call that makes changes first calls [`Fs::reserve`] or one of its variants, which refuse on a read-only
-//!   mount and tell the commit thread. Its later steps may reserve from the engine directly.
+//! - I1. A call that makes changes first calls [`Fs::reserve`] or one of its variants, which fail on a read-only mount,
+//!   and announce the change to the commit thread. Later steps of the call may reserve from the engine directly.
 //! - I2. When [`Fs::sync`] or [`Fs::close`] succeeds, every earlier change is on disk.
 
 use std::sync::Arc;

@@ -19,8 +19,8 @@ impl Fs {
         self.inode_to_change(id).map(drop)
     }
 
-    /// The attributes of an inode that a directory entry named, counted as a lookup. Fails with `NotFound` if the entry
-    /// was removed in between.
+    /// Returns the attributes of an inode that was found through a directory entry, and counts a lookup of it by the
+    /// kernel. Fails with `NotFound` if the entry was removed in between.
     pub fn getattr_counted(&self, id: InodeId) -> Result<Attr> {
         let inode = self.inode(id).map_err(|error| match error {
             Error::Stale => Error::NotFound,

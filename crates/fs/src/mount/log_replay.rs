@@ -1,8 +1,8 @@
 //! Replay of a tree log: changes that fsync made durable since the last commit become part of the subvolumes again.
 //!
 //! All changes are put as delayed items, in one operation. The next commit makes them durable and drops the log in one
-//! step, so an interrupted replay starts over. On a read-only filesystem they stay in memory: a read-only mount shows
-//! the fsynced state and writes nothing.
+//! step, so an interrupted replay starts over. On a read-only filesystem the changes stay in memory: a read-only mount
+//! shows the fsynced state and writes nothing.
 //!
 //! Each subvolume's log is read in three passes, because names need inodes, and adding a reference may need a name or
 //! an index that another entry still has:
@@ -17,7 +17,7 @@
 //! directory, its entries are removed first.
 //!
 //! Invariants:
-//! - I1. Directory sizes and `nbytes` are not taken from the log. They follow from the added and removed items.
+//! - I1. Directory sizes and `nbytes` are not taken from the log, but follow from the added and removed items.
 //! - I2. A logged inode without links was an unlinked, open file: its items are skipped.
 //! - I3. A log is untrusted, like everything on disk. A log that contradicts the subvolume is an error, and nothing is
 //!   written.
@@ -286,7 +286,7 @@ impl Replay<'_> {
 
     // Names.
 
-    /// Removes a name. `count_links` deals with the inode.
+    /// Removes a name. `count_links` later counts the links of the inode.
     fn unlink(&mut self, dir: Ino, entry: &DirEntry, index: u64) -> Result<()> {
         let Some(child) = child_of(entry) else { return Ok(()) };
         let mut changes = Vec::new();
@@ -350,8 +350,8 @@ impl Replay<'_> {
         Ok(extrefs.iter().find(|extref| extref.parent == dir.0 && extref.name == name).map(|extref| extref.index))
     }
 
-    /// Removes entries that have this name or index, so that the logged entry can be put there. Returns true if that
-    /// entry is already there.
+    /// Removes entries that have this name or index, so that the logged entry can be put there. Returns true if the
+    /// logged entry is there already.
     fn make_way(&mut self, dir: Ino, name: &[u8], child: Ino, index: u64) -> Result<bool> {
         if let Some((entry, at)) = self.find(dir, name)? {
             let has_ref = self.index_in_refs(self.tree, child, dir, name)?.is_some();
@@ -435,7 +435,7 @@ impl Replay<'_> {
     fn unlink_ref(&mut self, ino: Ino, dir: Ino, name: &[u8], index: u64) -> Result<()> {
         match dir_item::find_entry(self.tree, dir, name)? {
             Some(entry) if child_of(&entry) == Some(ino) => self.unlink(dir, &entry, index),
-            // Another inode has this name already.
+            // The name is missing or leads to another inode, so remove only the reference.
             _ => {
                 let mut changes = Vec::new();
                 dir_item::plan_remove_ref(&mut changes, self.tree, ino, dir, name)?;
@@ -483,7 +483,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    // Links, at the end.
+    // Counting links, after all items are replayed.
 
     fn count_links(&mut self) -> Result<()> {
         while let Some(ino) = self.touched.pop_first() {

@@ -91,7 +91,7 @@ impl Fs {
         Ok(attr)
     }
 
-    /// Plans an inode in `dir`, with the properties that it inherits from there.
+    /// Plans an inode in `dir`, with the properties that it inherits from `dir`.
     pub(crate) fn draft(
         &self,
         dir: &Arc<Inode>,
@@ -124,7 +124,7 @@ impl Fs {
         state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
         let mut changes = Vec::new();
         for (name, value) in attributes {
-            // A new inode has no other items, and the hashes of these names differ.
+            // A new inode has no other attributes, and the name hashes of these attributes differ.
             changes.push(xattr::plan_new(ino, name, value));
         }
         let id = InodeId { root: dir.id.root, ino };
@@ -386,14 +386,14 @@ pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, tim
     }
 }
 
-/// Items of a new inode: inode, reference, entry, index, symbolic link target, up to three attributes, orphan item; its
-/// directory.
+/// Items of a creation: the new inode, reference, entry, index, symbolic link target, up to three attributes, orphan
+/// item, and the directory's inode.
 const CREATE_ITEMS: usize = 12;
-/// Number of inodes, for each directory and transaction, that get the next free number, as on Linux. Further inodes get
-/// numbers in rows.
+/// How many new inodes per directory and transaction get the next free inode number, as on Linux. Further inodes get
+/// the numbers of a whole row.
 const SINGLE_INOS: u64 = 64;
-/// Number of directories, for each parent and transaction, that get the next free number. Further directories begin
-/// rows, so that threads that fill different directories rarely share locks.
+/// How many new directories per parent and transaction get the next free inode number. Further directories begin a new
+/// row of numbers, so that threads that fill different directories rarely share locks.
 const SINGLE_DIRS: u64 = 8;
 /// Longest target of a symbolic link: Linux's `PATH_MAX` without its zero.
 const SYMLINK_MAX: usize = 4095;

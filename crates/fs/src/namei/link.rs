@@ -46,14 +46,14 @@ impl<'i> Locked<'i> {
 /// A name that will be removed.
 struct Victim<'n> {
     slot: NameSlot<'n>,
-    /// The inode that it leads to.
+    /// The inode that the name leads to.
     id: InodeId,
     /// The directory's sequence when the name was found.
     sequence: u64,
 }
 
 impl Fs {
-    /// Adds a name to an inode, in its own subvolume.
+    /// Adds a name to an inode, in the inode's own subvolume.
     pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
         dir_item::check_new_name(name)?;
         if id.root != dir.root {
@@ -143,7 +143,7 @@ impl Fs {
             let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
             let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
             // Every change of a directory's names changes its sequence. In a busy directory, most changes are of other
-            // names.
+            // names, so only this name is looked up again.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
                 let slot = NameSlot::read(&dir_inode.home.tree, dir.ino, name)?;
                 if slot.location() != victim.slot.location() {
@@ -189,8 +189,8 @@ impl Fs {
         }
     }
 
-    /// Removes the only name of a file that is not in memory, and the file, without loading it. Returns false, without
-    /// a change, if the file does not qualify.
+    /// Removes the only name of a file that is not in memory, and the file, without loading it. Returns false and
+    /// changes nothing if the directory has changed, or if the file must be loaded.
     fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
         let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
         let mut dir_state = dir.write()?;
@@ -222,7 +222,7 @@ impl Fs {
         Ok(Victim { slot, id, sequence: state.item.sequence })
     }
 
-    /// Removes the name under which a directory shows a subvolume that lies elsewhere ([`InodeId::stub`]).
+    /// Removes the name of an empty directory that stands for a subvolume ([`InodeId::stub`]).
     fn remove_stub(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         let reservation = self.reserve_for_removal(LINK_ITEMS)?;
         let mut state = dir.write()?;
@@ -256,7 +256,7 @@ fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u
     }
 }
 
-/// Removes one link. Without links the inode becomes an orphan, and this returns true.
+/// Removes one link. If no link is left, the inode becomes an orphan, and the function returns true.
 pub(crate) fn drop_link(op: &TransHandle<'_>, inode: &Inode, state: &mut InodeState, time: Timespec) -> bool {
     state.item.nlink = state.item.nlink.saturating_sub(1);
     inode_changed(state, time);

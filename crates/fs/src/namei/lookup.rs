@@ -213,7 +213,7 @@ fn bad_target(ino: u64) -> Error {
 }
 
 const MAX_SYMLINKS: u32 = 40;
-/// Maximum number of entries in a batch, and the smaller number in the first batch, because the caller may have room
-/// for few.
+/// Maximum number of entries in a batch.
 const READDIR_BATCH: usize = 256;
+/// Number of entries in the first batch, which is small because the caller may have room for few entries.
 const READDIR_BATCH_MIN: usize = 40;

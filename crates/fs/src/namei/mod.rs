@@ -1,10 +1,10 @@
 //! Names: lookup, listing directories, creating, linking, removing, renaming; unlinked inodes.
 //!
 //! - `lookup`: from names to inodes, and the entries of a directory.
-//! - `create`: what a new inode inherits, and its number.
+//! - `create`: new inodes: inherited properties and inode numbers.
 //! - `link`: adding and removing names.
-//! - `rename`: what a rename replaces and refuses.
-//! - `orphan`: when an inode without names is deleted.
+//! - `rename`: renaming, replacing and exchanging names.
+//! - `orphan`: deletion of inodes without names.
 //! - `state`: the rename lock.
 
 pub(crate) mod create;

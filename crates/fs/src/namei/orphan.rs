@@ -1,8 +1,8 @@
-//! Inodes without links. They are deleted after their last use, or by the next session after a crash. An unused inode
-//! with few items is deleted with its last name, in one operation.
+//! Inodes without links. An inode without links is deleted after its last use, or by the next session after a crash. An
+//! unused inode with few items is deleted with its last name, in one operation.
 //!
 //! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as its last item.
-//! - I2. Its `INODE_ITEM` is deleted last, so an interrupted deletion can continue.
+//! - I2. The `INODE_ITEM` of an inode without links is deleted last, so an interrupted deletion can continue.
 //! - I3. The deletion of an inode is tried again, if it failed, with each sync and when the filesystem is closed.
 
 use std::sync::Arc;
@@ -24,23 +24,23 @@ use crate::types::{InodeId, mode};
 pub(crate) struct LastItems<'i> {
     inode: &'i Inode,
     keys: Vec<Key>,
-    /// Index of its name, if the `INODE_REF` holds it.
+    /// Index of the inode's name, if the `INODE_REF` has the index.
     index: Option<u64>,
-    /// Prevents writeback of its data.
+    /// Prevents writeback of the inode's data.
     _writeback: ExclusiveGuard<'i>,
 }
 
 /// Keys of all items of a file that is not in memory. The items are deleted with the file's only name.
 pub(crate) struct UnloadedItems {
     keys: Vec<Key>,
-    /// Index of its name.
+    /// Index of the file's name.
     pub(crate) index: u64,
 }
 
 impl UnloadedItems {
-    /// Reads the keys of a file whose only name is `name` in `dir`. Returns `None` if `ino` is not such a file, has
-    /// more than `limit` items, or is unusual in any way. The caller keeps the file out of memory and locks the
-    /// directory.
+    /// Reads the keys of a file whose only name is `name` in `dir`. Returns `None` if `ino` is not such a file, is
+    /// immutable or append-only, has more than `limit` items, or has a damaged item. The caller blocks loading of the
+    /// file, and locks the directory.
     pub(crate) fn read(tree: &Tree, ino: Ino, (dir, name): (Ino, &[u8]), limit: usize) -> Result<Option<Self>> {
         let ref_key = ref_key(ino, dir);
         let (mut keys, mut index, mut item) = (Vec::with_capacity(8), Ok(None), Ok(None));
@@ -70,7 +70,7 @@ impl UnloadedItems {
 }
 
 impl LastItems<'_> {
-    /// The index of the name in its directory; `None` if the `INODE_REF` does not hold it.
+    /// The index of the name in its directory; `None` if the `INODE_REF` lacks it.
     pub(crate) fn index(&self) -> Option<u64> {
         self.index
     }
@@ -111,7 +111,7 @@ impl Fs {
         if state.item.nlink != 1 || self.inodes.is_used(inode.id) {
             return Ok(None);
         }
-        // Do not wait: the holder may be waiting for the state.
+        // Do not wait: the holder of the writeback lock may be waiting for the inode's state lock.
         let Some(writeback) = inode.writeback.try_lock() else { return Ok(None) };
         let ref_key = ref_key(inode.id.ino, dir);
         let (mut keys, mut index) = (Vec::with_capacity(4), Ok(None));
@@ -174,7 +174,7 @@ impl Fs {
         self.delete_items(inode)
     }
 
-    /// Deletes all items of a dead inode. Keeps it for another try if that fails.
+    /// Deletes all items of a dead inode. Keeps the inode for another try if the deletion fails.
     fn delete_items(&self, inode: &Arc<Inode>) -> Result<()> {
         let deleted = self.try_delete_items(inode);
         match &deleted {
@@ -221,9 +221,9 @@ impl Fs {
         }
     }
 
-    /// Deletes the inodes that earlier sessions left without links in a subvolume. This is done once per subvolume. The
-    /// deletion uses the subvolume itself, so nested calls return at once. A failure to delete one inode does not stop
-    /// the others; the deletion of that inode is tried again (I3).
+    /// Deletes the inodes that earlier sessions left without links in a subvolume. The orphans of a subvolume are
+    /// deleted once per session. The deletion uses the subvolume itself, so nested calls return at once. A failure to
+    /// delete one inode does not stop the others; the deletion of that inode is tried again (I3).
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if *done {
@@ -241,8 +241,9 @@ impl Fs {
         let id = InodeId { root: subvolume.id, ino };
         match self.inode(id) {
             Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
-            // The inode was deleted already, or the orphan item belongs to an interrupted truncation. In that case the
-            // extents past the file's size were dropped with the change of size, or readers do not see them.
+            // The inode was deleted already, or the orphan item belongs to an interrupted truncation. After an
+            // interrupted truncation, the extents past the file's size were dropped with the change of size, or readers
+            // do not see them.
             Ok(_) | Err(Error::Stale) => {
                 let op = self.engine.begin(self.reserve_for_removal(1)?);
                 op.delete(&subvolume.tree, orphan_key(ino));

@@ -25,7 +25,7 @@ pub(crate) struct End<'n> {
     pub(crate) name: &'n [u8],
     pub(crate) entry: Option<DirEntry>,
     pub(crate) inode: Option<Arc<Inode>>,
-    /// The subvolume that the name leads to, instead of an inode of this subvolume.
+    /// The subvolume that the name leads to, if it does not lead to an inode of this subvolume.
     pub(crate) subvolume: Option<RootId>,
     /// The directory's sequence when the name was looked up.
     sequence: u64,
@@ -259,7 +259,7 @@ impl Fs {
         Ok(None)
     }
 
-    /// Plans an inode's name at one end, with the directory's next index.
+    /// Plans an inode's name at one end of a rename, with the directory's next index.
     pub(crate) fn plan_place(
         &self,
         changes: &mut Vec<Change>,

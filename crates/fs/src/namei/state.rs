@@ -1,8 +1,8 @@
 //! [`Names`]: state of names that all directories share.
 //!
-//! Owns the rename lock, the memory budget for known names of directories, and the unlinked inodes whose deletion failed.
-//! Lock order: the rename lock comes after reservations and before the locks of inodes; no other lock is taken under
-//! that of the unlinked inodes.
+//! `Names` owns the rename lock, the memory budget for known names of directories, and the unlinked inodes whose
+//! deletion failed. Lock order: the rename lock comes after reservations and before the locks of inodes; no other lock
+//! is taken under the lock of the unlinked inodes.
 
 use std::sync::Arc;
 

@@ -25,7 +25,7 @@ pub(crate) struct Current {
     pub(crate) made: ReceivedSubvolume,
     pub(crate) name: Vec<u8>,
     pub(crate) sent: Sent,
-    /// Commands so far, resumed ones included.
+    /// Commands of the stream so far, including those that an earlier receive applied.
     pub(crate) progress: Progress,
     /// The commands that an earlier receive had applied when it stopped.
     resumed: Progress,
@@ -34,8 +34,8 @@ pub(crate) struct Current {
     walk: Walk,
     /// Looks up files of the clone source that was used last.
     source_walk: Option<Walk>,
-    /// The capability that the last `set_xattr` set, and its path. A later `chown` removes the capability from the file, so it is
-    /// set again: Linux before 5.8 sends `chown` after `set_xattr`.
+    /// The capability that the last `set_xattr` set, and its path. A later `chown` removes the capability from the
+    /// file, so the capability is set again: Linux before 5.8 sends `chown` after `set_xattr`.
     capability: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -250,8 +250,8 @@ impl Current {
         self.set(fs, path, SetAttr { atime, mtime, otime, ..SetAttr::default() }).map(drop)
     }
 
-    /// Sets the flags that do not hinder later commands. btrfs-progs ignores all of them. Compression and copy-on-write follow
-    /// attributes and mount options.
+    /// Sets the flags that do not hinder later commands. btrfs-progs ignores all flags. Compression and copy-on-write
+    /// follow attributes and mount options.
     fn fileattr(&mut self, fs: &Fs, path: &[u8], attr: u64) -> Result<()> {
         const FS_SYNC: u32 = 0x8;
         const FS_NODUMP: u32 = 0x40;

@@ -12,7 +12,7 @@ use crate::Error;
 pub struct ReceiveError {
     /// The failed command; `None` if the failure has another cause.
     pub position: Option<Position>,
-    /// The path of the command; empty if it has none.
+    /// The path of the command; empty if the command has no path.
     pub path: Vec<u8>,
     /// What is wrong.
     pub problem: Box<ReceiveProblem>,
@@ -75,7 +75,7 @@ pub enum ReceiveProblem {
     /// The name is taken.
     #[error("'{}' exists already", .0.escape_ascii())]
     Exists(Vec<u8>),
-    /// A subvolume whose receive was interrupted has the name.
+    /// The name belongs to a subvolume whose receive was interrupted.
     #[error("'{}' is left from a receive that did not end; {hint}", .name.escape_ascii())]
     Incomplete {
         /// The name.

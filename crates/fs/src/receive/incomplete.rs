@@ -1,4 +1,5 @@
-//! The subvolume that is being received: creating, marking, resuming and completing it. Completing it sets its received UUID.
+//! The subvolume that is being received: creating, marking, resuming and completing it. Completing the subvolume sets
+//! its received UUID.
 //!
 //! ```text
 //! [made, stransid, no received_uuid] --mark--> [receiving] --end of the stream--> [received, read-only]
@@ -7,9 +8,10 @@
 //!                                                [stopped after N commands]
 //! ```
 //!
-//! - I1. The mark is "receiving" before the first command is applied. It becomes "stopped" only after all applied commands.
-//!   Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the commands that the mark
-//!   counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some commands of the last transaction.
+//! - I1. The mark is "receiving" before the first command is applied. The mark becomes "stopped" only after all applied
+//!   commands. Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the
+//!   commands that the mark counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some
+//!   commands of the last transaction.
 //! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum over the
 //!   checksums of these commands.
 
@@ -45,7 +47,7 @@ pub(crate) struct Sent {
 pub(crate) struct Progress {
     /// Number of commands after the one that creates the subvolume.
     pub(crate) nr_commands: u64,
-    /// Checksum over the checksums of these commands (I2).
+    /// Checksum over the checksums of the applied commands (I2).
     pub(crate) digest: u32,
 }
 
@@ -61,7 +63,7 @@ impl Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     sent: Sent,
-    /// The progress when the receive stopped; `None` while it runs.
+    /// The progress when the receive stopped; `None` while the receive runs.
     stopped: Option<Progress>,
 }
 

@@ -1,6 +1,6 @@
 //! The thread that reads a stream: it cuts the input into commands and verifies their checksums, batch by batch.
 //!
-//! - I1. At most [`NR_BATCHES`] batches wait. A batch holds about [`BATCH_BYTES`], or one larger command.
+//! - I1. At most [`NR_BATCHES`] batches wait to be applied. A batch holds about [`BATCH_BYTES`], or one larger command.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -95,7 +95,8 @@ fn read_stream(
                             result = Ok(true);
                             break;
                         }
-                        // Send these at once, so that the caller soon sees whether the subvolume can be received.
+                        // Send a command that begins a subvolume at once, so that the caller soon sees whether the
+                        // subvolume can be received.
                         Some(CommandKind::Subvol | CommandKind::Snapshot) => break,
                         _ => {}
                     }
@@ -107,7 +108,8 @@ fn read_stream(
                 }
             }
         }
-        // The commands before an error are applied too: if the subvolume is kept, it is resumed after them.
+        // The commands before an error are applied too: if the subvolume is kept, a later receive continues after these
+        // commands.
         if batches.send(Ok(batch)).is_err() {
             return Ok(false);
         }

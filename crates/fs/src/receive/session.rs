@@ -71,7 +71,7 @@ pub struct ReceivedSubvolume {
     pub path: Vec<u8>,
     /// UUID of the subvolume that was sent.
     pub uuid: Uuid,
-    /// Whether it began as a snapshot of a parent.
+    /// Whether the subvolume began as a snapshot of a parent.
     pub is_snapshot: bool,
     /// Commands that an earlier receive had applied.
     pub nr_resumed: u64,
@@ -147,7 +147,8 @@ impl Session<'_> {
                     }
                 }
             };
-            // The reader thread ends now: sending its next batch fails, and its input returns.
+            // The reader thread ends now: sending its next batch fails, and `ended` makes a waiting read of the input
+            // return.
             drop(batches);
             self.options.ended.store(true, Ordering::SeqCst);
             result

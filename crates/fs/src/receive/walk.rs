@@ -2,7 +2,8 @@
 //!
 //! - I1. Every name is looked up as an entry of a directory of the subvolume. Only directories are entered; symbolic links are never
 //!   read, and names of other subvolumes are errors (R1).
-//! - I2. A cached path is removed or renamed in the same call that changes its name.
+//! - I2. When a command removes or renames a path, the same call removes or renames it in the cache too (`gone`,
+//!   `renamed`).
 
 use std::collections::BTreeMap;
 
@@ -146,7 +147,7 @@ impl Walk {
     }
 }
 
-/// Finds the entry of a name in a directory. Fails if it leads to another subvolume (I1).
+/// Finds the entry of a name in a directory. Fails if the name leads to another subvolume (I1).
 pub(crate) fn entry(fs: &Fs, dir: InodeId, name: &[u8]) -> Result<(InodeId, FileType)> {
     dir_item::check_name(name)?;
     let inode = fs.inode(dir)?;

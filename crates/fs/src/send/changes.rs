@@ -1,4 +1,5 @@
-//! [`Change`]: the changes between two snapshots, for people; and the extents that are new since a generation.
+//! [`Change`]: the changes between two snapshots, in a form for people to read; and the extents that are new since a
+//! generation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,7 +27,7 @@ pub struct Change {
     pub file_type: &'static str,
     /// A path of the inode: in the newer snapshot or, if it was removed, in the older one.
     pub path: Vec<u8>,
-    /// Its former path, if it was renamed.
+    /// The inode's former path, if it was renamed.
     pub from: Option<Vec<u8>>,
     /// Changed bytes of a file: offset and end.
     pub ranges: Vec<Range<u64>>,

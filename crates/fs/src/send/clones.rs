@@ -1,9 +1,9 @@
 //! [`Clones`]: finds files from which the receiver can clone a part of an extent: files of the parent and of clone
 //! sources, and files that were sent earlier in this stream.
 //!
-//! One map holds the parts that were sent, by address of the extent. References from other subvolumes come from the extent
-//! tree, for a window of extents at a time and in the order of their addresses. Each is then verified in the subvolume's
-//! own tree, because snapshots share leaves and thereby references.
+//! One map holds the parts that were sent, by address of the extent. References from other subvolumes come from the
+//! extent tree, for a window of extents at a time and in the order of their addresses. Each reference is then verified
+//! in the subvolume's own tree, because snapshots share leaves and thereby references.
 //!
 //! - C1. A source's content is in place at the receiver when the command arrives: the source lies in a subvolume that the
 //!   receiver has, or was written or cloned earlier in this stream and does not change any more.
@@ -106,7 +106,8 @@ impl<'t> Clones<'t> {
         self.own
     }
 
-    /// Looks up the references to the extents of a window. Each extent has its address, length on disk and generation.
+    /// Looks up the references to the extents of a window. Each item of `extents` is an extent's address, length on
+    /// disk and generation.
     pub(super) fn look_up(&mut self, extents: impl Iterator<Item = (Logical, u64, Generation)>) -> Result<()> {
         self.hints.clear();
         let Some(newest) = self.roots.iter().map(|root| root.generation).max() else { return Ok(()) };
@@ -190,7 +191,7 @@ impl<'t> Clones<'t> {
         (usable > 0).then_some(usable)
     }
 
-    /// Makes a file of this stream a source.
+    /// Returns a file of this stream as a clone source.
     pub(super) fn own_file(&self, path: Arc<[u8]>, offset: u64) -> CloneFrom {
         let (uuid, ctransid) = (self.own.stream_uuid(), self.own.item().ctransid.0);
         CloneFrom { uuid, ctransid, path, offset, is_sent: true }

@@ -1,15 +1,17 @@
-//! [`FileDiff`]: sends the data that turns a file of the old tree into that of the new tree.
+//! [`FileDiff`]: sends the data that turns a file of the old tree into the file of the new tree.
 //!
 //! The walk pushes the items that differ, in order of offset. Items of one file do not overlap in one tree. So if an item of
 //! one tree differs, all items of the other tree that overlap it differ too. Ranges that both trees map to the same part of the
 //! same extent are equal: an extent's data does not change while a read-only snapshot uses it.
 //!
 //! - E1. Items are processed in windows; an item that reaches past the end of its window is cut.
-//! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must not end before the
-//!   end of the target file. Growing the file writes zeros past the old end, so the sector there is made a hole again if it is a
-//!   hole in the new tree, and is sent if it is data, also where both trees map the same extent.
-//! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is extended by a
-//!   hole, which is cloned into place, and then truncated. This is done last, because of E2.
+//! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must not end
+//!   before the end of the target file. If the old end is inside a sector, growing the file writes zeros into the rest
+//!   of that sector. So that sector is made a hole again if it is a hole in the new tree, and is sent if it is data,
+//!   even if both trees map it to the same extent.
+//! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is
+//!   extended by a hole, which is cloned into place, and then truncated. Holes are cloned after all other changes,
+//!   because of E2.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -110,7 +112,8 @@ impl FileDiff {
             let item = item.map(|item| decode_of(self.root, &item.key(), &item, self.sectorsize)).transpose()?;
             let item = item.filter(|item| item.end > end);
             let last = end - end % sector..end.next_multiple_of(sector);
-            // The old end is inside the sector, so the receiver lacks its rest even where both trees map the same extent.
+            // The old end is inside this sector. The receiver lacks the rest of the sector, even if both trees map it
+            // to the same extent.
             if let Some(item) = item.as_ref().filter(|item| item.is_data()) {
                 if self.options.no_data {
                     self.update(last, pipeline)?;
@@ -130,7 +133,7 @@ impl FileDiff {
         Ok(())
     }
 
-    /// Adds the next items that differ; both have the same offset.
+    /// Adds the next pair of items that differ: the items of the old and the new tree at one offset.
     pub(super) fn push(
         &mut self,
         (old, new): (Option<ExtentAt>, Option<ExtentAt>),
@@ -361,7 +364,7 @@ impl Plan {
         let new: Vec<Arc<ExtentAt>> = new.iter().map(|item| Arc::new(item.clone())).collect();
         let ends = |item: &ExtentAt| [item.start, item.end];
         let mut points: Vec<u64> = old.iter().flat_map(ends).chain(new.iter().flat_map(|item| ends(item))).collect();
-        // Ranges past the end of the file follow other rules, so split there.
+        // Ranges past the end of the file follow other rules, so the end of the file is a boundary too.
         let file_end = self.size.next_multiple_of(u64::from(self.sectorsize));
         if points.iter().any(|point| *point > file_end) && points.iter().any(|point| *point < file_end) {
             points.push(file_end);

@@ -2,8 +2,8 @@
 //! is still used.
 //!
 //! The first walk over the difference removes names that vanish. The remaining inodes are *movers*: both snapshots have
-//! them, but none of their old names stays. Each keeps one old name until it moves. Deleted directories that hold movers
-//! are *late*: they are removed when the last mover has left.
+//! them, but none of their old names stays. Each mover keeps one old name until it moves. Deleted directories that hold
+//! movers are *late*: they are removed when the last mover has left.
 //!
 //! A move may have to wait for another one, for one of three reasons. The first two are dependencies on names, the third is
 //! a dependency on the shape of the tree:
@@ -73,7 +73,8 @@ pub(super) struct Moves<'t> {
     index: HashMap<Node, usize>,
     dead: HashSet<u64>,
     late: HashMap<u64, Late>,
-    /// Current places of movers, late directories and directories made so far. All others are where their tree has them.
+    /// Current places of movers, late directories and directories made so far. Every other inode has the place that its
+    /// tree shows.
     places: HashMap<Node, Place>,
     /// Movers and late directories, by their current places.
     occupants: HashMap<Place, Node>,
@@ -181,7 +182,8 @@ impl<'t> Moves<'t> {
         Ok((goes, stays, comes))
     }
 
-    /// Notes an inode that only the old tree has, or that the new tree replaces. Passes on the steps that need no order.
+    /// Notes an inode that only the old tree has, or that the new tree replaces. Passes steps that can be done in any
+    /// order to `out` at once.
     pub(super) fn deleted(
         &mut self,
         ino: u64,
@@ -205,7 +207,8 @@ impl<'t> Moves<'t> {
         out(Step { change: NameChange::Unlink(self.old.path_of(link)?), touched: vec![link.parent] })
     }
 
-    /// Notes an inode that both trees have and whose names changed. Passes on the steps that need no order.
+    /// Notes an inode that both trees have and whose names changed. Passes steps that can be done in any order to `out`
+    /// at once.
     pub(super) fn renamed(&mut self, ino: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         if ino == Ino::ROOT_DIR.0 || !self.compared.insert(ino) {
             return Ok(());
@@ -232,7 +235,7 @@ impl<'t> Moves<'t> {
         Ok(())
     }
 
-    /// Orders all other changes and passes them on.
+    /// Orders all other changes and passes them to `out`.
     pub(super) fn run(mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<Moved> {
         let mut relinked = HashSet::new();
         // If a directory's number was reused, the names in the directory look unchanged.
@@ -254,7 +257,7 @@ impl<'t> Moves<'t> {
         Ok(Moved { made: self.made, relinked })
     }
 
-    /// Removes deleted directories that hold nothing that is still needed. The others become late.
+    /// Removes deleted directories that hold nothing that is still needed. Other deleted directories become late.
     fn find_late(&mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         self.late = self.dead.iter().map(|dir| (*dir, Late::default())).collect();
         let mut inside: Vec<(u64, Node)> = Vec::new();
@@ -284,7 +287,7 @@ impl<'t> Moves<'t> {
         Ok(())
     }
 
-    /// Removes an empty late directory, and those above it that become empty by this.
+    /// Removes an empty late directory, and the late directories above it that become empty in turn.
     fn remove_late(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         let mut next = Some(dir);
         while let Some(dir) = next.take() {
@@ -301,7 +304,8 @@ impl<'t> Moves<'t> {
         Ok(())
     }
 
-    /// Notes that a mover or directory left a directory. Returns that directory if it is late and now empty.
+    /// Notes that a mover or directory left a directory. Returns the directory that was left if it is late and now
+    /// empty.
     fn left(&mut self, parent: Node) -> Option<u64> {
         if parent.is_new {
             return None;
@@ -348,7 +352,8 @@ impl<'t> Moves<'t> {
         };
         if to.parent.is_new && !self.made.contains(&to.parent.ino) {
             if making.contains(&to.parent.ino) {
-                // The new directory waits for the name of this mover. The mover moves there after the directory is made.
+                // The new directory waits for the name of this mover. The mover moves into the new directory after that
+                // directory is made.
                 if self.movers[index].state != State::Orphan {
                     self.orphan(node, out)?;
                 }

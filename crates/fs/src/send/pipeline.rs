@@ -72,7 +72,7 @@ struct Slot(Mutex<Work>);
 
 #[derive(Default)]
 struct Queue {
-    /// In the order of the stream.
+    /// All slots in the order of the stream, each with its number of bytes.
     slots: VecDeque<(Arc<Slot>, u64)>,
     /// Slots that no reader has taken yet.
     unread: VecDeque<Arc<Slot>>,
@@ -181,7 +181,7 @@ impl<'p> Pipeline<'p, '_> {
         self.push(slot, bytes, false)
     }
 
-    /// Hands everything to the other threads.
+    /// Hands all collected commands and data to the other threads.
     fn flush(&mut self) -> Result<()> {
         self.end_run()?;
         self.push_pending()
@@ -419,7 +419,7 @@ fn written(output: &mut (dyn Write + Send), bytes: &[u8], job: &Job) -> Result<(
     Ok(())
 }
 
-/// The stream's number of a compression method; `None` if the stream has none for it.
+/// The number of a compression method in a stream; `None` if the stream format has no number for the method.
 pub(super) fn stream_compression(compression: Compression, sectorsize: u32) -> Option<u32> {
     use ubtrfs_stream::Compression as Stream;
     match compression {
@@ -456,7 +456,7 @@ impl Drop for EndOnDrop<'_, '_> {
     }
 }
 
-/// Fails the pipeline if the thread that holds this panics, so that no thread waits for it.
+/// Fails the pipeline if the thread that holds this guard panics, so that no thread waits for it.
 struct FailOnUnwind<'p, 'e>(&'p Shared<'e>);
 
 impl Drop for FailOnUnwind<'_, '_> {

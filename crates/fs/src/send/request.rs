@@ -16,14 +16,14 @@ use crate::error::{Error, Result};
 use crate::subvolume::sends::Sending;
 use crate::types::SubvolumeInfo;
 
-/// One or several subvolumes to send, and how.
+/// A request to send one or several subvolumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendRequest {
-    /// Read-only subvolumes, in this order.
+    /// Read-only subvolumes, in the order in which they are sent.
     pub subvolumes: Vec<RootId>,
-    /// A subvolume that the receiver has. The subvolumes are sent as their differences to this one.
+    /// A subvolume that the receiver has. The subvolumes are sent as their differences to the parent.
     pub parent: Option<RootId>,
-    /// More subvolumes that the receiver has. Without a parent, the one that differs least becomes the parent.
+    /// More subvolumes that the receiver has. Without a parent, the clone source that differs least becomes the parent.
     pub clone_sources: Vec<RootId>,
     /// Version of the stream, 1 or 2.
     pub version: u32,
@@ -68,7 +68,8 @@ impl Fs {
             let header = !request.joined || index == 0;
             let end = !request.joined || index + 1 == nr;
             self.send_one(request, &subvolume, (header, end), output, job)?;
-            // With a parent, later subvolumes are sent as differences to it too, and may clone from this one.
+            // With a parent, later subvolumes are sent as differences to it too, and may clone from the subvolume that
+            // was just sent.
             if request.parent.is_some() || !request.clone_sources.is_empty() {
                 clone_sources.push(id);
             }

@@ -57,7 +57,7 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
 struct Current {
     ino: u64,
     item: InodeItem,
-    /// The inode in the old tree, if it is the same one.
+    /// The inode in the old tree, if both trees have this inode.
     old: Option<InodeItem>,
     links: Vec<Link>,
     links_changed: bool,
@@ -334,7 +334,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         self.touch(link.parent)
     }
 
-    /// Adds the new names of a kept inode, after removals and moves. Returns one of its paths.
+    /// Adds the new names of a kept inode, after removals and moves. Returns one of the inode's paths.
     fn add_names(&mut self, ino: u64) -> Result<Vec<u8>> {
         let Some(old) = self.old else { return self.new.any_path(ino) };
         let (_, stays, comes) = Moves::new(old, self.new).compare(ino)?;
@@ -495,7 +495,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    /// Notes that the times of a directory change, and sends the times of another one if too many wait.
+    /// Notes that the times of a directory change, and sends the times of another directory if too many wait.
     fn touch(&mut self, dir: u64) -> Result<()> {
         match self.times.touch(dir) {
             Some(oldest) => self.send_dir_times(oldest),
@@ -543,8 +543,8 @@ pub(super) fn skip_inode(diff: &mut Diff<'_>, ino: u64) -> Result<()> {
     }
 }
 
-/// Directories whose times have to be sent, in the order of their last change. If there are too many, the times of the oldest
-/// are sent.
+/// Directories whose times have to be sent, in the order of their last change. If there are too many, the times of the
+/// directory whose last change is the oldest are sent.
 #[derive(Debug, Default)]
 struct DirTimes {
     by_age: BTreeMap<u64, u64>,
@@ -553,7 +553,7 @@ struct DirTimes {
 }
 
 impl DirTimes {
-    /// Notes a change. If there are too many directories, returns the one whose times have to be sent now.
+    /// Notes a change. If there are too many directories, returns the directory whose times have to be sent now.
     fn touch(&mut self, dir: u64) -> Option<u64> {
         self.clock += 1;
         if let Some(age) = self.ages.insert(dir, self.clock) {

@@ -31,7 +31,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct SentTree {
     tree: CommittedTree,
-    /// Paths of directories; `None` while one is being resolved.
+    /// Known paths of directories.
     paths: RefCell<HashMap<u64, Arc<[u8]>>>,
     /// The inode that was looked up last.
     last: RefCell<Option<(u64, Option<InodeItem>)>>,
@@ -246,8 +246,8 @@ impl SentTree {
     }
 }
 
-/// Whether inodes of two trees with one number are the same inode: the number may have been reused. Root directories are
-/// always the same.
+/// Whether two inodes with the same number in two trees are the same inode: the number may have been reused. Root
+/// directories are always the same.
 pub(super) fn is_same(ino: u64, old: &InodeItem, new: &InodeItem) -> bool {
     ino == Ino::ROOT_DIR.0 || identity(old) == identity(new)
 }

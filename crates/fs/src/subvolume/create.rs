@@ -1,7 +1,7 @@
 //! Creating subvolumes and snapshots, and changing their properties.
 //!
-//! - I1. A snapshot holds everything that was written to its source before the call. That data is written back first,
-//!   and no other data, so a snapshot does not wait for later writes.
+//! - I1. A snapshot holds everything that was written to its source before the call. Only data written before the call
+//!   is written back, so a snapshot does not wait for later writes.
 //! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made, and then find
 //!   their extents shared.
 //! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
@@ -24,9 +24,10 @@ use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 
 impl Fs {
-    /// Creates an empty subvolume under a name of `dir`, durable on return. Its root directory belongs to the caller. The
-    /// mode of the root directory depends on the umask, and is no wider than a default ACL of `dir` allows. As on Linux,
-    /// the root directory inherits no group, flag, ACL or property from `dir`. Returns the root directory.
+    /// Creates an empty subvolume under a name of `dir`, durable on return. The root directory of the subvolume belongs
+    /// to the caller. The mode of the root directory depends on the umask, and is no wider than a default ACL of `dir`
+    /// allows. As on Linux, the root directory inherits no group, flag, ACL or property from `dir`. Returns the root
+    /// directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         self.create_subvolume_in(dir, name, caller, &[])
     }
@@ -42,7 +43,7 @@ impl Fs {
         self.create_subvolume_for(dir, name, caller, qgroups, NOT_RECEIVED)
     }
 
-    /// Creates a subvolume as [`Self::create_subvolume_in`] does, into which a stream will be received.
+    /// Creates, as [`Self::create_subvolume_in`] does, a subvolume into which a stream will be received.
     pub(crate) fn create_subvolume_for(
         &self,
         dir: InodeId,
@@ -84,7 +85,7 @@ impl Fs {
         self.snapshot_for(source, dir, name, read_only, qgroups, NOT_RECEIVED)
     }
 
-    /// Creates a snapshot as [`Self::snapshot_in`] does, into which a stream will be received.
+    /// Creates, as [`Self::snapshot_in`] does, a snapshot into which a stream will be received.
     pub(crate) fn snapshot_for(
         &self,
         source: RootId,
@@ -201,7 +202,7 @@ impl Fs {
         let reservation = match ready {
             Ok(reservation) => reservation,
             Err(error) => {
-                // The flag on disk is unchanged.
+                // The flag on disk is unchanged, so undo the change in memory.
                 subvolume.set_read_only(!read_only)?;
                 return Err(error);
             }
@@ -243,7 +244,7 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// The subvolume with this name, and the sequence of the directory at that time.
+    /// The subvolume with this name, and the directory's sequence when the name was found.
     pub(crate) fn find_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<(RootId, u64)> {
         dir_item::check_name(name)?;
         let inode = self.inode(dir)?;

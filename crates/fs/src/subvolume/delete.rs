@@ -1,5 +1,5 @@
-//! Deleting subvolumes. The name is removed at once. The inodes are removed when none of them is in use any more, and the space is
-//! freed in the commits after that ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes. The name of a deleted subvolume is removed at once. The inodes are removed when none of them is
+//! in use any more, and the space is freed in the commits after that ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
@@ -36,7 +36,7 @@ use crate::types::InodeId;
 pub(crate) struct Deletions {
     deleted: Mutex<HashSet<RootId>>,
     /// Deleted subvolumes whose inodes may still be used, each with the inodes that the last search found in use. The
-    /// next search waits until all of these are unused.
+    /// next search waits until all of these inodes are unused.
     used: Mutex<HashMap<RootId, HashSet<InodeId>>>,
     nr_used: AtomicUsize,
 }

@@ -233,5 +233,5 @@ fn push_name(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
-/// Limit on the depth of paths. Only damaged filesystems have deeper ones: `PATH_MAX` allows fewer names.
+/// Limit on the depth of paths. Only damaged filesystems have deeper paths: `PATH_MAX` allows fewer names.
 const MAX_NESTING: usize = 4096;

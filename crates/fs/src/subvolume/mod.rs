@@ -1,11 +1,11 @@
 //! Subvolumes and snapshots: creating, deleting, listing, renaming, quotas, and searching their items.
 //!
-//! - `create`: what a snapshot contains, and making a subvolume read-only. The commit makes the snapshot
+//! - `create`: making subvolumes and snapshots, and making a subvolume read-only. The commit makes the snapshot
 //!   (`roots/subvolume_roots.rs` of crate `transaction`).
-//! - `delete`: when a deleted subvolume disappears.
-//! - `list`: paths and parents, and which subvolume is mounted.
+//! - `delete`: deleting subvolumes.
+//! - `list`: paths and parents of subvolumes, and the choice of the subvolume to mount.
 //! - `rename`: renames that move a subvolume.
-//! - `sends`: what is refused while a subvolume is being sent.
+//! - `sends`: changes that are refused while a subvolume is being sent.
 //! - `quota`, `resolve`, `search`: quota groups, paths of addresses and inodes, items of a tree.
 //!
 //! Crate `control` decides which users may call these functions (`control/src/subvolume.rs`).

@@ -6,7 +6,8 @@ use crate::Fs;
 use crate::error::Result;
 
 impl Fs {
-    /// Enables quotas, durable on return. A rescan starts; [`Self::wait_for_quota_rescan`] waits for its end.
+    /// Enables quotas, durable on return. A rescan starts; [`Self::wait_for_quota_rescan`] waits for the end of the
+    /// rescan.
     pub fn enable_quotas(&self) -> Result<()> {
         self.check_open()?;
         self.engine.enable_quotas()?;

@@ -29,7 +29,7 @@ struct Endpoint {
     inode: Arc<Inode>,
     /// Location and type, as in a directory entry.
     target: (Key, u8),
-    /// The subvolume's id, and the index of its name; `None` if this is no subvolume.
+    /// The subvolume's id, and the index of its name; `None` for an inode of the directory's own subvolume.
     subvolume: Option<(RootId, u64)>,
 }
 
@@ -133,7 +133,7 @@ impl Fs {
             if let Some(draft) = whiteout {
                 draft.put(&mut op.changes(&dir.home.tree), 1, self);
             }
-            // Everything below it now has another path.
+            // Everything below the moved directory or subvolume now has another path.
             op.note_directory_moved();
             let replaced = target.as_ref().filter(|_| !is_exchange).map(|target| &target.inode);
             let unlinked = replaced.filter(|inode| drop_link(&op, inode, locked.of(inode), time)).map(|inode| inode.id);

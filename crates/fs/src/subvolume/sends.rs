@@ -1,9 +1,10 @@
-//! [`Sends`]: excludes changes that would disturb a send: deleting or changing its subvolumes, and moving extents.
+//! [`Sends`]: excludes changes that would disturb a send: deleting or changing the sent subvolumes, and moving extents.
 //!
-//! - N1. A subvolume in [`State::sending`] is read-only. It cannot be deleted or become writable.
+//! - N1. A subvolume in [`State::sending`] is read-only. A subvolume that is being sent cannot be deleted or become
+//!   writable.
 //! - N2. Sends and moves of extents exclude each other: a send reads nodes and data by address.
-//! - N3. A call that would break one of these fails at once. It does not wait, because a send can take as long as its
-//!   reader does.
+//! - N3. A call that would break one of these rules fails at once. The call does not wait, because a send can take as
+//!   long as its reader does.
 
 use std::collections::HashMap;
 
@@ -38,7 +39,7 @@ pub(crate) struct Sending<'s> {
 pub(crate) struct Moving<'s>(&'s Sends);
 
 impl Sends {
-    /// Begins to send these subvolumes. The caller checks afterwards that they are read-only (N1).
+    /// Begins to send these subvolumes. The caller checks afterwards that the subvolumes are read-only (N1).
     pub(crate) fn begin_send(&self, ids: impl Iterator<Item = RootId>) -> Result<Sending<'_>> {
         let mut state = self.state.lock();
         if state.moving > 0 {

@@ -1,7 +1,7 @@
 //! [`Subvolumes`]: the subvolumes in memory ("entered"), and those that are being deleted.
 //!
-//! Owns the flag lock, the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the change lock comes before
-//! reservations and the locks of inodes; no other lock is taken under that of the map.
+//! `Subvolumes` owns the flag lock, the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the
+//! change lock comes before reservations and the locks of inodes; no other lock is taken under the lock of the map.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,7 +53,8 @@ impl Subvolumes {
         self.deletions.has(id)
     }
 
-    /// Adds an entered subvolume to the map. If two threads enter it at once, both get the subvolume of the first.
+    /// Adds an entered subvolume to the map. If two threads enter a subvolume at once, both get the subvolume that the
+    /// first thread made.
     fn keep(&self, subvolume: Arc<Subvolume>) -> Arc<Subvolume> {
         Arc::clone(self.entered.write().entry(subvolume.id).or_insert(subvolume))
     }
@@ -65,7 +66,8 @@ impl Subvolumes {
 }
 
 impl Fs {
-    /// The subvolume. The first call enters it and deletes its unlinked inodes, so the caller must hold no inode lock.
+    /// The subvolume. The first call enters the subvolume and deletes its unlinked inodes, so the caller must hold no
+    /// inode lock.
     pub(crate) fn subvolume(&self, root: RootId) -> Result<Arc<Subvolume>> {
         if let Some(subvolume) = self.subvolumes.get(root) {
             return Ok(subvolume);
