@@ -221,7 +221,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Size of one read of data.
+/// Number of bytes of data in one read.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Bytes of data that the threads verify before the results are reported.
 const BATCH_BYTES: u64 = 32 << 20;

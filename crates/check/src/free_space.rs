@@ -10,8 +10,8 @@ use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::walk::{Event, Leaf};
 
-/// The free ranges of a block group as the tree lists them. Each range takes 16 bytes. The ranges are dropped after the
-/// comparison.
+/// The free ranges of a block group as the free space tree lists them. Each range takes 16 bytes. The ranges are
+/// dropped after the comparison.
 #[derive(Default)]
 struct Listed {
     /// Start, end, info and place of the current block group.
@@ -241,7 +241,7 @@ impl Expected {
     }
 }
 
-/// Adds a range, and joins it to the last one if they touch.
+/// Adds a range; joins it to the last range if the two ranges touch.
 fn push(ranges: &mut Vec<(u64, u64)>, from: u64, to: u64) {
     match ranges.last_mut() {
         Some((_, end)) if *end == from => *end = to,

@@ -1,7 +1,7 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
 //! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on
-//! what the engine wrote. In the stack of crates it is above `volumes`, like `tree` and `transaction`.
+//! what the engine wrote. In the stack of crates, the checker is above `volumes`, like `tree` and `transaction`.
 //!
 //! The checker visits every tree once, in key order. A block that several trees share is visited only once. `walk`
 //! reads blocks (`reader`) and records references; the modules named after trees check items. A fact with two sides

@@ -212,8 +212,8 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Mutes the sink, so that it ignores problems. A second walk mutes the sink, because it would report the same
-    /// problems again.
+    /// Mutes or unmutes the sink; a muted sink ignores problems. A second walk mutes the sink, because it would
+    /// report the same problems again.
     pub(crate) fn mute(&mut self, muted: bool) {
         self.muted = muted;
     }

@@ -37,7 +37,7 @@ pub(crate) struct Quota {
 }
 
 /// A set of subvolumes, formed from another set and one more subvolume. Subvolumes are visited one after the other,
-/// so the subvolumes of a set always join it in the same order.
+/// so the subvolumes of a set always join the set in the same order.
 #[derive(Clone, Copy, Debug)]
 struct UserSet {
     others: u32,

@@ -157,7 +157,7 @@ impl Reader<'_> {
         outcome
     }
 
-    /// Reads blocks that were verified before. Reports a problem only if the block is not the one that this pointer
+    /// Reads blocks that were verified before. Reports a problem only if the block is not the block that this pointer
     /// expects.
     fn read_again(&self, edges: &[&Edge], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
         for (edge, raw) in edges.iter().zip(piece.chunks_mut(self.nodesize)) {

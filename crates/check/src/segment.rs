@@ -1,8 +1,8 @@
 //! Remembers checked runs of leaves that subvolumes share, so that a snapshot costs time only for its unshared leaves.
 //!
 //! A leaf whose first key is an inode item begins a *segment*, which ends before the next such leaf. No inode lies in
-//! two segments. The results of a segment (sum of names, number of inodes) are remembered. They are used again if
-//! another subvolume has the same leaves in the same order.
+//! two segments. The results of a segment (sum of names, number of inodes) are remembered. The remembered results are
+//! used again if another subvolume has the same leaves in the same order.
 //!
 //! Invariants:
 //! - I1. A segment is remembered only if it had no problems, and no items that are compared outside of the ledger

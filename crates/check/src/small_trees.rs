@@ -11,8 +11,8 @@ use crate::raw::u64_at;
 use crate::walk::Event;
 
 impl<'a> Checker<'a> {
-    /// Compares the UUID tree with the subvolumes. Linux rebuilds the tree when it is out of date, so differences are
-    /// warnings, not damage.
+    /// Compares the UUID tree with the subvolumes. Linux rebuilds an outdated UUID tree, so differences are warnings,
+    /// not damage.
     pub(crate) fn uuid_tree(&mut self) {
         let Some(root) = self.tree_root(RootId::UUID_TREE) else { return };
         let mut listed: BTreeSet<(KeyType, Uuid, u64)> = BTreeSet::new();

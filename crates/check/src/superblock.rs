@@ -1,7 +1,7 @@
 //! Checks the copies of the superblock and their root backups.
 //!
-//! Linux writes all copies at a commit, but only the first one when it syncs the log. So copies of one generation may differ
-//! in the fields of the log.
+//! Linux writes all copies at a commit, but only the first copy when it syncs the log. So copies of one generation
+//! may differ in the fields of the log.
 
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -27,7 +27,7 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
         }
         if raw.iter().all(|&byte| byte == 0) {
             if mirror == 0 {
-                // mkfs writes the first copy, and Linux mounts only from it.
+                // mkfs writes the first copy, and Linux mounts only from that copy.
                 let text = format!("{name} was overwritten with zeros; Linux does not mount the filesystem without it");
                 sink.report(Code::SuperMirror, place, text);
                 continue;

@@ -216,7 +216,7 @@ fn lowmem_finds(image: &Image) -> (bool, String) {
     (!success && said.contains("error(s) found"), said)
 }
 
-/// Whether the output of `btrfs check` contains a complaint that it does not print for a clean image.
+/// Whether the output of `btrfs check` contains a complaint that is not printed for a clean image.
 fn complains(text: &str) -> bool {
     let words = ["error", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "bad ", "errors "];
     text.lines().any(|line| {

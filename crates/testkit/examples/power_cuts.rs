@@ -6,11 +6,11 @@
 //! Linux replays and `btrfs check` checks `--linux` cuts. The exit status is 1 if a promise was broken or a check was
 //! not clean.
 //!
-//! `--bed alone` (the default) changes the filesystem with one thread, and repeats exactly from its seed. `--bed
+//! `--bed alone` (the default) changes the filesystem with one thread, so a run repeats exactly from its seed. `--bed
 //! threads` uses several threads, while the device sometimes delays requests; a seed determines the actions of the
-//! threads but not their interleaving. `--repeat` runs each seed that many times, `--every 8` uses seeds of only one
-//! kind of run, and `--keep` saves the image of each failed cut and the actions of each thread. `--threads` is the
-//! number of seeds that run in parallel.
+//! threads but not their interleaving. `--repeat N` runs each seed N times, `--every 8` uses seeds of only one kind
+//! of run, and `--keep` saves the image of each failed cut and the actions of each thread. `--threads` is the number
+//! of seeds that run in parallel.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use ubtrfs_testkit::{Cut, CutBuilder, Image, PowerCuts, ThreadedCuts, TreeEntry};
 
-/// A recorded run, of one thread or of several.
+/// A recorded run, of one thread or of several threads.
 enum Run {
     Alone(Box<PowerCuts>),
     Threads(Box<ThreadedCuts>),

@@ -1,5 +1,5 @@
-//! Makes and sends random chains of snapshots with Linux, and receives them with the engine, except for the last snapshot, which
-//! Linux receives on top. Compares trees and sharing, and runs both checkers.
+//! Makes and sends random chains of snapshots with Linux, and receives them with the engine, except for the last
+//! snapshot, which Linux receives into the same filesystem. Compares trees and sharing, and runs both checkers.
 //!
 //! `cargo run --release -p ubtrfs-testkit --example receive_rounds -- [--from SEED] [--rounds N] [--snapshots 4] [--operations 150] [--keep DIR]`
 //! prints one line for each round. The exit status is 1 if a round failed.

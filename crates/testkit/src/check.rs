@@ -1,5 +1,5 @@
-//! Checks images with `btrfs check`, which must exit with 0 and print no problem, and with `ubtrfs check`. Both also
-//! verify checksums of file data.
+//! Checks images with `btrfs check`, which must exit with 0 and print no problem, and with `ubtrfs check`. Both
+//! checkers also verify checksums of file data.
 
 use std::fs::File;
 use std::io;
@@ -35,7 +35,7 @@ fn by_btrfs(image: &Path) -> Result<()> {
 }
 
 /// Fails with every problem that `ubtrfs check --check-data-csum` finds. A torn copy of the superblock is allowed,
-/// because a power cut may leave one, and the next commit repairs it.
+/// because a power cut may leave a torn copy, and the next commit repairs it.
 pub fn second_opinion(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror])
 }

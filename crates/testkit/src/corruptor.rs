@@ -1,7 +1,7 @@
 //! Damages an image in one of many ways, mostly with valid checksums, and undoes the damage.
 //!
-//! It tests checkers, which must find all damage that `btrfs check` finds. The image must use crc32c and must not be
-//! open elsewhere.
+//! Damaged images test the checkers, which must find all damage that `btrfs check` finds. The image must use crc32c
+//! and must not be open elsewhere.
 //!
 //! I1. Damage is written to every copy of a block, unless the way of damage says otherwise.
 //! I2. [`Damage::undo`] restores the image's bytes, so that one image can be damaged many times.
@@ -353,7 +353,7 @@ impl<'i> Corruptor<'i> {
         }
     }
 
-    /// Calls `change` with the owner and items of each leaf until it has changed one, and writes that leaf.
+    /// Calls `change` with the owner and items of each leaf until `change` has changed a leaf, and writes that leaf.
     pub fn rewrite(
         &self,
         text: &str,
@@ -519,7 +519,7 @@ impl<'i> Corruptor<'i> {
         )
     }
 
-    /// Changes a pointer, or copies the block address of the next pointer into it.
+    /// Changes a pointer, or overwrites it with the block address of the next pointer.
     fn pointer(
         &self,
         rng: &mut Rng,

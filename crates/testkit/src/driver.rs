@@ -27,8 +27,8 @@ pub struct Driver {
     trace: Vec<String>,
 }
 
-/// The second half of making a file or directory. It is a separate step, because snapshots and power cuts may occur
-/// between both halves.
+/// The second half of making a file or directory. The second half is a separate step, because snapshots and power
+/// cuts may occur between both halves.
 #[derive(Debug)]
 enum Rest {
     /// Set the mode.

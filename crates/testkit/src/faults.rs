@@ -8,8 +8,8 @@
 //! - F4. Nothing hangs: each run ends within [`TIME_LIMIT`].
 //! - F5. A read returns the right content or an error.
 //! - F6. A run starts at the last remount before the planned request, with the content that the device has there
-//!   without faults. It ends [`ROUNDS_AFTER`] remounts later, or when the fault is reported. So a test of a late
-//!   request in a long script does not repeat everything before it.
+//!   without faults. The run ends [`ROUNDS_AFTER`] remounts later, or when the fault is reported. So a test of a late
+//!   request in a long script does not repeat everything before that request.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -209,7 +209,7 @@ impl Target for FsTarget {
 }
 
 /// Returns everything below the root of an open filesystem, in the form that
-/// [`walk_path`](crate::walk_path) has for a mounted one.
+/// [`walk_path`](crate::walk_path) has for a mounted filesystem.
 pub fn walk_fs(fs: &Fs) -> Result<Vec<TreeEntry>> {
     let mut entries = Vec::new();
     let mut identities: HashMap<InodeId, Vec<usize>> = HashMap::new();

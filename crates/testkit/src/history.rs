@@ -7,8 +7,8 @@
 //!
 //! - H1. An fsynced file exists under a name that it had at the fsync or later, with content, mode and attributes that
 //!   it had at the fsync or later. An fsynced file does not have a name that it had lost before the fsync. An fsynced
-//!   directory has the entries that it had at the fsync, and no entry that it had lost before, unless they changed
-//!   later.
+//!   directory has the entries that it had at the fsync, and no entry that it had lost before, apart from entries
+//!   that changed later.
 //! - H2. Each path is as it was in one of the states. Each block of a file's content is as it was in one state, old
 //!   or new, because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
 //! - H3. A file that has a name in every state is found under exactly one name: a rename neither loses a file nor
@@ -70,7 +70,7 @@ pub struct History {
 }
 
 impl History {
-    /// Makes the history of a filesystem whose first state is `model`, all of it durable.
+    /// Makes the history of a filesystem whose first state is `model` and is durable.
     pub fn new(model: Model) -> Self {
         let states = vec![State { model, entries: OnceLock::new() }];
         Self { states, promises: vec![Promise::Sync(0)], commits: None, within: false }
@@ -171,7 +171,7 @@ impl History {
             match compare_entries(&entries, found, Compare::MODEL) {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    // Show the most similar state, the one with the shortest error. A missing path counts as 200
+                    // Show the most similar state, the state with the shortest error. A missing path counts as 200
                     // characters, so that states with different content are preferred to states with missing paths.
                     let len = error.to_string().replace(": only in the ", &"#".repeat(200)).len();
                     if best.as_ref().is_none_or(|(least, _)| len < *least) {

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{Compare, LoopMount, TreeEntry, btrfs_check, compare_entries, walk_path};
 
-/// Checks an image with Linux and compares it with the expected content. The error contains all messages.
+/// Checks an image with Linux, and compares the image's trees with the expected content. The error contains all
+/// messages.
 pub fn judge(image: &Path, mount_options: &str, expected: &[(&[TreeEntry], Compare)]) -> Result<()> {
     btrfs_check(image)?;
     let mount = LoopMount::new(image, mount_options)?;

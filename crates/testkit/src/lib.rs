@@ -13,8 +13,8 @@
 //! - [`RecordingDevice`] records writes and flushes, to replay power cuts; [`FaultDevice`] fails the n-th I/O.
 //!
 //! I1. All randomness comes from a seed that is printed when a test fails.
-//! I2. A test that needs root, loop devices or FUSE calls [`capability`] first. Without them, the test prints a line
-//!     that it is skipped; with `CI=true`, the test fails.
+//! I2. A test that needs root, loop devices or FUSE calls [`capability`] first. If a capability is missing, the test
+//!     prints a line that it is skipped; with `CI=true`, the test fails.
 //! I3. Mounts, loop devices and files are released on drop, also after a panic.
 
 #![forbid(unsafe_code)]

@@ -67,8 +67,8 @@ impl LoopMount {
 
     /// Turns quotas on, and returns when Linux has finished counting.
     ///
-    /// Linux may miss data that is written while it counts, without marking its numbers as inconsistent. This was
-    /// seen with Linux 6.18 on about one in fifty images; `btrfs check` also reports such wrong numbers.
+    /// Linux may miss data that is written while it counts, without marking its numbers as inconsistent. Such losses
+    /// were seen with Linux 6.18 on about one in fifty images; `btrfs check` also reports such wrong numbers.
     pub fn enable_quota(&self) -> Result<()> {
         let point = self.path().to_string_lossy().into_owned();
         run("btrfs", ["filesystem", "sync", &point])?;
@@ -94,8 +94,8 @@ impl LoopMount {
         self.kernel_log()
             .lines()
             .filter(|line| ["BTRFS warning", "BTRFS error", "BTRFS critical"].iter().any(|tag| line.contains(tag)))
-            // A writer that does not maintain the free space cache leaves an outdated one, and Linux warns about it at
-            // mount.
+            // A writer that does not maintain the free space cache leaves an outdated cache, and Linux warns about
+            // that cache at mount.
             .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
             .map(str::to_owned)
             .collect()
@@ -111,7 +111,8 @@ impl LoopMount {
         if self.mounted {
             self.mounted = false;
             let point = self.path().to_string_lossy().into_owned();
-            // A process that another test has just forked holds this test's open files until it executes its program.
+            // A process that another test has just forked holds this test's open files until the process executes its
+            // program.
             for _ in 0..50 {
                 result = run("umount", [&point]).map(drop);
                 if result.is_ok() {

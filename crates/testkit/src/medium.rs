@@ -79,7 +79,7 @@ impl Medium {
         self.len_bytes
     }
 
-    /// The memory of all blocks in bytes, including shared ones.
+    /// The memory of all blocks in bytes, including shared blocks.
     pub fn resident_bytes(&self) -> u64 {
         (self.blocks.len() * BLOCK) as u64
     }
@@ -192,7 +192,7 @@ impl Device for MediumDevice {
     }
 }
 
-/// Splits a range at block boundaries. Calls `each` with the block, the offset inside it, and the range of the
+/// Splits a range at block boundaries. Calls `each` with the block, the offset inside the block, and the range of the
 /// buffer.
 fn pieces(offset: u64, len: usize, mut each: impl FnMut(u64, usize, Range<usize>)) {
     let mut done = 0;

@@ -1,7 +1,7 @@
 //! Makes names that are hard cases for a directory: names of every length, and names with equal hashes.
 //!
 //! The hash is crc32c, which is linear: four bytes can be appended to any prefix so that the whole hashes to a chosen
-//! value. If one of those bytes is `/` or zero, the next prefix is tried.
+//! value. If one of the four bytes is `/` or zero, the next prefix is tried.
 
 use ubtrfs_format::hash::name_hash;
 
@@ -28,7 +28,8 @@ pub fn name_of_len(rng: &mut Rng, len: usize) -> Vec<u8> {
     (0..len).map(|_| *rng.pick(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ._-+")).collect()
 }
 
-/// Appends four bytes to `prefix` so that the hash is `target`. Returns `None` if those bytes cannot be in a name.
+/// Appends four bytes to `prefix` so that the hash is `target`. Returns `None` if the needed bytes cannot be part of
+/// a name.
 fn forced(prefix: &[u8], target: u64) -> Option<Vec<u8>> {
     // hash(prefix + suffix) = hash(prefix + 0000) xor L(suffix), with L linear in the 32 bits of the suffix.
     let mut name = prefix.to_vec();

@@ -2,7 +2,7 @@
 //! medium that each cut leaves is opened, checked, and compared with the promises.
 //!
 //! - C1. The medium opens for writing, with its log replayed.
-//! - C2. `ubtrfs-check` finds it clean, before and after the replay.
+//! - C2. `ubtrfs-check` finds the medium clean, before and after the replay.
 //! - C3. The filesystem keeps its promises: see [`History`].
 //! - C4. The seed determines the workload, the points, and the writes that each cut keeps, drops and tears. The
 //!   only exception: with little memory, the commit thread flushes delayed items at times that the seed does not
@@ -81,13 +81,13 @@ impl PowerCuts {
             }
             kind => {
                 let mut driver = Driver::new(seed, 1 << 16);
-                // Change only names if background commits happen: they do not write dirty data, so the content of files
-                // in the states that they capture is not known.
+                // If background commits happen, change only names: such commits do not write dirty data, so the
+                // content of files in the states that they capture is not known.
                 if little_memory || kind % 2 == 0 {
                     driver = driver.names_only();
                 }
-                // With little memory, do not fsync, because it would keep delayed items from being applied before the
-                // commit.
+                // With little memory, do not fsync, because an fsync would keep delayed items from being applied
+                // before the commit.
                 let (operations, fsyncs) = if little_memory { (600, false) } else { (140, true) };
                 random(&mut target, &mut history, &mut rng, driver, operations, fsyncs)?;
                 "random".to_owned()

@@ -1,7 +1,7 @@
 //! Finds the tree blocks in the bytes of an image, so that tests can damage them in place.
 //!
-//! `btrfs inspect-internal dump-tree` lists the live blocks. Their copies are found by scanning the image for
-//! headers with the filesystem's id. The only code of ubtrfs used here is the layout of the header.
+//! `btrfs inspect-internal dump-tree` lists the live blocks. The copies of the live blocks are found by scanning the
+//! image for headers with the filesystem's id. The only code of ubtrfs used here is the layout of the header.
 
 use std::collections::BTreeMap;
 

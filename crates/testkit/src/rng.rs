@@ -98,8 +98,8 @@ impl Rng {
         }
     }
 
-    /// Returns a length up to `max`. Small lengths are more frequent than large ones, and many are
-    /// next to a power of two.
+    /// Returns a length up to `max`. Small lengths are more frequent than large ones, and many lengths are next to a
+    /// power of two.
     pub fn len(&mut self, max: u64) -> u64 {
         let bits = self.below(64 - u64::from(max.max(1).leading_zeros()) + 1);
         let top = 1u64 << bits.min(62);

@@ -81,7 +81,7 @@ impl SnapshotChain {
             for _ in 0..operations / 20 {
                 reflink(&live, &mut target, &mut rng)?;
             }
-            // Load the model again, because it does not contain the reflinks.
+            // Load the model again, because the model does not contain the reflinks.
             model = Model::load(&live)?;
             target.sync().map_err(|errno| anyhow::anyhow!("sync: errno {errno}"))?;
             snapshot(&live, &mount.join(format!("s{index}")))?;
@@ -112,7 +112,8 @@ impl SnapshotChain {
         self.nr_snapshots == 0
     }
 
-    /// Random options for each snapshot: a parent before it except for the first, sometimes with clone sources.
+    /// Random options for each snapshot. Most snapshots except the first get an earlier snapshot as their parent, and
+    /// sometimes clone sources.
     pub fn random_options(&mut self) -> Vec<SendOptions> {
         let rng = &mut self.rng;
         let options = (0..self.nr_snapshots).map(|index| {

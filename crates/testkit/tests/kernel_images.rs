@@ -1,5 +1,5 @@
 //! Tests filesystems made by Linux, in every format of the matrix: ubtrfs reads them correctly and changes them by
-//! 1,000 random operations. Linux then finds them clean and equal to the model.
+//! 1,000 random operations. Linux then finds the filesystems clean and equal to the model.
 //!
 //! Method: Linux fills an image, and a walk through Linux is compared with a walk through the engine. The model is
 //! loaded through Linux, and the driver changes the model and the engine. At the end, both walks and the model must
@@ -46,7 +46,7 @@ fn read_change_and_judge(name: &str) {
     linux_goes_on(image, rich.spec.mount);
 }
 
-/// Lets Linux change a filesystem that ubtrfs wrote, and checks that it stays clean.
+/// Lets Linux change a filesystem that ubtrfs wrote, and checks that the filesystem stays clean.
 fn linux_goes_on(image: &Path, options: &str) {
     let mount = LoopMount::new(image, options).unwrap();
     for index in 0..50 {

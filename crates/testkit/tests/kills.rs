@@ -103,7 +103,8 @@ fn a_file_whose_index_was_used_again_is_not_lost() {
     server.file(dir, b"moved");
     server.fs().sync().unwrap();
     let server = server.kill();
-    // The new server loads the directory again. After this rename, the index of `moved` is free, and the next file gets it.
+    // The new server loads the directory again. After this rename, the index of `moved` is free, and the next file
+    // gets that index.
     server.fs().rename(dir, b"moved", top, b"there", RenameFlags::empty()).unwrap();
     server.fs().fsync(server.file(dir, b"file"), false).unwrap();
     let server = server.kill();

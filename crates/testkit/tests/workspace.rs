@@ -75,7 +75,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Folders of a crate, from the bottom up. A file outside of these folders may be used by all of them.
+/// Folders of a crate, from the bottom up. A file outside of these folders may be used by every folder.
 const FOLDERS: &[(&str, &[&str])] = &[
     (
         "fs",

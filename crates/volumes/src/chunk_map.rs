@@ -28,7 +28,7 @@ pub(crate) struct Chunk {
     pub(crate) item: Arc<ChunkItem>,
     /// The migration's target, while the chunk is being migrated.
     pub(crate) target: Option<Arc<Target>>,
-    /// A token that all versions of the chunk share as long as the chunk's stripes lie in these places.
+    /// A token that all versions of the chunk share as long as the chunk's stripes lie in the same places.
     place: Arc<()>,
 }
 
@@ -52,7 +52,7 @@ struct Inner {
     next_logical: Logical,
     /// Old places of migrated chunks, which readers may still use.
     migrated: Vec<Migrated>,
-    /// Limits of devices: new chunks and targets end below them.
+    /// Limits of devices: new chunks and migration targets end below the limit of their device.
     limits: BTreeMap<DevId, u64>,
 }
 

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - I1. A read fails only after a piece was bad in every copy. The error of a failed read is the error of the first
 //!   copy.
-//! - I2. A repair reads good and bad copies again under the exclusive lock, so it never undoes a newer write.
+//! - I2. A repair reads good and bad copies again under the exclusive lock, so a repair never undoes a newer write.
 //! - I3. A write of content that readers verify needs one successful copy. A write of other content needs all copies,
 //!   because a stale copy without checksums looks like a good one.
 

@@ -1,5 +1,4 @@
-//! Moving a chunk to other places on the devices, or to another number of copies, while the chunk is read and
-//! written.
+//! Moves a chunk to other places on the devices, or to another number of copies, while the chunk is read and written.
 //!
 //! The chunk's logical addresses stay, so no tree that refers to them changes. The new chunk item is the chunk's
 //! *target*. Stripes of the target that are not stripes of the chunk are *fresh*.
@@ -41,8 +40,8 @@ use crate::set::{Volumes, unmapped};
 /// The requested layout of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
-    /// The new profile: [`BlockGroupFlags::DUP`], or empty for single. `None` keeps the profile that the chunk has when
-    /// it is planned.
+    /// The new profile: [`BlockGroupFlags::DUP`], or empty for single. `None` keeps the profile that the chunk has
+    /// when the migration is planned.
     pub profile: Option<BlockGroupFlags>,
     /// Whether stripes that end below the limits of their devices ([`Volumes::limit_device`]) stay where they are.
     /// If not set, all stripes move.

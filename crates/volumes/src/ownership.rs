@@ -1,18 +1,18 @@
-//! Detects other writers, and devices that were removed or replaced: compares the primary superblocks with the last ones
-//! that this process read or wrote.
+//! Detects other writers, and devices that were removed or replaced: compares the primary superblocks with the last
+//! superblocks that this process read or wrote.
 //!
 //! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o loop`). Two
 //! writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock; data and
 //! nodes are written only if the last check is younger than [`RECENT`]. A gap remains: if another writer writes a
-//! superblock within that time, or during a write, only the next check detects it, and by then blocks of the other writer
-//! may be overwritten. Another writer that has not written a superblock yet is not detected.
+//! superblock within [`RECENT`] after a check, or during a write, only the next check detects it, and by then blocks
+//! of the other writer may be overwritten. Another writer that has not written a superblock yet is not detected.
 //!
 //! Invariants:
 //! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. Such a
 //!   superblock is never overwritten.
 //! - O2. Three cases count as device failures, not as another writer: the superblock cannot be read; it is an invalid
 //!   superblock of this filesystem; it is the superblock that the last write replaced. The device's statistics count
-//!   these cases, and the next write of the superblock repairs the device's copy.
+//!   each of the three cases, and the next write of the superblock repairs the device's copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +91,7 @@ impl Volumes {
         self.last_look.is_recent()
     }
 
-    /// Fails if a device is no longer in place. A removed image loses its content when it is closed.
+    /// Fails if a device is no longer in place. Writes to a removed image are lost when the image is closed.
     pub fn check_devices_in_place(&self) -> Result<()> {
         self.members().iter().filter_map(|member| member.backend.as_deref()).try_for_each(check_in_place)
     }

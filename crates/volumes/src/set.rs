@@ -501,8 +501,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Writes only the primary superblocks, for a superblock that differs from the last one in its log root. The
-    /// primary superblocks are durable on return. The mirrors stay at the last commit.
+    /// Writes only the primary superblocks, for a superblock that differs from the last written superblock in its log
+    /// root. The primary superblocks are durable on return. The mirrors stay at the last commit.
     pub fn write_log_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_superblocks_are_ours()?;

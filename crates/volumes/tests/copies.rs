@@ -159,7 +159,7 @@ fn no_address_computation_overflows_at_the_end_of_the_address_space() {
     let mut last_chunk = chunk();
     last_chunk.length = MIB - 4096;
     last_chunk.stripes.iter_mut().zip([20, 22]).for_each(|(stripe, mib)| stripe.offset = Physical(mib * MIB));
-    // One sector more would end past the last address.
+    // A chunk that is one sector longer would end past the last address.
     assert!(volumes.add_chunk(Logical(u64::MAX - MIB + 1), ChunkItem { length: MIB, ..last_chunk.clone() }).is_err());
     let start = Logical(u64::MAX - MIB + 1);
     volumes.add_chunk(start, last_chunk).unwrap();

@@ -29,7 +29,7 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Whether the thread's capabilities differ from those that its user id implies.
+    /// Whether the thread's capabilities differ from the capabilities that its user id implies.
     pub(crate) fn has_own_capabilities(&self) -> bool {
         self.capabilities.is_some()
     }
@@ -42,7 +42,7 @@ const fn user(name: &'static str, uid: u32, gid: u32, groups: &'static [u32]) ->
     Actor { name, ruid: uid, euid: uid, gid, groups, capabilities: None }
 }
 
-/// The number of users that make random calls: the first ones of [`ACTORS`]. The other users act only in scripts.
+/// The number of users that make random calls: the first users in [`ACTORS`]. The other users act only in scripts.
 pub(crate) const NR_DRAWN: usize = 11;
 
 /// All users. The first user is root.

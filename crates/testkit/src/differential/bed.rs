@@ -208,8 +208,8 @@ impl Source {
 
 /// Performs a sequence on a new pair. An `Err` is a failure of the test bed itself.
 pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
-    // All threads of a process share one umask. From here on, this thread and the threads that it starts have an
-    // umask of their own.
+    // All threads of a process share one umask. From here on, this thread and the threads that it starts have a umask
+    // of their own.
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS)?;
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut bed = Bed {
@@ -284,7 +284,7 @@ impl Bed {
 
     /// Unmounts both sides and mounts them again. The content of each image must be equal before and after.
     fn reopen(&mut self, step: &Step) -> Result<()> {
-        // Sync first, because the block counts of dirty data may change when it is written.
+        // Sync first, because the block counts of dirty data may change when the data is written.
         self.pair.sync()?;
         let (mut ours, linux) = self.pair.walk()?;
         self.compare_trees(step, "tree", &ours, &linux, false);
@@ -399,7 +399,7 @@ impl Bed {
     }
 
     fn judge(&mut self, found: Vec<Difference>) {
-        // If a difference ends the round, other differences of the same call are its consequences.
+        // If a difference ends the round, other differences of the same call are consequences of that difference.
         let ending = found.iter().find_map(|difference| allowed(difference).filter(|entry| entry.ends_round));
         if let Some(entry) = ending.filter(|_| !self.survey) {
             *self.outcome.allowed.entry(entry.name).or_default() += 1;

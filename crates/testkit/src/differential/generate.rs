@@ -17,7 +17,7 @@ enum Guess {
     Other,
 }
 
-/// A source of steps. It tracks roughly which files exist, so that most calls name an existing file.
+/// A source of steps. The generator tracks roughly which files exist, so that most calls name an existing file.
 pub struct Generator {
     rng: Rng,
     first: Vec<Step>,
@@ -46,7 +46,7 @@ const TMPFILE: u32 = OFlags::TMPFILE.bits();
 const MODES: [u32; 16] =
     [0o644, 0o600, 0o666, 0o640, 0o664, 0o755, 0o777, 0o700, 0o070, 0o007, 0o4755, 0o2755, 0o6777, 0o1777, 0o2770, 0];
 /// Names and symlink targets never lead out of the mount. Root makes some of the calls, and `..` or absolute paths
-/// would let it change the machine's own files.
+/// would let root change the machine's own files.
 const NAMES: [&str; 9] = ["a", "b", "c", "d", "e", "f", "g", "h", "\u{e4}\u{ff}"];
 /// A name of the largest allowed length.
 const LONG_NAME: &str = match std::str::from_utf8(&[b'd'; 255]) {

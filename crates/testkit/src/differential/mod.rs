@@ -13,7 +13,7 @@
 //! - D2. A sequence is a list of steps, and performing it makes no random choices, so a list repeats exactly.
 //!   [`shrink`] removes steps from a failing list as long as the same difference remains.
 //! - D3. Users are threads with different credentials, which Linux keeps per thread. So both sides see one process in
-//!   which several users act, and one user can use descriptors that another opened.
+//!   which several users act, and one user can use descriptors that another user opened.
 
 mod actor;
 mod allowed;

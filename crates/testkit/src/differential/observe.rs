@@ -116,8 +116,8 @@ impl Seen {
     }
 }
 
-/// The inode number of each directory that Linux shows in place of a subvolume that a snapshot left out. Such a directory is
-/// not on disk, so Linux makes up its owner and times.
+/// The inode number of each directory that Linux shows in place of a subvolume that a snapshot left out. A directory
+/// in place of a left-out subvolume is not on disk, so Linux makes up its owner and times.
 const LEFT_OUT: u64 = 2;
 /// The inode number of each subvolume's root directory on Linux's mount.
 const SUBVOLUME_ROOT: u64 = 256;
@@ -189,8 +189,8 @@ pub(crate) struct Entry {
     /// Whether the object is the empty directory in place of a subvolume that a snapshot left out. Only Linux's inode
     /// numbers show such directories.
     pub(crate) left_out: bool,
-    /// Whether the object is the root of a nested subvolume. This is known only on Linux's mount, where such a root
-    /// has the inode number 256.
+    /// Whether the object is the root of a nested subvolume. Roots of nested subvolumes are known only on Linux's
+    /// mount, where their inode number is 256.
     pub(crate) is_subvolume: bool,
 }
 

@@ -32,7 +32,7 @@ const NAMES: [&[u8]; 14] = [
     b"\xff\n\x1b[2J",
 ];
 
-/// Makes one change in a leaf, if it contains suitable items.
+/// Makes one change in a leaf, if the leaf contains suitable items.
 pub(super) fn tell(raw: &mut Vec<u8>, mutation: Mutation) {
     if raw[100] != 0 {
         return;

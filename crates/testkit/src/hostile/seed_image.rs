@@ -325,7 +325,7 @@ impl SeedImage {
                     to.copy_from_slice(from);
                 }
             }
-            // Swaps this slot with the next one.
+            // Swaps this slot with the next slot.
             _ => {
                 let next = entry + entry_len;
                 if next + entry_len <= raw.len() {

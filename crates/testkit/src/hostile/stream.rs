@@ -1,4 +1,4 @@
-//! Hostile send streams: they are parsed, and received into a small filesystem.
+//! Parses hostile send streams, and receives them into a small filesystem.
 
 use std::sync::{Arc, OnceLock};
 

@@ -19,7 +19,7 @@ pub struct Differs {
     pub holes: Vec<String>,
     /// Preallocated blocks of one chain only.
     pub prealloc: Vec<String>,
-    /// Blocks that are shared in the first chain and not in the second one.
+    /// Blocks that are shared in the first chain but not in the second chain.
     pub unshared: Vec<String>,
     /// Number of blocks in `unshared`.
     pub nr_unshared: usize,

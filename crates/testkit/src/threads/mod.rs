@@ -320,7 +320,7 @@ impl ThreadedCuts {
         (promises, self.device.flush_points().len(), self.device.events())
     }
 
-    /// Lists the steps of each lane, with the numbers of the states after them.
+    /// Lists the steps of each lane, with the number of the state after each step.
     pub fn trace(&self) -> String {
         let lanes = self.record.steps.iter().enumerate();
         lanes.map(|(lane, steps)| format!("lane {lane}\n  {}\n", steps.join("\n  "))).collect()
@@ -534,7 +534,7 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
             Some(Err(error)) => error.to_string(),
             None => "panicked".to_owned(),
         };
-        // Chunks are made and removed concurrently, and there may be no room for another one.
+        // Chunks are made and removed concurrently, and there may be no room for another chunk.
         if text.contains("no space left") || text.contains("there is no block group") {
             continue;
         }

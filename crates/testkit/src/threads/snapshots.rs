@@ -109,7 +109,7 @@ impl Snapshots {
             None => RootId::FS_TREE,
         };
         let path = if dir.is_empty() { name.clone() } else { format!("{dir}/{name}") };
-        // The snapshot may exist even if its creation fails or the power is cut during it.
+        // The snapshot may exist even if its creation fails or the power is cut during the creation.
         let never = (0, usize::MAX - 1);
         self.made.push(Snapshot { path, states: [never; LANES], made: u64::MAX, deleted: None, gone: None });
         fs.snapshot(source, parent, name.as_bytes(), self.rng.one_in(2))?;

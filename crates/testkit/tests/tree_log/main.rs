@@ -3,8 +3,8 @@
 //!
 //! Method: scripted cases (`cases`) and random operations with fsyncs end in a crash without a commit, simulated by
 //! copying the image. Each replay must have the result of Linux's replay, `btrfs check` must then find the filesystem
-//! clean, and fsynced changes must exist. Times of directories are not compared: Linux sets these times to the time
-//! of the replay.
+//! clean, and fsynced changes must exist. Times of directories are not compared: Linux sets the times of directories
+//! to the time of the replay.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -42,7 +42,8 @@ fn has_log(image: &Image) -> bool {
 }
 
 /// Copies the image as a power cut would leave it. Linux writes the first superblock before the mirrors and uses only
-/// the first. A copy that was made between these writes is made again, because ubtrfs also looks at the mirrors.
+/// the first. A copy of the image that was made between the superblock writes is made again, because ubtrfs also
+/// looks at the mirrors.
 fn crashed_copy(mounted: &Image) -> Image {
     for _ in 0..20 {
         let copy = Image::copy_of(mounted.path()).unwrap();
