@@ -331,9 +331,9 @@ pub struct SubvolumeInfo {
     pub id: RootId,
     /// Path from the top level, without a leading slash; empty for the top level itself.
     pub path: Vec<u8>,
-    /// The subvolume that holds its name; none for the top level.
+    /// Id of the subvolume that holds this subvolume's name; `None` for the top level.
     pub parent: Option<RootId>,
-    /// The directory that holds its name.
+    /// Inode number of the directory that holds the subvolume's name.
     pub dirid: Ino,
     /// Flags.
     pub flags: RootFlags,
@@ -341,21 +341,21 @@ pub struct SubvolumeInfo {
     pub uuid: Uuid,
     /// UUID of the subvolume that this is a snapshot of; nil if it is no snapshot.
     pub parent_uuid: Uuid,
-    /// UUID of the subvolume that it was received from.
+    /// UUID of the sent subvolume that this subvolume was received from.
     pub received_uuid: Uuid,
-    /// Last transaction that changed it.
+    /// Last transaction that changed the subvolume.
     pub generation: Generation,
-    /// Transaction of its creation.
+    /// Transaction that created the subvolume.
     pub otransid: Generation,
-    /// Last transaction that changed its content.
+    /// Last transaction that changed the subvolume's content.
     pub ctransid: Generation,
     /// Transaction of the sent subvolume, on the sender's side.
     pub stransid: Generation,
-    /// Transaction in which it was received.
+    /// Transaction in which the subvolume was received.
     pub rtransid: Generation,
-    /// Time of its creation.
+    /// Creation time of the subvolume.
     pub otime: Timespec,
-    /// Time of the last change to its content.
+    /// Time of the last change to the subvolume's content.
     pub ctime: Timespec,
     /// Time of sending, on the sender's side.
     pub stime: Timespec,

@@ -1,4 +1,5 @@
-//! Balance: while threads write, read, snapshot and delete; stopped and resumed, here and by Linux.
+//! Balances that run while threads write, read, snapshot and delete, and balances that ubtrfs and Linux stop and
+//! resume.
 //!
 //! Method: the reference model predicts one subvolume, and other threads check their own files, while block groups are
 //! emptied at random. Linux and ubtrfs resume each other's paused balances. `UBTRFS_SEED` repeats a failure.

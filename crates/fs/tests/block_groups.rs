@@ -51,7 +51,7 @@ fn move_all(fs: &Fs, profile: Option<BlockGroupFlags>, keeps_stripes: bool) -> R
     Ok(copied)
 }
 
-/// Writes, fsyncs and snapshots until told to stop. Returns the content of its file.
+/// Writes, fsyncs and snapshots until told to stop. Returns the expected content of the file that it writes.
 fn disturb(fs: &Fs, stop: &AtomicBool, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let id = fs.create(TOP, b"disturbed", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
@@ -174,7 +174,7 @@ fn a_failed_write_to_the_new_place_keeps_the_old_one() {
         let plan = FaultPlan { write: Some(number * 3), kind: FaultKind::Error, ..FaultPlan::default() };
         let faulty: Arc<FaultDevice> = Arc::new(FaultDevice::new(Arc::clone(&base), plan));
         let target = open(Arc::clone(&faulty) as Arc<dyn Device>).unwrap();
-        // Metadata has two copies at first. The moves change it to one copy, then back to two.
+        // Metadata has two copies at first. The moves change the profile of metadata to one copy, then back to two.
         let profile = [None, Some(SINGLE), Some(DUP)][number as usize % 3];
         let moved = move_all(target.fs(), profile, profile.is_some());
         if faulty.faults() > 0 {
@@ -345,7 +345,8 @@ fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
 }
 
 /// A device that starts a commit when a large part of one copy of a chunk is read. The read waits until the commit has
-/// written a part of its blocks to that copy; for a moment, its other blocks and the other copy are not written.
+/// written a part of its blocks to that copy; for a moment, the commit's other blocks and the other copy of the chunk
+/// are not written.
 #[derive(Debug)]
 struct HoldingDevice {
     inner: Arc<dyn Device>,
@@ -356,7 +357,7 @@ struct HoldingDevice {
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
     Off,
-    /// The next read begins the commit. The first and the second copy of the chunk.
+    /// The next read begins the commit. The two ranges are the first and the second copy of the chunk.
     Armed([Range<u64>; 2]),
     /// The commit begins, and has written this number of runs of blocks to the first copy.
     Commit([Range<u64>; 2], u64),
@@ -459,14 +460,14 @@ fn a_commit_beside_a_conversion_to_single_is_no_damage() {
     let unlink = |round: usize, number: usize| {
         fs.unlink(TOP, format!("{}-{round}-{number}", "x".repeat(200)).as_bytes()).unwrap();
     };
-    // Blocks with holes between them, more than a piece of a migration.
+    // Make blocks with holes between them, in more space than one step of a migration copies.
     (0..24_000).for_each(|number| create(0, number));
     fs.sync().unwrap();
     for round in 0..7 {
         (0..24_000).filter(|number| number % 50 == round).for_each(|number| unlink(0, number));
         fs.sync().unwrap();
     }
-    // Few enough changes that the commit writes all its blocks at its end, when the extent tree has them.
+    // Make so few changes that the commit writes all its blocks at its end, when the extent tree has them.
     (0..24_000).filter(|number| number % 1000 == 7).for_each(|number| unlink(0, number));
     let group = fs
         .block_groups()

@@ -1,7 +1,7 @@
 //! Other threads act between two steps of a commit or of an fsync.
 //!
 //! Method: a commit or an fsync stops at a chosen flush of the device ([`HookDevice`]), where other threads make their
-//! calls. Then it continues, or the flush fails.
+//! calls. Then the commit or fsync continues, or the flush fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -163,7 +163,7 @@ fn fsync_of_data_written_in_place_flushes() {
     let file = bed.new_file("file");
     bed.fs.sync().unwrap();
     bed.fs.write(file, 4096, &[3; 4096]).unwrap();
-    // Commit the inode's items; its data is not written yet.
+    // Commit the inode's items while the inode's data is not written yet.
     bed.fs.create_subvolume(TOP, b"sub", &Caller::ROOT).unwrap();
     let flushed = Arc::new(Mutex::new(None));
     let (content, medium) = (Arc::clone(&flushed), Arc::clone(&bed.medium));

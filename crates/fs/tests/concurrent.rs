@@ -54,7 +54,7 @@ fn one(fs: &Fs, dirs: &[InodeId], rng: &mut Rng) -> Result<(), ubtrfs_fs::Error>
     }
 }
 
-/// Runs `work` in threads, each with its number, with commits in between. Ends the program if they hang.
+/// Runs `work` in threads, each with its number, with commits in between. Ends the program if the threads hang.
 fn side_by_side(fs: &Fs, seed: u64, work: &(dyn Fn(u64) + Sync)) {
     let done = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -115,8 +115,8 @@ fn threads_in_the_same_directories() {
     target.close().unwrap();
 }
 
-/// Files that are not in memory, with one or two names. Some threads remove them while others look them up, open and
-/// read them.
+/// Files that are not in memory, with one or two names. Some threads remove such files while others look them up, open
+/// and read them.
 #[test]
 fn files_are_removed_before_anyone_has_loaded_them() {
     const NR_FILES: u64 = 4000;

@@ -264,8 +264,8 @@ fn write_version(fs: &Fs, version: u64) -> ubtrfs_fs::Result<()> {
     Ok(())
 }
 
-/// Writes two versions of some files and syncs each. Returns the last version with a successful sync. A failed sync is
-/// tried again, as a program may do.
+/// Writes some files in two versions, and syncs after each version. Returns the last version with a successful sync. A
+/// failed sync is tried again, as a program may do.
 fn write_and_sync(fs: &Fs) -> u64 {
     let mut synced = 0;
     for version in 1..=2 {

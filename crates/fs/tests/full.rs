@@ -94,7 +94,7 @@ fn fill_and_recover(name: &str, len_bytes: u64, mkfs: &[&str], options: &str, ma
         let bytes: usize = files.values().map(Vec::len).sum();
         println!("{name}: round {round}: {} files, {} MiB", files.len(), bytes >> 20);
         verify(&fs, &files);
-        // Remove two files of three.
+        // Remove two of every three files.
         let gone: Vec<String> =
             files.keys().enumerate().filter(|(at, _)| at % 3 != 0).map(|(_, n)| n.clone()).collect();
         for file in gone {
@@ -200,8 +200,8 @@ fn a_refused_snapshot_leaves_room_for_removals() {
     }
 }
 
-/// One thread's random writes to its files and truncations of them, until many were refused. Returns the expected
-/// content.
+/// One thread's random writes to its files and truncations of them, until many operations were refused. Returns the
+/// expected content.
 fn scatter(fs: &Fs, dir: InodeId, mut rng: Rng, thread: usize) -> Vec<(InodeId, Vec<u8>)> {
     const LEN: u64 = 12 * MIB;
     let mut files: Vec<(InodeId, Vec<u8>)> = (0..6)

@@ -105,7 +105,7 @@ fn items(image: &Image) -> Result<Vec<String>> {
         if differs.iter().any(|start| line.starts_with(start)) {
             continue;
         }
-        // The only time that the operations set.
+        // Keep the time that the operations set; all other times differ.
         if line.starts_with("mtime ") && !line.contains("1000000000") {
             continue;
         }

@@ -1,4 +1,5 @@
-//! Names and attributes on images made by `mkfs.btrfs`: the effect of each operation, and that Linux agrees.
+//! Names and attributes on images made by `mkfs.btrfs`: the effect of each operation here, compared with the view of
+//! Linux.
 //!
 //! Method: operate in-process, close, run `btrfs check`, open again, and compare with Linux's mount if there is one.
 

@@ -86,7 +86,7 @@ impl Life {
         *self.rng.pick(&ids)
     }
 
-    /// A path of this kind in a subvolume, or the root directory if there is none.
+    /// A path of a directory or of a file in a subvolume; the root directory if there is no other directory.
     fn pick_path(&mut self, root: RootId, directories: bool) -> Option<Vec<u8>> {
         let wanted = |expected: &Expected| match expected {
             Expected::Directory => directories,
@@ -307,8 +307,8 @@ fn snapshots_inside_of_their_sources_hold_what_those_held() {
     }
 }
 
-/// The power is cut at many points. The remaining filesystem opens, all of its names lead to inodes, and it is clean
-/// before and after.
+/// Cuts the power at many points. The filesystem that a cut leaves opens, all of its names lead to inodes, and it is
+/// clean before and after.
 fn nested_cuts(seed: u64) -> Result<()> {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
     let device = Arc::new(RecordingDevice::new(Medium::formatted(512 << 20, &mkfs)?));

@@ -144,7 +144,7 @@ fn enabled_quotas_count_what_exists_and_what_follows() {
     btrfs_check(image.path()).unwrap();
 }
 
-/// The state of random rounds.
+/// State of a test that runs rounds of random operations.
 struct Rounds {
     rng: Rng,
     /// Names of subvolumes in the top level.
@@ -285,7 +285,7 @@ fn quotas_of_linux_stay_consistent_under_our_writes() {
 
 const EDQUOT: i32 = 122;
 
-/// Writes to a new file until that fails. Returns the bytes written, and the error number.
+/// Writes to a new file until a write fails. Returns the bytes written, and the error number.
 fn fill(fs: &Fs, dir: InodeId, name: &str, piece: usize, most: u64) -> (u64, i32) {
     let id = match fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT) {
         Ok(attr) => attr.id,
@@ -491,12 +491,12 @@ fn a_move_of_all_block_groups_changes_no_numbers() {
         settle(&fs);
         let before = fs.qgroups().unwrap();
         for group in fs.block_groups() {
-            // A group cannot be moved if there is no room elsewhere.
+            // A block group cannot be moved if other block groups have no room.
             let _ = fs.relocate_block_group(group.start, &Job::new());
         }
         assert_eq!(fs.qgroups().unwrap(), before, "a move changes no users");
         judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after a move"));
-        // Moved blocks are newer than the snapshots that share them.
+        // Change data and metadata whose moved blocks are newer than the snapshots that share them.
         (0..20).for_each(|_| rounds.step(&fs));
         settle(&fs);
         judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after changes of what moved"));

@@ -152,7 +152,7 @@ fn a_subvolume_is_received_with_its_origin() {
     assert_eq!((next.parent_uuid, next.received_uuid, next.stransid.0), (info.uuid, NEXT, 9));
     assert_eq!(bed.find("s2/dir/file").unwrap().nlink, 1);
     assert_eq!(bed.find("s1/dir/file").unwrap().nlink, 2);
-    // All of it is durable.
+    // All received subvolumes are durable.
     let image = bed.close();
     let bed = Bed { fs: Bed::open(&image), image };
     assert_eq!(bed.subvolume("s2").received_uuid, NEXT);
@@ -226,7 +226,7 @@ fn a_stream_does_not_enter_nested_subvolumes() {
             clone_offset: 0,
         },
     ] {
-        // The subvolume was made writable, so it lost its received UUID; its own UUID finds it.
+        // The origin was made writable, so it lost its received UUID; the stream refers to the origin's own UUID.
         let error = bed.fails(&incremental_from(origin.uuid, "s2", std::slice::from_ref(&attack)));
         assert!(error.contains("'nested' is another subvolume"), "{attack:?}: {error}");
     }
@@ -279,7 +279,7 @@ fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
         let mark = bed.fs.getxattr(kept.id, INCOMPLETE_XATTR.as_bytes()).unwrap();
         assert!(mark.starts_with(b"stopped commands="), "{}", mark.escape_ascii());
         if nr_kept % 10 != 0 {
-            // The next, longer prefix resumes the receive of this one.
+            // The next, longer prefix of the stream resumes the receive of this prefix.
             continue;
         }
         assert!(bed.fails(&whole).contains("continue it with --keep"));
@@ -415,7 +415,7 @@ fn encoded_data_is_verified_and_stored_as_it_is() {
     let commands = [
         file.clone(),
         write(&packed, 0, 131_072, 0),
-        // A part of an extent; an unaligned part, which is decompressed; the end of the file.
+        // Write a part of an extent, then an unaligned part, which is decompressed, then the end of the file.
         write(&packed, 131_072, 8192, 4096),
         write(&packed, 139_264 + 100, 5000, 12_288),
         write(&packed, 262_144, 5000, 0),

@@ -26,7 +26,8 @@ fn open(device: Arc<dyn Device>, options: &str) -> Result<FsTarget> {
     FsTarget::on_device(device, MountOptions::parse(options)?)
 }
 
-/// The streams of three subvolumes. The second and third begin as a snapshot of the previous one.
+/// The streams of three subvolumes. The second and the third subvolume each begin as a snapshot of the previous
+/// subvolume.
 fn streams(rng: &mut Rng) -> Vec<Vec<u8>> {
     let uuid = |number: usize| Uuid::from_u128(number as u128 + 1);
     let mut files: Vec<String> = Vec::new();

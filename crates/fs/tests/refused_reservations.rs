@@ -223,7 +223,7 @@ fn refuse_each(options: &MkfsOptions) {
         let after = look(&fs);
         check_later(name, &image, fs, &after);
         let mut nr_refused = 0;
-        // Refuse each of the first reservations, and then fewer and fewer of the following ones.
+        // Refuse each of the first reservations, then later reservations at growing distances.
         for nth in std::iter::successors(Some(0), |nth| Some(nth + 1 + nth / 6)) {
             let what = format!("{name}, reservation {nth}");
             let (image, fs) = prepare(options);

@@ -60,7 +60,7 @@ fn all_groups_of_images_of_linux_can_be_emptied() {
 }
 
 /// A block that the source of a snapshot made, and that now only the snapshot uses, has full backrefs. The relocated
-/// copy is newer than the snapshot.
+/// copy of such a block is newer than the snapshot.
 #[test]
 fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };

@@ -24,9 +24,9 @@ const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 struct Snapshot {
     name: String,
     entries: Vec<TreeEntry>,
-    /// The number of the promise that made the snapshot durable.
+    /// The number of the recorded promise that made the snapshot durable.
     made: u64,
-    /// The last promise before the snapshot's deletion began; `None` if it is not deleted.
+    /// The number of the last promise before the snapshot's deletion began; `None` if the snapshot is not deleted.
     deleted: Option<u64>,
 }
 

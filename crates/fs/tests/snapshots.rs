@@ -73,7 +73,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     assert_eq!(errno(fs.create_subvolume(TOP, b"home", &ROOT)), errno::<()>(Err(Error::Exists)));
     assert_eq!(errno(fs.snapshot(home.root, TOP, b"home", true)), errno::<()>(Err(Error::Exists)));
     assert_eq!(errno(fs.snapshot(RootId(999), TOP, b"x", true)), errno::<()>(Err(Error::NotFound)));
-    // Snapshots inside their own sources.
+    // Make snapshots inside their own sources.
     let read_only = fs.snapshot(home.root, dir, b"ro", true).unwrap();
     let writable = fs.snapshot(home.root, home, b"rw", false).unwrap();
     let top = fs.snapshot(RootId::FS_TREE, TOP, b"top", false).unwrap();
@@ -133,7 +133,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
             assert!(line.ends_with(&format!("path {}", String::from_utf8_lossy(&info.path))), "{line}");
         }
     }
-    // Linux changes and deletes these subvolumes.
+    // Linux changes and deletes the subvolumes of this image.
     let mount = LoopMount::new(image.path(), "").unwrap();
     let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
     run("btrfs", ["subvolume", "snapshot", &path("house/rw"), &path("again")]).unwrap();
@@ -192,13 +192,13 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
                 }
             }
         }
-        // Work continues in a snapshot. Its source is deleted at the end.
         drop(fs);
         target.close()?;
         second_opinion(image.path()).with_context(|| format!("seed {seed}, round {round}"))?;
         btrfs_check(image.path()).with_context(|| format!("seed {seed}, round {round}"))?;
     }
     let fs = open(&image, "");
+    // In half of the runs, a snapshot takes the place of the subvolume.
     if rng.one_in(2) {
         let id = fs.lookup(TOP, b"work")?.id;
         fs.snapshot(id.root, TOP, b"heir", false)?;
@@ -217,7 +217,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
     }
     mount.scrub()?;
     ensure!(mount.kernel_complaints().is_empty(), "{:?}", mount.kernel_complaints());
-    // Linux deletes all of them.
+    // Linux deletes all remaining snapshots.
     let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
     for Taken { name, .. } in &taken {
         run("btrfs", ["subvolume", "delete", &path(name)])?;
@@ -271,7 +271,7 @@ fn a_deletion_is_taken_up_where_it_was() {
         let mut victim = "origin";
         if keep != "nothing" {
             fs.snapshot(origin.root, TOP, b"snapshot", false).unwrap();
-            // Now both have unshared blocks, and the origin also has unshared blocks below shared ones.
+            // Give both subvolumes unshared blocks, and the origin also unshared blocks below shared ones.
             for (root, dirs) in [("origin", 0..20), ("snapshot", 10..30)] {
                 let root = fs.lookup(TOP, root.as_bytes()).unwrap().id;
                 for dir in dirs {
@@ -590,7 +590,7 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
     }
 }
 
-/// If the tree of a deleted subvolume cannot be read, it stays allocated and is reported. Everything else works.
+/// If the tree of a deleted subvolume cannot be read, the tree stays allocated and is reported. Everything else works.
 #[test]
 fn a_damaged_tree_is_left_where_it_is() {
     let image = Image::kernel_made(256 << 20, &["-n", "4096"]).unwrap();

@@ -1,5 +1,5 @@
-//! Subvolumes and snapshots that Linux made: selecting the one to mount, entering them, changing them; `statfs` as `df`
-//! shows it.
+//! Subvolumes and snapshots that Linux made: selecting the subvolume to mount, entering and changing subvolumes;
+//! `statfs` as `df` shows it.
 //!
 //! Method: Linux makes the image on a loop mount. The trees that Linux and this engine show are compared before and
 //! after changes here.
@@ -28,7 +28,7 @@ fn subvolume(mount: &LoopMount, args: &[&str], path: &str) {
     run("btrfs", all).unwrap();
 }
 
-/// The top level with subvolumes `home` and `home/nested`, and a read-only snapshot `ro` and a writable one `rw` of
+/// The top level has subvolumes `home` and `home/nested`, and a read-only snapshot `ro` and a writable snapshot `rw` of
 /// `home`.
 fn with_subvolumes() -> Image {
     let image = Image::kernel_made(512 << 20, &[]).unwrap();

@@ -67,7 +67,7 @@ fn nothing_that_is_written_meanwhile_is_discarded() {
     }
     let seed = Rng::seed_or(20_261_124);
     println!("UBTRFS_SEED={seed}");
-    // Small enough to become full.
+    // The image is small enough to become full.
     let image = Image::kernel_made(300 << 20, &[]).unwrap();
     let fs = open(&image);
     let is_done = AtomicBool::new(false);

@@ -1,5 +1,5 @@
 //! Writeback with several threads: batches of one file do not wait for each other, sync waits for all of them, and the
-//! last written data stays.
+//! data written last wins.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -186,7 +186,7 @@ fn sync_writes_a_small_file_that_grows_meanwhile() {
     std::thread::scope(|scope| {
         let sync = scope.spawn(|| fs.sync());
         let is_under_way = gate.has_waiting(1, LONG);
-        // Writeback was going to store the whole file inline; now the file is longer.
+        // Writeback was about to store the whole file inline, but the file grows in the meantime.
         fs.write(small, 100, &[2; 100]).unwrap();
         gate.open();
         assert!(is_under_way);

@@ -84,7 +84,7 @@ impl DataPath {
         }
     }
 
-    /// All inodes with dirty data. Those whose data could not be written come last.
+    /// All inodes with dirty data. Inodes whose data could not be written come last.
     pub(crate) fn queued(&self) -> Vec<Arc<Inode>> {
         self.queue.lock().inodes.values().cloned().collect()
     }

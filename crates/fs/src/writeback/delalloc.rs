@@ -47,16 +47,16 @@ impl Fs {
         self.flush_all_data()
     }
 
-    /// Writes back all data that is dirty now, and waits for data that others are writing. Data that cannot be written
-    /// does not stop the rest; the first error is returned. The caller must hold no inode lock.
+    /// Writes back all data that is dirty now, and waits for data that other threads are writing. Data that cannot be
+    /// written does not stop the rest; the first error is returned. The caller must hold no inode lock.
     pub(crate) fn flush_all_data(&self) -> Result<()> {
         self.flush_tagged(None)
     }
 
-    /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Little more is written, however
-    /// fast writers are: first as many bytes as are dirty now, in batches of many files, then the rest in one pass
-    /// through each file. For a single subvolume, in which writers may be active all the time, the passes through large
-    /// files come first. The caller must hold no inode lock.
+    /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Little data that becomes dirty
+    /// later is written, however fast writers are: first as many bytes as are dirty now, in batches of many files, then
+    /// the rest in one pass through each file. For a single subvolume, in which writers may be active all the time, the
+    /// passes through large files come first. The caller must hold no inode lock.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
         let tagged = tagged.map(|inode| {
@@ -143,7 +143,7 @@ impl Fs {
         Ok(total)
     }
 
-    /// Writes back for the writeback threads, until little data waits.
+    /// Writes data back on a writeback thread, until little data waits.
     pub(crate) fn flush_background(&self) -> Result<()> {
         while self.data.should_go_on() {
             if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
@@ -394,9 +394,9 @@ impl Fs {
         }
     }
 
-    /// Puts the job's items. If there is not enough space to reserve for all at once, uses several operations: each
-    /// commit replaces the estimates for earlier items by their actual use. Returns false if the file changed, so that
-    /// the job's inline data is no longer the whole content of the file.
+    /// Puts the job's items. If there is not enough space to reserve for all items at once, uses several operations:
+    /// each commit replaces the estimates for earlier items by their actual use. Returns false if the file changed, so
+    /// that the job's inline data is no longer the whole content of the file.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
@@ -552,8 +552,7 @@ struct Job<'i> {
     nr_put: usize,
     bytes: u64,
     reservation: Option<DataReservation>,
-    /// The part of `reservation` within the limits of quota groups, while `reservation` is merged with those of other
-    /// jobs.
+    /// Quota that is reserved for the job, while `reservation` is merged with the reservations of other jobs.
     quota: QuotaReservation,
     /// Bytes of `reservation` before it was merged with the reservations of other jobs.
     promised: u64,
@@ -714,7 +713,7 @@ struct Written {
     failed: Vec<usize>,
     /// For each inode, whether all of its pending data is now in the trees or could not be written.
     done: Vec<bool>,
-    /// End of the last run taken.
+    /// File offset at the end of the last run that was taken for writeback.
     end: Option<u64>,
     /// Whether some data was left dirty because its file changed in the meantime.
     retry: bool,
@@ -737,7 +736,8 @@ const OWN_BYTES: u64 = 1 << 20;
 /// A writer over the limit waits at most `MAX_WAITS` * `WAIT` (1 s) for others' writeback, then continues.
 const MAX_WAITS: u32 = 500;
 /// Number of attempts to write a small file inline while other threads change it: an inline extent must hold the whole
-/// file as it is when its item is put. After that, the data becomes a regular extent, which may hold an older state.
+/// file as it is when its item is put. After these attempts, the data becomes a regular extent, which may hold an older
+/// state.
 const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
 /// Number of items reserved in addition to the planned ones: the inode, checksums, explicit holes.

@@ -1,10 +1,10 @@
-//! [`WritebackErrors`]: records the files whose data could not be written back, and the failures that each file
-//! descriptor was told of.
+//! [`WritebackErrors`]: records the files whose data could not be written back, and the last failure that was reported
+//! to each file descriptor.
 //!
-//! Linux keeps a writeback error with the file. It reports the error once to each descriptor that was open when the
+//! Linux keeps a writeback error with the file. Linux reports the error once to each descriptor that was open when the
 //! error happened. An error that was not reported to any descriptor is reported to the next descriptor that is opened.
-//! We do the same. Unlike Linux we keep the data: it stays dirty, every fsync tries to write it again, and fsync fails
-//! until that succeeds, even if the error was reported before.
+//! ubtrfs reports errors in the same way. Unlike Linux, ubtrfs keeps the data: the data stays dirty, every fsync tries
+//! to write it again, and fsync fails until the write succeeds, even if the error was reported before.
 //!
 //! Invariants:
 //! - I1: descriptors and failures take their numbers from one clock, so the lower number came first.
@@ -27,7 +27,7 @@ pub type Descriptor = u64;
 pub(crate) struct WritebackErrors {
     /// The highest number given to a descriptor or a failure so far (I1).
     clock: AtomicU64,
-    /// Failures since the filesystem was opened.
+    /// Number of failures since the filesystem was opened.
     nr_failures: AtomicU64,
     /// Number of files that have data which could not be written.
     nr_failing: AtomicU64,
@@ -48,7 +48,7 @@ struct State {
 struct Failure {
     at: u64,
     errno: i32,
-    /// Whether it was reported to a descriptor.
+    /// Whether the failure was reported to a descriptor.
     is_seen: bool,
     /// Whether the data is still dirty.
     is_failing: bool,
@@ -98,7 +98,7 @@ impl WritebackErrors {
         (self.nr_failures.load(Ordering::Relaxed), self.nr_failing.load(Ordering::Relaxed))
     }
 
-    /// Returns the file's failure if this descriptor must still be told of it, and marks it as reported.
+    /// Returns the file's failure if it was not reported to this descriptor yet, and marks it as reported.
     fn take(&self, id: InodeId, descriptor: Descriptor) -> Option<i32> {
         if self.nr_failures.load(Ordering::Acquire) == 0 {
             return None;
@@ -146,7 +146,7 @@ impl Fs {
     }
 }
 
-/// If this many files have failed, failures that were reported and whose data was written later are forgotten.
+/// Above this number of files, failures that were reported and whose data was written later are forgotten.
 const MOST_FILES: usize = 1 << 16;
 
 #[cfg(test)]

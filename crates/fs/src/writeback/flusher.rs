@@ -1,4 +1,4 @@
-//! The engine's requests for writeback, and the threads that are exempt from them.
+//! Writeback on request of the engine, and a guard that keeps a thread's own reservations from starting writeback.
 
 use std::cell::Cell;
 
@@ -7,11 +7,11 @@ use ubtrfs_transaction::{BackgroundWork, Flusher, Reclaim};
 use crate::{Error, Fs};
 
 thread_local! {
-    /// Whether this thread is writing data back. Its reservations must not start more writeback.
+    /// Whether this thread is writing data back. Reservations of such a thread must not start more writeback.
     static FLUSHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Prevents writeback by reservations of this thread: it could deadlock on inode locks that the thread holds.
+/// Prevents writeback by reservations of this thread: writeback could deadlock on inode locks that the thread holds.
 #[derive(Debug)]
 pub(crate) struct NoFlush {
     before: bool,

@@ -2,12 +2,12 @@
 //!
 //! - `data_path`: the memory for dirty data, and how much of it starts writeback.
 //! - `thread`: the background threads.
-//! - `delalloc`: which files are written first, whether data is written in place, and when writers wait.
-//! - `policy`: whether a file's data is compressed and gets checksums.
-//! - `ordered_data`: how dirty ranges become extents, and when an attempt to compress is given up.
-//! - `inline_data`: which files are stored inline.
+//! - `delalloc`: the order in which files are written, writes in place, and limits for writers.
+//! - `policy`: the choice of compression and checksums for a file's data.
+//! - `ordered_data`: turning dirty ranges into extents, and giving up attempts to compress.
+//! - `inline_data`: storing small files inline.
 //! - `fsync`: the order of an fsync.
-//! - `errors`: which fsync reports a failed write.
+//! - `errors`: reporting failed writes to fsync.
 //! - `flusher`: writeback that the engine asks for.
 
 pub(crate) mod data_path;

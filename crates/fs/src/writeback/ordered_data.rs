@@ -42,17 +42,17 @@ pub(crate) struct Policy {
 /// A part of a run that becomes one extent.
 #[derive(Debug)]
 pub(crate) struct Unit {
-    /// The index of its run.
+    /// The index of the unit's run in [`Batch::runs`].
     pub run: usize,
-    /// Its range in the file.
+    /// The unit's range in the file.
     pub range: Range<u64>,
-    /// Where the bytes are written.
+    /// The place to which the unit's bytes are written.
     pub target: Target,
     /// Checksums of the bytes on disk; empty if the file has none.
     pub csums: Vec<u8>,
 }
 
-/// Where a unit's bytes go.
+/// The place to which a unit's bytes are written.
 #[derive(Debug)]
 pub(crate) enum Target {
     /// A new extent, not compressed.
@@ -72,12 +72,12 @@ impl Unit {
         }
     }
 
-    /// Whether it becomes a new extent, which needs space.
+    /// Whether the unit becomes a new extent, which needs space.
     pub(crate) fn is_new(&self) -> bool {
         !matches!(self.target, Target::InPlace { .. })
     }
 
-    /// Its address on disk.
+    /// The unit's address on disk.
     pub(crate) fn bytenr(&self) -> Logical {
         match &self.target {
             Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr,
@@ -259,7 +259,7 @@ pub(crate) struct Batch<'r> {
     pub runs: &'r [Run],
     /// The units.
     pub units: Vec<Unit>,
-    /// How they are written.
+    /// The rules for writing the units.
     pub policy: Policy,
     /// Set if compressing the start of the file saved less than a sector.
     pub start_failed: AtomicBool,
@@ -314,8 +314,9 @@ fn allocate(
                 let min = if is_plain { sectorsize } else { len };
                 let want = wanted.min(MAX_ALLOCATION).max(len);
                 let extent = match engine.allocate_data(reservation, want, min, hint) {
-                    // No free piece is large enough for the compressed extent, which cannot be split. The reservation
-                    // covers the uncompressed bytes, so they are written into smaller pieces instead.
+                    // No free range is large enough for the compressed extent, which cannot be split. The reservation
+                    // covers the uncompressed bytes, so the uncompressed bytes are written to smaller free ranges
+                    // instead.
                     Err(ubtrfs_error::Error::NoSpace) if !is_plain => {
                         unit.target = Target::Plain { bytenr: Logical(0) };
                         wanted = wanted - len + unit.disk_len();
@@ -381,7 +382,7 @@ fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
     }
     let mut pending: Vec<IoSlice<'_>> = Vec::new();
     let mut range = 0..0;
-    // One write may hold units of several files.
+    // One write may hold units of several files, some of them without checksums.
     let verifiable = batches.iter().all(|batch| batch.policy.csums);
     for batch in &*batches {
         for unit in &batch.units {

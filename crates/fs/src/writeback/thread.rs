@@ -1,7 +1,8 @@
 //! Background threads that write data back while writers continue. Copying and compressing run in parallel: while one
 //! thread waits for the device, another prepares the next batch.
 //!
-//! - I1. A thread holds a strong reference to the filesystem only while it writes, so dropping the last handle ends it.
+//! - I1. A thread holds a strong reference to the filesystem only while it writes, so dropping the last handle closes
+//!   the filesystem.
 //! - I2. Nothing depends on the threads: writers over the limit write data back themselves, and sync writes all data
 //!   itself.
 
@@ -24,7 +25,7 @@ pub(crate) struct WritebackThreads {
 #[derive(Debug, Default)]
 struct Shared {
     stopped: AtomicBool,
-    /// Number of threads that were called and have not looked for work yet; the others sleep.
+    /// Number of threads that were woken and have not looked for work yet; a thread sleeps while this is 0.
     calls: Mutex<usize>,
     wake: Condvar,
     /// Whether a wake-up was sent that no thread has seen yet. Writers then skip the lock.
