@@ -1,8 +1,8 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
-//! The parts of the engine own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`],
-//! [`DataLedger`], [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`], [`AbortState`]. The fields of each part
-//! are private, and the head of the part's file states the lock order inside the part.
+//! The parts of the engine, each of which owns its locks, are [`RunningTransaction`], [`Admission`], [`CommitState`],
+//! [`Roots`], [`DataLedger`], [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`] and [`AbortState`]. The
+//! fields of each part are private, and the head of the part's file states the lock order inside the part.
 //!
 //! Lock order between the parts: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
 //! trees -> a tree's view -> delayed item shards / data ledger / space. No thread waits for the commit lock while it
@@ -103,7 +103,7 @@ pub struct Usage {
 
 /// The engine's requests to the crate above.
 pub trait Flusher: Send + Sync {
-    /// Writes at least `target_bytes` of dirty file data, or all of it if `None`.
+    /// Writes at least `target_bytes` of dirty file data, or all dirty file data if `target_bytes` is `None`.
     ///
     /// # Errors
     ///
@@ -119,8 +119,8 @@ pub trait Flusher: Send + Sync {
     /// Writes that begin after this call ask [`Engine::extent_is_shared`] anew.
     fn wait_for_writes_in_place(&self) {}
 
-    /// Waits until every thread that looked up an address of data before this call has finished using it. Also drops
-    /// the cache of data that is kept by address.
+    /// Waits until every thread that looked up an address of data before this call has finished using that address.
+    /// Also drops the cache of data that is kept by address.
     fn wait_for_readers(&self) {}
 
     /// Requests background work, without waiting for it. Returns whether there is a thread for the work.
@@ -359,7 +359,7 @@ impl Engine {
         crate::extents::chunk_alloc::stripe_length(chunk)
     }
 
-    /// Sets the label, of at most [`LABEL_LEN_MAX`] bytes without zeros. Durable on return.
+    /// Sets the label, of at most [`LABEL_LEN_MAX`] bytes without zeros. The label is durable on return.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! [`extent_refs`]: all references of an extent, inline and keyed, as one version of the extent tree records them.
 //!
 //! Invariants:
-//! - I1. The counts add up to the item's `refs`; otherwise the extent is corrupt.
+//! - I1. The counts of all references add up to the `refs` field of the extent item; otherwise the extent is corrupt.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentFlags, ExtentItem, InlineRef};
@@ -20,11 +20,11 @@ pub(crate) struct ExtentRefs {
     pub(crate) nr_refs: u64,
     /// Flags.
     pub(crate) flags: ExtentFlags,
-    /// The transaction that allocated it. For a tree block, also the generation in its header.
+    /// The transaction that allocated the extent. For a tree block, also the generation in its header.
     pub(crate) generation: Generation,
     /// Level of a tree block; `None` for data.
     pub(crate) level: Option<u8>,
-    /// The tree that allocated it, where simple quotas recorded that.
+    /// The tree that allocated the extent, if simple quotas recorded the tree.
     pub(crate) owner: Option<RootId>,
     /// References with their counts, in the order of the extent tree.
     pub(crate) refs: Vec<(RefKey, u64)>,

@@ -13,7 +13,8 @@
 //!
 //! Invariants:
 //! - I1. Each step of a climb goes up one level, whatever the references claim, and each block is climbed from only
-//!   once. So with crafted references, the time stays proportional to the size of the extent tree, and the climb ends.
+//!   once. So even with crafted references, a climb ends, and its time stays proportional to the size of the extent
+//!   tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -155,7 +156,7 @@ impl<'v> RootsOf<'v> {
         Ok(self.remember(bytenr, all))
     }
 
-    /// The set of a block's parent, which lies one level above the block (I1).
+    /// The subvolumes that reach a block's parent, which lies one level above the block (I1).
     fn of_parent(&mut self, parent: Logical, child_level: u8) -> Result<RootSet> {
         if let Some(known) = self.blocks.get(&parent) {
             return Ok(Arc::clone(known));

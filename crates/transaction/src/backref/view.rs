@@ -1,8 +1,8 @@
 //! [`TreesView`]: the extent tree and the subvolume trees of one moment, all of whose nodes are immutable.
 //!
-//! A view shows either the last commit or a moment inside a commit. A later step of the same commit may write new
-//! content to an address that was never written before, so a view of a moment that outlives its step keeps the nodes
-//! that are only in memory ([`PinnedNodes`]).
+//! A view shows either the last commit or a moment inside a commit. A view that outlives its step of the commit keeps
+//! the nodes that are only in memory ([`PinnedNodes`]), because a later step may give the address of an unwritten node
+//! new content.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

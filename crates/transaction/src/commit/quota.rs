@@ -46,7 +46,7 @@ impl Engine {
             NewContent::Items(_) => None,
         };
         if source.is_some() {
-            // Changes from before the copy are counted without the snapshot as a user.
+            // Count the changes that were made before the copy now, because the snapshot is not a user of them.
             self.run_delayed_refs(work, transid)?;
             self.account_quotas(&mut work.quota, transid);
         }
@@ -129,7 +129,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Marks the numbers as inconsistent if quotas are disabled, or if they are of a kind that is not accounted.
+    /// Marks the numbers as inconsistent if quotas are disabled, or if quotas are of a kind that is not accounted here.
     fn flag_unknown_quotas(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let key = Key::new(0, KeyType::QGROUP_STATUS, 0);
         // Unreadable quotas do not prevent changes of the filesystem.

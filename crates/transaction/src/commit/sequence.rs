@@ -14,7 +14,7 @@
 //! Invariants:
 //! - I1. The rounds end: a node that was copied in a transaction keeps its address, so each round copies fewer nodes.
 //! - I2. An error before the superblock is written leaves the old state on disk; a later error leaves the old or the
-//!   new state. Both make the filesystem read-only.
+//!   new state. Any of these errors makes the filesystem read-only.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -104,8 +104,8 @@ impl Engine {
         self.check_not_aborted()?;
         if self.read_only().is_none() {
             self.commit()?;
-            // The last commit may have counted device errors. Store them too, but not errors that occur while they
-            // are stored.
+            // The last commit may have counted device errors. Store these errors too, but not errors that occur while
+            // the counters are stored.
             if self.volumes.have_stats_changed() {
                 self.commit()?;
             }
@@ -160,9 +160,9 @@ impl Engine {
         }
         let written = self.stats.span(Span::Superblock);
         self.fill_superblock(&mut superblock, transid, work)?;
-        // Check again: a thread may have panicked since, or a flush may have failed.
+        // Check again: since the first check, a thread may have panicked, or a flush may have failed.
         self.check_not_aborted()?;
-        // The primary is durable on return; the mirrors wait for the next flush.
+        // The primary superblock is durable on return; its mirrors wait for the next flush.
         self.volumes.write_superblock(&superblock)?;
         drop(written);
 
@@ -183,7 +183,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the running transaction: its items become the frozen ones, and the next transaction begins.
+    /// Ends the running transaction: its items become the frozen items, and the next transaction begins.
     fn freeze_transaction(&self, gate: &Closed<'_>) -> (Generation, Vec<Arc<Tree>>, Vec<RootChange>) {
         let _freeze = self.stats.span(Span::Freeze);
         let EndedTransaction { transid, listed, root_changes } = self.running.end(gate);

@@ -1,12 +1,13 @@
 //! [`CommitState`]: the commit lock, and the state of the last commit.
 //!
 //! Owns the commit lock, and below it the locks of the last superblock, of the next label and of the list of retired
-//! blocks. Lock order: the commit lock comes before every other lock of the engine; nothing is taken under the other
+//! blocks. Lock order: the commit lock comes before every other lock of the engine; no lock is taken under the other
 //! locks.
 //!
 //! Invariants:
-//! - I1. Trees change under the commit lock only: a function that changes one takes [`CommitWork`] or parts of it.
-//! - I2. The superblock here is the one that was written last, and only the holder of the commit lock replaces it.
+//! - I1. Trees change under the commit lock only: a function that changes a tree takes [`CommitWork`] or parts of it.
+//! - I2. The superblock in [`CommitState`] is the superblock that was written last, and only the holder of the commit
+//!   lock replaces it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,7 +39,7 @@ pub(crate) struct CommitState {
 pub(crate) struct CommitWork {
     pub(crate) refs: DelayedRefs,
     /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock
-    /// refers to may use them, so they are freed only when a superblock without that log is durable.
+    /// refers to may use these extents, so they are freed only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
     /// Ranges of data extents whose extent items were removed. The checksums of these ranges are removed next.
     pub(crate) freed_data: Vec<std::ops::Range<u64>>,

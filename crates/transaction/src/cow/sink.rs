@@ -18,11 +18,11 @@
 //! Invariants:
 //! - I1. A node is changed at its address only while it is private and was never written.
 //! - I2. The nodes of an apply become visible in one step, [`Tree::publish`].
-//! - I3. A written node keeps its content: the next change of it in the same transaction makes a copy at another
-//!   address, and its own address is not reused before the commit. So the nodes of a large batch can be written as they
-//!   are made ([`crate::nodes::stream`]), and an address never has two contents of one generation on the devices.
+//! - I3. A written node keeps its content: its next change in the same transaction makes a copy at another address, and
+//!   the address of the written node is not reused before the commit. So the nodes of a large batch can be written as
+//!   they are made ([`crate::nodes::stream`]), and an address never has two contents of one generation on the devices.
 //!
-//! Source of the rules: the btrfs design notes on mixed back references, and what the kernel leaves on disk.
+//! Source of the rules: the btrfs design notes on mixed back references, and the on-disk state that the kernel leaves.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// Applies a batch to a tree, in at most `max_parts` parts, and publishes the result. Leaves the delayed refs
-    /// unchanged and returns their changes.
+    /// unchanged, and returns the changes that the apply makes to them.
     pub(crate) fn apply_tree(
         &self,
         tree: &Tree,
@@ -94,7 +94,7 @@ impl Engine {
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
             emitted.into_values().for_each(|node| self.store.put_dirty(node));
         });
-        // Readers that still descend the old tree read these nodes from the devices again.
+        // Readers that still descend the old tree read the replaced nodes from the devices again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
         self.commit_state.retire(retired);
         let nodesize = u64::from(self.geometry.nodesize);
@@ -153,8 +153,8 @@ struct Made {
     nr_left: u64,
 }
 
-/// Changes that an apply makes to the delayed refs. The earlier refs stay unchanged until the apply is over, because
-/// all parts read them.
+/// Changes that an apply makes to the delayed refs. The delayed refs from before the apply stay unchanged until the
+/// apply is over, because all parts read them.
 #[derive(Default)]
 pub(crate) struct NewRefs {
     added: DelayedRefs,
@@ -344,7 +344,7 @@ impl<'a> CowSink<'a> {
     }
 
     /// Drops a block of this transaction that no other tree uses and nothing on the devices refers to. Returns whether
-    /// no delayed ref records its address any more.
+    /// no delayed ref records the block's address any more.
     fn drop_fresh(&mut self, node: &Node) -> bool {
         let bytenr = node.bytenr();
         self.made.nr_left += 1;

@@ -35,7 +35,8 @@ struct Shard {
     objectids: Objectids,
 }
 
-/// A set of objectids with false positives. Most lookups are for unchanged objectids, and a single bit excludes them.
+/// A set of objectids with false positives. Most lookups are for unchanged objectids, and a single clear bit shows that
+/// an objectid is unchanged.
 #[derive(Debug, Default)]
 struct Objectids {
     bits: Option<Box<[u64; OBJECTID_WORDS]>>,
@@ -48,7 +49,7 @@ struct ActiveShard {
     /// Whether a name is deleted (I3).
     deletes_names: bool,
     watched: HashSet<u64>,
-    /// Keys of watched objectids that changed since [`DelayedItems::take_touched`].
+    /// Keys of watched objectids that changed since the last [`DelayedItems::take_touched`].
     touched: BTreeSet<Key>,
 }
 
@@ -116,7 +117,7 @@ impl DelayedItems {
         merge_ranges(shards_between(start, end).map(of_shard), limit)
     }
 
-    /// The changes of `start..=end` from the last one backwards, up to the first insertion or to `limit` changes.
+    /// The changes of `start..=end` in descending order of their keys, up to the first insertion or to `limit` changes.
     pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
         let of_shard = |number: usize| self.shards[number].read().changes.backwards(start, end, limit);
         join_backwards(shards_between(start, end).map(of_shard), limit)
@@ -172,7 +173,7 @@ impl DelayedItems {
         }
     }
 
-    /// Takes the keys of watched objectids that changed since the last call. No operation may run meanwhile.
+    /// Takes the keys of watched objectids that changed since the last call. No operation may run during the call.
     pub(crate) fn take_touched(&self) -> Vec<Key> {
         if self.nr_touched.swap(0, Ordering::Relaxed) == 0 {
             return Vec::new();
@@ -324,7 +325,7 @@ impl Objectids {
     }
 
     fn place(objectid: u64) -> (usize, u64) {
-        // A shard has every NR_SHARDS-th row of inodes. Mixing spreads the rows' numbers over all bits.
+        // A shard has every NR_SHARDS-th row of inodes. Mixing spreads the numbers of these rows over all bits.
         let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }
@@ -389,7 +390,7 @@ impl Changes for FrozenBatch<'_> {
 }
 
 fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
-    // Usually there is only one range, or only one with changes.
+    // Usually there is only one range, or only one range with changes.
     let mut merged = ranges.next().unwrap_or_default();
     let nr_first = merged.len();
     ranges.for_each(|range| merged.extend(range));
@@ -426,7 +427,8 @@ fn shard_of(key: &Key) -> usize {
     if is_entry(key.item_type) { entry_shard(key.objectid) } else { row_shard(key.objectid) }
 }
 
-/// Puts neighbouring rows of inodes into different shards, so that threads in different directories rarely share one.
+/// Puts neighbouring rows of inodes into different shards, so that threads in different directories rarely use one
+/// shard.
 fn row_shard(objectid: u64) -> usize {
     usize::try_from(objectid / INODES_PER_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
 }

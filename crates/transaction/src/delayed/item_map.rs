@@ -14,13 +14,13 @@
 //! are.
 //!
 //! Most changes follow an earlier one: new inodes come last, new entries of a directory come after its other entries,
-//! and each of them changes the directory's own item. So the search for a change's page tries the last page first,
+//! and each new entry changes the directory's own item. So the search for a change's page tries the last page first,
 //! then the page of the last change with an equal objectid and type, and only then searches by key.
 //!
 //! Invariants:
-//! - I1. The keys of a page are at or above its lowest key, and below that of the next page; groups follow this rule
-//!   too. The first page and the first group begin at [`Key::MIN`]. A group has at least one page.
-//! - I2. `recent` holds hints: each may name any page, even one that does not exist.
+//! - I1. The keys of a page are at or above its lowest key, and below the lowest key of the next page; groups follow
+//!   this rule too. The first page and the first group begin at [`Key::MIN`]. A group has at least one page.
+//! - I2. `recent` holds hints: each hint may name any page, even a page that does not exist.
 
 use std::sync::Arc;
 
@@ -197,7 +197,7 @@ impl ItemMap {
         !is_below(key, lowest) && next.is_none_or(|next| is_below(key, next))
     }
 
-    /// Adds a page after another one.
+    /// Adds a page after the page at `behind`.
     fn insert_page(&mut self, behind: PageAt, first: Key, page: Page) {
         let group = &mut self.groups[behind.group()];
         let place = behind.page() + 1;
@@ -302,7 +302,7 @@ impl Page {
         Some((first, upper))
     }
 
-    /// An empty page with as much room as this full one has, because rows continue with items of equal size.
+    /// An empty page with as much room as this full page has, because rows continue with items of equal size.
     fn of_same_size(&self) -> Self {
         let (nr_items, data_len) = match self.len() {
             PAGE_ITEMS => (PAGE_ITEMS, self.items.data_len()),
@@ -381,7 +381,7 @@ mod tests {
             state >> 33
         };
         for step in 0..60_000u64 {
-            // Ascending rows, and scattered keys.
+            // Use both ascending keys and scattered keys.
             let number = if step % 3 == 0 { 5_000 + step / 3 } else { random() % 30_000 };
             let value = value_of(random());
             let growth = map.set(&key(number), value.as_deref());
@@ -426,7 +426,7 @@ mod tests {
     fn it_takes_little_more_memory_than_its_items() {
         let mut map = ItemMap::default();
         let (mut memory, mut data) = (0, 0);
-        // The items that new files in one directory put.
+        // Put the items of new files in one directory.
         for ino in 1000..20_000u64 {
             let hash = u64::from((ino as u32).wrapping_mul(0x9e37_79b9));
             for (key, len) in [

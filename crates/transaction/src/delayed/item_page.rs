@@ -93,7 +93,7 @@ impl ItemPage {
         (u32::try_from(start).expect(expected), u16::try_from(value.len()).expect(expected))
     }
 
-    /// Frees unused room, because no changes are expected soon.
+    /// Frees unused room. Called when no further changes are expected soon.
     pub(crate) fn close(&mut self) {
         self.heads.shrink_to_fit();
         self.data.shrink_to_fit();
@@ -106,7 +106,7 @@ impl ItemPage {
         upper
     }
 
-    /// A page with these changes and no garbage.
+    /// A page with the changes in `slots` and no garbage.
     fn copy_of(&self, slots: Range<usize>) -> Self {
         let heads = &self.heads[slots.clone()];
         let mut copy = Self::with_room(heads.len(), heads.iter().map(Head::data_len).sum());

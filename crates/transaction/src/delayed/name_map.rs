@@ -16,7 +16,7 @@
 //! - I1. A page with a prefix of `depth` bits is in all places of the table that begin with this prefix, and has the
 //!   hashes that begin with it.
 //! - I2. The table is at most [`SPARSE`] times as long as there are pages. If names were chosen so that many hashes
-//!   have equal first bits, a page has more names than fit into it; its heads are then in `more`.
+//!   have equal first bits, a page has more names than fit into it; then the heads of the page are in `more`.
 //! - I3. The item of a head lies within the log; `garbage` counts the bytes of the log that no head points to.
 
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ pub(crate) struct Head {
 #[derive(Debug)]
 #[repr(align(64))]
 struct NamePage {
-    /// Unused heads have the largest hash, so that a search need not know the number of used ones.
+    /// Unused heads have the largest hash, so that a search need not know the number of used heads.
     heads: [Head; PAGE_NAMES],
     /// Number of heads, or [`MORE`].
     len: u8,
@@ -131,7 +131,7 @@ impl NameMap {
         .next()
     }
 
-    /// The directories, in order.
+    /// The objectids of the directories, in ascending order.
     pub(crate) fn dirs(&self) -> impl Iterator<Item = u64> {
         self.dirs.keys().copied()
     }
@@ -182,8 +182,8 @@ impl<'n> Names<'n> {
         (at != DELETED).then(|| self.log.get(at))
     }
 
-    /// Loads all items of the piece into the processor's cache. A caller that reads one item reads the others next, and
-    /// they lie apart: loading them together overlaps the cache misses.
+    /// Loads all items of the piece into the processor's cache. A caller that reads one item of the piece reads the
+    /// other items next. The items lie apart, so loading all items together overlaps the cache misses.
     fn touch(&self) {
         let places = self.heads.iter().filter(|head| head.at != DELETED);
         std::hint::black_box(places.map(|head| self.log.touch(head.at)).fold(0, |all, byte| all ^ byte));
@@ -411,7 +411,7 @@ impl Dir {
         })
     }
 
-    /// Number of places of a page in the table.
+    /// Number of places that a page takes in the table.
     fn stride(&self, number: u32) -> usize {
         1 << (self.bits - u32::from(self.page(number).depth))
     }
@@ -426,7 +426,7 @@ impl Dir {
         })
     }
 
-    /// The last name up to this hash.
+    /// The name with the highest hash that is not above `hash`.
     fn last(&self, hash: u32) -> Option<Head> {
         let mut slot = self.table_slot(hash);
         loop {

@@ -1,8 +1,8 @@
 //! [`Tree`]: a tree as readers see it, merged from active delayed items, frozen ones, and nodes.
 //!
-//! Locks: a lookup in nodes holds the view lock shared throughout. A publish replaces nodes and root under the
-//! exclusive lock, so no reader sees half of a new tree. Shard locks of the active items are taken and released before
-//! the view lock (I2 of [`crate::delayed::delayed_item`]).
+//! Locks: a lookup in nodes holds the view lock shared throughout. A publish replaces the nodes and the root of a tree
+//! under the exclusive view lock, so no reader sees half of a new tree. Shard locks of the active items are taken and
+//! released before the view lock (I2 of [`crate::delayed::delayed_item`]).
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(crate) struct View {
     frozen: Option<Arc<FrozenItems>>,
     /// See [`Tree::seal`].
     sealed: bool,
-    /// Changes whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
+    /// The version of the nodes, which changes whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
     version: TreeVersion,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct RootState {
 /// An item's bytes: from a delayed item or from a node.
 #[derive(Clone, Debug)]
 pub enum ItemRef {
-    /// In memory, not in the tree yet.
+    /// A delayed item, which is only in memory.
     Delayed(Value),
     /// In a node.
     Node(Item),
@@ -166,7 +166,7 @@ impl Tree {
 
     /// Up to `limit` items in `start..=end`, in ascending order of their keys.
     ///
-    /// Cheap if both keys have the same objectid.
+    /// The call is cheap if both keys have the same objectid.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl Tree {
         let active = self.active.range(start, end, window);
         let view = self.view.read();
         let frozen = view.frozen.as_ref().map_or_else(Vec::new, |frozen| frozen.range(start, end, window));
-        // If a source filled its window, its keys past the last one are unknown.
+        // If a source filled its window, its changes past the last fetched change are unknown.
         let mut horizon = *end;
         for changes in [&active, &frozen] {
             if let (true, Some((last, _))) = (changes.len() >= window, changes.last()) {
@@ -354,7 +354,7 @@ impl Tree {
         Ok(self.last_le(&end, &start)?.map(|(key, _)| key.objectid))
     }
 
-    /// Moves the active items to the frozen ones. The caller holds the commit lock and the gate exclusively.
+    /// Moves the active items to the frozen items. The caller holds the commit lock and the gate exclusively.
     pub(crate) fn freeze(&self) {
         let mut view = self.view.write();
         debug_assert!(view.frozen.is_none(), "one apply at a time");
@@ -362,9 +362,9 @@ impl Tree {
         self.listed.store(false, Ordering::Release);
     }
 
-    /// Moves the active rows to the frozen ones. The tree stays in the list of trees with delayed items, because the
-    /// next commit has to write its root. Returns the memory of names that were frozen with the rows. The caller
-    /// holds the commit lock and the gate exclusively.
+    /// Moves the active rows to the frozen items. The tree stays in the list of trees with delayed items, because the
+    /// next commit has to write its root. Returns the memory of names that were frozen with the rows. The caller holds
+    /// the commit lock and the gate exclusively.
     pub(crate) fn freeze_rows(&self) -> isize {
         let mut view = self.view.write();
         debug_assert!(view.frozen.is_none(), "one apply at a time");
@@ -428,7 +428,7 @@ impl Tree {
     }
 }
 
-/// Number of changes fetched beyond the wanted number, because some are deletions.
+/// Number of changes fetched beyond the wanted number, because some changes are deletions.
 const WINDOW_MARGIN: usize = 24;
 /// Maximum number of changes fetched at once, unless more items are wanted.
 const WINDOW_MAX: usize = 512;
@@ -510,7 +510,7 @@ impl LeafWalk {
     }
 
     /// Moves to the next leaf while the slot is past the last item of the current leaf. Each leaf begins above the
-    /// previous one, even for crafted nodes: [`LeafPlace::high`] is above the key by which the leaf was found.
+    /// previous leaf, even for crafted nodes: [`LeafPlace::high`] is above the key by which the leaf was found.
     fn find_item(&mut self, tree: &Tree, view: &View) -> Result<()> {
         loop {
             let key = (self.slot < self.place.leaf.nritems()).then(|| self.place.leaf.key(self.slot));

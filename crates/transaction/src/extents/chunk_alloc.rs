@@ -1,5 +1,5 @@
-//! [`PendingChunks`]: chunks are made when a kind of space runs out, and recorded in the chunk and device trees at the
-//! next commit.
+//! [`PendingChunks`]: new chunks that no tree records yet. A chunk is made when a kind of space runs out, and is
+//! recorded in the chunk and device trees at the next commit.
 //!
 //! A chunk can be used at once: its content is reachable only through a commit, and every commit records all pending
 //! chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
@@ -71,8 +71,8 @@ impl Engine {
         Ok(self.space.allocate(kind, want, min, hint))
     }
 
-    /// Makes a chunk for a reservation that did not fit, unless another thread just did. Returns `false` if the devices
-    /// have no room.
+    /// Makes a chunk for a reservation that did not fit, unless another thread has just made a chunk. Returns `false`
+    /// if the devices have no room.
     pub(crate) fn add_chunk_for_promise(&self, shortage: Shortage) -> Result<bool> {
         let _making = self.pending_chunks.making.lock();
         if self.space.reserve(shortage.kind, shortage.want_bytes).is_ok() {
@@ -158,9 +158,9 @@ impl Engine {
         }
     }
 
-    /// Removes empty block groups from space, except one of each kind, and returns the changes that remove them from
-    /// the trees. Until the commit is durable, the last superblock still maps these block groups, so their device space
-    /// is not reused before [`Engine::forget_chunks`].
+    /// Removes empty block groups from space, except one of each kind, and returns the changes that remove these groups
+    /// from the trees. Until the commit is durable, the last superblock still maps these block groups, so their device
+    /// space is not reused before [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
         let mut spared = BlockGroupFlags::SYSTEM;
@@ -199,7 +199,8 @@ impl Engine {
         if self.pending_chunks.contains(group.start) || !self.migrations.begin_removal(group.start) {
             return Ok(());
         }
-        // Make the group read-only, then check again: a thread may have allocated in the group before that.
+        // Make the group read-only, then check again that it is empty: a thread may have allocated in the group after
+        // the first check.
         let was_read_only = self.space.is_read_only(group.start);
         self.space.set_read_only(group.start, true);
         let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
@@ -242,7 +243,7 @@ impl Engine {
 #[derive(Debug, Default)]
 pub(crate) struct RemovedGroups {
     pub(crate) chunks: Vec<Logical>,
-    /// Whether the superblock lists one of the chunks.
+    /// Whether the superblock lists the chunk of one of these block groups.
     pub(crate) has_system: bool,
     pub(crate) group_batch: Batch,
     pub(crate) free_space_batch: Batch,
@@ -320,5 +321,5 @@ pub(crate) fn remove_system_chunks(superblock: &mut Superblock, chunks: &[Logica
     Ok(())
 }
 
-/// Minimum length of an extent that is accepted instead of a longer one, to avoid making a chunk.
+/// Minimum length of an extent that is accepted instead of a longer extent, to avoid making a chunk.
 const FAIR_PIECE_BYTES: u64 = 4 << 20;

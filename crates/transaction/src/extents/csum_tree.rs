@@ -1,7 +1,7 @@
 //! The csum tree: one checksum for every sector of checksummed data.
 //!
 //! An item `(EXTENT_CSUM EXTENT_CSUM bytenr)` holds the checksums of consecutive sectors from `bytenr` on. Items do not
-//! overlap, and none covers data without checksums.
+//! overlap, and no item covers data without checksums.
 //!
 //! Changes are made in one sweep in address order. One item is *open*: checksums are appended to it, up to the size
 //! limit. The open item moves to the batch when it is full, when the next change lies beyond the part that the sweep
@@ -29,7 +29,7 @@ pub(crate) struct SectorCsums {
 }
 
 impl SectorCsums {
-    /// The checksum of a sector, or `None` if the tree holds none.
+    /// The checksum of a sector, or `None` if the tree holds no checksum of the sector.
     pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
         let present = *self.present.get(index)?;
         present.then(|| &self.bytes[index * self.csum_size..][..self.csum_size])
@@ -173,7 +173,7 @@ struct OpenItem {
 }
 
 impl Layout {
-    /// Bytes of the checksums of this many bytes of data.
+    /// Number of checksum bytes for `len_bytes` bytes of data.
     fn bytes(&self, len_bytes: u64) -> usize {
         (len_bytes / self.sectorsize) as usize * self.csum_size
     }
@@ -229,8 +229,8 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Removes the checksums of a range from the open item and from the items after it. Returns the checksums past the
-    /// range that the last cut item has.
+    /// Removes the checksums of a range from the open item and from the items after it. If the last cut item reaches
+    /// past the range, returns its checksums past the range.
     fn cut(&mut self, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
         let mut tail = None;
         let layout = self.layout;
@@ -278,8 +278,8 @@ impl Sweep<'_> {
         }
     }
 
-    /// Puts back the rest of a cut item. If the item of the inserted checksums has room for all of the rest, appends it
-    /// there.
+    /// Puts back the rest of a cut item. If the item of the inserted checksums has room for all of the rest, appends
+    /// the rest to that item.
     fn put_tail(&mut self, start: u64, tail: &[u8], inserted: bool) {
         let open_len = self.open.as_ref().filter(|_| inserted).map(|open| open.csums.len() + tail.len());
         if open_len.is_none_or(|len| len > self.layout.max_csums * self.layout.csum_size) {
@@ -350,7 +350,7 @@ fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: 
     for (&start, csums) in insert {
         assert!(csums.len().is_multiple_of(layout.csum_size), "csums come whole");
         let end = start + layout.covered(csums);
-        // If insertions overlap, the one that starts first takes precedence.
+        // If insertions overlap, the insertion that starts first takes precedence.
         let from = start.max(inserted_upto).min(end);
         if from < end {
             edits.push(Edit { range: from..end, csums: Some(&csums[layout.bytes(from - start)..]) });
@@ -386,8 +386,8 @@ fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: 
     edits
 }
 
-/// Sorts the ranges and joins those that touch or overlap. A csum item covers many extents, and would otherwise be
-/// copied once for each.
+/// Sorts the ranges and joins ranges that touch or overlap. A csum item covers many extents, and without joining, the
+/// item would be copied once for each extent.
 fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut sorted: Vec<Range<u64>> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
     sorted.sort_unstable_by_key(|range| range.start);

@@ -208,7 +208,7 @@ impl Engine {
         self.or_abort("write", || self.volumes.check_superblocks_are_ours())
     }
 
-    /// Reads whole sectors. With `verify`, each must match its checksum in one of the copies, and bad copies are
+    /// Reads whole sectors. With `verify`, each sector must match its checksum in one of the copies, and bad copies are
     /// repaired.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl Engine {
         loop {
             let current = self.moved.current(at);
             let csums = self.csums_of(current, len_bytes)?;
-            // If the data moved meanwhile, its checksums may be gone at the old address.
+            // If the data moved during the lookup, its checksums may be gone at the old address.
             if csums.is_complete() || self.moved.current(at) == current {
                 return Ok((current, csums));
             }
@@ -278,7 +278,7 @@ impl Engine {
     }
 
     /// Whether a user other than `ino` of `root` at `file_offset` may refer to the extent of this file extent item:
-    /// another file, another part of this file, or a snapshot. If not, the extent may be written in place.
+    /// another file, another part of this file, or a snapshot. An extent that is not shared may be written in place.
     ///
     /// # Errors
     ///
@@ -305,7 +305,7 @@ impl Engine {
     }
 }
 
-/// Whether all references to the extent come from this part of this file; they are then one inline reference.
+/// Whether all references to the extent come from this part of this file; such references are one inline reference.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Owns the extents and the checksums, each under a lock. Lock order: extents -> frozen checksums -> active checksums;
-//! no other lock is taken under them.
+//! no other lock is taken under these locks.
 //!
 //! Invariants:
 //! - I1. `allocated` holds exactly the bytes that space allocated as data and that no extent item covers.
@@ -93,7 +93,8 @@ impl DataLedger {
         remove_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes)
     }
 
-    /// Notes that extent items cover these extents, which are in address order. Tree blocks among them are ignored.
+    /// Notes that extent items cover these extents, which are in address order. Tree blocks among the extents are
+    /// ignored.
     pub(crate) fn forget_allocated_all(&self, extents: &[Extent]) {
         let allocated = &mut self.extents.lock().allocated;
         for run in extents.chunk_by(|extent, next| extent.end() == next.bytenr.0) {
@@ -129,7 +130,8 @@ impl DataLedger {
         self.active_csums.write().insert(at.0, csums);
     }
 
-    /// Moves the active extents and checksums to the frozen ones. The caller holds the gate exclusively.
+    /// Moves the active extents and checksums to the frozen extents and checksums. The caller holds the gate
+    /// exclusively.
     pub(crate) fn freeze(&self) {
         let mut extents = self.extents.lock();
         extents.frozen = std::mem::take(&mut extents.active);

@@ -9,8 +9,8 @@
 //! Owns the map, under a lock. Lock order: no other lock is taken under the lock of the map.
 //!
 //! Invariants:
-//! - I1. A group in the map is read-only in space, and is removed only when it is condemned: until then threads may read
-//!   the old copies of data that has moved.
+//! - I1. A group in the map is read-only in space, and is removed only when it is condemned: until a group is
+//!   condemned, threads may read the old copies of data that has moved.
 
 use std::collections::BTreeMap;
 

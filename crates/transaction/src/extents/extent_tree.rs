@@ -213,7 +213,7 @@ struct Record<'a, 's> {
     item: ExtentItem,
     /// Whether there is a keyed reference to the extent on disk.
     has_keyed: bool,
-    /// Keyed references examined so far, with their counts on disk and after this head.
+    /// Keyed references examined so far, with their counts on disk and after the head is applied.
     keyed: BTreeMap<Key, KeyedRef>,
 }
 
@@ -229,7 +229,7 @@ struct KeyedPlace {
     found: Option<(Key, InlineRef)>,
 }
 
-/// Minimum number of heads for each thread: fewer are not worth a thread and a copy of all heads in memory.
+/// Minimum number of heads for each thread: fewer heads are not worth a thread and a copy of all heads in memory.
 const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
 /// Number of steps after which a new search is cheaper.
 const STEPS_MAX: usize = 16;
@@ -450,7 +450,7 @@ impl<'a, 's> Record<'a, 's> {
         })
     }
 
-    /// The reference with its count lowered by `count`, or `None` if none is left.
+    /// The reference with its count lowered by `count`, or `None` if no count is left.
     fn less(&self, reference: InlineRef, count: u64) -> Result<Option<InlineRef>> {
         let rest = u64::from(reference.count()).checked_sub(count).ok_or_else(|| {
             self.corrupt("reference count", reference.count().into(), "expected no fewer than are dropped")

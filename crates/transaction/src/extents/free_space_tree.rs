@@ -2,8 +2,8 @@
 //!
 //! A block group has one `FREE_SPACE_INFO` (key: its start and length). A `FREE_SPACE_INFO` is followed either by one
 //! empty `FREE_SPACE_EXTENT` for each free range (key: start and length), or by `FREE_SPACE_BITMAP`s that cover the
-//! whole group (key: start and length covered; one bit per sector, lowest bit first, set if free). Superblock mirrors
-//! count as free.
+//! whole group (key: start and length covered; one bit per sector, lowest bit first, set if free). The space of
+//! superblock mirrors counts as free.
 //!
 //! I1. `extent_count` is the number of maximal free ranges, in both forms.
 //! I2. A block group changes to bitmaps when extents would take more room than bitmaps, and back when extents take
@@ -200,7 +200,7 @@ impl FreeRuns {
     }
 }
 
-/// The bitmaps of a block group; the last one covers the rest.
+/// The bitmaps of a block group; the last bitmap covers the rest of the group.
 fn bitmaps(start: u64, len_bytes: u64, free: &[Range<u64>], sectorsize: u32) -> BTreeMap<Key, Vec<u8>> {
     let (span, sector) = (span(sectorsize), u64::from(sectorsize));
     let mut maps: Vec<Vec<u8>> = (0..len_bytes.div_ceil(span))

@@ -1,4 +1,4 @@
-//! Compares the extent tree with a map of references: skinny and not, inline and keyed.
+//! Compares the extent tree with a map of references: with and without skinny items, inline and keyed.
 
 use std::collections::HashMap;
 
@@ -117,7 +117,7 @@ fn references_overflow_into_items_and_new_ones_stay_there() {
     let deltas: Vec<_> = (256..300).map(|ino| (file(ino), 1)).collect();
     run(&mut tree, vec![head(1 << 20, ExtentKind::Data, &deltas)], &CONFIG).expect("valid");
     let (_, item, refs) = refs_of(&tree, 1 << 20).expect("there");
-    // 24 + 6 * 29 bytes; 7 references would take 227.
+    // The item takes 24 + 6 * 29 bytes; with 7 inline references it would take 227 bytes.
     assert_eq!((item.inline_refs.len(), refs.len(), tree.items.len()), (6, 44, 39));
 
     let inline = RefKey::of(&item.inline_refs[0]).expect("counted");
