@@ -15,7 +15,8 @@
 //! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
 //! - `file`: file content: reading, writing, truncating, holes, reflinks.
 //! - `writeback`: when dirty data is written, how it becomes extents, and fsync.
-//! - `inode`: inodes in memory: state, dirty data, read-ahead, cache, attributes, extended attributes, ACLs, properties.
+//! - `inode`: inodes in memory: state, dirty data, read-ahead, cache, attributes, extended attributes, ACLs,
+//!   properties.
 //! - `items`: items of names and of file data.
 //! - `compression`: zlib, lzo and zstd as btrfs uses them.
 

@@ -1,7 +1,7 @@
 //! Quotas: the numbers after each commit, against a count by btrfs-progs and by Linux's rescan.
 //!
-//! Method: random writes, overwrites of shared data, reflinks, snapshots into groups, deletions and remounts. After each
-//! round `btrfs check --qgroup-report` counts every group of every level independently; at the end Linux rescans.
+//! Method: random writes, overwrites of shared data, reflinks, snapshots into groups, deletions and remounts. After
+//! each round `btrfs check --qgroup-report` counts every group of every level independently; at the end Linux rescans.
 //! `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,5 +1,5 @@
-//! Calls that must fail while a subvolume is being sent, and sends that must fail. Linux judges the streams themselves in
-//! `testkit/tests/send.rs`.
+//! Calls that must fail while a subvolume is being sent, and sends that must fail. Linux judges the streams themselves
+//! in `testkit/tests/send.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,9 +1,9 @@
 //! Power cuts during snapshots and deletions of subvolumes.
 //!
 //! Method: random operations in a subvolume are recorded once, while snapshots of it are taken and deleted, and block
-//! groups are emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean before
-//! and after. A snapshot exists if its call returned, unless its deletion had begun; every existing snapshot holds the
-//! model's content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
+//! groups are emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean
+//! before and after. A snapshot exists if its call returned, unless its deletion had begun; every existing snapshot
+//! holds the model's content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,9 +1,9 @@
 //! Running a balance: start, resume, pause, cancel.
 //!
 //! Block groups are taken from the highest address down, as Linux does, so groups that the balance makes are not taken
-//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)). If
-//! only the group's place or profile changes, or if the group is nearly full, so that emptying it would gain nothing,
-//! its chunk is copied instead ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
+//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)).
+//! If only the group's place or profile changes, or if the group is nearly full, so that emptying it would gain
+//! nothing, its chunk is copied instead ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
 //!
 //! Invariants:
 //! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.
@@ -427,7 +427,8 @@ fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };
 /// Emptying a group of which at least this percentage is used would make as many groups as before.
 const FULL_PERCENT: u128 = 95;
-/// Maximum number of waits for block groups that other threads are moving, and the length of a wait: ten minutes in all.
+/// Maximum number of waits for block groups that other threads are moving, and the length of a wait: ten minutes in
+/// all.
 const MAX_WAITS: u32 = 6000;
 const WAIT: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(200);

@@ -20,8 +20,9 @@ impl Fs {
         self.engine.chunk_at(start)
     }
 
-    /// Moves a block group to another place on the devices, or changes its number of copies, while it is in use. Only the
-    /// chunk and device trees change, however many snapshots share the content. Units of `job` are bytes of one copy.
+    /// Moves a block group to another place on the devices, or changes its number of copies, while it is in use. Only
+    /// the chunk and device trees change, however many snapshots share the content. Units of `job` are bytes of one
+    /// copy.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
-//! Defragmenting a file: small extents are read and made dirty again, so that writeback joins them into larger ones and,
-//! on request, compresses them.
+//! Defragmenting a file: small extents are read and made dirty again, so that writeback joins them into larger ones
+//! and, on request, compresses them.
 //!
 //! Content, size and times stay as they are. Shared extents stay shared unless the caller asks to unshare them.
 //!
-//! I1. The state lock of the inode is held from the first look at a piece's extents until their bytes are dirty, so that no
-//! newer data is replaced.
+//! I1. The state lock of the inode is held from the first look at a piece's extents until their bytes are dirty, so
+//! that no newer data is replaced.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl Default for Defragment {
 }
 
 impl Fs {
-    /// Joins the small extents of a file. Returns the number of bytes that were rewritten. Units of `job` are bytes of the
-    /// file.
+    /// Joins the small extents of a file. Returns the number of bytes that were rewritten. Units of `job` are bytes of
+    /// the file.
     ///
     /// # Errors
     ///
@@ -61,7 +61,8 @@ impl Fs {
             state.rewriting = Some(Rewriting { compress });
         }
         let done = self.rewrite_small(&inode, how, job);
-        // Write the dirty bytes back before `rewriting` is cleared, because `rewriting` makes writeback use new extents.
+        // Write the dirty bytes back before `rewriting` is cleared, because `rewriting` makes writeback use new
+        // extents.
         let flushed = self.flush_inode(&inode, how.range.clone());
         inode.state.write().rewriting = None;
         let done = done?;
@@ -178,5 +179,6 @@ fn is_joined(first: &ExtentAt, second: &ExtentAt) -> bool {
 
 /// Number of bytes made dirty in one step.
 const PIECE: u64 = BUF_MAX as u64;
-/// Extents below this size are joined even with neighbours that are contiguous on disk, because each extent takes an item.
+/// Extents below this size are joined even with neighbours that are contiguous on disk, because each extent takes an
+/// item.
 const TINY_BYTES: u64 = 1 << 20;

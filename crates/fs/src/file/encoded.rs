@@ -1,7 +1,8 @@
 //! Writing data that is compressed already: receive stores the extents of a send stream as they are.
 //!
 //! - I1. The compressed bytes come from outside: they are decompressed before they are stored.
-//! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like other data.
+//! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like other
+//!   data.
 
 use std::sync::Arc;
 
@@ -52,8 +53,8 @@ impl Encoded<'_> {
 }
 
 impl Fs {
-    /// Writes compressed data at `offset`. Stores the data compressed, unless `always_decompress` or the file's flags, the
-    /// alignment or the space do not allow that (I2). Returns whether the data was stored compressed.
+    /// Writes compressed data at `offset`. Stores the data compressed, unless `always_decompress` or the file's flags,
+    /// the alignment or the space do not allow that (I2). Returns whether the data was stored compressed.
     pub fn write_encoded(
         &self,
         id: InodeId,

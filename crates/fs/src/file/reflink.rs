@@ -217,11 +217,11 @@ impl Fs {
         Ok(())
     }
 
-    /// Shares a range. Returns the number of bytes shared, which is lower than `len` if an error occurs after some bytes.
-    /// Both offsets must be sector-aligned. The end of the source's range must be aligned too, unless it is the end of the
-    /// source and the target's range does not end before the end of the target. `same_at` holds the sequences that the
-    /// files had when they were found equal: the call fails with [`Error::Busy`] if a sequence has changed since, and
-    /// changes no times.
+    /// Shares a range. Returns the number of bytes shared, which is lower than `len` if an error occurs after some
+    /// bytes. Both offsets must be sector-aligned. The end of the source's range must be aligned too, unless it is the
+    /// end of the source and the target's range does not end before the end of the target. `same_at` holds the
+    /// sequences that the files had when they were found equal: the call fails with [`Error::Busy`] if a sequence has
+    /// changed since, and changes no times.
     fn share(
         &self,
         source: &Arc<Inode>,

@@ -6,8 +6,8 @@
 //! - I2: extents are dropped from the end of the file, and the size on disk follows, so after a crash no data lies past
 //!   the size on disk.
 //! - I3: the last sector's bytes past the new size are zero on disk before the size on disk is the new one.
-//! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at a
-//!   size between the old and the new one.
+//! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at
+//!   a size between the old and the new one.
 
 use std::ops::Range;
 use std::sync::Arc;

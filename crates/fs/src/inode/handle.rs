@@ -65,8 +65,8 @@ impl Drop for InodeToChange<'_> {
 }
 
 impl Fs {
-    /// Returns the inode, and loads it if it is not in memory. The caller must hold no inode lock, unless the subvolume of
-    /// `id` is known to be entered.
+    /// Returns the inode, and loads it if it is not in memory. The caller must hold no inode lock, unless the subvolume
+    /// of `id` is known to be entered.
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {
@@ -124,8 +124,8 @@ impl Fs {
         if self.changes.enter() { Ok(Changing { gate: &self.changes }) } else { Err(Error::Closed) }
     }
 
-    /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on Linux,
-    /// flags that are set later, or a subvolume that becomes read-only later, do not revoke the permission.
+    /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on
+    /// Linux, flags that are set later, or a subvolume that becomes read-only later, do not revoke the permission.
     pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<InodeToChange<'_>> {
         let changing = self.begin_change()?;
         Ok(InodeToChange { inode: self.inode(id)?, in_subvolume: false, _changing: changing })
@@ -163,7 +163,8 @@ impl Fs {
         self.end_deletion(id);
     }
 
-    /// Releases `n` references that lookups counted ([`MountOptions::track_lookups`](crate::MountOptions::track_lookups)).
+    /// Releases `n` references that lookups counted
+    /// ([`MountOptions::track_lookups`](crate::MountOptions::track_lookups)).
     pub fn forget(&self, id: InodeId, n: u64) {
         if self.inodes.forget(id, n) {
             self.delete_if_unlinked(id);

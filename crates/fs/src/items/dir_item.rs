@@ -302,7 +302,8 @@ fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEnt
     changes.push(Change::Delete(dir_index_key(Ino(key.objectid), index)));
 }
 
-/// Plans the changes that add an entry, with this index, after the earlier changes of the list. The name must not exist.
+/// Plans the changes that add an entry, with this index, after the earlier changes of the list. The name must not
+/// exist.
 pub(crate) fn plan_add(
     changes: &mut Vec<Change>,
     tree: &Tree,
@@ -425,8 +426,8 @@ pub(crate) fn plan_add_ref(
     Ok(())
 }
 
-/// Plans the change that removes an inode's reference to a name. Returns the name's index, or `None` if there is no such
-/// reference.
+/// Plans the change that removes an inode's reference to a name. Returns the name's index, or `None` if there is no
+/// such reference.
 pub(crate) fn plan_remove_ref(
     changes: &mut Vec<Change>,
     tree: &Tree,

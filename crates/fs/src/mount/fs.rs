@@ -144,8 +144,8 @@ impl Fs {
         self.commit_thread.do_soon(BackgroundWork::Commit);
     }
 
-    /// Waits for running changes, writes out all data, commits and stops the background threads (I2). Later changes fail
-    /// with [`Error::Closed`].
+    /// Waits for running changes, writes out all data, commits and stops the background threads (I2). Later changes
+    /// fail with [`Error::Closed`].
     pub fn close(&self) -> Result<()> {
         if !self.changes.close() {
             return Ok(());
@@ -171,7 +171,8 @@ impl Fs {
         Ok(closed?)
     }
 
-    /// Reserves metadata for about `nr_items` item changes (I1). May flush and commit: the caller must hold no inode lock.
+    /// Reserves metadata for about `nr_items` item changes (I1). May flush and commit: the caller must hold no inode
+    /// lock.
     pub(crate) fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.check_open()?;
         self.commit_thread.note_change();

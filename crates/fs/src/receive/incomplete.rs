@@ -12,8 +12,8 @@
 //!   commands. Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the
 //!   commands that the mark counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some
 //!   commands of the last transaction.
-//! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum over the
-//!   checksums of these commands.
+//! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum
+//!   over the checksums of these commands.
 
 use ubtrfs_format::hash::crc32c_raw;
 use ubtrfs_format::item::RootFlags;
@@ -29,8 +29,8 @@ use crate::items::dir_item;
 use crate::types::{Caller, InodeId, XattrFlags};
 use crate::{Error, Fs, Result};
 
-/// Attribute of the root directory of a subvolume whose receive has not ended: `receiving ...` or `stopped ...`, with the UUID and
-/// transaction of the subvolume that is sent, and the number of complete commands.
+/// Attribute of the root directory of a subvolume whose receive has not ended: `receiving ...` or `stopped ...`, with
+/// the UUID and transaction of the subvolume that is sent, and the number of complete commands.
 pub const INCOMPLETE_XATTR: &str = "trusted.ubtrfs.incomplete";
 
 /// A subvolume as its stream describes it.
@@ -132,8 +132,8 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is taken by
-    /// anything that cannot be resumed.
+    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is
+    /// taken by anything that cannot be resumed.
     pub(crate) fn resumable(
         &self,
         dir: InodeId,
@@ -179,8 +179,8 @@ impl Fs {
         Ok(self.engine.has_room_for_uuid(KeyType::UUID_KEY_RECEIVED_SUBVOL, uuid)?)
     }
 
-    /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume, durable on
-    /// return (R2).
+    /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume,
+    /// durable on return (R2).
     pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
@@ -220,7 +220,8 @@ impl Fs {
     }
 }
 
-/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a margin.
+/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a
+/// margin.
 const COMPLETE_ITEMS: usize = 8;
 
 #[cfg(test)]

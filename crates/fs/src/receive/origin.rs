@@ -1,5 +1,5 @@
-//! Finds parents and clone sources among the subvolumes of this filesystem: by the UUID of the subvolume that they were received
-//! from, or by their own UUID.
+//! Finds parents and clone sources among the subvolumes of this filesystem: by the UUID of the subvolume that they were
+//! received from, or by their own UUID.
 
 use ubtrfs_format::{Key, KeyType, RootId};
 use uuid::Uuid;

@@ -28,8 +28,8 @@ pub struct ReceiveOptions {
     pub only_first: bool,
     /// The number of failed commands after which the receive fails; 0 for any number.
     pub max_errors: u64,
-    /// Whether a failed receive keeps its subvolume, marked as incomplete, so that a later receive of the same stream resumes
-    /// it.
+    /// Whether a failed receive keeps its subvolume, marked as incomplete, so that a later receive of the same stream
+    /// resumes it.
     pub keep: bool,
     /// Whether to decompress all data, and not to store compressed extents as they are.
     pub force_decompress: bool,
@@ -80,8 +80,8 @@ pub struct ReceivedSubvolume {
 impl Fs {
     /// Receives the subvolumes of a stream below `dir`. Units of `job` are bytes of the input.
     ///
-    /// Each completed subvolume is durable, and stays even if the receive fails later. The incomplete subvolume is deleted or
-    /// kept as `options` say (R4). `made` is called with each new subvolume.
+    /// Each completed subvolume is durable, and stays even if the receive fails later. The incomplete subvolume is
+    /// deleted or kept as `options` say (R4). `made` is called with each new subvolume.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! [`Walk`]: looks up the inodes at paths of a stream.
 //!
-//! - I1. Every name is looked up as an entry of a directory of the subvolume. Only directories are entered; symbolic links are never
-//!   read, and names of other subvolumes are errors (R1).
+//! - I1. Every name is looked up as an entry of a directory of the subvolume. Only directories are entered; symbolic
+//!   links are never read, and names of other subvolumes are errors (R1).
 //! - I2. When a command removes or renames a path, the same call removes or renames it in the cache too (`gone`,
 //!   `renamed`).
 
@@ -122,7 +122,8 @@ impl Walk {
         self.last = last.filter(|(path, _)| path == from).map(|(_, ino)| (to.to_vec(), ino));
     }
 
-    /// Removes a path and all paths below it from the caches. Returns the directories, each with the part of its path below `path`.
+    /// Removes a path and all paths below it from the caches. Returns the directories, each with the part of its path
+    /// below `path`.
     fn take(&mut self, path: &[u8]) -> Vec<(Vec<u8>, Ino)> {
         self.last = None;
         let mut taken = Vec::new();

@@ -5,8 +5,8 @@
 //! extent tree, for a window of extents at a time and in the order of their addresses. Each reference is then verified
 //! in the subvolume's own tree, because snapshots share leaves and thereby references.
 //!
-//! - C1. A source's content is in place at the receiver when the command arrives: the source lies in a subvolume that the
-//!   receiver has, or was written or cloned earlier in this stream and does not change any more.
+//! - C1. A source's content is in place at the receiver when the command arrives: the source lies in a subvolume that
+//!   the receiver has, or was written or cloned earlier in this stream and does not change any more.
 //! - C2. Linux clones whole sectors, except at the end of both files.
 
 use std::collections::HashMap;

@@ -1,22 +1,23 @@
-//! [`Moves`]: the names that change between two snapshots, and an order of commands in which no command meets a name that
-//! is still used.
+//! [`Moves`]: the names that change between two snapshots, and an order of commands in which no command meets a name
+//! that is still used.
 //!
 //! The first walk over the difference removes names that vanish. The remaining inodes are *movers*: both snapshots have
 //! them, but none of their old names stays. Each mover keeps one old name until it moves. Deleted directories that hold
 //! movers are *late*: they are removed when the last mover has left.
 //!
-//! A move may have to wait for another one, for one of three reasons. The first two are dependencies on names, the third is
-//! a dependency on the shape of the tree:
+//! A move may have to wait for another one, for one of three reasons. The first two are dependencies on names, the
+//! third is a dependency on the shape of the tree:
 //!
 //! 1. the new directory does not exist yet,
 //! 2. a mover or a late directory still has the new name,
 //! 3. a directory would move below itself, because a directory on the way to its new place has not moved yet.
 //!
-//! [`Moves::run`] follows these dependencies depth first. A dependency on a directory or mover that is waiting itself is a
-//! cycle. That directory or mover then gets a temporary name in the subvolume's root ("orphan"), which resolves all three
-//! kinds of dependency. So temporary names appear only in cycles.
+//! [`Moves::run`] follows these dependencies depth first. A dependency on a directory or mover that is waiting itself
+//! is a cycle. That directory or mover then gets a temporary name in the subvolume's root ("orphan"), which resolves
+//! all three kinds of dependency. So temporary names appear only in cycles.
 //!
-//! - M1. Each mover and late directory gets a temporary name at most once, and each move happens once, so the work ends.
+//! - M1. Each mover and late directory gets a temporary name at most once, and each move happens once, so the work
+//!   ends.
 //! - M2. Recursion is a stack of tasks, because a chain of dependencies may be as long as the list of movers.
 
 use std::collections::{HashMap, HashSet};

@@ -1,5 +1,5 @@
-//! [`Pipeline`]: turns commands and ranges of extents into a stream. Threads read the data ahead; the stream keeps the order
-//! in which commands were given.
+//! [`Pipeline`]: turns commands and ranges of extents into a stream. Threads read the data ahead; the stream keeps the
+//! order in which commands were given.
 //!
 //! ```text
 //!  walk -- command, data --> queue --+--> readers: read, verify, decompress, encode --+--> writer --> output

@@ -40,9 +40,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotPermitted`] if a subvolume is not read-only, [`Error::NoParent`] if clone sources are given and none can
-    /// be the parent, [`Error::InProgress`] while extents are being moved, [`Error::Output`] if the output fails, or an
-    /// error of reading.
+    /// [`Error::NotPermitted`] if a subvolume is not read-only, [`Error::NoParent`] if clone sources are given and none
+    /// can be the parent, [`Error::InProgress`] while extents are being moved, [`Error::Output`] if the output fails,
+    /// or an error of reading.
     pub fn send(&self, request: &SendRequest, output: &mut (dyn Write + Send), job: &Job) -> Result<()> {
         let version = Version::from_number(request.version)
             .filter(|version| *version <= Version::V2)
@@ -127,8 +127,8 @@ impl Fs {
         })
     }
 
-    /// The clone source that differs least from a subvolume, as far as generations tell: its parent, or another snapshot
-    /// of its parent.
+    /// The clone source that differs least from a subvolume, as far as generations tell: its parent, or another
+    /// snapshot of its parent.
     fn find_parent(&self, id: RootId, clone_sources: &[RootId]) -> Result<RootId> {
         let info = self.subvolume_info(id)?;
         let sources =

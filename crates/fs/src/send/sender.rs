@@ -6,16 +6,16 @@
 //! at the end:   times of directories, attributes of directories that new files would inherit
 //! ```
 //!
-//! - S1. When the inodes are walked, all names that were in the way are gone: no creation, link or rename needs a name in
-//!   use.
-//! - S2. A directory exists before anything is made in it: the directories above a new inode are made first, whatever their
-//!   numbers.
-//! - S3. The owner is sent before the mode, because a change of the owner clears set-id bits. Capabilities are sent after
-//!   owner and data, whose changes clear them. Times are sent last. The times of a directory change with each name in it, so
-//!   they are sent when no name in it has changed for a while, or at the end.
-//! - S4. New files inherit the default ACL and the compression of their directory. So a directory has neither while names are
-//!   created in it: they are first removed from a directory that the receiver has, and are sent for all directories at the
-//!   end.
+//! - S1. When the inodes are walked, all names that were in the way are gone: no creation, link or rename needs a name
+//!   in use.
+//! - S2. A directory exists before anything is made in it: the directories above a new inode are made first, whatever
+//!   their numbers.
+//! - S3. The owner is sent before the mode, because a change of the owner clears set-id bits. Capabilities are sent
+//!   after owner and data, whose changes clear them. Times are sent last. The times of a directory change with each
+//!   name in it, so they are sent when no name in it has changed for a while, or at the end.
+//! - S4. New files inherit the default ACL and the compression of their directory. So a directory has neither while
+//!   names are created in it: they are first removed from a directory that the receiver has, and are sent for all
+//!   directories at the end.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -206,8 +206,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let before = self.old.map(|old| old.inode(ino)).transpose()?.flatten();
         let is_there = before.is_some();
         let old = before.filter(|before| is_same(ino, before, &item));
-        // All items of a new inode are sent, even those that are equal to items of an old inode with the same number. The old
-        // tree may also hold an inode of that number without a name.
+        // All items of a new inode are sent, even those that are equal to items of an old inode with the same number.
+        // The old tree may also hold an inode of that number without a name.
         if old.is_none() && (is_there || change.old.is_some()) {
             diff.report_all_of(ino);
         }
@@ -350,8 +350,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(path)
     }
 
-    /// Makes a directory and those above it, if the receiver does not have them yet (S2). The receiver has all inodes with
-    /// numbers below `ino`.
+    /// Makes a directory and those above it, if the receiver does not have them yet (S2). The receiver has all inodes
+    /// with numbers below `ino`.
     fn make_above(&mut self, dir: u64, ino: u64) -> Result<()> {
         let mut missing = Vec::new();
         let mut at = dir;
@@ -383,8 +383,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         if self.old.is_some() { self.bare(dir, &self.new.dir_path(dir)?, dir < ino) } else { Ok(()) }
     }
 
-    /// Removes attributes that new files would inherit from a kept directory (S4). `is_done` says that the directory's own
-    /// attributes were sent already.
+    /// Removes attributes that new files would inherit from a kept directory (S4). `is_done` says that the directory's
+    /// own attributes were sent already.
     fn bare(&mut self, dir: u64, path: &[u8], is_done: bool) -> Result<()> {
         let Some(old) = self.old else { return Ok(()) };
         if !self.bared.insert(dir) || !self.is_kept(dir)? {

@@ -66,8 +66,8 @@ impl SentTree {
         self.tree.source()
     }
 
-    /// The UUID by which a receiver knows this subvolume: the received UUID if it was received itself, otherwise its own
-    /// UUID.
+    /// The UUID by which a receiver knows this subvolume: the received UUID if it was received itself, otherwise its
+    /// own UUID.
     pub(super) fn stream_uuid(&self) -> Uuid {
         let item = self.item();
         if item.received_uuid.is_nil() { item.uuid } else { item.received_uuid }

@@ -67,8 +67,8 @@ impl Fs {
         })
     }
 
-    /// Creates a snapshot of a subvolume under a name of `dir`, durable on return. The snapshot holds everything that was
-    /// written before the call (I1). Returns the root directory of the snapshot.
+    /// Creates a snapshot of a subvolume under a name of `dir`, durable on return. The snapshot holds everything that
+    /// was written before the call (I1). Returns the root directory of the snapshot.
     pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
         self.snapshot_in(source, dir, name, read_only, &[])
     }
@@ -96,8 +96,8 @@ impl Fs {
         stransid: Generation,
     ) -> Result<InodeId> {
         let id = self.take_snapshot(source, dir, name, read_only, (qgroups, stransid))?;
-        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from the
-        // snapshot at once, even if it is read-only: a read-only snapshot would keep their space forever.
+        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from
+        // the snapshot at once, even if it is read-only: a read-only snapshot would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
             tracing::warn!("snapshot {}: deleting unlinked inodes failed: {error}", id.root);
@@ -125,7 +125,8 @@ impl Fs {
         self.make_subvolume(dir, name, kind, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
 
-    /// Creates a subvolume with the content that `content` returns for a time, a transaction and the default ACL of `dir`.
+    /// Creates a subvolume with the content that `content` returns for a time, a transaction and the default ACL of
+    /// `dir`.
     fn make_subvolume(
         &self,
         dir: InodeId,
@@ -177,9 +178,9 @@ impl Fs {
         Ok(InodeId::root_of(id))
     }
 
-    /// Sets or clears the read-only flag of a subvolume, durable on return. A received subvolume that becomes writable loses
-    /// its received UUID. Earlier writes are durable too. Waits for running changes. After it returns, a read-only subvolume
-    /// can only be changed through files that were opened for writing earlier.
+    /// Sets or clears the read-only flag of a subvolume, durable on return. A received subvolume that becomes writable
+    /// loses its received UUID. Earlier writes are durable too. Waits for running changes. After it returns, a
+    /// read-only subvolume can only be changed through files that were opened for writing earlier.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();

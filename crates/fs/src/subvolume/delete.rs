@@ -53,8 +53,8 @@ impl Deletions {
         self.nr_used.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that a use of an inode ended. Returns true if the inode's subvolume is deleted and none of its inodes is used; only
-    /// one call for a subvolume returns true.
+    /// Notes that a use of an inode ended. Returns true if the inode's subvolume is deleted and none of its inodes is
+    /// used; only one call for a subvolume returns true.
     fn was_last(&self, given_back: InodeId, inodes: &InodeCache) -> bool {
         let mut used = self.used.lock();
         let Some(known) = used.get_mut(&given_back.root) else { return false };
@@ -75,12 +75,13 @@ impl Deletions {
 }
 
 impl Fs {
-    /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id: a caller that checked the
-    /// owner of `expected` must not delete another subvolume. The space is freed in the background, or by [`Fs::finish_deletions`].
+    /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id: a caller that
+    /// checked the owner of `expected` must not delete another subvolume. The space is freed in the background, or by
+    /// [`Fs::finish_deletions`].
     ///
-    /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other subvolumes,
-    /// `Busy` if it is the mount's root, `InProgress` if a send uses it, and `NotPermitted` if it is the default subvolume, or
-    /// if its root directory or `dir` is immutable or append-only.
+    /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other
+    /// subvolumes, `Busy` if it is the mount's root, `InProgress` if a send uses it, and `NotPermitted` if it is the
+    /// default subvolume, or if its root directory or `dir` is immutable or append-only.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
         self.remove_subvolume(dir, name, expected, false)
     }
@@ -220,9 +221,9 @@ impl Fs {
         self.commit_thread.note_change();
     }
 
-    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes left. An error from `progress` ends the
-    /// call, and the work continues in the background. Fails if the tree of a subvolume cannot be read; the rest of that tree stays
-    /// allocated.
+    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes left. An error from
+    /// `progress` ends the call, and the work continues in the background. Fails if the tree of a subvolume cannot be
+    /// read; the rest of that tree stays allocated.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         loop {
             let nr_left = self.engine.nr_dead_roots();

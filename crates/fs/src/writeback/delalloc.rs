@@ -4,15 +4,15 @@
 //!   batch of inodes --prepare--> jobs (runs under writeback, cut into units) --write_out--> on disk --finish--> items
 //! ```
 //!
-//! Many small files share one allocation and one device write. Writers that exceed the filesystem's memory for dirty data
-//! write data back themselves, their own data first.
+//! Many small files share one allocation and one device write. Writers that exceed the filesystem's memory for dirty
+//! data write data back themselves, their own data first.
 //!
 //! Invariants:
 //! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.
 //! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A
-//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several takes them in
-//!   ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks are taken, or under
-//!   [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it needs inode locks).
+//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several takes them
+//!   in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks are taken, or
+//!   under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it needs inode locks).
 //! - I3: data is on disk before an item refers to it; an inode's size on disk grows only over data that is on disk.
 //! - I4: data that could not be written is dirty again, and keeps its reserved space.
 //! - I5: an inode leaves the queue when none of its data is pending. So a pass through the queue also finds data that
@@ -415,7 +415,8 @@ impl Fs {
                     state.data.end_writeback(run);
                 }
                 let disk_size = state.disk_size;
-                // Data that became dirty later does not limit the size on disk, which an earlier fsync may have promised.
+                // Data that became dirty later does not limit the size on disk, which an earlier fsync may have
+                // promised.
                 state.disk_size = disk_size.max(job.reach.min(state.item.size));
                 state.advance_disk_size();
                 if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
@@ -446,8 +447,8 @@ impl Fs {
     }
 
     /// Reserves space for the items of as many of the job's next units as possible. If the space is not enough for one
-    /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of units
-    /// whose items they cover.
+    /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of
+    /// units whose items they cover.
     fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
         let mut end = job.units.len();
         let mut plan = self.plan_items(job, end)?;
