@@ -92,7 +92,7 @@ struct Kept {
 const KEPT_MAX: usize = 1 << 20;
 
 impl Ledger {
-    /// Makes an empty ledger; `nr_buckets` is a power of two.
+    /// Makes an empty ledger with `nr_buckets` buckets, a power of two.
     pub(crate) fn new(hash: Hash, nr_buckets: usize) -> Self {
         Self { hash, buckets: vec![0; nr_buckets], total: 0, kept: None }
     }

@@ -5,7 +5,7 @@
 //! wrong only if no file marks the extent as written.
 //!
 //! Invariants:
-//! - I1. At most [`SUSPECTS_MAX`] extents are remembered; `E-LIMIT` reports that there were more such extents.
+//! - I1. At most [`SUSPECTS_MAX`] extents are remembered, and `E-LIMIT` reports that there were more such extents.
 
 use std::collections::HashMap;
 

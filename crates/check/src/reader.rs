@@ -19,7 +19,7 @@ use crate::problem::Code;
 pub(crate) struct Edge {
     pub(crate) bytenr: u64,
     pub(crate) generation: Option<Generation>,
-    /// The expected first key; `None` for a root.
+    /// The expected first key, or `None` for a root.
     pub(crate) key: Option<Key>,
     pub(crate) level: u8,
     /// Whether the block is on the path to the drop progress; below such a block, items before the drop progress are

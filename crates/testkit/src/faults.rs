@@ -37,7 +37,7 @@ const ROUNDS_AFTER: usize = 2;
 /// A script to run, and the filesystem for it.
 #[derive(Clone, Debug)]
 pub struct FaultRun {
-    /// The place in the script to start at.
+    /// The place in the script where the run starts.
     pub start: Start,
     /// The steps.
     pub script: Arc<Script>,
@@ -351,7 +351,7 @@ impl Request {
 }
 
 impl FaultSweep {
-    /// Returns the sweeps of all kinds of filesystems and faults.
+    /// Returns a sweep for each kind of filesystem and of fault.
     pub fn all() -> Vec<Self> {
         let everything = Arc::new(Script::everything(1));
         let mut runs: Vec<_> =

@@ -135,8 +135,8 @@ impl History {
     }
 
     /// Checks that the found filesystem keeps the first `made` promises, and is not newer than the next promise, which
-    /// was in progress. `read` reads a whole file of the found filesystem. `told` means that a failure was reported,
-    /// which may have affected anything not promised.
+    /// was in progress. `read` reads a whole file of the found filesystem. If `told` is set, a failure was reported,
+    /// and changes that were not promised may be lost or present.
     pub fn verify(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize, told: bool) -> Result<()> {
         let made = made.min(self.promises.len());
         let promised = &self.promises[..made];

@@ -154,7 +154,7 @@ impl SnapshotChain {
     }
 
     /// Fails unless the snapshots in a mounted directory are equal to the snapshots of this chain. The modification
-    /// time of a root may differ: Linux 6.18 does not always send that time.
+    /// time of a root may differ, because Linux 6.18 does not always send that time.
     pub fn compare(&self, received: &Path) -> Result<()> {
         (0..self.nr_snapshots).try_for_each(|index| self.compare_one(index, received))
     }

@@ -216,7 +216,7 @@ impl Worker {
             }
             16..19 => {
                 let flags = [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::EXCHANGE, RenameFlags::WHITEOUT];
-                // After a directory is moved, fsync commits and does not log in this transaction.
+                // After the move of a directory, an fsync in the same transaction commits instead of writing the log.
                 if moves_dirs || !fs.lookup(dir, &name)?.is_dir() {
                     fs.rename(dir, &name, dir2, &name2, *self.rng.pick(&flags))?;
                 }

@@ -63,7 +63,7 @@ impl Bed {
     }
 }
 
-/// Returns a file's content; `None` if there is no such file.
+/// Returns a file's content, or `None` if there is no such file.
 fn content(fs: &Fs, name: &str) -> Option<Vec<u8>> {
     let attr = fs.lookup(fs.root(), name.as_bytes()).ok()?;
     Some(fs.read(attr.id, 0, usize::try_from(attr.size).unwrap()).unwrap())

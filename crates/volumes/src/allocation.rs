@@ -90,7 +90,7 @@ pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags)
     nr_stripes(flags).map_or(0, |nr| devices.iter().map(|device| device.allocatable_bytes(nr)).sum())
 }
 
-/// Number of stripes of a chunk; `None` for profiles that this program does not write.
+/// Number of stripes of a chunk, or `None` for profiles that this program does not write.
 pub(crate) fn nr_stripes(flags: BlockGroupFlags) -> Option<NonZeroU64> {
     match flags.intersection(BlockGroupFlags::PROFILES) {
         BlockGroupFlags::DUP => NonZeroU64::new(2),

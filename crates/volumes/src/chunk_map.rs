@@ -212,7 +212,7 @@ impl ChunkMap {
         };
     }
 
-    /// The limit of a device for new chunks and targets; `u64::MAX` if the device has no limit.
+    /// The limit of a device for new chunks and migration targets, or `u64::MAX` if the device has no limit.
     pub(crate) fn limit_of(&self, devid: DevId) -> u64 {
         self.inner.read().limits.get(&devid).copied().unwrap_or(u64::MAX)
     }

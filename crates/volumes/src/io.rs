@@ -126,7 +126,7 @@ impl Volumes {
         }
     }
 
-    /// Reads one copy without a check; `copy` is below [`Volumes::num_copies`].
+    /// Reads one copy without a check. The number `copy` is below [`Volumes::num_copies`].
     pub fn read_copy(&self, logical: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
         let mut rest = buf;
         let mut at = logical;

@@ -11,8 +11,9 @@
 //!
 //! Invariants:
 //! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have the content of the
-//!   chunk's copies: a write holds the locks of its pieces shared while it writes the chunk's copies and the fresh
-//!   stripes, and the copy of a piece holds the piece's lock exclusively. Locks are taken in ascending order.
+//!   chunk's copies. For this, a write holds the locks of its pieces shared while it writes the chunk's copies and
+//!   the fresh stripes, and the copy of a piece holds the piece's lock exclusively. Locks are taken in ascending
+//!   order.
 //! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock, which
 //!   every write holds shared.
 //! - G3. The device space of stripes that a migration left is free only when no reader uses these stripes any more.

@@ -28,7 +28,7 @@ use crate::set::{Member, Stat};
 /// The expected content of a device's primary superblock.
 #[derive(Debug, Default)]
 pub(crate) struct Primary {
-    /// The bytes read at open or written last; `None` if unknown.
+    /// The bytes read at open or written last, or `None` if the bytes are unknown.
     last: Option<Vec<u8>>,
     /// The bytes that the last write replaced.
     before: Option<Vec<u8>>,

@@ -119,7 +119,7 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Opens a filesystem on these devices. Fails if the filesystem's features cannot be read;
+    /// Opens a filesystem on these devices. Fails if the filesystem's features cannot be read.
     /// [`Volumes::write_refusal`] says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
         let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
@@ -202,8 +202,8 @@ impl Volumes {
         })
     }
 
-    /// Says how many devices were given and, once the device items are loaded, names the missing ones. `None` if none
-    /// is missing.
+    /// Says how many devices were given and, once the device items are loaded, names the missing ones. `None` if no
+    /// device is missing.
     fn missing_devices(&self) -> Option<String> {
         if !self.may_lack_devices() {
             return None;

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. A superblock is used only if its magic, own offset, checksum and fields are valid.
-//! - I2. A mirror with another fsid than the primary's is left over from an older filesystem and never used. Among the
-//!   other copies, the newest generation wins; among copies of one generation, the primary wins.
+//! - I2. A mirror whose fsid differs from the primary's is left over from an older filesystem, and is never used.
+//!   Among the other copies, the newest generation wins; among copies of one generation, the primary wins.
 //! - I3. If the primary is not a btrfs superblock at all, a filesystem that is found by a mirror can only be read,
 //!   because the device may now belong to something else.
 

@@ -65,7 +65,8 @@ impl Content {
     }
 }
 
-/// A system call, or an event of the whole pair. Paths are relative to the mount point; `slot` is a place for an open file.
+/// A system call, or an event of the whole pair. Paths are relative to the mount point, and `slot` is the number of a
+/// place for an open file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the arguments of the system calls of these names")]
 pub enum Call {
@@ -293,7 +294,7 @@ pub enum Call {
     Umask {
         mask: u32,
     },
-    /// syncfs, and `ubtrfs sync` on our side.
+    /// Calls syncfs, and runs `ubtrfs sync` on our side.
     Sync,
     /// Compares both whole trees.
     Compare,

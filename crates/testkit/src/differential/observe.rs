@@ -33,7 +33,7 @@ pub(crate) fn stat_fields(stat: &Stat) -> Vec<(String, String)> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// atime, mtime and ctime.
+/// The atime, mtime and ctime of an object.
 pub(crate) fn times(stat: &Stat) -> [(i64, i64); 3] {
     let nsec = |value: u64| i64::try_from(value).unwrap_or(-1);
     [

@@ -51,7 +51,7 @@ pub type Sent<'n> = (&'n str, Vec<&'n str>);
 /// writes zeros into the block at the former end, so this block may be a copy.
 pub fn compare_extents(source: &Path, target: &Path, sent: &[Sent<'_>], prealloc: bool) -> Result<Differs> {
     let mut differs = Differs::default();
-    // For each snapshot, the places in the target of each block of the source.
+    // For each snapshot: the source's blocks, each with its places in the target.
     let mut places: HashMap<&str, HashMap<Place, BTreeSet<Place>>> = HashMap::new();
     for (name, others) in sent {
         let options = format!("subvol={name}");

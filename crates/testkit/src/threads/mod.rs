@@ -13,8 +13,8 @@
 //! - T1. Each lane's promises (see [`History`]) hold independently of the other threads. Other threads may commit any
 //!   state.
 //! - T2. A snapshot exists from the return of its creation until its deletion begins. The snapshot contains, for each
-//!   lane, a state between the start and the end of its creation. A snapshot deleted before a sync is gone after the
-//!   sync.
+//!   lane, a state between the start and the end of the snapshot's creation. A snapshot deleted before a sync is gone
+//!   after the sync.
 //! - T3. If a version of a rewritten file was complete when an fsync began, then this version or a later one is found
 //!   after the fsync returned.
 //! - T4. A file that cannot be written does not keep other data from becoming durable: data that other threads sync is
@@ -65,7 +65,7 @@ struct Scenario {
     mkfs: MkfsOptions,
     mount: String,
     lanes: Vec<Work>,
-    /// The number of directories of the ballast, and the number of files in each directory.
+    /// The number of directories in the directory `ballast`, and the number of files in each of them.
     ballast: (usize, usize),
     snapshots: usize,
     /// The number of fsyncs of the rewritten file.
@@ -75,7 +75,8 @@ struct Scenario {
     moves: bool,
     /// Whether quotas are on, and a thread changes quota groups.
     quotas: bool,
-    /// The bytes left free, if limited. With little space, freed space is reused at once, and ENOSPC is possible.
+    /// The number of bytes left free, or `None` for no limit. With little space, freed space is reused at once, and
+    /// ENOSPC is possible.
     free: Option<u64>,
 }
 

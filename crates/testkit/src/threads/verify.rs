@@ -82,7 +82,8 @@ impl Record {
         Ok(())
     }
 
-    /// Checks that all names of the ballast exist, and that no other names exist except the names of snapshots.
+    /// Checks that all names in the directory `ballast` exist, and that it contains no other names except the names
+    /// of snapshots.
     fn verify_ballast(&self, entries: &[TreeEntry], snapshot: Option<&Snapshot>) -> Result<()> {
         let mut expected: BTreeSet<Vec<u8>> =
             self.scenario.ballast_paths().iter().map(|path| format!("ballast/{path}").into_bytes()).collect();

@@ -3,8 +3,8 @@
 //!
 //! Method: scripted cases (`cases`) and random operations with fsyncs end in a crash without a commit, simulated by
 //! copying the image. Each replay must have the result of Linux's replay, `btrfs check` must then find the filesystem
-//! clean, and fsynced changes must exist. Times of directories are not compared: Linux sets the times of directories
-//! to the time of the replay.
+//! clean, and fsynced changes must exist. Times of directories are not compared, because Linux sets the times of
+//! directories to the time of the replay.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
