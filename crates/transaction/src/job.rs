@@ -79,7 +79,7 @@ impl Job {
         self.change(|progress| progress.is_paused = false);
     }
 
-    /// Waits while the job is paused. The working thread calls this between two steps, holding no lock.
+    /// Waits while the job is paused. The working thread calls `check` between two steps, holding no lock.
     ///
     /// # Errors
     ///

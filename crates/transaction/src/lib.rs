@@ -18,9 +18,9 @@
 //! - `nodes`: tree nodes between memory and the devices.
 //! - `health`: panics, device error counters, statistics, the timeline.
 //!
-//! Used by all modules above:
+//! Modules that all modules above use:
 //!
-//! - `engine`, `open`: [`Engine`] itself, and opening it.
+//! - `engine`, `open`: the type [`Engine`], and opening a filesystem.
 //! - `job`: progress of long operations, and requests to pause or cancel them.
 
 #![forbid(unsafe_code)]

@@ -28,7 +28,8 @@ impl Engine {
     /// Opens the filesystem on these devices.
     ///
     /// A filesystem that cannot be written yet (for example with RAID chunks or unknown compat_ro features) opens
-    /// read-only, and so does one whose log the caller does not replay. [`Engine::read_only`] gives the reason.
+    /// read-only, and so does a filesystem whose log the caller does not replay. [`Engine::read_only`] gives the
+    /// reason.
     ///
     /// # Errors
     ///
@@ -213,7 +214,7 @@ fn load_block_groups(
         let item = BlockGroupItem::decode(&data).map_err(|cause| Error::from(cause).in_tree(holder))?;
         let group = BlockGroup { start, len_bytes: chunk.length, flags: chunk.flags, used: item.used };
         let free = match (writable, free_space) {
-            // A read-only filesystem allocates nothing, so only the sums are needed.
+            // A read-only filesystem allocates nothing, so it needs no list of free ranges.
             (false, _) => Vec::new(),
             (true, Some(tree)) => {
                 free_space_tree::load_free_space(store, &tree.root_ptr(), start, chunk.length, superblock.sectorsize)?

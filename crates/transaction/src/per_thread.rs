@@ -53,7 +53,7 @@ impl Gate {
         self.copies.current().read()
     }
 
-    /// Closes the gate: waits until every operation has left, and blocks new ones until the returned value is
+    /// Closes the gate: waits until every operation has left, and blocks new operations until the returned value is
     /// dropped.
     pub(crate) fn close(&self) -> Closed<'_> {
         // All threads lock in this order, so two threads that close the gate at once cannot deadlock.

@@ -5,7 +5,7 @@
 //! devices while other threads read, write and allocate in the chunk (`volumes::migration`). Then a commit records the
 //! new chunk item, device extents and profile. A crash before that commit is durable leaves the chunk where it was.
 //!
-//! Owns the state of each migration, under one lock. No other lock is taken under that lock.
+//! Owns the state of each migration, under one lock. No other lock is taken under the lock of the migrations.
 //!
 //! Invariants:
 //! - M1. A block group is never moved and removed at once, because the move and the removal both enter it in the map of

@@ -3,7 +3,7 @@
 //! While a conversion runs or is paused, new chunks have its target profile, as in Linux. With the old profile, the new
 //! chunks would have to be converted too.
 //!
-//! Owns the targets under a lock. No other lock is taken under that lock.
+//! Owns the targets under a lock. No other lock is taken under the lock of the targets.
 
 use parking_lot::Mutex;
 use ubtrfs_format::item::BlockGroupFlags;

@@ -1,14 +1,16 @@
 //! [`MovedExtents`]: old and new addresses of data extents that relocation moved.
 //!
-//! A thread that looked up an extent before a move may read the extent afterwards, or refer to it in a new item. The
-//! map translates the old address. The old data also stays in place until no thread can have the old address any more.
+//! A thread that looked up an extent before a move may read the extent afterwards, or refer to it in a new item. For
+//! such a thread, the map translates the old address to the new address. The old data also stays in place until no
+//! thread can have the old address any more.
 //!
 //! Owns the map, under a lock. Lock order: no other lock is taken under the map's lock.
 //!
 //! Invariants:
 //! - I1. A move is noted before the checksums of the old address are deleted: a reader that finds no checksum looks the
 //!   address up again and finds the new address.
-//! - I2. An address is in the map only while its block group is read-only, so it is not allocated again in that time.
+//! - I2. An address is in the map only while its block group is read-only, so the address is not allocated again while
+//!   it is in the map.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

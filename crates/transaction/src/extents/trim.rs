@@ -1,8 +1,8 @@
 //! Trim: telling the devices which space is free.
 //!
 //! Invariants:
-//! - I1. Free space of a block group is allocated while it is discarded, so nothing is written there meanwhile. The
-//!   space is reserved before it is allocated, so that space promised to other reservations stays free.
+//! - I1. Free space of a block group is allocated while it is discarded, so no data is written to this space during the
+//!   discard. The space is reserved before it is allocated, so that space promised to other reservations stays free.
 //! - I2. Device space without chunks is discarded under the lock that is held while a chunk is placed.
 
 use std::ops::Range;
@@ -87,7 +87,7 @@ impl Engine {
             // I1
             let Ok(reservation) = self.space.reserve(kind, piece.len_bytes) else {
                 if most <= PIECE_BYTES_MIN {
-                    // The rest is promised to other reservations.
+                    // The rest of the range is promised to other reservations.
                     break;
                 }
                 most /= 2;

@@ -2,7 +2,7 @@
 //!
 //! A commit changes trees by copying nodes. A transaction needs room for a copy of every node that it touches (the old
 //! nodes become free when it is committed) and for the items that it adds. A change is admitted only while free space
-//! and possible new chunks cover the need of all changes admitted before it, estimated from above ([`Load::need`]):
+//! and possible new chunks cover an upper bound of the need of all changes admitted before it ([`Load::need`]):
 //!
 //! ```text
 //!   free + unallocated  >=  frozen transaction + active transaction + future writeback + space that the purpose must leave
@@ -13,14 +13,15 @@
 //! I2. Accepted dirty data finds room for its items: ordinary changes leave room for all reserved data.
 //! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave.
 //!
-//! While room is ample, a thread gets many changes admitted at once. The thread's operations reserve from this stock,
-//! and their load is added to the transaction's load after many operations ([`Share`]).
+//! While room is ample, a thread gets many changes admitted at once. The thread's operations reserve from the changes
+//! that were admitted in advance (the stock), and their load is added to the transaction's load after many operations
+//! ([`Share`]).
 //!
 //! I4. The stock of a share, and load that the share has not added yet, count as reserved: the counted load is never
 //! too low.
 //!
 //! I5. While a commit runs, its new nodes are counted twice, as need and as used space, and the nodes that they replace
-//!     are pinned. So no reservation fails at such a moment: the last attempt is between two commits.
+//!     are pinned. So no reservation fails during a commit: the last attempt of a reservation is between two commits.
 //!
 //! A commit replaces estimates by exact numbers, so a nearly full filesystem commits often before it reports
 //! `ENOSPC`.
@@ -61,7 +62,7 @@ impl Purpose {
     }
 }
 
-/// The load of the active transaction so far, and the need of the frozen one.
+/// The load of the active transaction so far, and the need of the frozen transaction.
 #[derive(Debug, Default)]
 pub(crate) struct TransactionLoad {
     rows: ChangeCounts,
@@ -161,10 +162,10 @@ const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
 /// Minimum bytes of the extents that writeback makes of large data. An extent of compressed data covers at most this
 /// number of bytes.
 const EXTENT_BYTES: u64 = 128 << 10;
-/// Least number of nodes in the global reserve: a few times the need of a commit with one removal.
+/// Minimum number of nodes in the global reserve: a few times the need of a commit with one removal.
 const RESERVE_NODES_MIN: u64 = 128;
 const RESERVE_MAX: u64 = 512 << 20;
-/// Limit for mixed block groups, which are for small filesystems.
+/// Maximum bytes of the global reserve in mixed block groups, which are for small filesystems.
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
 /// Room is ample if it is at least the need multiplied by this number.
 const AMPLE: u64 = 3;
@@ -394,7 +395,7 @@ impl Engine {
             return self.admit_between_commits(&granted, purpose, patience)?.ok_or(Error::NoSpace);
         }
         // Try cheap steps first. A commit replaces estimates by exact numbers and frees pinned space; writing dirty
-        // data before it replaces more estimates.
+        // data before the commit replaces more estimates.
         let reclaimed = self.reserve_with_reclaim(
             Some(&self.admission.metadata_tickets),
             || Ok(granted()),
@@ -432,7 +433,7 @@ impl Engine {
                 _ => self.admission.load.nr_reserved.load(Ordering::Relaxed) > 0,
             };
             if !may_get_less || begun.elapsed() >= patience {
-                // The last reservation may have ended just now.
+                // Try once more: the last reservation of another thread may have ended just now.
                 return Ok(granted());
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -486,7 +487,7 @@ impl Engine {
         self.has_room_for_metadata_and(0, purpose)
     }
 
-    /// As [`Engine::has_room_for_metadata`], if `bytes` more were taken.
+    /// Like [`Engine::has_room_for_metadata`], but with `bytes` less of free room.
     pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: Purpose) -> bool {
         let fits = || {
             let (room, need) = self.metadata_room_and_need(purpose);
@@ -545,7 +546,8 @@ impl Engine {
     }
 
     /// Notes that the frozen rows are in nodes, and that the apply made or freed `nr_nodes` nodes. The commit of the
-    /// active transaction records these nodes in the accounting trees, so they count as its changes.
+    /// active transaction records these nodes in the accounting trees, so these nodes count as changes of that
+    /// transaction.
     pub(crate) fn end_frozen_rows_load(&self, nr_nodes: u64) {
         self.admission.load.rows.nr_changes.fetch_add(nr_nodes, Ordering::Relaxed);
         self.admission.load.rows.item_bytes.fetch_add(nr_nodes * ITEM_OVERHEAD, Ordering::Relaxed);
@@ -569,7 +571,7 @@ impl Engine {
     pub(crate) fn note_extent_tree_bytes(&self) {
         let extents = self.roots.get(RootId::EXTENT_TREE);
         let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
-        // A value of 0, or above all metadata, is wrong: assume all metadata.
+        // A recorded size of 0, or above all metadata, is wrong: assume all metadata.
         let used = self.space.info(SpaceKind::Metadata).used;
         let bytes = recorded.filter(|bytes| (1..=used).contains(bytes)).unwrap_or(used);
         self.admission.extent_tree_bytes.store(bytes, Ordering::Relaxed);
@@ -652,7 +654,7 @@ mod tests {
         let (mut reserved, mut put) = (Vec::new(), Load::default());
         for _ in 0..20_000 {
             match rng.below(8) {
-                // Admitted for one operation, or in advance by `admit_ahead`.
+                // The changes are admitted for one operation, or in advance by `admit_ahead`.
                 0 => {
                     total.nr_reserved.fetch_add(12, Ordering::Relaxed);
                     reserved.push(12);

@@ -80,7 +80,7 @@ impl Reserved {
         Some(QuotaReservation { parts: vec![part] })
     }
 
-    /// Moves the spent bytes of the running transaction to the frozen one. The caller has closed the gate.
+    /// Moves the spent bytes of the running transaction to the frozen transaction. The caller has closed the gate.
     pub(crate) fn freeze(&self) {
         for group in self.groups.lock().values_mut() {
             group.frozen = group.frozen.saturating_add(std::mem::take(&mut group.running));

@@ -57,7 +57,7 @@ impl RunningTransaction {
         self.gate.enter()
     }
 
-    /// Closes the gate: waits until all operations have left, and blocks new ones.
+    /// Closes the gate: waits until all operations have left, and blocks new operations.
     pub(crate) fn close_gate(&self) -> Closed<'_> {
         self.gate.close()
     }

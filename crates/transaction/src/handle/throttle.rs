@@ -8,11 +8,12 @@
 //! ```
 //!
 //! A flush is a commit, or an apply of rows that leaves the names delayed ([`crate::commit::apply_rows`]). While a
-//! flush runs, its progress is compared with the writers' progress from start to limit: writers that are ahead sleep
-//! now and then, longer the further they are ahead. So they reach the limit about when the flush ends and the next
-//! flush can begin, and no writer waits for a whole flush.
+//! flush runs, its progress is compared with the writers' progress from `start` to `limit`: writers that are ahead of
+//! the flush sleep now and then, and longer if they are further ahead. So writers reach the limit about when the flush
+//! ends and the next flush can begin, and no writer waits for a whole flush.
 //!
-//! While many items are frozen, the limit is lower; if the limit falls below start, pacing begins at half of the limit.
+//! While many items are frozen, the limit is lower; if the limit falls below `start`, pacing begins at half of the
+//! limit.
 //!
 //! Invariants:
 //! - I1. No writer depends on the commit thread: if that thread does not begin a flush in time, the writer flushes.
@@ -121,7 +122,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The current limit of active items: lower while many are frozen (I2).
+    /// The current limit of active items: it is lower while many items are frozen (I2).
     fn active_limit(&self) -> u64 {
         let rest = self.memory_part(DELAYED_PART).saturating_sub(self.admission.load.frozen_memory_bytes());
         rest.clamp(2 * self.memory_part(FREE_PART), self.memory_part(LIMIT_PART))

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::handle::metadata_reservation::{HandleLoad, Purpose};
 use crate::handle::root_change::RootChange;
 
-/// The right to put some items; [`Engine::begin`] turns it into a transaction handle.
+/// The right to put some items, which [`Engine::begin`] turns into a transaction handle.
 #[must_use = "a reservation that is dropped at once holds nothing"]
 #[derive(Debug)]
 pub struct MetadataReservation<'e> {
@@ -101,9 +101,9 @@ impl Engine {
         self.reserve_metadata(most, least, Purpose::Removal)
     }
 
-    /// Reserves metadata space for a snapshot of this subvolume: for `nr_items` changes and a reference for each child of
-    /// its root. While the reservation exists, all estimates assume shared blocks, even those of changes admitted
-    /// earlier.
+    /// Reserves metadata space for a snapshot of this subvolume: for `nr_items` changes and a reference for each child
+    /// of the subvolume's root node. While the reservation exists, all estimates assume shared blocks, even the
+    /// estimates for changes admitted earlier.
     ///
     /// # Errors
     ///
@@ -239,7 +239,8 @@ impl Drop for TransHandle<'_> {
     }
 }
 
-/// Returns the extent on disk that a file extent item refers to. Does not copy inline data.
+/// Returns the extent on disk that a file extent item refers to. `None` for holes and for inline data, which is not
+/// copied.
 pub(crate) fn regular_extent(item: &[u8]) -> Option<RegularExtent> {
     const TYPE_OFFSET: usize = FileExtent::HEADER_SIZE - 1;
     if *item.get(TYPE_OFFSET)? == 0 {

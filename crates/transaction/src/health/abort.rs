@@ -102,7 +102,7 @@ impl Engine {
         self.abort(format!("{what} failed: {error}"));
     }
 
-    /// Like [`Engine::check_not_aborted`], but with the original error. For callers that passed
+    /// Like [`Engine::check_not_aborted`], but with the original error. This check is for callers that passed
     /// [`Engine::check_not_aborted`] and then waited for the commit lock.
     pub(crate) fn check_not_failed(&self) -> Result<()> {
         match self.abort_state.cause.lock().clone().filter(|_| self.abort_state.is_aborted()) {

@@ -100,7 +100,8 @@ pub struct Stats {
     spans: [SpanStat; NR_SPANS],
     trees: [TreeStat; TREE_CLASSES.len()],
     reclaim: [ReclaimStat; Reclaim::NAMES.len()],
-    /// Number of written leaves that hold directory index items of subvolumes, and number of these items.
+    /// Number of written leaves that hold directory index items of subvolumes; `dir_index_items` is the number of these
+    /// items.
     dir_index_leaves: AtomicU64,
     dir_index_items: AtomicU64,
     timeline: Timeline,

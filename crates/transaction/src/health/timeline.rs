@@ -50,7 +50,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Writes a span of the calling thread that ended. With `flush`, also writes all buffered spans to the file.
+    /// Writes an ended span of the calling thread. With `flush`, also writes all buffered spans to the file.
     pub(crate) fn note(&self, name: &str, began: Instant, took: Duration, flush: bool) {
         if !self.is_on.load(Ordering::Acquire) {
             return;

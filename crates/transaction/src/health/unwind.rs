@@ -56,7 +56,7 @@ impl EngineId {
             if last.replace(self.0) != self.0 {
                 USED.with_borrow_mut(|used| {
                     if !used.contains(&self.0) {
-                        // A thread that uses many filesystems keeps the latest ones.
+                        // A thread that uses many filesystems remembers only the latest `MAX_USED`.
                         if used.len() == MAX_USED {
                             used.remove(0);
                         }

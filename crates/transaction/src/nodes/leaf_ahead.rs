@@ -93,7 +93,7 @@ impl LeafReadAhead {
         Self { store, engine }
     }
 
-    /// Reads leaves ahead until [`LeafReadAhead::stop`]. Called by one thread.
+    /// Reads leaves ahead until [`LeafReadAhead::stop`]. Only one thread may call `run`.
     pub fn run(&self) {
         self.engine.enter();
         let ahead = &self.store.ahead;

@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - I1. A hint belongs to one version of one tree. Each [`Tree`](crate::delayed::tree_view::Tree) begins with a new
-//!   version, and gets a new version whenever its nodes change, under its view lock held exclusively. A thread that
+//!   version, and gets a new version whenever its nodes change, while its view lock is held exclusively. A thread that
 //!   holds the view lock finds only leaves of the current tree.
 //! - I2. No thread waits for a hint: a hint that another thread is using counts as absent.
 //! - I3. Besides the cache, each hint keeps at most one leaf in memory.

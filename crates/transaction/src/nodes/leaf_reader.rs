@@ -5,7 +5,7 @@
 //! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply
 //! ```
 //!
-//! Owns the queue and the leaves that arrived, under one lock. No other lock is taken under that lock.
+//! Owns the queue and the leaves that arrived, under one lock. No other lock is taken under the lock of the queue.
 //!
 //! Invariants:
 //! - I1. A leaf that could not be read ahead is read again when it is needed; the second read tries all copies and

@@ -1,4 +1,4 @@
-//! [`NodeStore`]: the nodes of all trees: dirty ones in memory, others in the cache or on the devices.
+//! [`NodeStore`]: the nodes of all trees: dirty nodes in memory, other nodes in the cache or on the devices.
 //!
 //! Owns the shards of dirty nodes, each under a lock. The cache, the hints and the readahead own their locks. Lock
 //! order: a tree's view -> the readahead's state -> a shard or the cache; no lock is taken under a shard's lock.
@@ -38,13 +38,14 @@ pub(crate) struct NodeStore {
     /// Generation of the running transaction: no block is newer.
     generation_limit: AtomicU64,
     nodesize: usize,
-    /// Number of nodes in memory that are not written yet; `most_unwritten` is the highest such number so far.
+    /// Number of nodes in memory that are not written yet; `most_unwritten` is the highest value of `nr_unwritten` so
+    /// far.
     nr_unwritten: AtomicU64,
     most_unwritten: AtomicU64,
 }
 
-/// Source of nodes for a walk that replaces most nodes that it reads. Replaced nodes are useless, so the nodes do not
-/// enter the cache.
+/// Source of nodes for a walk that replaces most nodes that it reads. Replaced nodes are useless, so the nodes that
+/// this source reads do not enter the cache.
 pub(crate) struct ScanSource<'s>(pub(crate) &'s NodeStore);
 
 impl NodeStore {

@@ -8,7 +8,7 @@
 //! Crash argument: the nodes have new addresses, which no committed superblock reaches. The commit waits for the
 //! stream's writes, then flushes, then writes its superblock, as for the nodes that the commit writes at its end.
 //!
-//! Owns the queue of pieces, under one lock. No other lock is taken under that lock.
+//! Owns the queue of pieces, under one lock. No other lock is taken under the lock of the queue.
 //!
 //! Invariants:
 //! - I1. A pushed node is final: an apply makes each node once, and later changes copy it ([`crate::cow::sink`], I3).

@@ -106,9 +106,9 @@ impl Engine {
         }
     }
 
-    /// Notes that extents moved, which changes no numbers. But a running rescan, which counts in the order of
-    /// addresses, begins anew: otherwise it would miss extents that moved to addresses that it has passed, or count
-    /// other extents twice.
+    /// Notes that extents moved, which changes no numbers. A running rescan, which counts in the order of addresses,
+    /// begins anew: otherwise it would miss extents that moved to addresses that it has passed, or count other extents
+    /// twice.
     pub(crate) fn quotas_moved(&self, work: &mut QuotaWork, nr_extents: u64, transid: Generation) {
         // I3
         work.forget_users();

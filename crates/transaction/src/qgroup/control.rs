@@ -76,7 +76,7 @@ impl Engine {
     pub fn enable_quotas(&self) -> Result<()> {
         self.check_writable()?;
         if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
-            // A quota tree that could not be read may be left.
+            // Remove a quota tree that exists but could not be read.
             self.disable_quotas()?;
         }
         {
@@ -150,8 +150,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are disabled, the group exists, or it has level 0 and there is no such subvolume;
-    /// otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled, the group exists, or the group has level 0 and there is no such
+    /// subvolume; otherwise as for [`Engine::commit`].
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
         // A group of level 0 without a subvolume would pass its limits on to a later subvolume of that id.
         if id.level() == 0 && (!RootId(id.0).is_subvolume() || self.root_item(RootId(id.0))?.is_none()) {
@@ -227,7 +227,7 @@ impl Engine {
         let mut needs_rescan = false;
         self.change_quotas(|state, transid| {
             let groups = &mut state.groups;
-            // As in Linux, a missing group has another errno in an assignment.
+            // As in Linux, an assignment reports a missing group with another errno than other calls do.
             let missing = |id| match no_group(id) {
                 Error::Qgroup { what, .. } if assign => Error::Qgroup { what, errno: EINVAL },
                 other => other,
@@ -307,7 +307,7 @@ impl Engine {
         })
     }
 
-    /// Changes the state under the commit lock, and commits the change.
+    /// Changes the state of quotas under the commit lock, and commits the change.
     fn change_quotas(&self, change: impl FnOnce(&mut QuotaState, Generation) -> Result<()>) -> Result<()> {
         self.check_writable()?;
         {
@@ -419,7 +419,7 @@ impl QuotaState {
         }
     }
 
-    /// Marks the numbers as inconsistent and starts a rescan, because arithmetic cannot determine them.
+    /// Marks the numbers as inconsistent and starts a rescan, because arithmetic cannot determine the numbers.
     fn mark_unknown_and_rescan(&mut self, transid: Generation) {
         self.status.flags |= QgroupStatus::INCONSISTENT;
         self.start_rescan(transid);

@@ -1,7 +1,7 @@
 //! [`Groups`]: the quota groups with their numbers and relations, and how the numbers change when the users of an
 //! extent change.
 //!
-//! A group refers to an extent if a subvolume below the group refers to it. It has the extent exclusively if all
+//! A group refers to an extent if a subvolume below the group refers to it. A group has an extent exclusively if all
 //! subvolumes that refer to the extent are below the group.
 //!
 //! Invariants:
@@ -94,7 +94,7 @@ impl Limit {
     }
 }
 
-/// How many of an extent's users are below a group, before and after a change.
+/// Number of an extent's users that are below a group, before and after a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct View {
     before: usize,
@@ -198,7 +198,7 @@ impl Groups {
         }
     }
 
-    /// Whether anything differs from the disk.
+    /// Whether any group or relation differs from its item on disk.
     pub(crate) fn has_changes(&self) -> bool {
         !self.changed.is_empty() || !self.changed_relations.is_empty()
     }
@@ -208,7 +208,7 @@ impl Groups {
         std::mem::take(&mut self.changed)
     }
 
-    /// Takes the relations `(member, parent)` to write (true) or delete.
+    /// Takes the relations `(member, parent)` to write (true) or delete (false).
     pub(crate) fn take_changed_relations(&mut self) -> BTreeMap<(QgroupId, QgroupId), bool> {
         std::mem::take(&mut self.changed_relations)
     }

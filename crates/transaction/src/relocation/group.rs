@@ -24,9 +24,9 @@ use crate::relocation::step::{RelocationStep, extents_in_group};
 /// The result of a relocation.
 #[derive(Debug, Default)]
 pub struct RelocatedGroup {
-    /// Extents that moved out of the group.
+    /// Number of extents that moved out of the group.
     pub nr_moved: u64,
-    /// Tree blocks that were copied because they refer to moved extents.
+    /// Number of tree blocks that were copied because they refer to moved extents.
     pub nr_ancestors: u64,
     /// Bytes of data that moved.
     pub data_bytes: u64,
