@@ -42,7 +42,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         return Err(wrong());
     }
     let parts: u128 = [whole, fraction].concat().parse().map_err(|_| too_large())?;
-    // There are at most 18 digits, so the power fits.
+    // A fraction has at most 18 digits here, so the power of ten fits.
     let scale = 10u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
     let bytes = parts.checked_mul(1 << shift).ok_or_else(too_large)? / scale;
     // The limit is the largest file offset on Linux.
@@ -136,7 +136,8 @@ pub(crate) fn warn(text: &str) {
     print_err(&format!("ubtrfs: {text}"));
 }
 
-/// Calls `work` for each operand. As in coreutils, work continues after a failure, and the final status is then 1.
+/// Calls `work` for each operand. As in coreutils, a failure does not stop the work on other operands, but makes the
+/// exit status 1.
 pub(crate) fn each<T>(
     operands: impl IntoIterator<Item = T>,
     mut work: impl FnMut(T) -> anyhow::Result<()>,

@@ -1,9 +1,10 @@
 //! Host files that commands write: the targets of `cp` and `export -o`, and the timeline of `mount`.
 //!
 //! Invariants:
-//! - I1. A regular file gets its name only when it is complete. It is written under a temporary name in the same
-//!   directory, and [`HostFile::keep`] renames it. Until the renaming, an existing file keeps its content. Without
-//!   `keep`, or when the program is interrupted, the temporary file is removed; when the program is killed, it remains.
+//! - I1. A regular file gets its name only when it is complete. The file is written under a temporary name in the same
+//!   directory, and [`HostFile::keep`] renames the file. Until the renaming, an existing file keeps its content.
+//!   Without `keep`, or when the program is interrupted, the temporary file is removed; when the program is killed, it
+//!   remains.
 //! - I2. An image in use is never written, whatever path leads to it.
 //! - I3. Devices and FIFOs are written in place, never removed or replaced.
 //! - I4. [`HostFile::in_dir`] touches only one name in one directory, and follows no links.
@@ -256,7 +257,8 @@ pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails for an image that a process has open or the kernel has mounted (I2). Other special files pass.
+/// Fails for an image that a process has open or the kernel has mounted (I2). Pipes, sockets and character devices are
+/// always accepted.
 pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
     let kind = file.metadata().with_context(|| format!("{}", path.display()))?.file_type();
     if kind.is_file() || kind.is_block_device() {

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - I1. A temporary file is made and recorded in one step under the lock. The signal handler keeps the lock until
 //!   the program ends, so no file is made after the recorded files are removed.
-//! - I2. The signal then ends the program with its default action. A signal that was ignored at the program's
-//!   start stays ignored.
+//! - I2. After the removal, the signal ends the program with its default action. A signal that was ignored at the
+//!   program's start stays ignored.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};

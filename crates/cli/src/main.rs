@@ -36,7 +36,7 @@ struct Cli {
     command: Command,
 }
 
-/// A command: a variant here, and an arm in `run`.
+/// The commands of the program; each variant has an arm in `run`.
 #[derive(Subcommand)]
 enum Command {
     Mkfs(commands::mkfs::Args),

@@ -1,7 +1,7 @@
 //! Tests that btrfs's ioctls on a mount answer as on Linux.
 //!
-//! Method: a program (`programs/ioctls.py`) makes calls as root and as a user, and prints each result. It runs in our
-//! mount of an image and in Linux's mount of a copy, and the outputs must be equal.
+//! Method: a program (`programs/ioctls.py`) makes calls as root and as a user, and prints each result. The program runs
+//! in our mount of an image and in Linux's mount of a copy, and the outputs must be equal.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -26,7 +26,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// Makes `disk.img` with the file `/f`, 300,000 bytes long, and the directory `/d` with a copy of it.
+    /// Makes `disk.img` with the file `/f`, 300,000 bytes long, and the directory `/d` with a copy of the file.
     fn new() -> Self {
         let bed = Self { dir: TempDir::new().unwrap() };
         bed.make_image("disk.img");

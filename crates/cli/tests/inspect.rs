@@ -1,4 +1,4 @@
-//! Compares `ubtrfs inspect` with `btrfs inspect-internal`, on images made by Linux and on damaged ones.
+//! Compares `ubtrfs inspect` with `btrfs inspect-internal`, on images made by Linux and on damaged images.
 //!
 //! Method: both programs print one image, and all lines except the first (the program's version) must be equal. Then
 //! blocks are damaged: the walk continues, reports the damage, and ends. Without the kernel's btrfs, the test says that

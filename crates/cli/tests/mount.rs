@@ -621,7 +621,7 @@ fn set_group_id_goes_with_a_change_by_one_who_is_not_of_the_group() {
 }
 
 /// If only root may enter, the kernel does not check permissions, which saves a request for every file that root makes
-/// or removes. Such a mount otherwise behaves as any other.
+/// or removes. In all other respects, a mount that only root may enter behaves as any other mount.
 #[test]
 fn roots_own_mount_works_without_permission_checks() {
     if !ready() || !capability::program("setpriv") || !capability::program("setfacl") {
@@ -675,8 +675,8 @@ fn roots_own_mount_works_without_permission_checks() {
     theirs.close().unwrap();
 }
 
-/// A confined server serves all requests. It commits when `ubtrfs sync` asks for it, and when it is unmounted, also by a
-/// signal. The kernel reports each thread of the server as confined.
+/// A confined server serves all requests. A confined server commits when `ubtrfs sync` asks for a commit, and when the
+/// mount is unmounted, also by a signal. The kernel reports each thread of the server as confined.
 #[test]
 fn a_confined_server_serves_all_requests() {
     if !ready() {

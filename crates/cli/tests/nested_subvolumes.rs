@@ -142,7 +142,7 @@ fn compare(scripts: &[&str], printed: &[String], expected: &[String]) {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Programs that only read. `$1` is a directory for their output.
+/// Programs that only read. `$1` is a directory for the programs' output.
 const READERS: &[&str] = &[
     "find . | sort",
     "find . -type f -printf '%p %s %b %n %m\\n' | sort",

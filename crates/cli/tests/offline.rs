@@ -180,7 +180,7 @@ fn older_formats_keep_what_they_can() {
     let dir = Dir::new();
     let root = dir.join("root");
     fill(&root);
-    // These formats have times in whole seconds, and no extended attributes.
+    // GNU tar's own formats have times in whole seconds, and no extended attributes.
     let plain = Compare { mtime: false, xattrs: false, ..ARCHIVED };
     for (format, sparse) in [("gnu", "--sparse"), ("oldgnu", "--sparse"), ("gnu", "--no-recursion")] {
         let tar = dir.join("a.tar").display().to_string();

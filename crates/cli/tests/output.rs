@@ -64,8 +64,8 @@ fn run(line: &str, dir: &Path, stdout: Sink, stderr: Sink) -> Output {
     shell.spawn().unwrap().wait_with_output().unwrap()
 }
 
-/// Makes a device node for the test, so that a command that removes its target does not hit the machine's node. If the
-/// user cannot make one, the machine's node is used, because the user cannot remove it either.
+/// Makes a device node for the test, so that a command that removes its target does not hit the machine's node. A user
+/// who cannot make device nodes gets the machine's node, because such a user cannot remove that node either.
 fn full_device(dir: &Path) -> PathBuf {
     let own = dir.join("full");
     if !own.exists() {

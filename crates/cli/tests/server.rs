@@ -47,7 +47,7 @@ fn the_server_holds_no_file_of_its_caller() {
         fs::create_dir(&at).unwrap();
         let (lock, at, image) = (lock.display(), at.display(), image.path().display());
         // The mount inherits flock's locked file and the pipe. `cat` ends and the second flock succeeds only if the
-        // server has closed both.
+        // server has closed the file and the pipe.
         ok(&shell(&format!("flock {lock} {UBTRFS} mount {options} {image} {at} 3>&1 | cat && flock -n {lock} true")));
         assert!(open_files().all(|file| file.as_os_str() != lock.to_string().as_str()));
         ok(&shell(&format!("{UBTRFS} umount {at}")));

@@ -1,5 +1,5 @@
-//! Checks whether a caller may change a directory. The server must check this where the kernel does not: an ioctl only
-//! needs the directory open for reading, and setxattr needs fewer rights than making a name.
+//! Checks whether a caller may change a directory. The server must check this permission where the kernel does not: an
+//! ioctl only needs the directory open for reading, and setxattr needs fewer rights than making a name.
 //!
 //! Entries apply in the order of POSIX.1e: the owner's bits; else the entry of a named user; else the group entries, of
 //! which a single one must grant all wanted bits; else the bits of others. The mask limits every entry except owner and

@@ -46,7 +46,7 @@ pub struct Start {
     pub force: bool,
 }
 
-/// The filters of one type of block group. A block group must match all of them.
+/// The filters of one type of block group. A block group must match all filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filters {
@@ -78,7 +78,7 @@ pub enum Response {
     Done(Report),
     /// The balance is paused or cancelled, as requested.
     Stopped,
-    /// The running or paused balance; `None` if there is none.
+    /// The running or paused balance; `None` if no balance is running or paused.
     Status(Option<Status>),
 }
 
@@ -100,7 +100,7 @@ pub struct Report {
     pub failures: Vec<Unmoved>,
 }
 
-/// An extent that could not be moved. Its block group stays where it is.
+/// An extent that could not be moved. The block group of such an extent stays where it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unmoved {
     /// The extent's logical address.

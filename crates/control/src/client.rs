@@ -108,7 +108,7 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// Whether a path is a directory; `None` if it does not exist.
+    /// Whether a path is a directory; `None` if the path does not exist.
     pub fn is_dir(&self, path: &Path) -> Result<Option<bool>> {
         let found = match self {
             Self::Mount(_) => std::fs::metadata(path).map(|meta| meta.is_dir()).map_err(failure_of),
@@ -339,7 +339,8 @@ pub fn connect_to_unmount(name: &[u8]) -> io::Result<UnixStream> {
     Ok(wire.into_stream())
 }
 
-/// Waits until the server ends: `Ok(None)` if its last commit is durable, `Ok(Some(reason))` if that commit failed.
+/// Waits until the server ends: `Ok(None)` if the server's last commit is durable, `Ok(Some(reason))` if that commit
+/// failed.
 pub fn await_unmount(stream: UnixStream) -> io::Result<Option<String>> {
     let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended without an answer");
     let frame = Wire::new(stream)?.receive(ANSWER_MAX, None)?.ok_or_else(ended)?;

@@ -84,8 +84,8 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     let mut walk = Walk { context, nodes: Vec::new(), uses: Vec::new(), seen: HashSet::new(), shared: BTreeMap::new() };
     walk.visit(id)?;
     walk.settle()?;
-    // In `nodes`, the content of a directory comes after it. So in reverse order, numbers of children are complete before
-    // they are added to the directory.
+    // In `nodes`, the content of a directory comes after the directory. So in reverse order, numbers of children are
+    // complete before they are added to the directory.
     for index in (1..walk.nodes.len()).rev() {
         let Node { parent, total, exclusive, .. } = walk.nodes[index];
         if let Some(parent) = parent.and_then(|parent| walk.nodes.get_mut(parent)) {

@@ -58,8 +58,8 @@ pub trait Host: Send + Sync {
     /// Makes the kernel's page cache drop a file whose content changed.
     fn forget_data(&self, _id: InodeId) {}
 
-    /// Whether the kernel keeps the sizes of files itself and ignores those of the server (`writeback_cache`): then only
-    /// the kernel makes files longer.
+    /// Whether the kernel keeps the sizes of files itself and ignores the server's sizes (`writeback_cache`), so that
+    /// only the kernel makes files longer.
     fn keeps_sizes(&self) -> bool {
         false
     }

@@ -32,7 +32,7 @@ impl Failure {
     }
 
     /// Adds the reason if the filesystem has turned read-only. `EROFS` and `EIO` alone do not tell whether another
-    /// writer, a bad device or a full host disk caused it.
+    /// writer, a bad device or a full host disk caused the error.
     pub(crate) fn explained(self, fs: &Fs) -> Self {
         match fs.read_only().filter(|_| !fs.options().read_only) {
             Some(reason) if matches!(self.errno(), Errno::ROFS | Errno::IO) => {

@@ -1,4 +1,4 @@
-//! Commands on the content of files. They replace ioctls that do not reach a FUSE server: FIEMAP, FICLONERANGE,
+//! Commands on the content of files. The commands replace ioctls that do not reach a FUSE server: FIEMAP, FICLONERANGE,
 //! FIDEDUPERANGE.
 //!
 //! | command  | needs                                                                                                 |
@@ -78,7 +78,7 @@ pub enum Response {
     Extents {
         /// The extents of this page.
         extents: Vec<Extent>,
-        /// The offset where the next page starts; `None` after the last one.
+        /// The offset where the next page starts; `None` after the last page.
         next: Option<u64>,
     },
     /// The `btrfs.compression` property; `None` if the property is not set.

@@ -90,7 +90,7 @@ pub enum Response {
     Done,
     /// The state of quotas; `None` if quotas are off.
     Status(Option<Status>),
-    /// Groups in order of id; empty after the last one.
+    /// Groups in order of id; empty after the last group.
     Groups(Vec<Group>),
     /// Whether the numbers of the higher groups are wrong until a rescan.
     NeedsRescan(bool),

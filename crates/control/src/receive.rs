@@ -8,8 +8,8 @@
 //! user may receive into their own mounts, which the kernel mounts with nosuid and nodev, and into their own images, whose bytes
 //! they can change anyway.
 //!
-//! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when it has bytes, and
-//!   given up when the command ends.
+//! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when bytes
+//!   are available, and given up when the command ends.
 //! - V2. The kernel caches names and data of a subvolume that programs read while it is being received. When the
 //!   receive ends, the server makes the kernel forget these names and data.
 
@@ -177,7 +177,7 @@ impl Read for Input<'_> {
             }
             let mut files = [PollFd::new(&self.stream, PollFlags::IN)];
             match poll(&mut files, Some(&PAUSE)) {
-                // poll reports files that do not support it, and failed files, as ready.
+                // poll reports files that do not support polling, and failed files, as ready.
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),

@@ -165,7 +165,7 @@ impl Write for Output<'_> {
             let mut files = [PollFd::new(&self.stream, PollFlags::OUT)];
             match poll(&mut files, Some(&PAUSE)) {
                 Ok(0) | Err(Errno::INTR) => continue,
-                // poll reports files that do not support it, and failed files, as ready.
+                // poll reports files that do not support polling, and failed files, as ready.
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),
             }

@@ -111,7 +111,7 @@ pub enum Response {
         /// The subvolume.
         subvolume: Subvolume,
     },
-    /// Subvolumes in order of id; empty after the last one.
+    /// Subvolumes in order of id; empty after the last subvolume.
     Page(Vec<Subvolume>),
     /// The default subvolume.
     Default {

@@ -1,9 +1,9 @@
 //! The ioctls on balance, quotas, defragmentation and free space, with Linux's numbers. Each ioctl runs a command of
 //! crate `control`.
 //!
-//! FUSE cannot transport two of these ioctls, so they have only commands of the control socket. The number of QGROUP_LIMIT
-//! says that the ioctl only returns data, so the kernel does not send its argument. The number of BALANCE_CTL says that
-//! its argument is a pointer to data, but its argument is a plain number.
+//! FUSE cannot transport QGROUP_LIMIT and BALANCE_CTL, which are therefore only commands of the control socket. The
+//! number of QGROUP_LIMIT says that the ioctl only returns data, so the kernel does not send its argument. The number
+//! of BALANCE_CTL says that its argument is a pointer to data, but its argument is a plain number.
 //!
 //! | ioctl               | argument, with the offsets of its fields                                                |
 //! |---------------------|-----------------------------------------------------------------------------------------|

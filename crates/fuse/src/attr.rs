@@ -7,7 +7,7 @@ use crate::protocol::{self, Time};
 
 /// Converts attributes to the protocol's struct, with `ino` as the inode number.
 pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::Attr {
-    // An inode of invalid type is shown as a regular file; `fs` refuses to read it.
+    // An inode of invalid type is shown as a regular file; `fs` refuses to read such an inode.
     let kind = match attr.mode & mode::TYPE {
         kind @ (mode::DIRECTORY | mode::SYMLINK | mode::CHAR | mode::BLOCK | mode::FIFO | mode::SOCKET) => kind,
         _ => mode::REGULAR,

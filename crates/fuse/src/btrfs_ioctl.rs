@@ -3,7 +3,7 @@
 //!
 //! FUSE cannot transport ioctls whose arguments are followed by arrays, or contain pointers or descriptors:
 //! TREE_SEARCH_V2, SPACE_INFO, LOGICAL_INO, INO_PATHS, SEND, ENCODED_READ and ENCODED_WRITE. The control socket has
-//! commands for these.
+//! commands for these ioctls.
 //!
 //! | ioctl          | argument, with the offsets of its fields                                                     |
 //! |----------------|----------------------------------------------------------------------------------------------|
@@ -116,7 +116,7 @@ fn fs_info(info: &Info) -> Vec<u8> {
     }
     out.extend(info.csum_type.to_le_bytes());
     out.extend(info.csum_size.to_le_bytes());
-    // FUSE does not pass on which fields the caller requests, so the answer has all of them.
+    // FUSE does not pass on which fields the caller requests, so the answer has all fields.
     const ALL_FIELDS: u64 = 7;
     out.extend(ALL_FIELDS.to_le_bytes());
     out.extend(info.generation.to_le_bytes());

@@ -1,6 +1,6 @@
-//! The point where a reader of a directory stops: the end that the directory had when reading began. Otherwise a
-//! program that renames files in a directory while it reads the directory would never finish, because each new name
-//! gets a higher offset.
+//! The point where a reader of a directory stops: the end that the directory had when reading began. Without this
+//! limit, a program that renames files in a directory while it reads the directory would never finish, because each new
+//! name gets a higher offset.
 //!
 //! The server does not open directories (the kernel stops sending OPENDIR after the first ENOSYS), so a reader is
 //! identified by the offset at which it continues.

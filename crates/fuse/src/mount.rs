@@ -89,9 +89,9 @@ impl Default for MountConfig {
 }
 
 impl MountConfig {
-    /// Whether the kernel checks permissions. A kernel that checks them requests a directory's attributes after each name
-    /// made or removed in the directory, which is one more request for every file. If only root may enter, the check is
-    /// pointless, because root is allowed everything.
+    /// Whether the kernel checks permissions. A kernel that checks permissions requests a directory's attributes after
+    /// each name made or removed in the directory, which is one more request for every file. If only root may enter,
+    /// the check is pointless, because root is allowed everything.
     pub(crate) fn checks_permissions(&self) -> bool {
         self.allow_other || self.default_permissions || !is_root()
     }
@@ -473,8 +473,8 @@ fn refused_by_helper(text: &str) -> MountError {
     MountError::Fusermount(text.trim_start_matches("fusermount3: ").to_owned())
 }
 
-/// Makes the error for a path that cannot be opened. The error says so if the path is in a mount whose server has
-/// ended.
+/// Makes the error for a path that cannot be opened. For a path in a mount whose server has ended, the error says that
+/// the server has ended.
 pub fn cannot_open(path: &Path, source: io::Error) -> MountError {
     match has_server_ended(&source) {
         true => failed_in_mount(path, source),
@@ -482,7 +482,7 @@ pub fn cannot_open(path: &Path, source: io::Error) -> MountError {
     }
 }
 
-/// Makes the error for a failed call on a path in a mount. The error says so if the mount's server has ended.
+/// Makes the error for a failed call on a path in a mount. The error tells whether the mount's server has ended.
 pub(crate) fn failed_in_mount(path: &Path, source: io::Error) -> MountError {
     if !has_server_ended(&source) {
         return MountError::Session { dir: path.display().to_string(), source };

@@ -80,7 +80,7 @@ impl Nodes {
         if id == self.root { id.ino.0 } else { self.node(id) }
     }
 
-    /// The inode with this number of `stat`.
+    /// The inode whose number in `stat` is `st_ino`.
     pub(crate) fn id_of_st_ino(&self, st_ino: u64) -> Option<InodeId> {
         if st_ino == self.root.ino.0 { Some(self.root) } else { self.id(st_ino) }
     }

@@ -1,4 +1,4 @@
-//! Confinement of the server: once the devices and /dev/fuse are open, it only needs to read and write them.
+//! Confinement of the server: once the devices and /dev/fuse are open, the server only needs to read and write them.
 //!
 //! - X1. After [`confine`] no thread can open a file, make a network socket, run a program, look at another process,
 //!   mount, or change its rights: with EPERM, seccomp fails every system call that is not on the list. The filter
@@ -7,7 +7,8 @@
 //! - X3. A system call that is not on the list fails and does not kill the server, because a killed server would lose
 //!   data.
 //! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that the server has given
-//!   up. A process that is started before, [`PrivilegedHelper`], does only these two tasks.
+//!   up. So a process that is started before confinement, [`PrivilegedHelper`], unmounts and looks up callers for the
+//!   server.
 //! - X5. A server started by root gives up root, its groups and all capabilities: each thread runs as the given
 //!   [`Identity`]. Open files remain open.
 

@@ -5,8 +5,8 @@
 //! pages, because closing writes them back. Before the server answers an LSEEK request for a file that is open for
 //! writing, it makes the kernel give up the file's pages.
 //!
-//! The server also does so before it answers with the attributes of a file that seems to have no data: programs trust
-//! `st_blocks` and never seek.
+//! The server also fetches dirty pages before it answers with the attributes of a file that seems to have no data:
+//! programs trust `st_blocks` and never seek.
 //!
 //! K1. To give up pages, the kernel sends write requests and waits for them. So the server makes the kernel give up
 //!     pages only while another thread receives requests.

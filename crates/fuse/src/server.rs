@@ -277,8 +277,8 @@ fn is_for_writing(flags: i32) -> bool {
 
 /// Protocol features that the server uses.
 pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
-    // Asynchronous direct I/O is left out: the kernel does not drop cached pages after such writes, so buffered readers
-    // would still see the old content.
+    // Asynchronous direct I/O is left out: the kernel does not drop cached pages after asynchronous direct writes, so
+    // buffered readers would still see the old content.
     let mut features = Features::PARALLEL_DIROPS
         // File handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it no longer has in memory.
         | Features::EXPORT_SUPPORT
@@ -550,9 +550,10 @@ impl Server {
         Ok(())
     }
 
-    /// Handles a chown that sets neither user nor group. Such a chown changes ctime, even of immutable files, and clears
-    /// the set-id bits like any chown. The kernel also sends this request before a fallocate by a user who is not the
-    /// owner. If the file has set-id bits and the caller is neither the owner nor privileged, nothing changes.
+    /// Handles a chown that sets neither user nor group. Such a chown changes ctime, even of immutable files, and
+    /// clears the set-id bits like any chown. The kernel also sends a chown without user and group before a fallocate
+    /// by a user who is not the owner. If the file has set-id bits and the caller is neither the owner nor privileged,
+    /// nothing changes.
     fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
         let attr = self.fs.getattr(id)?;
         let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;

@@ -50,7 +50,7 @@ fn a_confined_process_serves_and_does_nothing_else() {
 }
 
 /// User ids, group ids, groups, capabilities (permitted, effective, ambient), and whether the process can gain new
-/// ones.
+/// privileges.
 fn rights(status: &File) -> String {
     let mut text = vec![0; 8192];
     let len = status.read_at(&mut text, 0).unwrap();

@@ -4,8 +4,8 @@
 //! - I1. An error leaves the target unchanged. A new image file has a temporary name until it is complete.
 //! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a failed or
 //!   interrupted run with `--force` leaves no filesystem on the device.
-//! - I3. A file that cannot be copied is reported, and all other files are copied. Even then, the filesystem is
-//!   completed; the exit status is 1.
+//! - I3. A file that cannot be copied is reported, and all other files are copied. A filesystem without some of the
+//!   files is completed too, but the exit status is 1.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// Keep data and metadata in the same block groups.
     #[arg(short = 'M', long)]
     mixed: bool,
-    /// Features to set, or with a leading ^ to leave out, separated by commas; `-O list-all` lists them.
+    /// Features to set, or with a leading ^ to leave out, separated by commas; `-O list-all` lists the features.
     #[arg(short = 'O', long, value_name = "LIST", value_delimiter = ',', allow_hyphen_values = true)]
     features: Vec<String>,
     /// Same as --features.

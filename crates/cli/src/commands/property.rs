@@ -51,7 +51,7 @@ struct GetArgs {
 
 #[derive(clap::Args)]
 struct SetArgs {
-    /// Make a received subvolume writable; it loses its received UUID
+    /// Make a received subvolume writable, which removes its received UUID
     #[arg(short, long)]
     force: bool,
     /// The file or directory

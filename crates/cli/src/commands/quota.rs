@@ -60,7 +60,7 @@ fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result
     with_channel(&target, &args.image, Use::Write, |channel| {
         let enables = request == Request::Enable;
         call(channel, &target, what, request)?;
-        // Wait for the rescan in an image, because it would stop when the image is closed.
+        // Wait for the rescan in an image, because the rescan would stop when the image is closed.
         if enables && !channel.is_mount() { wait(channel, &target) } else { Ok(()) }
     })
 }

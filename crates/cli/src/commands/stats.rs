@@ -111,7 +111,7 @@ struct Sample {
     value: f64,
 }
 
-/// Parses the text that [`prometheus_text`] makes. Ignores lines that it does not understand.
+/// Parses the text that [`prometheus_text`] makes. Lines of any other form are ignored.
 fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(parse_line).collect()
 }

@@ -74,7 +74,7 @@ pub enum Operation<'a> {
     },
     Write {
         handle: u64,
-        /// Current flags of the open file: `F_SETFL` may have changed them since the open.
+        /// Current flags of the open file, which `F_SETFL` may have changed since the open.
         flags: i32,
         offset: u64,
         data: &'a [u8],

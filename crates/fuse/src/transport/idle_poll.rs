@@ -1,7 +1,7 @@
 //! Keeps a processor awake while requests follow each other closely.
 //!
-//! Client and server take turns. Linux runs a waking thread on an idle processor if there is one. In a virtual machine
-//! that processor is halted, and waking it can take ten times as long as the request. So a thread of the lowest
+//! Client and server take turns. Linux runs a waking thread on an idle processor if there is one. In a virtual machine,
+//! an idle processor is halted, and waking it can take ten times as long as the request. So a thread of the lowest
 //! priority spins on an otherwise idle processor, and client and server stay on their processors.
 //!
 //! - P1. Polling costs nothing while few requests arrive: the thread starts to spin after [`BURST`] requests, and stops

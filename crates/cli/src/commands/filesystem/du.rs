@@ -10,7 +10,7 @@ use crate::commands::place::{Target, open, with_channel};
 use crate::common::{format_size, print_out};
 use crate::job::with_progress;
 
-/// Show how many bytes files use, and share with others
+/// Show how many bytes files use, and how many they share with other files
 #[derive(clap::Args)]
 #[command(
     after_help = "Total: bytes of the extents. Exclusive: bytes that no other file or snapshot uses. Set shared: bytes \

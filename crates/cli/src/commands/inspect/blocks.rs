@@ -68,8 +68,8 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Loads the chunks, and warns of bad items. Damaged blocks of the chunk tree are reported when that tree is
-    /// shown. Blocks in chunks that are unknown because of this damage are reported as well.
+    /// Loads the chunks, and warns of bad items. Damaged blocks of the chunk tree are reported when that tree is shown.
+    /// Blocks in chunks that are unknown because of damage in the chunk tree are reported as well.
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
         // The chunk tree lies in system chunks, which are known from the superblock. So the whole tree is read first, and

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// With --block, print the blocks below it, too
     #[arg(long, requires = "block")]
     follow: bool,
-    /// Print each block followed by those below it, instead of level by level
+    /// Print each block followed by the blocks below it, instead of level by level
     #[arg(long, conflicts_with = "bfs")]
     dfs: bool,
     /// Print level by level (default)

@@ -1,4 +1,4 @@
-//! One JSON document of any size, written in pieces: `{"name": ..., "trees": [{..., "blocks": [...]}, ...]}`.
+//! Writes one JSON document of any size in pieces, such as `{"name": ..., "trees": [{..., "blocks": [...]}, ...]}`.
 
 use std::io::{self, Write};
 

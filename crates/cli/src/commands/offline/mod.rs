@@ -150,7 +150,7 @@ pub(crate) fn with_devices<T>(
     Ok(done)
 }
 
-/// Closes the filesystem when a panic unwinds. Otherwise the filesystem is closed explicitly, so that errors are
+/// Closes the filesystem when a panic unwinds. Without a panic, the filesystem is closed explicitly, so that errors are
 /// reported.
 struct CloseOnDrop<'a>(&'a Fs);
 
@@ -183,7 +183,8 @@ pub(crate) fn normal_names(path: &[u8]) -> Vec<&[u8]> {
     names
 }
 
-/// Looks up a path of an image. Follows symbolic links on the way, and the last one only with `follow`.
+/// Looks up a path of an image. Follows symbolic links on the way; a symbolic link at the end of the path is followed
+/// only with `follow`.
 pub(crate) fn lookup(fs: &Fs, at: &ImagePath, follow: bool) -> anyhow::Result<Attr> {
     fs.lookup_path(&at.path, follow).with_context(|| format!("{at}"))
 }

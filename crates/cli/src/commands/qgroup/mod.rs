@@ -28,7 +28,7 @@ enum Command {
     Create(GroupArgs),
     /// Remove a quota group
     Destroy(GroupArgs),
-    /// Put a quota group into one of a higher level
+    /// Put a quota group into a group of a higher level
     Assign(RelationArgs),
     /// Take a quota group out of another one
     Remove(RelationArgs),

@@ -38,19 +38,19 @@ pub(crate) struct Args {
     /// End after the first end command, and leave the rest of the input
     #[arg(short = 'e')]
     only_first: bool,
-    /// Confine paths to the directory, which is always done
+    /// Accepted for compatibility; paths are always confined to the directory
     #[arg(short = 'C', long)]
     chroot: bool,
     /// End after N failed commands; 0: never
     #[arg(short = 'E', long, value_name = "N", default_value_t = 1)]
     max_errors: u64,
-    /// Mount point of the filesystem, which is not needed
+    /// Accepted for compatibility; the mount point of the filesystem is not needed
     #[arg(short = 'm', value_name = "ROOTMOUNT")]
     root_mount: Option<PathBuf>,
     /// Decompress compressed data instead of storing it as it is
     #[arg(long)]
     force_decompress: bool,
-    /// Keep an incomplete subvolume, and continue one that was kept
+    /// Keep an incomplete subvolume, and continue a subvolume that was kept
     #[arg(long)]
     keep: bool,
     /// Print the commands of the stream instead of receiving it

@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if !args.quiet {
             args.subvolumes.iter().for_each(|target| print_err(&format!("At subvol {target}")));
         }
-        // The file is created after all checks, so that a wrong argument does not truncate it.
+        // The file is created after all checks, so that a wrong argument does not truncate an existing file.
         let file = match &args.file {
             Some(path) => Some(File::create(path).with_context(|| format!("cannot create {}", path.display()))?),
             None => None,

@@ -58,7 +58,7 @@ pub(super) struct SetDefaultArgs {
 /// Make a subvolume read-only or writable
 #[derive(clap::Args)]
 pub(super) struct SetReadOnlyArgs {
-    /// Make a received subvolume writable; it loses its received UUID
+    /// Make a received subvolume writable, which removes its received UUID
     #[arg(short, long)]
     force: bool,
     /// The subvolume

@@ -1,4 +1,4 @@
-//! `ubtrfs subvolume find-new`, as btrfs-progs prints it.
+//! `ubtrfs subvolume find-new`: prints extents that are not older than a generation, in the format of btrfs-progs.
 
 use std::fs::File;
 use std::io::{self, Write};

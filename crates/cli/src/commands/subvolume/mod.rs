@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. Every command uses a [`Channel`](ubtrfs_control::Channel), so a mount and an image give equal output.
-//! - I2. Errors have the same text in both cases (`problem`).
+//! - I2. Errors have equal texts on a mount and on an image (`problem`).
 
 mod edit;
 mod find_new;

@@ -50,7 +50,7 @@ impl<W: Write> Compressor<W> {
         })
     }
 
-    /// Writes the rest, and returns the inner writer.
+    /// Writes the remaining bytes, and returns the inner writer.
     pub(in super::super) fn finish(self) -> io::Result<W> {
         match self {
             Self::None(out) => Ok(out),

@@ -56,7 +56,7 @@ impl InPlace {
     fn fill_window(&mut self) -> io::Result<()> {
         if self.at + AHEAD / 2 >= self.ahead {
             self.ahead = self.ahead.max(self.at) + AHEAD;
-            // Errors are ignored, because this is only a hint.
+            // Errors are ignored, because the call is only a hint to the kernel.
             let _ = fadvise(&*self.file, self.at, NonZeroU64::new(self.ahead - self.at), Advice::WillNeed);
         }
         (self.window_at, self.window_len) = (self.at, 0);

@@ -200,7 +200,7 @@ mod tests {
             assert!(all(bytes).unwrap() == text);
         }
         for bytes in [gz, xz, zst] {
-            // Two compressed streams in a row are one input; a truncated one is an error.
+            // Two compressed streams in a row are one input; a truncated stream is an error.
             let twice = [&bytes[..], &bytes[..]].concat();
             assert_eq!(all(twice).unwrap().len(), 2 * text.len());
             assert!(all(bytes[..bytes.len() - 20].to_vec()).is_err());

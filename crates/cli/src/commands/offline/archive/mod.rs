@@ -1,7 +1,7 @@
 //! tar archives: ustar, GNU and pax, read and written as streams.
 //!
-//! Paths and links of members are returned as the archive has them. `import/mod.rs` confines them to its target (I1
-//! there), and `export.rs` chooses the names that it writes.
+//! Paths and links of members are returned as the archive has them. `import/mod.rs` confines the paths to its target
+//! directory, and `export.rs` chooses the names that it writes.
 //!
 //! A header block, 512 bytes:
 //!
@@ -32,7 +32,7 @@ pub(super) mod write;
 
 use ubtrfs_format::item::Timespec;
 
-/// Length of a header; data and headers are padded to multiples of it.
+/// Length of a header; data and headers are padded to multiples of this length.
 pub(super) const BLOCK: usize = 512;
 
 /// The type of an archive member.

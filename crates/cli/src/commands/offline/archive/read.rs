@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. `data_left` is the length of the current member's data that the input still holds, without padding;
-//!   `padding_left` bytes follow it.
+//!   `padding_left` bytes of padding follow this data.
 //! - I2. The headers and records of one member take at most `META_MAX` bytes of memory together, and the global records
 //!   at most `GLOBAL_MAX`. Nothing in an archive causes a panic.
 
@@ -63,7 +63,7 @@ impl Reader {
         &self.input
     }
 
-    /// Returns the next member; skips data of the previous one that was not read.
+    /// Returns the next member; skips unread data of the previous member.
     pub(in super::super) fn next_member(&mut self) -> anyhow::Result<Option<Member>> {
         self.skip_rest()?;
         self.meta_left = META_MAX;

@@ -1,5 +1,4 @@
-//! An archive that arrives as a stream. A separate thread decompresses bytes while the caller works on earlier
-//! ones.
+//! An archive that arrives as a stream. A separate thread decompresses bytes while the caller works on earlier bytes.
 //!
 //! Invariants:
 //! - I1. At most `QUEUE_LEN` buffers are in flight, so memory is bounded. Buffers are reused.

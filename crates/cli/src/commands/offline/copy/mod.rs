@@ -225,7 +225,7 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
 }
 
 /// Copies the content of a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Prints each
-/// file that it cannot copy, and returns their number. Fails if the image accepts no more data.
+/// file that cannot be copied, and returns the number of these files. Fails if the image accepts no more data.
 pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
     let args = Args {
         paths: Vec::new(),

@@ -1,12 +1,13 @@
 //! Writes contents and attributes of an archive's files. If the archive is an uncompressed file, a separate thread
-//! writes them while the main thread makes names. The thread reads data directly into the buffers that writeback uses.
+//! writes contents and attributes while the main thread makes names. The separate thread reads data directly into the
+//! buffers that writeback uses.
 //!
 //! Invariants:
 //! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
 //!   failed.
-//! - I2. Memory for files that are handed over is bounded: [`QUEUE_LEN`] batches in the queue and one at each end, each
-//!   of [`BATCH_FILES`] files with at most [`LIGHT_BYTES`] of attributes. Files are batched because waking a thread
-//!   costs more than writing a file.
+//! - I2. Memory for files that are handed over is bounded, because the queue holds at most [`QUEUE_LEN`] batches, and
+//!   each end of the queue one batch. A batch has at most [`BATCH_FILES`] files with at most [`LIGHT_BYTES`] of
+//!   attributes each. Files are batched because waking a thread costs more than writing a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -49,7 +50,7 @@ pub(super) struct ContentsThread<'scope> {
 }
 
 impl<'a> Contents<'a> {
-    /// Completes an opened file, in this thread or in the other one.
+    /// Completes an opened file, in this thread or in the separate thread.
     pub(super) fn file(
         self,
         reader: &mut Reader,

@@ -100,7 +100,8 @@ impl Layer {
         Ok(fs.rmdir(parent, name)?)
     }
 
-    /// Removes everything in a directory that this layer did not add. Returns whether the directory is then empty.
+    /// Removes everything in a directory that this layer did not add. Returns whether the directory is empty
+    /// afterwards.
     fn remove_old(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
         self.walk_old(fs, dir, Old::Goes)
     }

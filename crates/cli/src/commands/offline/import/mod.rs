@@ -6,7 +6,8 @@
 //! - I2. Times and extended attributes of a directory are set at the end, after the last change in it. Otherwise new
 //!   files would change the directory's times and inherit its default ACL.
 //! - I3. A member that cannot be unpacked is reported and skipped, as by tar, and the exit status is 1. Errors that
-//!   would also affect the other members end the import ([`is_fatal`]); the first in archive order is reported.
+//!   would also affect the other members end the import ([`is_fatal`]); the first such error in archive order is
+//!   reported.
 //! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the
 //!   names of the layer.
 //! - I5. A member whose name exists is first made under a temporary name, with its data and attributes. The existing
@@ -389,7 +390,7 @@ impl<'a> Import<'a> {
                 self.counts.bytes = self.counts.bytes.saturating_add(member.data_bytes());
                 self.counts.xattrs += member.xattrs.len() as u64;
                 let made = self.create(parent, name, member, NewInode::file(member.mode))?;
-                // A file that replaces another is completed in this thread, before the old one is removed.
+                // A file that replaces another is completed in this thread, before the old file is removed.
                 let thread = thread.filter(|_| made.temporary.is_none());
                 let id = made.id;
                 self.put_in_place(parent, name, made, |import| {
@@ -452,7 +453,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Completes a new inode. If its name is temporary, it then replaces the file that has the member's name (I5).
+    /// Completes a new inode. A complete inode with a temporary name replaces the file that has the member's name (I5).
     fn put_in_place(
         &mut self,
         parent: InodeId,
@@ -571,7 +572,7 @@ impl<'a> Import<'a> {
         Ok(dir)
     }
 
-    /// Returns the directories from the target directory to the one with these names.
+    /// Returns the directories on the way from the target directory to the directory with these names.
     fn way_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
         // All directories are kept, because a link may contain `..`.
         let mut way = vec![self.base];
