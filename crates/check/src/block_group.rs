@@ -1,4 +1,4 @@
-//! Compares block groups with chunks, and their used bytes with the extents in them.
+//! Compares block groups with chunks, and each group's used bytes with the extents in the group.
 
 use ubtrfs_format::item::{BlockGroupFlags, BlockGroupItem};
 use ubtrfs_format::superblock::CompatRo;
@@ -108,7 +108,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Compares block groups with chunks, and their used bytes with their extents.
+    /// Compares block groups with chunks, and each group's used bytes with the extents in the group.
     pub(crate) fn compare_groups(&mut self) {
         if !self.groups.complete {
             return;

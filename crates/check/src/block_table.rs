@@ -114,7 +114,7 @@ impl BlockTable {
         self.unrecorded.values()
     }
 
-    /// Forgets all visits, so that the next visit of each block counts as its first.
+    /// Forgets all visits, so that the next visit of each block counts as a first visit.
     pub(crate) fn forget_visits(&mut self) {
         for block in self.records.iter_mut().chain(self.unrecorded.values_mut()) {
             block.flags &= !REACHED_NOW;

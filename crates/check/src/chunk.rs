@@ -101,7 +101,7 @@ impl<'a> Checker<'a> {
     }
 
     fn dev_stats(&mut self, devid: u64, data: &[u8], place: Place) {
-        // While a device is being replaced, Linux keeps its counters under number 0.
+        // During a device replacement, Linux keeps the counters of the new device under device id 0.
         if devid != 0 && !self.device_extents.items.contains_key(&devid) {
             self.sink.report(Code::DevStats, place, format!("error counters of device {devid}, which does not exist"));
         } else if data.iter().any(|&byte| byte != 0) {

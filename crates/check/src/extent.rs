@@ -1,4 +1,4 @@
-//! The extent tree: extents, and the references that their items list.
+//! The extent tree: extents, and the references that extent items list.
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks are in the block table.
@@ -284,9 +284,9 @@ impl<'a> Checker<'a> {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
             let is_full = block.flags & FULL != 0;
-            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. The
-            // deletion of a subvolume moves the references of its blocks to their children. So the children may have
-            // full backrefs while the deleted subvolume still reaches them.
+            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. When a
+            // subvolume is deleted, the references of its blocks move to the children of these blocks. So the
+            // children may have full backrefs while the deleted subvolume still reaches them.
             let owner = self.roots.trees.get(&block.owner);
             let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {
@@ -314,7 +314,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Maximum distance between the hash of a data reference and its key's offset.
+/// Maximum distance between the hash of a data reference and the offset in the reference's key.
 const COLLISIONS_MAX: u64 = 1 << 12;
 
 impl DataExtents {

@@ -1,5 +1,5 @@
-//! Compares the free space tree with the space that extents leave free, one block group at a time. Superblock copies count
-//! as free in this tree.
+//! Compares the free space tree with the space that extents leave free, one block group at a time. Superblock copies
+//! count as free in the free space tree.
 
 use ubtrfs_format::item::FreeSpaceInfo;
 use ubtrfs_format::superblock::CompatRo;

@@ -54,7 +54,7 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Whether the inode has no names. An interrupted deletion can leave such an inode.
+    /// Whether the inode has no names. An interrupted deletion can leave an inode without names.
     pub(crate) fn has_no_names(&self) -> bool {
         self.item.is_some_and(|facts| facts.nlink == 0)
     }

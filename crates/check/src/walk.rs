@@ -228,7 +228,7 @@ impl<'a> Checker<'a> {
         }
         let window_bytes = edges.len().saturating_mul(self.nodesize);
         buf.resize(window_bytes, 0);
-        // The log belongs to the transaction after that of the superblock.
+        // The log belongs to the transaction after the superblock's transaction.
         let newest = self.newest().0.saturating_add(u64::from(tree.kind == Kind::Log));
         let ctx = CheckContext { generation_limit: Some(Generation(newest)), ..self.ctx };
         let reader = Reader {

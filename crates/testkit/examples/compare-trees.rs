@@ -1,5 +1,5 @@
-//! Compares all attributes of two directory trees that a copy keeps. Prints the differences, and exits with status 1
-//! if the trees differ.
+//! Compares two directory trees: all attributes that a copy keeps. Prints the differences, and exits with status 1 if
+//! the trees differ.
 //!
 //! Usage: `compare-trees EXPECTED FOUND`
 

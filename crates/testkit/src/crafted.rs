@@ -103,7 +103,8 @@ pub fn redirect(image: &Image, name: &[u8], to: &[u8]) -> Result<()> {
     })
 }
 
-/// Makes hostile images, each with a title. A naive walk of such an image would leave its target or never end.
+/// Makes hostile images, each with a title. A program that walks a hostile image naively would leave its target
+/// directory or never end.
 pub fn hostile_trees() -> Result<Vec<(String, Image)>> {
     let good = tree()?;
     let mut images = vec![];

@@ -351,7 +351,7 @@ impl Driver {
         for _ in 0..40 {
             let Some(id) = self.any(model) else { break };
             let node = &model.nodes[&id];
-            // The model does not implement default ACLs, which set the modes of new entries, or inherited properties.
+            // The model implements neither inherited properties nor default ACLs, which set the modes of new entries.
             let inherits = node.xattrs.keys().any(|name| name.starts_with(b"system.") || name.starts_with(b"btrfs."));
             if node.kind == NodeKind::Directory && !inherits {
                 dir = id;

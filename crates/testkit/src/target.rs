@@ -68,9 +68,9 @@ pub trait Target {
     fn copy_range(&mut self, from: &[u8], from_at: u64, to: &[u8], to_at: u64, len_bytes: u64) -> Result<(), Errno>;
     /// Changes permission bits.
     fn chmod(&mut self, path: &[u8], mode: u32) -> Result<(), Errno>;
-    /// Changes owner and group; of a symlink itself, not of its target.
+    /// Changes owner and group of a file, or of a symlink itself and not of its target.
     fn chown(&mut self, path: &[u8], uid: u32, gid: u32) -> Result<(), Errno>;
-    /// Sets the modification time; of a symlink itself, not of its target.
+    /// Sets the modification time of a file, or of a symlink itself and not of its target.
     fn set_mtime(&mut self, path: &[u8], mtime: (i64, u32)) -> Result<(), Errno>;
     /// Sets an extended attribute.
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno>;

@@ -2,8 +2,8 @@
 //!
 //! I1. Holes and written zeros are equal content: a file is a size and a set of non-zero chunks.
 //! I2. Modification times of placeholder directories are not compared. A placeholder is the empty directory, with
-//!     inode number 2, that Linux shows in place of a nested subvolume in a snapshot; Linux sets its times at the
-//!     lookup.
+//!     inode number 2, that Linux shows in place of a nested subvolume in a snapshot; Linux sets the times of a
+//!     placeholder at the lookup.
 //! I3. Hard links are compared as groups: paths of one file must match, but inode numbers need not match.
 
 use std::collections::{BTreeMap, HashMap};

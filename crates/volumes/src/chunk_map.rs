@@ -203,7 +203,7 @@ impl ChunkMap {
         inner.chunks.insert(logical, Arc::new(Chunk { range, geometry, item, target: None, place }));
     }
 
-    /// Sets the limit of a device for new chunks and targets (I2), or removes it. Existing chunks stay.
+    /// Sets the limit of a device for new chunks and targets (I2), or removes the limit. Existing chunks stay.
     pub(crate) fn limit(&self, devid: DevId, end: Option<u64>) {
         let limits = &mut self.inner.write().limits;
         match end {

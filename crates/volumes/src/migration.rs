@@ -242,7 +242,7 @@ impl Volumes {
         Ok(Arc::clone(&target.item))
     }
 
-    /// Ends a migration: the chunk becomes its target. Call this when the new chunk item is durable.
+    /// Ends a migration: the chunk becomes its target. Call this function when the new chunk item is durable.
     ///
     /// # Errors
     ///

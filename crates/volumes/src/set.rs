@@ -279,8 +279,8 @@ impl Volumes {
         self.chunks.add(logical, chunk, self.superblock.sectorsize)
     }
 
-    /// Removes a chunk from the map. The chunk's device space is free at once, so call this after the removal is
-    /// committed. The chunk's logical addresses are not used again while the filesystem is open.
+    /// Removes a chunk from the map. The chunk's device space is free at once, so call this function after the
+    /// removal is committed. The chunk's logical addresses are not used again while the filesystem is open.
     pub fn remove_chunk(&self, logical: Logical) {
         self.chunks.remove(logical);
     }
@@ -414,7 +414,7 @@ impl Volumes {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if its size cannot be read.
+    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if the device's size cannot be read.
     pub fn device_len(&self, devid: DevId) -> Result<u64> {
         let member = self.member(devid);
         let Some(backend) = member.as_ref().and_then(|member| member.backend.as_ref()) else {

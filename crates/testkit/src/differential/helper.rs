@@ -2,7 +2,7 @@
 //!
 //! H1. A helper is started by a thread of the user for whom it acts, and has the credentials of that thread, except for
 //!     capabilities that the user id does not imply. So [`super::generate`] makes calls on subvolumes only as users
-//!     without such extra capabilities.
+//!     whose capabilities follow from their user id.
 //! H2. If a signal kills a helper (SIGBUS of a mapping), the answer names the signal, and the helper's mappings are gone.
 
 use std::collections::hash_map::Entry;
@@ -134,8 +134,8 @@ impl Side {
         };
         let key = call.is_of_subvolumes().then(|| std::thread::current().id());
         if let Entry::Vacant(place) = self.helpers.entry(key) {
-            // Panic if no helper can be started: as an answer, this error would be equal on both sides, and the call
-            // would not be tested.
+            // Panic if no helper can be started: as the answer of the call, this failure would be equal on both
+            // sides, and nothing would be tested.
             place.insert(Helper::start().expect("the helper is a program of /usr/bin/python3"));
         }
         let helper = &self.helpers[&key];

@@ -51,8 +51,8 @@ pub(crate) struct Seen {
     pub(crate) stat: Result<Stat, Errno>,
     /// Names and values of extended attributes.
     pub(crate) xattrs: String,
-    /// Whether a file without blocks has non-zero content. `tar -S` and `cp` would treat such a file
-    /// as a hole.
+    /// Whether a file without blocks has non-zero content. `tar -S` and `cp` would treat a file with data but without
+    /// blocks as a hole.
     pub(crate) data_without_blocks: bool,
     /// Whether statx reports the file as immutable or append-only. FUSE cannot report this.
     pub(crate) guarded: bool,
@@ -187,7 +187,7 @@ pub(crate) struct Entry {
     /// Allocated blocks of 512 bytes.
     pub(crate) blocks: u64,
     /// Whether the object is the empty directory in place of a subvolume that a snapshot left out. Only Linux's inode
-    /// numbers show such directories.
+    /// numbers identify a directory in place of a left-out subvolume.
     pub(crate) left_out: bool,
     /// Whether the object is the root of a nested subvolume. Roots of nested subvolumes are known only on Linux's
     /// mount, where their inode number is 256.

@@ -1,6 +1,6 @@
-//! Puts wrong content into leaves of subvolume trees that random changes of bytes hardly ever produce: names that lead
-//! out of a directory, entries that point elsewhere, duplicate names. Items stay in order and hashes of names stay
-//! right, so that commands reach the wrong content.
+//! Puts wrong content into leaves of subvolume trees: names that lead out of a directory, entries that point
+//! elsewhere, duplicate names. Random changes of bytes hardly ever produce such content. Items stay in order and
+//! hashes of names stay right, so that commands reach the wrong content.
 //!
 //! I1. A leaf without room for the change is not changed.
 
@@ -128,7 +128,7 @@ fn change_type(items: &mut Items, mutation: Mutation) {
     }
 }
 
-/// Replaces the inline content of a file or symlink, and adjusts its length field.
+/// Replaces the inline content of a file or symlink, and adjusts the item's length field.
 fn change_content(items: &mut Items, mutation: Mutation) {
     let is_inline = |data: &[u8]| data.len() > 21 && data[20] == 0;
     let mut contents: Vec<_> =

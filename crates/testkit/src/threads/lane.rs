@@ -124,7 +124,7 @@ impl Lane {
         Ok((self.history, self.steps, self.told))
     }
 
-    /// Adds the state after an operation, and its promises (I1).
+    /// Adds the state after an operation, and the promises that the operation got (I1).
     fn note(&mut self, model: Model, shared: &Shared) {
         self.history.push(model);
         shared.states[self.number].store(self.history.last(), Ordering::SeqCst);

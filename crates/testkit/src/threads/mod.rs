@@ -20,7 +20,7 @@
 //! - T4. A file that cannot be written does not keep other data from becoming durable: data that other threads sync is
 //!   durable even if the sync reports an error. An fsync of the unwritable file reports the error.
 //! - T5. The seed determines the actions of each thread, the delayed requests and the cuts, but not how the threads
-//!   interleave. To repeat a failure, run its seed several times, or keep its medium.
+//!   interleave. To repeat a failure, run the seed several times, or keep the medium.
 //! - T6. However little space is free, names can be removed, and fsync, sync and close can store accepted data.
 //! - T7. With quotas on, at every cut, the quota numbers equal those that `ubtrfs check` counts, except for groups
 //!   that are marked as inconsistent. No thread reaches a limit, because all limits are large.
@@ -51,10 +51,11 @@ use crate::{
     RecordingDevice, Rng, TreeEntry, check_medium,
 };
 
-/// The threads that do not work in a separate directory use the last two lanes.
+/// The lane of the thread that makes and deletes snapshots.
 const SNAPSHOT_LANE: usize = LANES - 2;
+/// The lane of the promises about the rewritten files.
 const REWRITTEN_LANE: usize = LANES - 1;
-/// The content of the poisoned file: this pattern, repeated.
+/// The content of the file `poison`: this pattern, repeated.
 const POISON: [u8; 16] = *b"never on a disk!";
 
 /// The threads of a run, and their filesystem.
@@ -212,7 +213,7 @@ impl Scenario {
     }
 }
 
-/// A file that writers repeatedly overwrite with their number and a version.
+/// A file that writers repeatedly overwrite with the number of the writer and a version.
 struct Rewritten {
     name: &'static str,
     len: usize,

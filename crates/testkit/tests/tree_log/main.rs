@@ -326,7 +326,8 @@ fn threads_share_logs() {
                     for step in 0..STEPS {
                         target.write(path.as_bytes(), step * 4096, &[step as u8 + 1; 4096]).unwrap();
                         target.fsync(path.as_bytes()).unwrap();
-                        // Count the events after fsync has returned, because its writes were flushed by then.
+                        // Count the events after fsync has returned, because the writes of the fsync were flushed by
+                        // then.
                         promised.push((device.events(), step + 1));
                         if thread % 4 == 1 {
                             let (new, old) = (format!("new-{thread}"), format!("old-{thread}"));
