@@ -68,7 +68,7 @@ impl Bed {
         self.next_ino += 1;
     }
 
-    /// Removes some files, or replaces a directory with all of its files by a new one.
+    /// Removes some files, or replaces a directory and all of its files by a new directory.
     fn remove_some(&mut self) {
         let whole = (self.random(8) == 0).then(|| self.dirs.swap_remove(0));
         let count = if whole.is_some() { usize::MAX } else { 50 };
@@ -231,7 +231,7 @@ fn fsync_commits_after_rows_were_applied() {
     check(&bed.path);
 }
 
-/// Leaves are read ahead many at a time. If one copy of a leaf is bad, the other copy is used.
+/// Many leaves are read ahead in one request. If one copy of a leaf is bad, the other copy is used.
 #[test]
 fn a_batch_is_applied_to_leaves_of_which_one_copy_is_bad() {
     let mut bed = Bed::new(5);

@@ -1,8 +1,8 @@
 //! Data that a log refers to keeps its place until a superblock without that log is durable.
 //!
 //! Method: a log makes a file durable, and the file's data is replaced in the same transaction. The commit is stopped
-//! before its superblock, another writer allocates and fills all free space, and the power is cut. The replay, ours
-//! and Linux's, must find the data that was synced.
+//! before it writes its superblock, another writer allocates and fills all free space, and the power is cut. The replay
+//! by this crate and the replay by Linux must both find the data that was synced.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

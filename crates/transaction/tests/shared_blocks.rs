@@ -1,5 +1,5 @@
-//! Changes of subvolumes that share blocks and extents with snapshots. The kernel makes the subvolumes, we change them,
-//! and `btrfs check` judges the references.
+//! Changes subvolumes that share blocks and extents with snapshots. The kernel makes the subvolumes, the tests change
+//! them, and `btrfs check` judges the references.
 //!
 //! Needs root, loop devices and btrfs-progs. Without root, loop devices or btrfs-progs, the tests say so and pass,
 //! unless `CI` is set.

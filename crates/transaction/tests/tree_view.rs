@@ -1,5 +1,5 @@
-//! Compares a tree as readers see it with an ordered map, while items move from active to frozen to nodes, and while
-//! nodes that hints of readers refer to change.
+//! Compares a tree as readers see it with an ordered map. During the comparison, items move from active to frozen to
+//! nodes, and nodes change to which readers have hints.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
@@ -25,7 +25,7 @@ fn engine() -> (Arc<Engine>, Arc<Tree>) {
     let device = Arc::new(MemoryDevice::new(1 << 30));
     let format = ubtrfs_mkfs::MkfsOptions { nodesize: 4096, ..ubtrfs_mkfs::MkfsOptions::default() };
     ubtrfs_mkfs::make(&*device, &format).unwrap();
-    // So little memory that a few thousand items cause an apply, and nodes are read again.
+    // Use so little memory that a few thousand items cause an apply, and that evicted nodes are read again.
     let options = OpenOptions { memory_bytes: 2 << 20, ..OpenOptions::default() };
     let engine = Engine::open(vec![device], options).unwrap();
     let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
@@ -42,7 +42,7 @@ const NR_KEYS: u64 = 8000;
 
 fn change(engine: &Engine, tree: &Tree, model: &mut Model, rng: &mut Rng) {
     let first = rng.below(NR_KEYS);
-    // Sometimes change whole runs: inodes are created and deleted.
+    // Sometimes change whole runs of keys, as the creation and deletion of inodes do.
     let count = if rng.one_in(4) { rng.below(200) } else { 1 };
     let deletes = rng.one_in(2);
     for number in first..(first + count.max(1)).min(NR_KEYS) {

@@ -8,8 +8,8 @@
 //! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one tree changes no
 //!   references of another tree's blocks. A subvolume shares no block with any tree if it is not a snapshot and no
 //!   snapshot of it was ever taken.
-//! - I2. All parallel applies read the delayed refs from before the first of them; their new refs are appended after
-//!   the last.
+//! - I2. All parallel applies read the delayed refs as they were before the first apply; new refs are appended after
+//!   the last apply.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -93,8 +93,8 @@ impl Engine {
 }
 
 impl Tree {
-    /// Whether the root item shows that the tree shares no blocks. Taking a snapshot, also in Linux, notes the
-    /// transaction in both root items.
+    /// Whether the root item shows that the tree shares no blocks. Taking a snapshot notes the transaction in the root
+    /// items of the source and of the snapshot, in Linux too.
     fn shares_no_blocks(&self) -> bool {
         self.id().is_fs_tree() && self.root.lock().last_snapshot == Generation(0)
     }

@@ -13,7 +13,7 @@
 //! Invariants:
 //! - I1. A step begins when no delayed ref concerns a subvolume's block or a data extent, and it moves all references
 //!   that the extent tree records ([`crate::relocation::copy`]). So each block stays shared by the same set of trees,
-//!   and no quota changes.
+//!   and no number of a quota group changes.
 //! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees.
 //!   Each tree with such copies notes this transaction as the transaction of its last snapshot, so that a later cow
 //!   looks up the references and flags of such a block ([`crate::cow::sink`]).
@@ -253,7 +253,8 @@ impl Engine {
         refs
     }
 
-    /// Moves blocks of the filesystem's own trees: each has one user, so changing a leaf below a block copies it.
+    /// Moves blocks of the filesystem's own trees: each block has one user, so changing a leaf below a block copies the
+    /// block.
     pub(crate) fn move_own_blocks(
         &self,
         step: &mut RelocationStep,
@@ -341,7 +342,7 @@ enum Below {
     Gone,
 }
 
-/// Whether a tree block belongs to one or more subvolumes, not to a tree of the filesystem's own.
+/// Whether a tree block belongs to one or more subvolumes, not to one of the filesystem's own trees.
 fn is_of_subvolumes(record: &ExtentRecord) -> bool {
     own_tree_of(record).is_none_or(RootId::is_fs_tree)
 }

@@ -21,7 +21,8 @@
 //! - I3. References below a shared block are moved from the leaves up. If the move stops early, the next part repeats
 //!   the move and skips the blocks whose references were moved.
 //! - I4. After [`Engine::drop_subvolume`], only the walk reads the tree's blocks, and changes put into the tree are not
-//!   applied ([`crate::delayed::tree_view::Tree::seal`]), because operations that began before may still be under way.
+//!   applied ([`crate::delayed::tree_view::Tree::seal`]), because operations that began before the call may still be
+//!   under way.
 //!
 //! Source: the btrfs design notes on mixed back references, and the on-disk state that Linux leaves during deletions.
 

@@ -1,5 +1,5 @@
 //! Several snapshots that one commit makes of one dirty tree, of each other, and inside each other. Linux makes the
-//! tree, the test queues the changes, and `btrfs check`, a walk on Linux's mount and its scrub judge the result.
+//! tree, and the test queues the changes. `btrfs check`, a walk on Linux's mount, and Linux's scrub judge the result.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Making, changing and deleting subvolumes. An operation requests the change in a transaction, and the commit makes
-//! the change after the frozen items are applied.
+//! Making, changing and deleting subvolumes. An operation requests such a change in a transaction, and the commit makes
+//! the change after it has applied the frozen items.
 //!
 //! ```text
 //! snapshot:   root' = copy of the source's root node, owned by the new tree; everything below it has two users from here on
@@ -19,7 +19,7 @@
 //! - I3. Root items change only in this module and in applies, both under the commit lock, so a change is on disk with
 //!   the transaction that requested it.
 //!
-//! Source: the format page on root items and references; the on-disk state that Linux leaves after each of these
+//! Source: the btrfs format page on root items and references; the on-disk state that Linux leaves after each of these
 //! operations.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
@@ -255,7 +255,7 @@ impl Engine {
         transid: Generation,
     ) -> Result<RootPtr> {
         let mut leaf = LeafBuilder::new(self.geometry.nodesize as usize);
-        // The caller has checked that inode, reference and inherited attributes fit.
+        // The caller has checked that inode, reference and inherited attributes fit into the leaf.
         if !items.iter().all(|(key, value)| leaf.push(key, value)) {
             return Err(Error::Bug { what: format!("the root directory of subvolume {id} does not fit into a leaf") });
         }

@@ -16,7 +16,7 @@
 //!   logged with its entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the
 //!   other files of the directory.
 //!
-//! and for each directory that is logged with its entries:
+//! For each directory that is logged with its entries:
 //!
 //! - R5. The inodes of new entries are logged (new directories with their entries), because a replay moves all names of
 //!   an inode together.

@@ -213,7 +213,7 @@ impl Collector<'_> {
     }
 }
 
-/// Sorts ranges and joins those that touch or overlap.
+/// Sorts ranges and joins ranges that touch or overlap.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();

@@ -197,7 +197,7 @@ struct LogSink<'a> {
 }
 
 impl NodeSink for LogSink<'_> {
-    /// Always false: every node of the tree may be on the devices, so none keeps its address.
+    /// Always false: every node of the tree may be on the devices, so no node keeps its address.
     fn is_fresh(&self, _node: &Node) -> bool {
         false
     }

@@ -116,7 +116,7 @@ struct SubvolumeLog {
 struct LoggedInode {
     /// Whether entries that changed since the last commit are logged too.
     entries: bool,
-    /// End of the file in whole sectors, when its extents were logged last.
+    /// End of the file in whole sectors, as of the last logging of the file's extents.
     end: Option<u64>,
 }
 
@@ -142,7 +142,8 @@ impl TreeLog {
         self.state.lock().blocks.keep(Extent::new(block, len_bytes));
     }
 
-    /// Notes that a directory was renamed in this transaction: a log cannot express where the files below it are found.
+    /// Notes that a directory was renamed in this transaction: a log cannot express the new paths of the files below
+    /// the directory.
     pub(crate) fn note_dir_moved(&self, transid: Generation) {
         self.dir_moved.store(transid.0, Ordering::Release);
     }
