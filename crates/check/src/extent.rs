@@ -39,7 +39,7 @@ pub(crate) struct DataExtents {
     frozen: bool,
 }
 
-/// An extent of either kind.
+/// A data extent or a tree block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) bytenr: u64,
@@ -285,8 +285,8 @@ impl<'a> Checker<'a> {
             }
             let is_full = block.flags & FULL != 0;
             // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. When a
-            // subvolume is deleted, the references of its blocks move to the children of these blocks. So the
-            // children may have full backrefs while the deleted subvolume still reaches them.
+            // subvolume is deleted, the references of its blocks move to the children of these blocks. So blocks
+            // below a deleted subvolume may have full backrefs while that subvolume still reaches them.
             let owner = self.roots.trees.get(&block.owner);
             let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {

@@ -46,7 +46,7 @@ pub(crate) struct Roots {
     /// Links by parent and child.
     links: BTreeMap<(u64, u64), Link>,
     orphans: BTreeSet<u64>,
-    /// Default subvolumes that the root tree's directory names.
+    /// Default subvolumes, found in the root tree's directory.
     defaults: Vec<(u64, Place)>,
     /// Subvolumes whose directories were read completely.
     read: BTreeSet<u64>,
@@ -268,7 +268,7 @@ impl<'a> Checker<'a> {
         self.segments.enabled = false;
     }
 
-    /// The highest possible generation.
+    /// The superblock's generation, which is the highest that a block outside of the log can have.
     pub(crate) fn newest(&self) -> Generation {
         self.sb.generation
     }

@@ -5,7 +5,7 @@
 //! `--survey` prints each kind of difference and continues the round. `--mount OPTIONS` sets mount options of our
 //! mount. `--script FILE` performs the steps in a file, one line of JSON each, as a failure prints them; `--shrink`
 //! removes the steps that are not needed for a difference. The tested program is the `ubtrfs` beside the examples, or
-//! `UBTRFS`.
+//! the program in the variable `UBTRFS`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -136,7 +136,7 @@ impl PowerCuts {
         Cut { medium, made, lanes: outcome.promised_by, what }
     }
 
-    /// Verifies C1 to C3. Returns the entries of the filesystem.
+    /// Verifies the rules C1 to C3. Returns the entries of the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         self.verify_inner(cut).with_context(|| cut.what.clone())
     }

@@ -39,7 +39,7 @@ pub struct TreeEntry {
     pub size: u64,
     /// Link count, as stat reports it.
     pub nlink: u64,
-    /// The first path in sorted order of a file with several links.
+    /// For a file with several links, the file's first path in sorted order.
     pub link_group: Option<Vec<u8>>,
     /// Device number, major and minor.
     pub rdev: (u32, u32),

@@ -3,7 +3,7 @@
 //!
 //! Method: a writer publishes each completed write. The syncing thread records the published writes, calls fsync
 //! (or sync), and then reads the file from the device with a read-only mount that replays the log in memory. Each
-//! round uses a new file, because a file that was never on disk can lose the most.
+//! round uses a new file, because a file that was never on disk can lose the most data.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

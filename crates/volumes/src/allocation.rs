@@ -161,7 +161,7 @@ pub(crate) fn len_bytes(range: &Range<u64>) -> u64 {
     range.end.saturating_sub(range.start)
 }
 
-/// The largest length of each of `nr_stripes` stripes that share a hole.
+/// The largest length that each of `nr_stripes` stripes can have if they share a hole.
 fn stripe_len_in(hole: &Range<u64>, nr_stripes: NonZeroU64) -> u64 {
     whole_elements(len_bytes(hole) / nr_stripes)
 }

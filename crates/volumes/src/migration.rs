@@ -18,9 +18,9 @@
 //!   every write holds shared.
 //! - G3. The device space of stripes that a migration left is free only when no reader uses these stripes any more.
 //! - G4. If a write to any copy of the chunk, old or fresh, failed during a migration, the migration cannot be recorded:
-//!   the copies that stay may be the stale ones.
-//! - G5. After the running commit has recorded the new chunk item, a failed write to a fresh stripe is an error of the
-//!   write.
+//!   the copies that stay may be stale.
+//! - G5. After the running commit has recorded the new chunk item, a write to the chunk fails if a fresh stripe
+//!   cannot be written.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -222,8 +222,8 @@ impl Volumes {
         chunk.target.as_ref().map(|target| Arc::clone(&target.item))
     }
 
-    /// Returns the new chunk item for the running commit to record. From now on, failed writes to fresh stripes are errors
-    /// (G5).
+    /// Returns the new chunk item for the running commit to record. After this call, failed writes to fresh stripes
+    /// are errors (G5).
     ///
     /// # Errors
     ///
@@ -260,7 +260,7 @@ impl Volumes {
 }
 
 impl Chunk {
-    /// The fresh stripes of the target, if there is one.
+    /// The fresh stripes of the chunk's migration target, if the chunk is being migrated.
     pub(crate) fn fresh_extents(&self) -> Vec<(DevId, Range<u64>)> {
         let len = self.geometry.stripe_len_bytes();
         let extent = |stripe: &Stripe| (stripe.devid, stripe.offset.0..stripe.offset.advance(len).0);

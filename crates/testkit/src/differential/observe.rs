@@ -54,7 +54,8 @@ pub(crate) struct Seen {
     /// Whether a file without blocks has non-zero content. `tar -S` and `cp` would treat a file with data but without
     /// blocks as a hole.
     pub(crate) data_without_blocks: bool,
-    /// Whether statx reports the file as immutable or append-only. FUSE cannot report this.
+    /// Whether statx reports the file as immutable or append-only. FUSE cannot report that a file is immutable or
+    /// append-only.
     pub(crate) guarded: bool,
 }
 

@@ -117,7 +117,7 @@ impl Script {
         self.fsync(&path);
     }
 
-    /// Writes noise or text at `at`. Returns the end of the written range.
+    /// Writes content at `at`, compressible or not. Returns the end of the written range.
     fn content(&mut self, path: &str, at: u64) -> u64 {
         let len = if self.rng.one_in(3) {
             let len = self.len(90_000);

@@ -14,7 +14,7 @@ use crate::{LANES, TreeEntry};
 pub(super) type Made = [Option<u64>; LANES];
 
 impl Record {
-    /// Checks T1 to T4.
+    /// Checks the rules T1 to T4.
     pub(super) fn verify(&self, found: &[TreeEntry], read: ReadFound<'_>, made: &Made) -> Result<()> {
         let of_snapshots = made[SNAPSHOT_LANE].unwrap_or(0);
         let mut regions: BTreeMap<&str, Vec<TreeEntry>> = BTreeMap::new();
