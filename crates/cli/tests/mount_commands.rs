@@ -110,7 +110,7 @@ fn nothing_changes_through_a_read_only_mount() {
     for line in CHANGES.lines() {
         refused(&bed.ubtrfs(line), &["read-only"]);
     }
-    // SUBVOL_CREATE, SNAP_DESTROY, SET_FSLABEL, RESIZE
+    // The ioctls SUBVOL_CREATE, SNAP_DESTROY, SET_FSLABEL and RESIZE are refused too.
     for (number, argument) in
         [(0x5000_940e_u32, "new"), (0x5000_940f, "sv"), (0x4100_9432, "x"), (0x5000_9403, "1:-16m")]
     {

@@ -1,8 +1,8 @@
 //! Tests of `ubtrfs subvolume` on images and on mounts, and of the server's interfaces that the command uses.
 //!
 //! Method: the built program makes, changes and deletes subvolumes. Then `btrfs check` is clean, and Linux mounts the
-//! image, lists and shows subvolumes with output equal to the program's, and finds the right content in each
-//! subvolume. Subvolumes made by Linux are also listed equally.
+//! image, lists and shows subvolumes with output equal to the program's, and finds the right content in each subvolume.
+//! Subvolumes made by Linux are also listed with output equal to Linux's.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -46,9 +46,9 @@ pub enum NewSize {
 pub enum Response {
     /// The device has the requested size.
     Resized {
-        /// Bytes that the filesystem used before.
+        /// Bytes that the filesystem used before the resize.
         before: u64,
-        /// Bytes that the filesystem uses now.
+        /// Bytes that the filesystem uses after the resize.
         now: u64,
     },
 }

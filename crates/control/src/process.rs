@@ -82,15 +82,15 @@ impl Processes for LocalProcesses {
     }
 }
 
-/// A line of a table of mounts.
+/// A mount, as a line of /proc/PID/mountinfo describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MountLine {
     device: u64,
     is_read_only: bool,
 }
 
-/// The line of a mount in a table of mounts. Lines begin with id, parent, `major:minor`, root, mount point, and the options
-/// of this mount.
+/// Finds the mount with this id in the text of /proc/PID/mountinfo. Lines begin with id, parent, `major:minor`, root,
+/// mount point, and the options of this mount.
 fn mount_of(table: &[u8], id: &str) -> Option<MountLine> {
     table.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');

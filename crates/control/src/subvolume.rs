@@ -50,7 +50,7 @@ pub enum Request {
         name: Vec<u8>,
         /// The caller's umask.
         umask: u32,
-        /// Ids of quota groups that the new subvolume joins. Only administrators may name groups.
+        /// Ids of quota groups that the new subvolume joins. Only administrators may name quota groups.
         #[serde(default)]
         qgroups: Vec<u64>,
     },
@@ -65,7 +65,7 @@ pub enum Request {
         name: Vec<u8>,
         /// Whether the snapshot is read-only.
         read_only: bool,
-        /// Ids of quota groups that the snapshot joins. Only administrators may name groups.
+        /// Ids of quota groups that the snapshot joins. Only administrators may name quota groups.
         #[serde(default)]
         qgroups: Vec<u64>,
     },

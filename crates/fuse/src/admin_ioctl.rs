@@ -201,7 +201,7 @@ fn assign(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
         _ => quota::Request::Assign { member, parent },
     };
     match quota(command, request)? {
-        // As in Linux, 1 asks the caller for a rescan.
+        // As in Linux, the result 1 asks the caller to start a rescan.
         quota::Response::NeedsRescan(is_needed) => Ok(Answer { data: Vec::new(), result: is_needed.into() }),
         _ => Err(other_answer()),
     }

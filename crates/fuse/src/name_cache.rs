@@ -1,8 +1,8 @@
 //! Tells the kernel to forget names and data that changed without a request from the kernel.
 //!
 //! F1. Forgetting a name takes the kernel's lock of its directory. The kernel holds that lock for a setxattr request
-//!     until it is answered, so a separate thread sends the notification. Only requests without that lock may wait for
-//!     the thread: ioctl and getxattr may, setxattr must not.
+//!     until it is answered, so a separate thread sends the notification. Only requests for which the kernel does not
+//!     hold a directory's lock may wait for the thread: ioctl and getxattr may, setxattr must not.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};

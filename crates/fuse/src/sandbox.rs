@@ -159,7 +159,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     };
     rules.insert(libc::SYS_getpriority, of_itself()?);
     rules.insert(libc::SYS_setpriority, of_itself()?);
-    // No new executable memory.
+    // Memory may not become executable.
     let no_exec =
         || Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![argument(2, flag(libc::PROT_EXEC), 0)?])?]);
     rules.insert(libc::SYS_mmap, no_exec()?);
@@ -169,7 +169,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
 
 const IORING_REGISTER_ENABLE_RINGS: u64 = 12;
 
-/// Discarding blocks of a device, and making sockets blocking or non-blocking.
+/// The allowed ioctls: discarding blocks of a device, and making sockets blocking or non-blocking.
 const IOCTLS: [u64; 2] = [BLKDISCARD, libc::FIONBIO];
 /// `_IO(0x12, 119)` of linux/fs.h.
 const BLKDISCARD: u64 = 0x1277;
@@ -311,12 +311,12 @@ impl PrivilegedHelper {
         self.ask(GROUP, [pid, gid, uid.unwrap_or(ANYBODY)]).is_ok_and(|answer| answer == YES)
     }
 
-    /// Whether a process has a capability; `None` if that is unknown.
+    /// Whether a process has a capability; `None` if the answer is unknown.
     pub(crate) fn has_capability(&self, pid: u32, capability: u32) -> Option<bool> {
         self.ask_whether(CAPABILITY, [pid, capability, 0])
     }
 
-    /// Whether a process reaches a device through read-only mounts alone; `None` if that is unknown.
+    /// Whether a process reaches a device through read-only mounts alone; `None` if the answer is unknown.
     pub(crate) fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
         let [a, b, c, d, e, f, g, h] = device.to_le_bytes();
         self.ask_whether(READ_ONLY, [pid, u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])])

@@ -10,7 +10,7 @@
 //!     [`Server::attr_ttl`]. If a request changes names that the kernel cannot expect it to change, the server tells the
 //!     kernel (`name_cache`).
 //! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
-//!     kernel's writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
+//!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -287,7 +287,7 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
         | Features::CACHE_SYMLINKS
         | Features::HAS_IOCTL_DIR
         | Features::ATOMIC_O_TRUNC
-        // Spares a getxattr of security.capability for every write.
+        // The feature spares a getxattr of security.capability for every write.
         | Features::HANDLE_KILLPRIV_V2;
     // The server applies default ACLs to the modes of new inodes. Only the kernel checks access by ACL, if it is checked
     // at all.

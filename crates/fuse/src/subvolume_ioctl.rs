@@ -185,7 +185,7 @@ pub(crate) const NAME: usize = 8;
 /// Offset of the name in `struct btrfs_ioctl_vol_args_v2`.
 const NAME_V2: usize = 56;
 
-/// The name at an offset.
+/// The name at offset `at` of an ioctl's argument.
 pub(crate) fn name_of(data: &[u8], at: usize) -> Result<&[u8]> {
     let name = data.get(at..).ok_or_else(short)?;
     let end = name.iter().position(|byte| *byte == 0).ok_or(Error::NameTooLong)?;

@@ -133,7 +133,7 @@ impl Running {
         self.wait_for("armed");
     }
 
-    /// Waits until the server ends. Returns its status and its messages.
+    /// Waits until the server ends. Returns the server's exit status and messages.
     fn end(mut self) -> (ExitStatus, String) {
         let start = Instant::now();
         let status = loop {

@@ -1,4 +1,4 @@
-//! `ubtrfs check`: checks whether an unmounted filesystem is undamaged. Reads everything, changes nothing.
+//! `ubtrfs check`: checks whether an unmounted filesystem is undamaged. A check reads everything and changes nothing.
 //!
 //! Invariants:
 //! - I1. Each problem is one line on stdout that begins with its code; `docs/check.md` lists the codes.

@@ -43,7 +43,7 @@ struct GetArgs {
     /// The file or directory
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
-    /// The property; all that are set, by default
+    /// The property; by default, all properties that are set
     name: Option<Name>,
     #[command(flatten)]
     image: ImageOptions,

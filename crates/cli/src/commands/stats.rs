@@ -103,7 +103,7 @@ fn row(cells: &[String]) -> String {
     line + "\n"
 }
 
-/// A line of the text: name, labels, value.
+/// A line of the Prometheus text: name, labels, value.
 #[derive(Clone, Debug, PartialEq)]
 struct Sample {
     name: String,

@@ -13,17 +13,17 @@ bitflags! {
     pub struct Features: u64 {
         /// Several reads of a file run at once.
         const ASYNC_READ = 1 << 0;
-        /// Opening with O_TRUNC truncates.
+        /// Opening a file with O_TRUNC truncates the file.
         const ATOMIC_O_TRUNC = 1 << 3;
-        /// "." and ".." can be looked up.
+        /// The kernel may look up "." and "..".
         const EXPORT_SUPPORT = 1 << 4;
-        /// Writes larger than a page.
+        /// The kernel sends writes larger than a page.
         const BIG_WRITES = 1 << 5;
         /// The server applies the umask.
         const DONT_MASK = 1 << 6;
-        /// ioctl on directories.
+        /// The kernel sends ioctls on directories.
         const HAS_IOCTL_DIR = 1 << 11;
-        /// Directories are read with attributes.
+        /// The kernel reads directories together with the entries' attributes.
         const DO_READDIRPLUS = 1 << 13;
         /// The kernel decides when to read directories with attributes.
         const READDIRPLUS_AUTO = 1 << 14;
@@ -33,7 +33,7 @@ bitflags! {
         const PARALLEL_DIROPS = 1 << 18;
         /// The kernel enforces ACLs.
         const POSIX_ACL = 1 << 20;
-        /// Requests larger than 128 KiB.
+        /// The kernel sends requests larger than 128 KiB.
         const MAX_PAGES = 1 << 22;
         /// The kernel caches the targets of symbolic links.
         const CACHE_SYMLINKS = 1 << 23;
@@ -41,7 +41,7 @@ bitflags! {
         const HANDLE_KILLPRIV_V2 = 1 << 28;
         /// Both sides exchange more than 32 feature bits.
         const INIT_EXT = 1 << 30;
-        /// Requests through rings of io_uring.
+        /// The kernel sends requests through rings of io_uring.
         const OVER_IO_URING = 1 << 41;
     }
 }

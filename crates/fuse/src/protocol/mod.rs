@@ -1,4 +1,4 @@
-//! The FUSE protocol of linux/fuse.h: decodes requests and encodes answers. No system calls.
+//! The FUSE protocol of linux/fuse.h: decodes requests and encodes answers. This module makes no system calls.
 //!
 //! | module    | contents                                  |
 //! |-----------|-------------------------------------------|

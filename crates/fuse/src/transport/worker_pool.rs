@@ -16,7 +16,7 @@ pub(crate) struct WorkerPool {
     base: usize,
     state: Mutex<State>,
     called: Condvar,
-    /// Whether there are more threads than needed. Read without a lock after every request.
+    /// Whether there are more threads than needed. The flag is read without a lock after every request.
     is_crowded: AtomicBool,
 }
 

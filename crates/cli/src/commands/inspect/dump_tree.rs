@@ -253,8 +253,8 @@ impl<W: Write> Output for TextOutput<W> {
     }
 }
 
-/// A dump as JSON: `{"superblock": ..., "trees": [{"title", "key", "blocks": [...]}]}`, or `"blocks"` at the top with
-/// --block.
+/// A dump as one JSON object, with the superblock and the array `trees`, whose objects have a title, a key and the
+/// array `blocks`. With --block, the array `blocks` is at the top.
 struct JsonOutput<W> {
     stream: JsonStream<W>,
     options: PrintOptions,

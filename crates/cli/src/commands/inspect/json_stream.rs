@@ -1,4 +1,4 @@
-//! Writes one JSON document of any size in pieces, such as `{"name": ..., "trees": [{..., "blocks": [...]}, ...]}`.
+//! Writes one JSON document of any size in pieces.
 
 use std::io::{self, Write};
 

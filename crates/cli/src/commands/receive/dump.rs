@@ -1,4 +1,4 @@
-//! `ubtrfs receive --dump`: one line for each command of a stream, as `btrfs receive --dump` prints it.
+//! `ubtrfs receive --dump`: prints one line for each command of a stream, as `btrfs receive --dump` does.
 //!
 //! Times are in UTC. Bytes that are not printable ASCII are escaped everywhere, because a stream comes from outside.
 

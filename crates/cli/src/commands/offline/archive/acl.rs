@@ -5,9 +5,9 @@
 
 use anyhow::{Context, bail};
 
-/// Attribute of the access ACL.
+/// Name of the attribute that holds the access ACL.
 pub(in super::super) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// Attribute of the default ACL.
+/// Name of the attribute that holds the default ACL.
 pub(in super::super) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// Parses `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without

@@ -391,7 +391,7 @@ fn charge(left: &mut usize, bytes: usize) -> anyhow::Result<()> {
 /// Parses pax records, `LEN KEY=VALUE\n`; LEN counts the whole record.
 fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::Result<()> {
     let mut rest = data;
-    // Zeros may pad the end.
+    // Zeros may pad the end of the records.
     while rest.first().is_some_and(|byte| *byte != 0) {
         let record = (|| {
             let space = rest.iter().take(20).position(|byte| *byte == b' ')?;

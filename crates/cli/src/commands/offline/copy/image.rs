@@ -169,7 +169,7 @@ impl<'f> Image<'f> {
         Ok(())
     }
 
-    /// Makes a new file share all data of an existing file. Returns `false` if that is impossible.
+    /// Makes a new file share all data of an existing file. Returns `false` if sharing is impossible.
     fn share(&self, from: InodeId, to: InodeId, size: u64) -> anyhow::Result<bool> {
         if size == 0 {
             return Ok(true);

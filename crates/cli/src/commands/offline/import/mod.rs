@@ -210,7 +210,7 @@ struct DirToFinish {
 #[derive(Default)]
 struct FoundDirs {
     paths: HashMap<Vec<u8>, InodeId>,
-    /// Total length of the paths.
+    /// Total length of the known directories' paths.
     bytes: usize,
 }
 
