@@ -109,7 +109,7 @@ pub enum Error {
     MountOption {
         /// The option as written.
         option: String,
-        /// What is wrong and what is accepted.
+        /// The problem, and the accepted values.
         problem: String,
     },
     /// EINVAL: the subvolume of `subvol=` or `subvolid=` does not exist.

@@ -14,7 +14,7 @@
 //! - `subvolume`: subvolumes and snapshots.
 //! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
 //! - `file`: file content: reading, writing, truncating, holes, reflinks.
-//! - `writeback`: when dirty data is written, how it becomes extents, and fsync.
+//! - `writeback`: writing dirty data, turning it into extents, and fsync.
 //! - `inode`: inodes in memory: state, dirty data, read-ahead, cache, attributes, extended attributes, ACLs,
 //!   properties.
 //! - `items`: items of names and of file data.

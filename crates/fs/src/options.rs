@@ -10,7 +10,7 @@ use ubtrfs_format::item::Compression;
 
 use crate::error::{Error, Result};
 
-/// How new data is compressed.
+/// The compression of new data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressSpec {
     /// The method; never [`Compression::None`].
@@ -95,7 +95,7 @@ pub struct MountOptions {
     pub nologreplay: bool,
     /// Do not resume an interrupted balance.
     pub skip_balance: bool,
-    /// Count each `Attr` that lookup, create, tmpfile and link return as a reference to its inode, which
+    /// Count each lookup, create, tmpfile and link that returns an `Attr` as a reference to the inode, which
     /// [`Fs::forget`](crate::Fs::forget) releases. For FUSE; not an option for users.
     pub track_lookups: bool,
 }

@@ -113,7 +113,7 @@ pub mod mode {
     pub const SETUID: u32 = 0o4_000;
     /// Set group id.
     pub const SETGID: u32 = 0o2_000;
-    /// Everything below the type bits.
+    /// All mode bits below the type bits.
     pub const PERMISSIONS: u32 = 0o7_777;
 }
 
@@ -201,7 +201,7 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Change time; the current time if not given.
     pub ctime: Option<Timespec>,
-    /// Creation time (archives and receive).
+    /// Creation time, which archives and receive set.
     pub otime: Option<Timespec>,
 }
 
@@ -214,8 +214,8 @@ pub struct NewInode<'a> {
     pub rdev: u32,
     /// Target of a symbolic link.
     pub symlink_target: Option<&'a [u8]>,
-    /// Whether the inode takes nothing from its directory: no group, ACL, flag or property. For receive, which gets the
-    /// attributes of each inode from the stream.
+    /// Whether the inode takes nothing from its directory: no group, ACL, flag or property. This is for receive, which
+    /// gets the attributes of each inode from the stream.
     pub inherits_nothing: bool,
 }
 
@@ -314,7 +314,7 @@ pub struct StatFs {
     pub bfree: u64,
     /// Blocks available to data.
     pub bavail: u64,
-    /// Inodes: 0, btrfs makes them as needed.
+    /// Number of inodes: always 0, because btrfs makes inodes as needed.
     pub files: u64,
     /// Free inodes: 0.
     pub ffree: u64,

@@ -390,7 +390,7 @@ fn conversion_round(seed: u64) -> Result<()> {
                 if report.counts.without_space == 0 {
                     let left = of_other_profiles(fs, kinds, profile);
                     // A chunk that is made after the end of the conversion has the profile of the existing block
-                    // groups, so none is left.
+                    // groups, so no block group of another profile is left.
                     ensure!(left.is_empty(), "conversion {number} to {profile:#x} left {left:?}: {:?}", report.counts);
                 }
             }

@@ -68,7 +68,7 @@ fn failed_flush() -> io::Result<()> {
     Err(io::Error::from_raw_os_error(EIO))
 }
 
-/// All fsyncs that share a log fail with the error of the one that writes it.
+/// All fsyncs that share a log fail with the error of the fsync that writes the log.
 #[test]
 fn fsyncs_that_share_a_log_share_its_error() {
     let bed = Bed::new("commit=300");

@@ -219,7 +219,7 @@ fn scatter(fs: &Fs, dir: InodeId, mut rng: Rng, thread: usize) -> Vec<(InodeId, 
             if let Err(error) = &cut {
                 refused += usize::from(is_full(error));
             }
-            // A truncation that was refused may have removed a part.
+            // A truncation that was refused may have removed a part of the file.
             content.truncate(fs.getattr(*id).unwrap().size as usize);
             continue;
         }
@@ -303,7 +303,7 @@ fn a_copy_that_fails_half_way_tells_how_far_it_came() {
     let fs = open(&image, &MountOptions::default());
     let make =
         |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).map(|attr| attr.id);
-    // Many small extents, so that sharing them needs much metadata.
+    // Make many small extents, so that sharing them needs much metadata.
     let (source, target) = (make("source").unwrap(), make("target").unwrap());
     let mut rng = Rng::new(1);
     let mut order: Vec<u64> = (0..LEN / 4096).collect();

@@ -1,7 +1,7 @@
 //! Snapshots placed inside their own sources, and inside each other.
 //!
-//! Method: random operations change several subvolumes. A snapshot of any of them is placed into any directory of any
-//! of them, most often into its own source, while their trees are dirty and have several levels. A map for each
+//! Method: random operations change several subvolumes. A snapshot of any subvolume is placed into any directory of any
+//! subvolume, most often into its own source, while the trees are dirty and have several levels. A map for each
 //! subvolume holds its expected content. Everything is compared while the filesystem is open, after a reopen, and under
 //! Linux; `btrfs check` and `ubtrfs check` must find nothing. `UBTRFS_SEED` repeats a failure, `UBTRFS_SEEDS` sets the
 //! number of seeds.
@@ -307,8 +307,8 @@ fn snapshots_inside_of_their_sources_hold_what_those_held() {
     }
 }
 
-/// Cuts the power at many points. The filesystem that a cut leaves opens, all of its names lead to inodes, and it is
-/// clean before and after.
+/// Cuts the power at many points. After each cut, the filesystem opens, all of its names lead to inodes, and the
+/// filesystem is clean before and after that session.
 fn nested_cuts(seed: u64) -> Result<()> {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
     let device = Arc::new(RecordingDevice::new(Medium::formatted(512 << 20, &mkfs)?));

@@ -1,9 +1,10 @@
 //! Power cuts during snapshots and deletions of subvolumes.
 //!
 //! Method: random operations in a subvolume are recorded once, while snapshots of it are taken and deleted, and block
-//! groups are emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean
-//! before and after. A snapshot exists if its call returned, unless its deletion had begun; every existing snapshot
-//! holds the model's content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
+//! groups are emptied. The power is cut at many points of the recording. After each cut, the filesystem opens, and is
+//! clean before and after that session. A snapshot exists if the call that made it returned, unless its deletion had
+//! begun; every existing snapshot holds the model's content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the
+//! number of cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -41,7 +42,7 @@ fn record(seed: u64) -> Result<(Arc<RecordingDevice>, Vec<Snapshot>)> {
     let device = Arc::new(RecordingDevice::new(base));
     let fs = open(Arc::clone(&device) as Arc<dyn Device>, "commit=300")?;
     let work = fs.fs().create_subvolume(TOP, b"work", &Caller::ROOT)?;
-    // With quotas, the checker also compares their numbers after each cut.
+    // With quotas, the checker also compares the numbers of the quota groups after each cut.
     if seed % 2 == 1 {
         fs.fs().enable_quotas()?;
         fs.fs().wait_for_quota_rescan(&Job::new())?;

@@ -1,8 +1,8 @@
 //! Creating and deleting subvolumes while other threads work in them.
 //!
-//! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors, while it is snapshotted
-//! into its own directories, or deleted. The filesystem must stay writable, and both checkers must find nothing. All
-//! names of the snapshots lead to inodes, here and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
+//! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors, while the subvolume is
+//! snapshotted into its own directories, or deleted. The filesystem must stay writable, and both checkers must find
+//! nothing. All names of the snapshots lead to inodes, here and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

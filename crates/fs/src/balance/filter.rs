@@ -1,6 +1,6 @@
 //! Filters that choose the block groups of a balance.
 //!
-//! Source: the documentation of `btrfs balance`, and what Linux does with each filter.
+//! Source: the documentation of `btrfs balance`, and the behaviour of Linux for each filter.
 
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceItem, BlockGroupFlags, ChunkItem};
 use ubtrfs_transaction::BlockGroup;
@@ -24,7 +24,7 @@ pub(crate) fn profile_of(flags: BlockGroupFlags) -> u64 {
     if profile == 0 { BalanceArgs::SINGLE } else { profile }
 }
 
-/// Whether the filters take a block group, except for the limit on their number.
+/// Whether the filters, apart from the limit on the number of block groups, take a block group.
 pub(crate) fn takes(args: &BalanceArgs, group: &BlockGroup, chunk: &ChunkItem, stripe_len: u64) -> bool {
     let filters = args.filters();
     let profile = profile_of(group.flags);

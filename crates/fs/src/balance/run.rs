@@ -181,8 +181,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Runs a balance on the calling thread. `inner` is the job through which other threads stop it; `job` is the
-    /// caller's.
+    /// Runs a balance on the calling thread. `inner` is the job through which other threads stop the balance; `job` is
+    /// the caller's.
     fn run_balance(&self, item: &BalanceItem, inner: &Job, job: &Job, is_new: bool) -> Result<BalanceReport> {
         let mut report = BalanceReport::default();
         self.engine.set_conversion(targets_of(item));
@@ -253,7 +253,7 @@ impl Fs {
                 nr_waits += 1;
                 std::thread::sleep(WAIT);
             }
-            // Block groups of another profile are added until none is left (I2).
+            // Choose further block groups of another profile, until none is left (I2).
             let added = self.choose_unconverted(item, |group| settled.contains(&group) || busy.contains(&group));
             self.balance.count(|counts| counts.expected += added.len() as u64);
             chosen = busy.into_iter().chain(added).collect();
@@ -341,7 +341,7 @@ impl Fs {
         groups.filter(|group| !is_known(group.start) && is_left(group)).map(|group| group.start).collect()
     }
 
-    /// Whether filters other than the limit take a block group.
+    /// Whether the filters, apart from the limit on the number of block groups, take this block group.
     fn is_taken(&self, group: &BlockGroup, args: &BalanceArgs) -> bool {
         let Some(chunk) = self.engine.chunk_at(group.start) else { return false };
         takes(args, group, &chunk, self.engine.stripe_bytes(&chunk))

@@ -10,7 +10,7 @@
 //!
 //! The item is in the root tree while a balance runs or is paused.
 //!
-//! `BalanceState` keeps the state under a lock. Lock order: no other lock is taken under this one.
+//! `BalanceState` keeps the state under a lock. Lock order: no other lock is taken under this lock.
 
 use std::sync::Arc;
 

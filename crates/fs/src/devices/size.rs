@@ -18,9 +18,9 @@ impl Fs {
         Ok(self.engine.device_size(devid)?)
     }
 
-    /// Tells the devices that free space is not needed: free ranges of at least `min_bytes` in this range of logical
-    /// addresses, and everything that belongs to no block group. Returns the bytes discarded on the devices. Units of
-    /// `job` are bytes examined.
+    /// Discards free space on the devices: free ranges of at least `min_bytes` in this range of logical addresses, and
+    /// all space outside of block groups. Returns the bytes discarded on the devices. Units of `job` are bytes
+    /// examined.
     ///
     /// # Errors
     ///
@@ -30,8 +30,8 @@ impl Fs {
         Ok(self.engine.trim(range, min_bytes, job)?)
     }
 
-    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end below
-    /// it. Units of `job` are bytes that move. The new size is durable on return.
+    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end to
+    /// places below the new end. Units of `job` are bytes that move. The new size is durable on return.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use crate::error::Result;
 /// The space of a filesystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUsage {
-    /// Block groups by type and profile, in the order of their bits.
+    /// Block groups by type and profile, in the order of their flag bits.
     pub groups: Vec<GroupUsage>,
     /// The size of the global reserve, and how much of it is in use.
     pub global_reserve: (u64, u64),

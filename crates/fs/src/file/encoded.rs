@@ -53,8 +53,8 @@ impl Encoded<'_> {
 }
 
 impl Fs {
-    /// Writes compressed data at `offset`. Stores the data compressed, unless `always_decompress` or the file's flags,
-    /// the alignment or the space do not allow that (I2). Returns whether the data was stored compressed.
+    /// Writes compressed data at `offset`. Stores the data compressed, unless `always_decompress` is set, or the file's
+    /// flags, the alignment or the free space do not allow that (I2). Returns whether the data was stored compressed.
     pub fn write_encoded(
         &self,
         id: InodeId,

@@ -46,7 +46,7 @@ pub struct ExtentInfo {
 
 impl Fs {
     /// Returns the extents of the file's items in file order, then its pending ranges in file order. Holes are listed
-    /// only if the filesystem makes them explicit.
+    /// only if the filesystem stores explicit holes.
     pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
         Ok(self.extents_from(id, 0, usize::MAX)?.0)
     }
@@ -90,8 +90,8 @@ impl Fs {
         Ok((extents, next))
     }
 
-    /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts them too: if a file with data
-    /// looked like a hole, programs that skip holes would lose the data.
+    /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts these bytes too: if a file with
+    /// data looked like a hole, programs that skip holes would lose the data.
     pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
         if state.data.is_clean() {
             return 0;
@@ -100,7 +100,7 @@ impl Fs {
         let nbytes = state.item.nbytes.next_multiple_of(u64::from(self.geometry.sectorsize));
         let len = |range: &Range<u64>| range.end - range.start;
         if nbytes == disk_end && !state.has_flags(InodeFlags::PREALLOC) {
-            // Extents cover everything up to the size on disk and nothing past it.
+            // Extent items cover everything up to the size on disk and nothing past it.
             return state.data.pending_in(disk_end..u64::MAX).iter().map(len).sum();
         }
         let pending = state.data.pending_in(0..u64::MAX);

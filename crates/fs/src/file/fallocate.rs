@@ -86,8 +86,8 @@ impl Fs {
         self.put_changed(inode, state, 0)
     }
 
-    /// Whether punching a hole changes a file and its times. Punching a range that is a hole already changes neither.
-    /// As on Linux, a range across the end of the file always counts as a change.
+    /// Whether punching a hole changes a file and its times. Punching a range that is a hole already changes neither
+    /// the file nor its times. As on Linux, a range across the end of the file always counts as a change.
     fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
@@ -108,7 +108,7 @@ impl Fs {
         }
     }
 
-    /// Allocates all of `range`. With `zero` it reads as zeros afterwards.
+    /// Allocates all of `range`. With `zero`, the range reads as zeros afterwards.
     fn allocate_range(&self, inode: &Arc<Inode>, range: Range<u64>, keep_size: bool, zero: bool) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
@@ -333,7 +333,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Raises the size of a file to at least `size`, and plans the items that it needs.
+    /// Raises the size of a file to at least `size`, and plans the items that the new size needs.
     pub(crate) fn plan_size(
         &self,
         inode: &Arc<Inode>,
@@ -384,7 +384,7 @@ fn prealloc_extent(extent: DataExtent) -> ubtrfs_format::item::FileExtent {
     item
 }
 
-/// The largest preallocated extent.
+/// Maximum length of a preallocated extent.
 const MAX_PREALLOC: u64 = 256 << 20;
 /// Number of items in one step.
 const STEP: usize = 256;

@@ -53,7 +53,7 @@ impl Fs {
 
     /// Writes `len` bytes at `offset`. `fill` puts the bytes directly into the memory for dirty data. `fill` is called
     /// for each piece of at most 1 MiB, in order and without locks, with the piece's offset in the file. After an error
-    /// the earlier pieces are written.
+    /// the earlier pieces remain written.
     pub fn write_with<E: From<Error>>(
         &self,
         id: InodeId,
@@ -243,8 +243,8 @@ impl Fs {
         self.write_dirty(inode, state, 0, &bytes, space)
     }
 
-    /// Checks, after a failure to reserve space, whether a write of `range` needs none: all of it is preallocated or
-    /// can be overwritten in place. Returns `error` if the write needs new space.
+    /// Checks, after a failure to reserve space, whether a write of `range` needs no new space: all of it is
+    /// preallocated or can be overwritten in place. Returns `error` if the write needs new space.
     fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
         if !matches!(error, ubtrfs_error::Error::NoSpace | ubtrfs_error::Error::QuotaExceeded) {
             return Err(error.into());

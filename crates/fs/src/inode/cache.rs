@@ -56,10 +56,10 @@ struct Cached {
 struct Users {
     lookups: u64,
     opens: u32,
-    /// Whether the inode lost its last link. It is deleted when its last reference is released.
+    /// Whether the inode lost its last link. An unlinked inode is deleted when its last reference is released.
     unlinked: bool,
-    /// Whether the inode was made by `tmpfile` and may get its first name. Kept here because the inode may leave memory
-    /// before it gets the name (I3).
+    /// Whether the inode was made by `tmpfile` and may get its first name. This flag is kept in the cache because the
+    /// inode may leave memory before it gets the name (I3).
     linkable: bool,
 }
 
@@ -73,7 +73,7 @@ impl InodeCache {
     }
 
     fn shard(&self, id: InodeId) -> &Shard {
-        // Neighbouring numbers, which are allocated together, go to one shard and so to one processor's cache.
+        // Neighbouring inode numbers, which are allocated together, go to one shard and so to one processor's cache.
         let row = id.ino.0 / INODES_PER_ROW;
         let mixed = (row ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         &self.shards[usize::try_from(mixed).unwrap_or_default() % NR_SHARDS]
@@ -255,8 +255,8 @@ impl ShardMap {
         self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
     }
 
-    /// Adds an inode to the young inodes. If there are too many and the oldest is unused, removes the oldest from
-    /// memory and returns it (I2).
+    /// Adds an inode to the young inodes. If there are too many young inodes and the oldest is unused, removes the
+    /// oldest from memory and returns it (I2).
     fn add_young(&mut self, id: InodeId) -> Option<Cached> {
         self.young.push_back(id);
         if self.young.len() <= MAX_YOUNG {

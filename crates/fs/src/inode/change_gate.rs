@@ -17,7 +17,7 @@ use ubtrfs_transaction::PerThread;
 pub(crate) struct ChangeGate {
     closed: AtomicBool,
     /// Numbers of changes that entered and left; their difference is the number inside. A change may leave on another
-    /// thread.
+    /// thread than the one on which it entered.
     entered: PerThread<AtomicU64>,
     left: PerThread<AtomicU64>,
 }

@@ -83,8 +83,8 @@ pub(crate) struct FileData {
     read_window: Mutex<ReadWindow>,
 }
 
-/// The compressed extent that was read last. It is dropped whenever the file's extent items change, because its
-/// address may hold other data afterwards.
+/// The compressed extent that was read last. The decompressed data is dropped whenever the file's extent items change,
+/// because the extent's address may hold other data afterwards.
 #[derive(Clone, Debug)]
 pub(crate) struct Decompressed {
     /// The extent.
@@ -113,7 +113,7 @@ impl FileData {
         if bytes >= reservation.bytes() { self.reservation.take() } else { Some(reservation.split(bytes)) }
     }
 
-    /// The decompressed extent at `bytenr`, if it was the last one read.
+    /// The decompressed extent at `bytenr`, if it was the last extent read.
     pub(crate) fn decompressed(&self, bytenr: Logical) -> Option<Decompressed> {
         self.decompressed.lock().clone().filter(|last| last.bytenr == bytenr)
     }
@@ -161,7 +161,7 @@ impl FileData {
         dirty.into_iter().chain(writeback).min()
     }
 
-    /// The size on disk after `runs`, which were just taken for writeback, are written. `from` is the current size on
+    /// The size on disk once `runs`, which were just taken for writeback, are written. `from` is the current size on
     /// disk, and `size` the size of the file. The result ends at the first pending data that is not in `runs`.
     pub(crate) fn reach_with(&self, runs: &[Run], from: u64, size: u64) -> u64 {
         if from >= size {
@@ -199,8 +199,8 @@ impl FileData {
         covering(&self.dirty, sector).is_some()
     }
 
-    /// The first and the last sector of `range`, each only if the range covers it in part and it is not dirty. The
-    /// caller must pass the other bytes of these sectors to [`Self::write`].
+    /// The first and the last sector of `range`, each only if the range covers the sector in part and the sector is not
+    /// dirty. The caller must pass the other bytes of these sectors to [`Self::write`].
     pub(crate) fn partial_sectors(&self, range: Range<u64>) -> (Option<u64>, Option<u64>) {
         let wide = self.widen(range.clone());
         let first = (wide.start < range.start && !self.is_dirty(wide.start)).then_some(wide.start);

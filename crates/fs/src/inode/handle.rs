@@ -211,7 +211,7 @@ impl Fs {
     }
 }
 
-/// The state of an [`InodeId::stub`].
+/// The state of the empty directory that an [`InodeId::stub`] names.
 fn empty_dir(subvolume: &Subvolume) -> Result<InodeState> {
     let root_key = Key::new(Ino::ROOT_DIR.0, KeyType::INODE_ITEM, 0);
     let Some(raw) = subvolume.tree.get(&root_key)? else { return Err(Error::Stale) };

@@ -3,11 +3,11 @@
 //! first. (The kernel's cache of missing names is bounded in `server.rs` of crate `fuse`.)
 //!
 //! Invariants:
-//! - I1. The set holds the hash of every name in the directory, and maybe of names that were removed. It changes under
-//!   the inode's state lock, in [`entry_changed`](crate::namei::create::entry_changed), which every change of an entry
-//!   calls.
+//! - I1. The set holds the hash of every name in the directory, and maybe of names that were removed. The set changes
+//!   under the inode's state lock, in [`entry_changed`](crate::namei::create::entry_changed), which every change of an
+//!   entry calls.
 //! - I2. A directory that had entries when it was loaded has no set. A directory whose set would exceed the memory
-//!   budget loses it.
+//!   budget loses the set.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,9 +19,9 @@ pub(crate) struct NameBudget {
     max_bytes: u64,
 }
 
-/// A set of the hashes of all names of a directory. It has false positives, because it consists of Bloom filters, each
-/// for four times as many names as the previous one. A full filter takes 1.6 bytes per name. All bits of a name are in
-/// one cache line.
+/// A set of the hashes of all names of a directory. The set has false positives, because it consists of Bloom filters,
+/// each for four times as many names as the previous one. A full filter takes 1.6 bytes per name. All bits of a name
+/// are in one cache line.
 #[derive(Debug)]
 pub(crate) struct KnownNames {
     filters: Vec<Box<[Line]>>,

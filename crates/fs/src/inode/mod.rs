@@ -1,7 +1,7 @@
 //! Inodes in memory: state, dirty data, read-ahead, cache, attributes, extended attributes, ACLs, properties.
 //!
 //! - `state`, `subvolume`: the current state of an inode, and of a subvolume with its inode numbers.
-//! - `cache`, `handle`: which inodes stay in memory, access by id, atime.
+//! - `cache`, `handle`: the inodes that stay in memory, access by id, atime.
 //! - `file_data`, `buf_pool`, `readahead`: dirty data, its memory, and data read ahead.
 //! - `known_names`: whether a name is absent without a tree search. (How long the kernel may cache a missing name is
 //!   decided in `server.rs` of crate `fuse`.)

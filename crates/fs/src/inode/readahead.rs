@@ -8,9 +8,9 @@
 //! Slots hold the data of the file's extent items; dirty data hides slots as it hides extents.
 //!
 //! Invariants:
-//! - I1. Slots of a file are dropped under its state lock, held for writing, whenever its extent items change
-//!   ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). So every slot that a reader
-//!   finds was made after the last change.
+//! - I1. Slots of a file are dropped under the file's state lock, held for writing, whenever the file's extent items
+//!   change ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). So every slot that a
+//!   reader finds was made after the last change.
 //! - I2. A reader holds the state lock for reading while it waits for a slot. So the thread that fills the slot must
 //!   not wait for that lock: it takes the lock even if writers wait for it, or abandons the slot. A reader takes over a
 //!   slot that no thread has begun to fill, instead of waiting for it.

@@ -29,8 +29,8 @@ impl Fs {
         if id.is_stub() && set.size.is_none() {
             return self.set_stub_attr(id, set);
         }
-        // A kernel with a writeback cache sends these times after the writes, which were permitted when they were
-        // made.
+        // A kernel with a writeback cache sends the times of a file after its writes, which were permitted when they
+        // were made.
         let written_back = set.mtime.is_some()
             && set.ctime.is_some()
             && (set.mode.or(set.uid).or(set.gid).is_none() && set.size.is_none() && set.atime.is_none())

@@ -33,8 +33,8 @@ pub(crate) struct Inode {
     pub(crate) id: InodeId,
     pub(crate) home: Arc<Home>,
     pub(crate) state: RwLock<InodeState>,
-    /// Held by batches that write back data of the inode, and by all other code that changes its extents. Taken before
-    /// the state lock.
+    /// Held by batches that write back data of the inode, and by all other code that changes its extents. This lock is
+    /// taken before the state lock.
     pub(crate) writeback: WritebackLock,
 }
 

@@ -48,8 +48,8 @@ pub(crate) enum NewInos {
     BeginRow,
 }
 
-/// A subvolume handle that several inodes share. Its reference count would bounce between processor caches if all
-/// inodes shared one handle, so each directory has a handle for the inodes that are created in it.
+/// A subvolume handle that several inodes share. The handle's reference count would bounce between processor caches if
+/// all inodes shared one handle, so each directory has a handle for the inodes that are created in it.
 #[derive(Debug)]
 pub(crate) struct Home(Arc<Subvolume>);
 

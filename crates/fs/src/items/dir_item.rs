@@ -7,8 +7,8 @@
 //! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
 //! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | index and name of links for which the `INODE_REF` has no room |
 //!
-//! Changes are first planned as a list of [`Change`]s, which may read the tree. Then they are put in an operation,
-//! which reads nothing. Planning sees the earlier changes of the list, and the tree for all other items.
+//! Changes are first planned as a list of [`Change`]s, which may read the tree. Then the changes are put in an
+//! operation, which reads nothing. Planning sees the earlier changes of the list, and the tree for all other items.
 
 use std::ops::Range;
 
@@ -145,7 +145,7 @@ pub(crate) fn dir_index_key(dir: Ino, index: u64) -> Key {
     Key::new(dir.0, KeyType::DIR_INDEX, index)
 }
 
-/// Returns a function that adds the tree to an error about corrupt content.
+/// Returns a function that adds the tree's id to an error about corrupt content.
 pub(crate) fn in_tree(tree: &Tree) -> impl FnOnce(ubtrfs_format::FormatError) -> Error {
     let id = tree.id();
     move |cause| Error::Engine(EngineError::from(cause).in_tree(id))

@@ -28,22 +28,22 @@ pub(crate) struct ExtentAt {
 }
 
 impl ExtentAt {
-    /// Whether it is an explicit hole.
+    /// Whether the item is an explicit hole.
     pub(crate) fn is_hole(&self) -> bool {
         matches!(&self.extent.body, FileExtentBody::Regular(regular) if regular.disk_bytenr.0 == 0)
     }
 
-    /// Whether its data is stored in the item.
+    /// Whether the data is stored in the item.
     pub(crate) fn is_inline(&self) -> bool {
         matches!(self.extent.body, FileExtentBody::Inline(_))
     }
 
-    /// Whether it is allocated but not written.
+    /// Whether the extent is allocated but not written.
     pub(crate) fn is_prealloc(&self) -> bool {
         matches!(self.extent.body, FileExtentBody::Prealloc(_))
     }
 
-    /// Whether it holds data: it is neither a hole nor preallocated.
+    /// Whether the item holds data: it is neither a hole nor preallocated.
     pub(crate) fn is_data(&self) -> bool {
         !self.is_hole() && !self.is_prealloc()
     }
@@ -315,8 +315,8 @@ impl ExtentPlan {
         self.changes.insert(offset, Some(extent));
     }
 
-    /// Adds explicit holes where `range` (sector-aligned) has no items after this plan. For filesystems without the
-    /// no-holes feature, whose files have items for their whole size.
+    /// Adds explicit holes where `range` (sector-aligned) has no items after this plan. Filesystems without the
+    /// no-holes feature need such items, because their files have items for their whole size.
     pub(crate) fn fill_holes(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
         let sector = u64::from(sectorsize);
         let mut covered: Vec<Range<u64>> = Vec::new();

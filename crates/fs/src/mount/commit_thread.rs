@@ -174,5 +174,5 @@ fn do_requested(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
 const TICK: Duration = Duration::from_millis(500);
 /// A burst is over after this long without changes.
 const QUIET: Duration = Duration::from_millis(1500);
-/// Interval at which the thread looks for changes while it knows of none.
+/// Interval at which the thread looks for changes while it knows of no change.
 const IDLE: Duration = Duration::from_secs(2);

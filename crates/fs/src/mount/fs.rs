@@ -47,7 +47,7 @@ pub struct Fs {
 
 impl Fs {
     /// Opens the filesystem on these devices: replays the tree log, finds the subvolume to show, deletes inodes that
-    /// earlier sessions left unlinked in it, and starts the background threads.
+    /// earlier sessions left unlinked in that subvolume, and starts the background threads.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
         let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
@@ -115,7 +115,7 @@ impl Fs {
         self.engine.superblock()
     }
 
-    /// The root directory of the mounted subvolume: `subvol=`, `subvolid=` or the default subvolume.
+    /// The root directory of the subvolume that `subvol=` or `subvolid=` selects, or else of the default subvolume.
     pub fn root(&self) -> InodeId {
         self.root
     }
@@ -138,8 +138,8 @@ impl Fs {
         flushed
     }
 
-    /// Requests a commit in the background, without writing dirty data. For callers that make very many changes and
-    /// want a short final commit.
+    /// Requests a commit in the background, without writing dirty data. This is for callers that make very many changes
+    /// and want a short final commit.
     pub fn start_commit(&self) {
         self.commit_thread.do_soon(BackgroundWork::Commit);
     }

@@ -1,4 +1,4 @@
-//! Checks for a FUSE server, and the abort when it must stop.
+//! Checks for a FUSE server, and the abort for a server that must stop.
 
 use crate::Fs;
 use crate::error::{Error, Result};

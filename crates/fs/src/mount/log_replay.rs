@@ -1,8 +1,8 @@
 //! Replay of a tree log: changes that fsync made durable since the last commit become part of the subvolumes again.
 //!
-//! All changes are put as delayed items, in one operation. The next commit makes them durable and drops the log in one
-//! step, so an interrupted replay starts over. On a read-only filesystem the changes stay in memory: a read-only mount
-//! shows the fsynced state and writes nothing.
+//! All changes are put as delayed items, in one operation. The next commit makes the changes durable and drops the log
+//! in one step, so an interrupted replay starts over. On a read-only filesystem the changes stay in memory: a read-only
+//! mount shows the fsynced state and writes nothing.
 //!
 //! Each subvolume's log is read in three passes, because names need inodes, and adding a reference may need a name or
 //! an index that another entry still has:
@@ -397,7 +397,7 @@ impl Replay<'_> {
     fn inode_ref(&mut self, key: &Key, item: &[u8]) -> Result<()> {
         let (ino, dir) = (Ino(key.objectid), Ino(key.offset));
         let logged = InodeRef::decode_all(item).map_err(in_tree(self.log))?;
-        // The root directory refers to itself.
+        // Skip the reference of the root directory to itself.
         if ino == dir || !self.is_dir(dir)? {
             return Ok(());
         }

@@ -11,7 +11,7 @@
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
 //! refs, batches.
 
-/// Shares of one filesystem.
+/// Memory shares of one filesystem, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryBudget {
     /// Dirty file data, and buffers kept for it.
@@ -48,7 +48,8 @@ pub(crate) fn default_memory_bytes() -> u64 {
 }
 
 const PROGRAM_BYTES: u64 = 120 << 20;
-/// Enough for a few batches of large writes. More memory would only let data wait longer.
+/// Maximum memory for dirty data, which is enough for a few batches of large writes. More memory would only let data
+/// wait longer.
 const DIRTY_MAX: u64 = 96 << 20;
 const DIRTY_MIN: u64 = 4 << 20;
 const DEFAULT_MAX: u64 = 1 << 30;

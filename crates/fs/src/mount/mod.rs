@@ -1,9 +1,9 @@
 //! An open filesystem: opening and closing, options, memory budget, background commits, log replay, statistics.
 //!
 //! - `fs`: opening, syncing, closing.
-//! - `memory_budget`: how memory is divided.
-//! - `commit_thread`: when a commit starts.
-//! - `log_replay`: how a tree log becomes part of the subvolumes.
+//! - `memory_budget`: dividing the memory.
+//! - `commit_thread`: starting commits in the background.
+//! - `log_replay`: making the changes of a tree log part of the subvolumes.
 //! - `statfs`: the numbers that df shows.
 //! - `guard`, `stats`: checks and abort for a FUSE server, and counters.
 

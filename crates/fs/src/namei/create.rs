@@ -395,5 +395,5 @@ const SINGLE_INOS: u64 = 64;
 /// How many new directories per parent and transaction get the next free inode number. Further directories begin a new
 /// row of numbers, so that threads that fill different directories rarely share locks.
 const SINGLE_DIRS: u64 = 8;
-/// Longest target of a symbolic link: Linux's `PATH_MAX` without its zero.
+/// Longest target of a symbolic link, which is Linux's `PATH_MAX` without the final zero byte.
 const SYMLINK_MAX: usize = 4095;

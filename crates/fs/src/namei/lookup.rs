@@ -12,7 +12,8 @@ use crate::items::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree}
 use crate::types::{Attr, DirEntryOut, InodeId, mode};
 
 impl Fs {
-    /// Looks up the inode of a name. For a subvolume, the result is its root directory, in its own tree.
+    /// Looks up the inode of a name. If the name leads to a subvolume, the result is the root directory of that
+    /// subvolume.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Attr> {
         let inode = self.find_child(dir, name, true)?;
         let attr = inode.read().map(|state| self.attr_of(&inode, &state));
@@ -64,7 +65,7 @@ impl Fs {
         Ok(*trail.last().unwrap_or(&self.root()))
     }
 
-    /// The inode of a name. With `count`, this counts as a lookup, which [`Fs::forget`] releases.
+    /// The inode of a name. With `count`, the call counts as a lookup, which [`Fs::forget`] releases.
     fn find_child(&self, dir: InodeId, name: &[u8], count: bool) -> Result<Arc<Inode>> {
         dir_item::check_name(name).map_err(|error| match error {
             Error::InvalidArgument(_) => Error::NotFound,
@@ -109,7 +110,8 @@ impl Fs {
         Ok(inode)
     }
 
-    /// The target of `..` in a directory. For [`Fs::root`], this is the directory itself, even if it has a parent.
+    /// The target of `..` in a directory. For [`Fs::root`], the target is the directory itself, even if it has a
+    /// parent.
     fn shown_parent(&self, dir: InodeId) -> Result<InodeId> {
         if dir == self.root() { Ok(dir) } else { self.parent(dir) }
     }

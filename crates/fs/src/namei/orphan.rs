@@ -70,7 +70,7 @@ impl UnloadedItems {
 }
 
 impl LastItems<'_> {
-    /// The index of the name in its directory; `None` if the `INODE_REF` lacks it.
+    /// The index of the name in its directory; `None` if the `INODE_REF` lacks the index.
     pub(crate) fn index(&self) -> Option<u64> {
         self.index
     }
@@ -223,7 +223,7 @@ impl Fs {
 
     /// Deletes the inodes that earlier sessions left without links in a subvolume. The orphans of a subvolume are
     /// deleted once per session. The deletion uses the subvolume itself, so nested calls return at once. A failure to
-    /// delete one inode does not stop the others; the deletion of that inode is tried again (I3).
+    /// delete one inode does not stop the deletion of other inodes; the failed deletion is tried again (I3).
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if *done {

@@ -107,7 +107,7 @@ impl Fs {
         }
     }
 
-    /// Writes the data of a file that will replace another one. Programs write a new file and rename it over the old
+    /// Writes the data of a file that will replace another file. Programs write a new file and rename it over the old
     /// one. Each commit must show the name with the old or the new content. A failure is only logged here, and reported
     /// when the file is synced.
     fn write_replacement(&self, dir: &Arc<Inode>, name: &[u8], new_dir: &Arc<Inode>, new_name: &[u8]) {

@@ -1,4 +1,4 @@
-//! [`ReceiveError`]: what failed, at which command of the stream, on which path.
+//! [`ReceiveError`]: a failure, the command of the stream at which it happened, and the command's path.
 
 use std::fmt;
 
@@ -35,10 +35,10 @@ pub enum ReceiveProblem {
     NotFollowed {
         /// The name.
         name: Vec<u8>,
-        /// What the name leads to.
+        /// The kind of target that the name leads to.
         what: &'static str,
     },
-    /// No subvolume on this filesystem is the parent of the one that is sent.
+    /// No subvolume on this filesystem is the parent of the sent subvolume.
     #[error(
         "the parent subvolume is not here: no subvolume has the received UUID or UUID {uuid} (transaction {ctransid} of the sender); receive the parent first, or send without it"
     )]

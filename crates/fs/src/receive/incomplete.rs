@@ -45,7 +45,7 @@ pub(crate) struct Sent {
 /// How many commands of a stream were applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Number of commands after the one that creates the subvolume.
+    /// Number of commands after the command that creates the subvolume.
     pub(crate) nr_commands: u64,
     /// Checksum over the checksums of the applied commands (I2).
     pub(crate) digest: u32,

@@ -18,8 +18,8 @@
 //! - R1. A stream changes nothing outside of the subvolumes that it makes. A path is walked name by name from the root
 //!   of its subvolume; a symbolic link or another subvolume on the way is an error (`walk`).
 //! - R2. A subvolume that is not complete has no `received_uuid` and is marked: its root item has a `stransid` from the
-//!   commit that creates it, and its root directory has the attribute [`INCOMPLETE_XATTR`]. When all of its data is on
-//!   disk, one operation removes the attribute, sets `received_uuid` and makes the subvolume read-only.
+//!   commit that creates it, and its root directory has the attribute [`INCOMPLETE_XATTR`]. When all data of the
+//!   subvolume is on disk, one operation removes the attribute, sets `received_uuid` and makes the subvolume read-only.
 //! - R3. Memory is bounded: a few batches of input, and the caches of `walk`. Writes of a receive are throttled as
 //!   other writes are.
 //! - R4. After a failure the incomplete subvolume is deleted, or kept with the number of its complete commands.

@@ -20,10 +20,10 @@ impl Fs {
     /// Finds the subvolume that a stream identifies by UUID and transid: a subvolume with this received UUID, or else
     /// the subvolume that has the UUID itself.
     ///
-    /// The subvolume must be read-only; one that becomes writable loses its received UUID. Of several subvolumes with
-    /// the UUID, one with this transid is preferred. A subvolume with another transid is accepted too: if a received
-    /// subvolume is sent again, the stream identifies it by its received UUID, but by the transid that it has on that
-    /// sender.
+    /// The subvolume must be read-only; a subvolume that becomes writable loses its received UUID. Of several
+    /// subvolumes with the UUID, a subvolume with this transid is preferred. A subvolume with another transid is
+    /// accepted too: if a received subvolume is sent again, the stream identifies it by its received UUID, but by the
+    /// transid that it has on that sender.
     pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
         let mut changed = false;
         for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {

@@ -21,7 +21,7 @@ use super::walk::entry;
 use crate::types::InodeId;
 use crate::{Error, Fs};
 
-/// How a stream is received.
+/// Options for receiving a stream.
 #[derive(Clone, Debug)]
 pub struct ReceiveOptions {
     /// Whether to end at the first end command. Otherwise streams are received until the input ends.
@@ -211,7 +211,8 @@ impl Session<'_> {
         applied.or_else(|problem| self.tolerate(at(problem, path)))
     }
 
-    /// Counts the error of a command. Returns the error if there are too many, or if later commands cannot be applied.
+    /// Counts the error of a command. Returns the error if there are too many errors, or if later commands cannot be
+    /// applied.
     fn tolerate(&mut self, error: ReceiveError) -> Result<(), ReceiveError> {
         self.report.nr_errors += 1;
         if error.ends_stream() || (self.options.max_errors > 0 && self.report.nr_errors >= self.options.max_errors) {

@@ -130,7 +130,7 @@ impl Walk {
         if let Some(ino) = self.dirs.remove(path) {
             taken.push((Vec::new(), ino));
         }
-        // A directory below may be in the cache although directories above it are not.
+        // A directory below `path` may be in the cache although directories above it are not.
         let below = [path, b"/"].concat();
         let paths: Vec<Vec<u8>> = self
             .dirs

@@ -25,7 +25,7 @@ pub struct Change {
     pub kind: ChangeKind,
     /// The file type of the inode, in words.
     pub file_type: &'static str,
-    /// A path of the inode: in the newer snapshot or, if it was removed, in the older one.
+    /// A path of the inode: in the newer snapshot or, if the inode was removed, in the older one.
     pub path: Vec<u8>,
     /// The inode's former path, if it was renamed.
     pub from: Option<Vec<u8>>,

@@ -31,7 +31,7 @@ pub struct SendRequest {
     pub compressed_data: bool,
     /// Send changed ranges without their data.
     pub no_data: bool,
-    /// Send one header and one end for all subvolumes, instead of one for each.
+    /// Send one header and one end for all subvolumes, instead of a header and an end for each subvolume.
     pub joined: bool,
 }
 

@@ -244,7 +244,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    /// Creates a new inode, or adds names to a kept one. Does nothing if called again for the inode.
+    /// Creates a new inode, or adds names to an inode that both trees have. Does nothing if called again for the inode.
     fn begin(&mut self, current: &mut Current) -> Result<()> {
         if current.begun.is_some() {
             return Ok(());
@@ -334,7 +334,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         self.touch(link.parent)
     }
 
-    /// Adds the new names of a kept inode, after removals and moves. Returns one of the inode's paths.
+    /// Adds the new names of an inode that both trees have, after removals and moves. Returns one of the inode's paths.
     fn add_names(&mut self, ino: u64) -> Result<Vec<u8>> {
         let Some(old) = self.old else { return self.new.any_path(ino) };
         let (_, stays, comes) = Moves::new(old, self.new).compare(ino)?;
@@ -350,8 +350,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(path)
     }
 
-    /// Makes a directory and those above it, if the receiver does not have them yet (S2). The receiver has all inodes
-    /// with numbers below `ino`.
+    /// Makes a directory and the directories above it, if the receiver does not have them yet (S2). The receiver has
+    /// all inodes with numbers below `ino`.
     fn make_above(&mut self, dir: u64, ino: u64) -> Result<()> {
         let mut missing = Vec::new();
         let mut at = dir;
@@ -383,8 +383,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         if self.old.is_some() { self.bare(dir, &self.new.dir_path(dir)?, dir < ino) } else { Ok(()) }
     }
 
-    /// Removes attributes that new files would inherit from a kept directory (S4). `is_done` says that the directory's
-    /// own attributes were sent already.
+    /// Removes attributes that new files would inherit from a directory that both trees have (S4). `is_done` says that
+    /// the directory's own attributes were sent already.
     fn bare(&mut self, dir: u64, path: &[u8], is_done: bool) -> Result<()> {
         let Some(old) = self.old else { return Ok(()) };
         if !self.bared.insert(dir) || !self.is_kept(dir)? {

@@ -66,14 +66,14 @@ impl SentTree {
         self.tree.source()
     }
 
-    /// The UUID by which a receiver knows this subvolume: the received UUID if it was received itself, otherwise its
-    /// own UUID.
+    /// The UUID by which a receiver knows this subvolume: the received UUID if the subvolume was received, otherwise
+    /// its own UUID.
     pub(super) fn stream_uuid(&self) -> Uuid {
         let item = self.item();
         if item.received_uuid.is_nil() { item.uuid } else { item.received_uuid }
     }
 
-    /// Adds this tree to an error about corrupt content.
+    /// Adds the id of this tree to an error about corrupt content.
     pub(super) fn corrupt(&self, cause: FormatError) -> Error {
         Error::Engine(EngineError::Corrupt(Corrupt::new(cause).in_tree(self.id())))
     }
@@ -247,7 +247,7 @@ impl SentTree {
 }
 
 /// Whether two inodes with the same number in two trees are the same inode: the number may have been reused. Root
-/// directories are always the same.
+/// directories are always the same inode.
 pub(super) fn is_same(ino: u64, old: &InodeItem, new: &InodeItem) -> bool {
     ino == Ino::ROOT_DIR.0 || identity(old) == identity(new)
 }

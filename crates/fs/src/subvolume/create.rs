@@ -2,11 +2,12 @@
 //!
 //! - I1. A snapshot holds everything that was written to its source before the call. Only data written before the call
 //!   is written back, so a snapshot does not wait for later writes.
-//! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made, and then find
-//!   their extents shared.
+//! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made, and afterwards
+//!   their extents are shared.
 //! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
-//! - I4. A subvolume becomes read-only in two steps. First, new changes are refused and the running ones end; this wait
-//!   precedes every lock that a change may take. Then the subvolume's data and the flag are made durable.
+//! - I4. A subvolume becomes read-only in two steps. First, new changes are refused and running changes end; the caller
+//!   waits for their end before it takes any lock that a change may take. Then the subvolume's data and the flag are
+//!   made durable.
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeRef, RootRef, Timespec};
@@ -96,8 +97,9 @@ impl Fs {
         stransid: Generation,
     ) -> Result<InodeId> {
         let id = self.take_snapshot(source, dir, name, read_only, (qgroups, stransid))?;
-        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from
-        // the snapshot at once, even if it is read-only: a read-only snapshot would keep their space forever.
+        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, such files are deleted
+        // from the snapshot at once, even if the snapshot is read-only: a read-only snapshot would keep their space
+        // forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
             tracing::warn!("snapshot {}: deleting unlinked inodes failed: {error}", id.root);
@@ -155,8 +157,8 @@ impl Fs {
         slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
         state.next_index = Some(index + 1);
         entry_changed(&mut state, time, Some(HashedName::from(name)), None);
-        // The directory stays locked until the commit has made the subvolume. So until then no thread sees the name or
-        // changes the directory.
+        // The directory stays locked until the commit has made the subvolume. Until the commit, no thread sees the name
+        // or changes the directory.
         self.engine.make_subvolume(reservation, |transid| {
             state.item.transid = transid;
             changes.push(Change::Put(dir_inode.item_key(), state.disk_item().encode()));
@@ -179,7 +181,7 @@ impl Fs {
     }
 
     /// Sets or clears the read-only flag of a subvolume, durable on return. A received subvolume that becomes writable
-    /// loses its received UUID. Earlier writes are durable too. Waits for running changes. After it returns, a
+    /// loses its received UUID. Earlier writes are durable too. Waits for running changes. After the call returns, a
     /// read-only subvolume can only be changed through files that were opened for writing earlier.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.begin_change()?;

@@ -1,5 +1,6 @@
-//! Deleting subvolumes. The name of a deleted subvolume is removed at once. The inodes are removed when none of them is
-//! in use any more, and the space is freed in the commits after that ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes. The name of a deleted subvolume is removed at once. The inodes of a deleted subvolume are
+//! removed when none of them is in use any more, and the space is freed in the commits after that
+//! ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
@@ -106,7 +107,7 @@ impl Fs {
             self.check_may_delete(id)?;
             let subvolume = self.subvolume(id)?;
             let root_dir = self.inode(InodeId { root: id, ino: Ino::ROOT_DIR })?;
-            // Lock the deleted subvolume's root too, so that its names do not change.
+            // Lock the root directory of the deleted subvolume too, so that the names in it do not change.
             let mut locked = Locked::new(&mut [&dir_inode, &root_dir])?;
             if locked.of(&dir_inode).item.sequence != sequence {
                 continue;
@@ -202,7 +203,7 @@ impl Fs {
         if let Some(subvolume) = self.subvolumes.forget(id) {
             subvolume.mark_gone();
         }
-        // Inodes are made under the lock of a directory, so new ones may appear until all directories are dead.
+        // Inodes are made under the lock of a directory, so new inodes may appear until all directories are dead.
         loop {
             let inodes = self.inodes.all_of(id);
             if inodes.is_empty() {

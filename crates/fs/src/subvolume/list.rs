@@ -14,7 +14,7 @@ use crate::items::dir_item::{self, Target, in_tree};
 use crate::options::MountOptions;
 use crate::types::{InodeId, SubvolumeInfo};
 
-/// The subvolume that the options select: `subvol=`, `subvolid=`, or the default subvolume.
+/// The subvolume that `subvol=` or `subvolid=` selects, or else the default subvolume.
 pub(crate) fn find_root(engine: &Engine, options: &MountOptions) -> Result<RootId> {
     let by_path = match &options.subvol {
         Some(path) => Some(resolve(engine, path)?),
@@ -213,7 +213,7 @@ impl Fs {
     }
 
     /// The inode that an entry of `dir` points to. If the entry names a subvolume that lies elsewhere (a snapshot
-    /// copies the names of nested subvolumes), this is an empty stub directory.
+    /// copies the names of nested subvolumes), the result is an empty stub directory.
     pub(crate) fn target_id(&self, dir: InodeId, location: &Key, name: &[u8]) -> Result<InodeId> {
         let root = match dir_item::target_of(location)? {
             Target::Inode(ino) => return Ok(InodeId { root: dir.root, ino }),

@@ -21,7 +21,7 @@ impl Fs {
         Ok(self.engine.disable_quotas()?)
     }
 
-    /// The state of quotas; `None` if they are disabled.
+    /// The state of quotas; `None` if quotas are disabled.
     pub fn quota_status(&self) -> Option<QuotaStatus> {
         self.engine.quota_status()
     }

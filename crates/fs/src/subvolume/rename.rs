@@ -84,7 +84,8 @@ impl Fs {
                 }
             }
 
-            // Changes of one tree go into one list, because the two names may have the same hash.
+            // If both names are in one tree, their changes go into one list, because the two names may have the same
+            // hash.
             let is_one_tree = dir.id.root == new_dir.id.root;
             let (mut changes, mut others) = (Vec::with_capacity(12), Vec::new());
             plan_leave(&mut changes, &from, &source)?;
@@ -190,7 +191,8 @@ impl Fs {
             if self.is_inside_subvolume(end.dir.id.root, id)? {
                 return Err(Error::InvalidArgument("a subvolume cannot be moved into itself"));
             }
-            // A move to another directory would change the parent of the inode or subvolume, which is read-only.
+            // An inode or subvolume that is read-only cannot move to another directory, because the move would change
+            // its parent.
             if from.dir.id != to.dir.id && thing.inode.home.is_read_only() {
                 return Err(Error::ReadOnlySubvolume);
             }

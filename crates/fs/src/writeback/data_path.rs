@@ -53,8 +53,8 @@ impl DataPath {
         }
     }
 
-    /// Adds an inode whose data became dirty to the queue. `data` is the inode's data; the caller holds the inode's
-    /// state lock.
+    /// Adds an inode to the queue, because its data became dirty. `data` is the inode's data; the caller holds the
+    /// inode's state lock.
     pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
         if data.queued.is_none() {
             let mut queue = self.queue.lock();
@@ -79,7 +79,8 @@ impl DataPath {
             if let Some(inode) = &inode {
                 self.errors.note_clean(inode.id);
             }
-            // The caller also holds the inode, so this never drops the last reference under the state lock.
+            // The caller also holds the inode, so dropping the queue's reference never frees the inode under the state
+            // lock.
             drop(inode);
         }
     }
@@ -89,13 +90,13 @@ impl DataPath {
         self.queue.lock().inodes.values().cloned().collect()
     }
 
-    /// The first inodes in the queue, without those whose data could not be written.
+    /// The first inodes in the queue, without inodes whose data could not be written.
     pub(crate) fn queued_healthy(&self, limit: usize) -> Vec<Arc<Inode>> {
         self.queue.lock().inodes.range(..FAILED).take(limit).map(|(_, inode)| Arc::clone(inode)).collect()
     }
 
-    /// Moves an inode whose data could not be written to the end of the queue. `data` is the inode's data; the caller
-    /// holds the inode's state lock.
+    /// Moves an inode to the end of the queue, because its data could not be written. `data` is the inode's data; the
+    /// caller holds the inode's state lock.
     pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
         let mut queue = self.queue.lock();
         let at = data.queued.unwrap_or(queue.next);

@@ -10,9 +10,10 @@
 //! Invariants:
 //! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.
 //! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A
-//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several takes them
-//!   in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks are taken, or
-//!   under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it needs inode locks).
+//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several writeback
+//!   locks takes them in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks
+//!   are taken, or under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it needs inode
+//!   locks).
 //! - I3: data is on disk before an item refers to it; an inode's size on disk grows only over data that is on disk.
 //! - I4: data that could not be written is dirty again, and keeps its reserved space.
 //! - I5: an inode leaves the queue when none of its data is pending. So a pass through the queue also finds data that
@@ -48,7 +49,8 @@ impl Fs {
     }
 
     /// Writes back all data that is dirty now, and waits for data that other threads are writing. Data that cannot be
-    /// written does not stop the rest; the first error is returned. The caller must hold no inode lock.
+    /// written does not stop the writeback of other data; the first error is returned. The caller must hold no inode
+    /// lock.
     pub(crate) fn flush_all_data(&self) -> Result<()> {
         self.flush_tagged(None)
     }
@@ -244,8 +246,8 @@ impl Fs {
         }
     }
 
-    /// Writes the data of all jobs that can be written, and gives up the others. If a group fails, its halves are tried
-    /// separately, because the error of a joint write does not tell whose data the device refuses.
+    /// Writes the data of all jobs that can be written, and gives up the other jobs. If a group fails, its halves are
+    /// tried separately, because the error of a joint write does not tell whose data the device refuses.
     fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
         let Err(error) = self.write_jobs(group) else { return };
         if group.len() > 1 && self.engine.check_writable().is_ok() {
@@ -509,7 +511,7 @@ impl Fs {
         Ok(plan)
     }
 
-    /// Adds explicit holes for the range by which the size on disk grows, if the filesystem needs them.
+    /// Adds explicit holes for the range by which the size on disk grows, if the filesystem needs explicit holes.
     pub(crate) fn plan_holes(&self, inode: &Inode, plan: &mut ExtentPlan, from: u64, to: u64) -> Result<()> {
         if self.geometry.no_holes || to <= from {
             return Ok(());
@@ -734,7 +736,7 @@ pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::
 const BATCH_INODES: usize = 4096;
 /// A writer whose file has at least this much dirty data first writes back data of that file.
 const OWN_BYTES: u64 = 1 << 20;
-/// A writer over the limit waits at most `MAX_WAITS` * `WAIT` (1 s) for others' writeback, then continues.
+/// A writer over the limit waits at most `MAX_WAITS` * `WAIT` (1 s) for writeback by other threads, then continues.
 const MAX_WAITS: u32 = 500;
 /// Number of attempts to write a small file inline while other threads change it: an inline extent must hold the whole
 /// file as it is when its item is put. After these attempts, the data becomes a regular extent, which may hold an older

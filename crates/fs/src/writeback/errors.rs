@@ -8,8 +8,8 @@
 //!
 //! Invariants:
 //! - I1: descriptors and failures take their numbers from one clock, so the lower number came first.
-//! - I2: a descriptor has no entry until a failure is reported to it. So opening takes no lock, and closing takes one
-//!   only while some descriptor has an entry.
+//! - I2: a descriptor has no entry until a failure is reported to it. So opening takes no lock, and closing takes a
+//!   lock only while some descriptor has an entry.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -32,7 +32,7 @@ impl InlineData {
 }
 
 impl Fs {
-    /// Returns the file's data as an inline extent, if `runs` hold all of it and it is small enough.
+    /// Returns the file's data as an inline extent, if `runs` hold the whole file and the file is small enough.
     pub(crate) fn inline_data(&self, state: &InodeState, runs: &[Run], policy: &Policy) -> Option<InlineData> {
         let size = state.item.size;
         let sectorsize = u64::from(self.geometry.sectorsize);

@@ -35,7 +35,7 @@ pub(crate) struct Policy {
     pub compress: Option<Method>,
     /// Compress even data that does not look compressible, and keep compressing the file's later data.
     pub force: bool,
-    /// Whether to put checksums.
+    /// Whether the data gets checksums.
     pub csums: bool,
 }
 
