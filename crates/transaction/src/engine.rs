@@ -319,7 +319,7 @@ impl Engine {
     }
 
     /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
-    /// conversion, the profile is that of the last block group of the type.
+    /// conversion, a new chunk gets the profile of the last block group of its type.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let wanted = kind.flags();
         let groups = self.space.block_groups();

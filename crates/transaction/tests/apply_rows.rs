@@ -1,7 +1,7 @@
 //! Applies delayed items without a commit, and compares the tree with a map: as readers see it, and as it is on disk
 //! after the commit.
 //!
-//! Needs mkfs.btrfs and btrfs. Without these programs, the tests say so and pass, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs. If mkfs.btrfs or btrfs is missing, the tests print that and pass, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,6 +1,6 @@
 //! Full filesystems: changes that do not fit are refused, accepted changes are committed, and removals make room again.
 //!
-//! Needs mkfs.btrfs and btrfs. Without these programs, the tests say so and pass, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs. If mkfs.btrfs or btrfs is missing, the tests print that and pass, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,8 +1,8 @@
 //! Changes subvolumes that share blocks and extents with snapshots. The kernel makes the subvolumes, the tests change
 //! them, and `btrfs check` judges the references.
 //!
-//! Needs root, loop devices and btrfs-progs. Without root, loop devices or btrfs-progs, the tests say so and pass,
-//! unless `CI` is set.
+//! Needs root, loop devices and btrfs-progs. If root, loop devices or btrfs-progs are missing, the tests print that and
+//! pass, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

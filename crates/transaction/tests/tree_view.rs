@@ -1,5 +1,5 @@
 //! Compares a tree as readers see it with an ordered map. During the comparison, items move from active to frozen to
-//! nodes, and nodes change to which readers have hints.
+//! nodes, and nodes for which readers have hints are changed.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 

@@ -170,8 +170,8 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a data extent. `limit` is a set that is known to contain all these subvolumes: the
-    /// search ends when it has found as many.
+    /// The subvolumes that reach a data extent. `limit` is a set that is known to contain all subvolumes that reach the
+    /// extent: the search ends when it has found as many.
     fn of_data_refs(&mut self, extent: &ExtentRefs, limit: Option<&[RootId]>) -> Result<RootSet> {
         let shared: HashSet<Logical> = shared_leaves(extent);
         let mut found = Found { all: BTreeSet::new(), last: None, limit };
@@ -196,7 +196,8 @@ impl<'v> RootsOf<'v> {
             };
             let Some(subvolume) = self.view.subvolume(root)? else { continue };
             if subvolume.last_snapshot.0 == 0 {
-                // The subvolume is neither a snapshot nor the source of one, so no block of it has other users.
+                // The subvolume is neither a snapshot nor the source of a snapshot, so no block of the subvolume has
+                // other users.
                 found.all.insert(root);
                 continue;
             }

@@ -87,7 +87,7 @@ impl<'v> TreesView<'v> {
         Ok(Self { source: &*engine.store, extent_root, roots: Roots::Running(engine), known: RefCell::default() })
     }
 
-    /// A view of these trees whose nodes come from `source`.
+    /// A view of the extent tree and the subvolumes `roots`, whose nodes come from `source`.
     #[cfg(test)]
     pub(crate) fn fixed(
         source: &'v dyn NodeSource,
@@ -147,7 +147,7 @@ impl<'v> TreesView<'v> {
     }
 
     /// The node of a subvolume that points to the block at `child`. `first_key` and `level` are those of the block.
-    /// `None` if the subvolume has no such node.
+    /// `None` if no node of the subvolume points to the block.
     pub(crate) fn parent_in(
         &self,
         subvolume: &SubvolumeRoot,

@@ -1,5 +1,5 @@
-//! Applies frozen items to their trees: in parallel to trees that share no blocks, and one after another to the
-//! others.
+//! Applies frozen items to their trees: in parallel to trees that share no blocks, and one after another to the other
+//! trees.
 //!
 //! One large batch is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Several large batches are applied in
 //! parallel, and each is cut into fewer parts than a single batch.

@@ -104,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// Frees the quota tree. All of its nodes must be from earlier commits.
+    /// Frees the quota tree. All nodes of the quota tree must be from earlier commits.
     fn remove_quota_tree(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let root: RootPtr = tree.root_ptr();
         let key_offset = tree.root.lock().key_offset;

@@ -14,7 +14,7 @@
 //! Invariants:
 //! - I1. The rounds end: a node that was copied in a transaction keeps its address, so each round copies fewer nodes.
 //! - I2. An error before the superblock is written leaves the old state on disk; a later error leaves the old or the
-//!   new state. Any of these errors makes the filesystem read-only.
+//!   new state. Every error of a commit makes the filesystem read-only.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -104,8 +104,8 @@ impl Engine {
         self.check_not_aborted()?;
         if self.read_only().is_none() {
             self.commit()?;
-            // The last commit may have counted device errors. Store these errors too, but not errors that occur while
-            // the counters are stored.
+            // Store the device errors that the last commit counted, but not errors that occur while the counters are
+            // stored.
             if self.volumes.have_stats_changed() {
                 self.commit()?;
             }
@@ -568,7 +568,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the space that this commit freed usable again. With the discard option, this space is discarded first.
+    /// Makes the space that this commit freed usable again. With the discard option, discards freed space before it
+    /// becomes usable.
     fn unpin(&self, transid: Generation) {
         if !self.options.discard {
             self.space.unpin(transid);

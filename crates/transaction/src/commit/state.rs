@@ -38,10 +38,10 @@ pub(crate) struct CommitState {
 #[derive(Debug)]
 pub(crate) struct CommitWork {
     pub(crate) refs: DelayedRefs,
-    /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock
-    /// refers to may use these extents, so they are freed only when a superblock without that log is durable.
+    /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock refers
+    /// to may use unreferenced extents, so they are freed only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
-    /// Ranges of data extents whose extent items were removed. The checksums of these ranges are removed next.
+    /// Ranges of data extents whose extent items were removed. The checksums of freed data are removed next.
     pub(crate) freed_data: Vec<std::ops::Range<u64>>,
     pub(crate) quota: QuotaWork,
     pub(crate) uuid_tree_in_step: bool,

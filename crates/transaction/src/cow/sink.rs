@@ -117,7 +117,7 @@ impl Engine {
     }
 }
 
-/// Progress of the applies of a flush. This progress sets the pace of writers.
+/// Progress of the applies of a flush, which sets the pace of writers.
 #[derive(Debug)]
 pub(crate) struct ApplyProgress {
     nr_changed: AtomicUsize,
@@ -158,7 +158,8 @@ struct Made {
 #[derive(Default)]
 pub(crate) struct NewRefs {
     added: DelayedRefs,
-    /// Extents whose earlier delayed refs are removed before `added` is appended, because they were never recorded.
+    /// Extents whose earlier delayed refs are removed before `added` is appended, because the extent tree never
+    /// recorded these extents.
     forgotten: HashSet<Logical>,
 }
 
@@ -312,8 +313,8 @@ impl<'a> CowSink<'a> {
         self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta, users);
     }
 
-    /// Adds `delta` to a reference of each child of a block. The children keep their users, because a copy of the block
-    /// also refers to the children.
+    /// Adds `delta` to the block's reference to each of its children. The children keep their users, because a copy of
+    /// the block also refers to the children.
     fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
         self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta, Users::Same);
     }
@@ -392,7 +393,8 @@ impl<'a> CowSink<'a> {
 
 impl NodeSink for CowSink<'_> {
     fn is_fresh(&self, node: &Node) -> bool {
-        // I3: a stream would write other content to the address of a node that readers still see.
+        // With a stream, no node is fresh (I3): the stream would write other content to the address of a node that
+        // readers still see.
         node.generation() == self.job.transid
             && self.is_private(node)
             && self.stream.is_none()

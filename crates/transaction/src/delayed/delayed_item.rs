@@ -325,7 +325,7 @@ impl Objectids {
     }
 
     fn place(objectid: u64) -> (usize, u64) {
-        // A shard has every NR_SHARDS-th row of inodes. Mixing spreads the numbers of these rows over all bits.
+        // A shard has every NR_SHARDS-th row of inodes, and mixing spreads the numbers of such rows over all bits.
         let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }
@@ -404,7 +404,7 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
     merged
 }
 
-/// Joins lists of changes in descending order of their keys. Each list ends with its first value, after `limit`
+/// Joins lists of changes in descending order of their keys. Each of `lists` ends with its first value, after `limit`
 /// changes, or at the start of the range.
 fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
     let mut joined: Vec<(Key, Change)> = Vec::new();

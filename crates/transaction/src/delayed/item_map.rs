@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A full page is split in half, except in a row of ascending keys: there it is split where the row continues, and a
-//! key after all others of its page begins a new page. So ascending keys fill their pages. Groups are split as pages
-//! are.
+//! key after all others of its page begins a new page. So a row of ascending keys fills its pages. Groups are split as
+//! pages are.
 //!
 //! Most changes follow an earlier one: new inodes come last, new entries of a directory come after its other entries,
 //! and each new entry changes the directory's own item. So the search for a change's page tries the last page first,
@@ -133,7 +133,7 @@ impl ItemMap {
         let before =
             self.groups[..last.map_or(0, PageAt::group)].iter().rev().flat_map(|group| group.pages.iter().rev());
         let changes = of_group.iter().rev().chain(before).flat_map(move |page| {
-            // This position also skips pages whose keys are all above `end`.
+            // In a page whose keys are all above `end`, this position is 0.
             let behind = page.search(&end).map_or_else(|slot| slot, |slot| slot + 1);
             (0..behind).rev().map(move |slot| (page.key(slot), page.value(slot)))
         });
@@ -302,7 +302,8 @@ impl Page {
         Some((first, upper))
     }
 
-    /// An empty page with as much room as this full page has, because rows continue with items of equal size.
+    /// An empty page with as much room as this full page has, because a row of ascending keys continues with items of
+    /// equal size.
     fn of_same_size(&self) -> Self {
         let (nr_items, data_len) = match self.len() {
             PAGE_ITEMS => (PAGE_ITEMS, self.items.data_len()),

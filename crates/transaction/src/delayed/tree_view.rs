@@ -1,4 +1,4 @@
-//! [`Tree`]: a tree as readers see it, merged from active delayed items, frozen ones, and nodes.
+//! [`Tree`]: a tree as readers see it, merged from active delayed items, frozen delayed items, and nodes.
 //!
 //! Locks: a lookup in nodes holds the view lock shared throughout. A publish replaces the nodes and the root of a tree
 //! under the exclusive view lock, so no reader sees half of a new tree. Shard locks of the active items are taken and
@@ -343,7 +343,7 @@ impl Tree {
         })
     }
 
-    /// The highest objectid in use, of those that inodes and subvolumes can have.
+    /// The highest objectid in use among the objectids that inodes and subvolumes can have.
     ///
     /// # Errors
     ///

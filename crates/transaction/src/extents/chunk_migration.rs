@@ -2,8 +2,9 @@
 //!
 //! A migrated chunk keeps its logical addresses, so no tree block and no reference changes, however many snapshots
 //! share them, and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the
-//! devices while other threads read, write and allocate in the chunk (`volumes::migration`). Then a commit records the
-//! new chunk item, device extents and profile. A crash before that commit is durable leaves the chunk where it was.
+//! devices while other threads read, write and allocate in the chunk (`volumes::migration`). After the copy, a commit
+//! records the new chunk item, device extents and profile. A crash before that commit is durable leaves the chunk where
+//! it was.
 //!
 //! Owns the state of each migration, under one lock. No other lock is taken under the lock of the migrations.
 //!
@@ -177,7 +178,8 @@ impl Engine {
             job.check()?;
             self.check_not_aborted()?;
             if drops_copies {
-                // From here on, a failed write to any copy fails the migration.
+                // Repairing the first copy once is enough: during a migration, a failed write to any copy fails the
+                // migration.
                 self.repair_first_copy(&joined(self.space.taken_ranges(piece.clone())))?;
             }
             let taken = || joined(self.space.taken_ranges(piece.clone()));

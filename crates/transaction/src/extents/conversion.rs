@@ -1,7 +1,7 @@
 //! [`Conversion`]: the profiles that a balance converts block groups to.
 //!
-//! While a conversion runs or is paused, new chunks have its target profile, as in Linux. With the old profile, the new
-//! chunks would have to be converted too.
+//! While a conversion runs or is paused, new chunks have its target profile, as in Linux. A new chunk with the old
+//! profile would have to be converted too.
 //!
 //! Owns the targets under a lock. No other lock is taken under the lock of the targets.
 

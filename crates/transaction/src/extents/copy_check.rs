@@ -7,7 +7,7 @@
 //! - V1. A tree block is read only if the last commit has written it: until a commit is durable, its blocks may be in
 //!   memory only, although the extent tree has their items.
 //! - V2. Content counts as damaged only if the extent tree or the csum tree describes it before the read and still
-//!   after the read. If not, the content was freed during the read, and perhaps overwritten.
+//!   after the read. Content that is described only before the read was freed during the read, and perhaps overwritten.
 
 use std::ops::Range;
 

@@ -140,7 +140,7 @@ impl DataLedger {
     }
 
     /// Takes the extents that were put in the frozen transaction and still have no extent item, because nothing refers
-    /// to them. These extents leave `allocated`, and their checksums are dropped.
+    /// to them. The taken extents leave `allocated`, and their checksums are dropped.
     pub(crate) fn take_unreferenced(&self) -> Vec<Extent> {
         let mut extents = self.extents.lock();
         let Extents { allocated, frozen, .. } = &mut *extents;

@@ -58,7 +58,8 @@ pub(crate) struct OwnerChange {
     pub(crate) before: Owner,
     /// The extent's references after the change.
     pub(crate) after: Owner,
-    /// The trees whose ids are in the added data references. A data extent gets new users only from these trees.
+    /// The trees whose ids are in the added data references. Only the trees in `gained` can be new users of a data
+    /// extent.
     pub(crate) gained: Owner,
     /// Whether only the subvolume of `before` reached the extent.
     pub(crate) was_private: bool,

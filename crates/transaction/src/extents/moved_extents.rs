@@ -1,8 +1,8 @@
 //! [`MovedExtents`]: old and new addresses of data extents that relocation moved.
 //!
-//! A thread that looked up an extent before a move may read the extent afterwards, or refer to it in a new item. For
-//! such a thread, the map translates the old address to the new address. The old data also stays in place until no
-//! thread can have the old address any more.
+//! A thread that looked up an extent before a move may read the extent afterwards, or refer to it in a new item. The
+//! map translates an old address to the new address. The old data also stays in place until no thread can have the old
+//! address any more.
 //!
 //! Owns the map, under a lock. Lock order: no other lock is taken under the map's lock.
 //!

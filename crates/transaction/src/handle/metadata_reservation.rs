@@ -78,8 +78,8 @@ pub(crate) struct TransactionLoad {
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
-    /// Upper bound of the bytes of all trees at the last commit. This bound limits the need of removals and writeback
-    /// in mixed block groups, where used space also holds data. The need of ordinary changes is bounded by all used
+    /// Upper bound of the bytes of all trees at the last commit. In mixed block groups, where used space also holds
+    /// data, this bound limits the need of removals and writeback. The need of ordinary changes is bounded by all used
     /// space, which leaves the room that Linux requires when it mounts.
     tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
@@ -157,7 +157,7 @@ const CHUNK_BYTES: u64 = 256;
 const CHILD_BYTES: u64 = 72;
 /// Upper bound of the bytes that another reference adds to an extent's item, including space left empty.
 const REFERENCE_BYTES: u64 = 64;
-/// Changes that writeback makes for each reservation of dirty data, besides those for its extents.
+/// Changes that writeback makes for each reservation of dirty data, besides the changes for its extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
 /// Minimum bytes of the extents that writeback makes of large data. An extent of compressed data covers at most this
 /// number of bytes.
@@ -323,7 +323,7 @@ impl Load {
     /// items of all new nodes.
     ///
     /// If subvolumes share blocks, each subvolume may make its own copy of a shared node, and every copy adds a
-    /// reference to all children of the node. The extent items of these children may be anywhere in the extent tree.
+    /// reference to all children of the node. The extent items of the children may be anywhere in the extent tree.
     fn need(self, room: &MetadataUse) -> u64 {
         let MetadataUse { used, nodesize, shared_extent_tree } = *room;
         let touched =
@@ -413,7 +413,7 @@ impl Engine {
     }
 
     /// Admits changes between two commits (I5). If the changes do not fit, tries again when other threads have put
-    /// their admitted changes. Waits for these threads for at most `patience`, because they may be waiting for a lock
+    /// their admitted changes. Waits for other threads for at most `patience`, because they may be waiting for a lock
     /// that the caller holds.
     fn admit_between_commits<T>(
         &self,
@@ -527,8 +527,8 @@ impl Engine {
         load.csum_bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Moves the load of the active rows, and `names_bytes` of the names' memory, to the frozen load. The need of these
-    /// names stays counted as active until the commit, because the need is not known per name.
+    /// Moves the load of the active rows, and `names_bytes` of the names' memory, to the frozen load. The need of the
+    /// frozen names stays counted as active until the commit, because the need is not known per name.
     pub(crate) fn freeze_rows_load(&self, names_bytes: isize) {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.admission.load;
@@ -546,7 +546,7 @@ impl Engine {
     }
 
     /// Notes that the frozen rows are in nodes, and that the apply made or freed `nr_nodes` nodes. The commit of the
-    /// active transaction records these nodes in the accounting trees, so these nodes count as changes of that
+    /// active transaction records the apply's nodes in the accounting trees, so they count as changes of that
     /// transaction.
     pub(crate) fn end_frozen_rows_load(&self, nr_nodes: u64) {
         self.admission.load.rows.nr_changes.fetch_add(nr_nodes, Ordering::Relaxed);

@@ -12,7 +12,8 @@ thread_local! {
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Refuses a reservation of the calling thread, after `nr_granted` others. Only one reservation is refused.
+/// Refuses a reservation of the calling thread, after `nr_granted` granted reservations. Only one reservation is
+/// refused.
 pub fn refuse_reservation_after(nr_granted: u64) {
     LEFT.set(Some(nr_granted));
 }

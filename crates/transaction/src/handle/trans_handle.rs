@@ -82,7 +82,7 @@ impl Engine {
         self.reserve_metadata(nr_items, nr_items, Purpose::Change)
     }
 
-    /// Reserves metadata space for changes that free space. Such changes may use the global reserve.
+    /// Reserves metadata space for changes that free space. Changes that free space may use the global reserve.
     ///
     /// # Errors
     ///

@@ -100,8 +100,7 @@ pub struct Stats {
     spans: [SpanStat; NR_SPANS],
     trees: [TreeStat; TREE_CLASSES.len()],
     reclaim: [ReclaimStat; Reclaim::NAMES.len()],
-    /// Number of written leaves that hold directory index items of subvolumes; `dir_index_items` is the number of these
-    /// items.
+    /// Number of written leaves that hold directory index items of subvolumes (`dir_index_items` counts the items).
     dir_index_leaves: AtomicU64,
     dir_index_items: AtomicU64,
     timeline: Timeline,

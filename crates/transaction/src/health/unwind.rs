@@ -71,7 +71,7 @@ impl EngineId {
 /// Turns the filesystems that this thread worked on read-only, as the panic hook does. This function is for programs
 /// that replace the panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
-    // At the end of a thread, the thread-local variable may be gone. Such a thread does no more work on a filesystem.
+    // At the end of a thread, when the thread does no more work, the thread-local variable may be gone.
     let used = USED.try_with(|used| used.try_borrow().map(|used| used.clone()).unwrap_or_default()).unwrap_or_default();
     if used.is_empty() {
         return;

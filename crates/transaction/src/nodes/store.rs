@@ -96,8 +96,8 @@ impl NodeStore {
         self.count_unwritten(nr_nodes as u64);
     }
 
-    /// Caches nodes that a stream has written, if the cache has room. Readers could not reach these nodes before they
-    /// were written.
+    /// Caches nodes that a stream has written, if the cache has room. Readers could not reach the nodes of a stream
+    /// before they were written.
     pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
         self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
         nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));

@@ -29,16 +29,15 @@ use crate::handle::trans_handle::regular_extent;
 /// Accounting that a commit has not done yet.
 #[derive(Debug, Default)]
 pub(crate) struct QuotaWork {
-    /// Extents whose users changed. The extent tree already records these changes.
+    /// Extents whose users changed. The extent tree already records the changed references.
     pub(crate) changes: Vec<OwnerChange>,
-    /// Shared blocks that a dropped subvolume stopped using. The subvolume also stopped using all blocks below these
-    /// blocks.
+    /// Shared blocks that a dropped subvolume stopped using, together with all blocks below them.
     pub(crate) left: Vec<(RootId, NodePtr)>,
     /// Subvolumes that are dropped completely.
     pub(crate) dropped: Vec<RootId>,
     /// The trees that changes are counted from, if these are not the trees of the last commit.
     base: Option<FixedTrees>,
-    /// Users of data extents, remembered from earlier changes. These users are kept from commit to commit.
+    /// Users of data extents, remembered from earlier changes. The remembered users are kept from commit to commit.
     known: KnownUsers,
 }
 

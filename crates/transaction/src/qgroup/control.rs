@@ -258,8 +258,8 @@ impl Engine {
             let mut moved: Vec<BTreeSet<QgroupId>> = more.iter().zip(&less).map(|(more, less)| more - less).collect();
             moved.dedup();
             // If all bytes that a group refers to are exclusive, the higher groups gain or lose all these bytes, unless
-            // some of the group's subvolumes reach the higher groups in another way too. In all other cases, only a
-            // rescan can find the shared bytes.
+            // some of the group's subvolumes reach the higher groups in another way too. In cases that this arithmetic
+            // does not cover, only a rescan can find the shared bytes.
             let is_simple = referenced == exclusive && moved.len() <= 1;
             if !is_simple && referenced > 0 {
                 needs_rescan = true;

@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - I1. The references that the copies take over are exactly those that the extent tree records for the originals.
-//!   If these references differ from the recorded references, nothing is copied.
+//!   If the references to take over differ from the recorded references, nothing is copied.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Emptying one block group.
 //!
 //! Invariants:
-//! - I1. The group is read-only from the beginning to its removal, or until the relocation ends early. So the content
-//!   of the group only shrinks, and each extent needs to be found only once.
+//! - I1. The group is read-only from the beginning of the relocation to the group's removal, or until the relocation
+//!   ends early. So the content of the group only shrinks, and each extent needs to be found only once.
 //! - I2. An extent that cannot be moved stays in its group, which becomes writable again after the relocation.
 
 use std::ops::Range;

@@ -15,8 +15,8 @@
 //!   that the extent tree records ([`crate::relocation::copy`]). So each block stays shared by the same set of trees,
 //!   and no number of a quota group changes.
 //! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees.
-//!   Each tree with such copies notes this transaction as the transaction of its last snapshot, so that a later cow
-//!   looks up the references and flags of such a block ([`crate::cow::sink`]).
+//!   Each tree with copies of shared blocks notes this transaction as the transaction of its last snapshot, so that a
+//!   later cow looks up the references and flags of such a copy ([`crate::cow::sink`]).
 //! - I3. While data extents move, no operation can begin, so no item of the next transaction has an old address. An old
 //!   address that an operation looked up before the move is translated ([`crate::extents::moved_extents`]).
 
@@ -102,7 +102,7 @@ impl Engine {
             match copy_closure(&closure, &mut space, self.geometry.nodesize, transid)? {
                 Ok(copies) => break (closure, space, copies),
                 Err(mismatch) => {
-                    // Each round leaves out at least one extent.
+                    // The loop ends, because each round leaves out at least one extent.
                     if !self.leave_out(step, &closure, &mismatch.extents) {
                         return Ok(DelayedRefs::new());
                     }
@@ -182,8 +182,8 @@ impl Engine {
         }
     }
 
-    /// Reports extents whose references do not match. If the step was to move none of these extents, reports all
-    /// extents of the closure and returns false.
+    /// Reports extents whose references do not match. If the step was to move none of `extents`, reports all extents of
+    /// the closure and returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
         let asked: Vec<Logical> = blocks.chain(step.data.iter().map(|data| data.from.bytenr)).collect();

@@ -132,7 +132,7 @@ impl Engine {
         if self.quotas.is_on() {
             quota.dropped.push(id);
         }
-        // In key order: the objectid of orphans is above all subvolume ids.
+        // The batch is in key order: the objectid of orphans is above all subvolume ids.
         let gone: Batch = vec![
             (Key::new(id.0, KeyType::ROOT_ITEM, key_offset), None),
             (Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), None),

@@ -1,7 +1,7 @@
 //! [`Roots`]: the trees in memory, and the state of subvolumes as a whole.
 //!
 //! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order:
-//! no lock is taken under any lock of [`Roots`]. No guard of such a lock leaves this module.
+//! no lock is taken under any lock of [`Roots`]. No guard of a lock of [`Roots`] leaves this module.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 

@@ -1,5 +1,5 @@
-//! Making, changing and deleting subvolumes. An operation requests such a change in a transaction, and the commit makes
-//! the change after it has applied the frozen items.
+//! Making, changing and deleting subvolumes. An operation requests a change of subvolumes in a transaction, and the
+//! commit makes the change after it has applied the frozen items.
 //!
 //! ```text
 //! snapshot:   root' = copy of the source's root node, owned by the new tree; everything below it has two users from here on
@@ -19,8 +19,8 @@
 //! - I3. Root items change only in this module and in applies, both under the commit lock, so a change is on disk with
 //!   the transaction that requested it.
 //!
-//! Source: the btrfs format page on root items and references; the on-disk state that Linux leaves after each of these
-//! operations.
+//! Source: the btrfs format page on root items and references; the on-disk state that Linux leaves after operations on
+//! subvolumes.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 

@@ -26,8 +26,8 @@
 //! An inode number identifies one inode: numbers in use by the last commit are not given to new inodes before the next
 //! commit.
 //!
-//! Changes that these rules do not cover force a commit: moved directories, removed directories of the last commit,
-//! names taken over from living inodes, names of subvolumes, extended references, very many changes.
+//! Changes that the rules R1 to R6 do not cover force a commit: moved directories, removed directories of the last
+//! commit, names taken over from living inodes, names of subvolumes, extended references, very many changes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

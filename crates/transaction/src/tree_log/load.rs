@@ -5,8 +5,8 @@
 //! have in the subvolume, and checksums under their keys in the csum tree.
 //!
 //! Invariants:
-//! - I1. The extent tree records neither the blocks of a log nor the data that only the log refers to. The space of
-//!   these blocks and data is removed from the free space before anything is allocated.
+//! - I1. The extent tree records neither the blocks of a log nor the data that only the log refers to. The space of log
+//!   blocks and of logged data is removed from the free space before anything is allocated.
 //! - I2. The walk fails if it meets a block twice, so the walk ends even if the blocks of a crafted log refer to each
 //!   other in a circle.
 

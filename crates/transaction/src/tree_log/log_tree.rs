@@ -32,8 +32,8 @@ pub(crate) struct LogBlocks {
     /// All space allocated for the log, released when the log ends.
     taken: Vec<Extent>,
     idle: BTreeSet<Logical>,
-    /// Addresses that the log being written replaces. These addresses become idle when the superblock of the new log is
-    /// durable (I1).
+    /// Addresses that the log being written replaces. Replaced addresses become idle when the superblock of the new log
+    /// is durable (I1).
     replaced: Vec<Logical>,
     /// The preferred address of the next block: a contiguous log is written fast.
     next: Option<Logical>,
