@@ -1,5 +1,6 @@
-//! Makes random system calls as several users, on our mount and on Linux's btrfs. Results, attributes, and trees after
-//! remounts and on the other side's mount must be equal, and `btrfs check` clean at the end.
+//! Makes random system calls as several users, on our mount and on Linux's btrfs. Results and attributes must be equal.
+//! The trees must be equal too, also after remounts and when each side mounts the other side's image. At the end,
+//! `btrfs check` must be clean.
 //!
 //! Method: runs `testkit::differential` for about a minute. For runs of hours, use the example `differential` of
 //! testkit. `UBTRFS_SEED=N` starts with another seed. Without root, FUSE or the kernel's btrfs, the test says that it
@@ -23,8 +24,8 @@ fn options(time: Duration) -> Options {
         steps: 600,
         time,
         stop_at_first: true,
-        // A fixed number of rounds makes runs equal on every machine. New cases are found by the example, not by chance
-        // in CI.
+        // A fixed number of rounds makes runs equal on every machine. The example `differential` searches for new
+        // failing cases, so that CI does not find such cases by chance.
         rounds: 24,
         shrink_time: Duration::from_secs(120),
     }

@@ -56,7 +56,7 @@ impl Bed {
         ok(ubtrfs([OsStr::new("umount"), self.at("m").as_os_str()]));
     }
 
-    /// Runs a command in the directory of this bed, where `m` is the mount and `b` a second path to it.
+    /// Runs a command in the test's directory, where `m` is the mount and `b` a second path to the mount.
     fn run(&self, line: &str) -> Output {
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "120"]).args(words(line)).current_dir(self.dir.path()).env("LC_ALL", "C");

@@ -159,7 +159,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     };
     rules.insert(libc::SYS_getpriority, of_itself()?);
     rules.insert(libc::SYS_setpriority, of_itself()?);
-    // Memory may not become executable.
+    // No memory may be mapped or made executable.
     let no_exec =
         || Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![argument(2, flag(libc::PROT_EXEC), 0)?])?]);
     rules.insert(libc::SYS_mmap, no_exec()?);

@@ -34,7 +34,7 @@ enum Command {
 /// fsync made durable since the last commit may be recorded only in the first copy, and are lost if this copy is bad.
 #[derive(clap::Args)]
 struct SuperRecoverArgs {
-    /// The image file or block device; all of them, if the filesystem has several
+    /// The image file or block device; all devices if the filesystem has several
     #[arg(value_name = "DEVICE", required = true)]
     devices: Vec<PathBuf>,
     /// Do not ask for confirmation

@@ -38,7 +38,8 @@ impl WorkerPool {
         Self { base, state: Mutex::new(state), called: Condvar::new(), is_crowded: AtomicBool::new(false) }
     }
 
-    /// Whether this thread takes another request (true) or ends (C3). Called after each request; may rest first.
+    /// Whether this thread takes another request (true) or ends (C3). Must be called after each request. The thread may
+    /// rest in this call.
     pub(crate) fn goes_on(&self) -> bool {
         !self.is_crowded.load(Ordering::Relaxed) || self.rest()
     }

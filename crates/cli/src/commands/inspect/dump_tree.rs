@@ -20,7 +20,7 @@ use crate::common::{OUTPUT_LOST, stdout, warn};
 /// Print the trees of a filesystem
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The image file or block device; all of them, if the filesystem has several
+    /// The image file or block device; all devices if the filesystem has several
     #[arg(value_name = "DEVICE", required = true)]
     devices: Vec<PathBuf>,
     /// Print only this tree, given by number or name

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. `data_left` is the length of the current member's data that the input still holds, without padding;
-//!   `padding_left` bytes of padding follow this data.
+//!   `padding_left` bytes of padding follow the member's data.
 //! - I2. The headers and records of one member take at most `META_MAX` bytes of memory together, and the global records
 //!   at most `GLOBAL_MAX`. Nothing in an archive causes a panic.
 

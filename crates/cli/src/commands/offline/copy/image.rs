@@ -305,7 +305,8 @@ impl To for Image<'_> {
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
-        // As with cp, if the content was written through a symbolic link, the hard link is another name of that link.
+        // The first copy may have been written through a symbolic link at this path. As with cp, the new name is then a
+        // hard link to that symbolic link.
         let old = self.attr(old, false)?;
         let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
         Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)

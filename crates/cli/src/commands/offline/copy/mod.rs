@@ -442,7 +442,7 @@ impl<'a> Copy<'a> {
         }
         match type_of(info.mode) {
             _ if is_content => {
-                // The target can only use the source's inode if both are in one image.
+                // The target can only use the source's inode if source and target are in one image.
                 let id = info.id.filter(|_| self.shared);
                 let size = if is_stream { 0 } else { info.size };
                 let told = Info { id, size, mode: mode::REGULAR | (info.mode & mode::PERMISSIONS), ..info.clone() };

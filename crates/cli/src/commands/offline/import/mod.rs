@@ -253,7 +253,7 @@ struct Import<'a> {
     /// Memory that may still be kept until the end (I4).
     held_left: usize,
     counts: Counts,
-    /// The counter of file data when the last commit started.
+    /// The bytes of file data that were written when the last commit started.
     committed_bytes: u64,
 }
 
