@@ -96,8 +96,8 @@ impl<'a> Checker<'a> {
             false if chunk_tree => BlockGroupFlags::SYSTEM,
             false => BlockGroupFlags::METADATA,
         };
-        // A block of any tree may lie in a system group: mkfs.btrfs puts the first blocks of all trees into its temporary
-        // system group.
+        // A block of any tree may lie in a system group: mkfs.btrfs puts the first blocks of all trees into its
+        // temporary system group.
         let fits = flags.intersects(wanted) || (!extent.is_data && flags.contains(BlockGroupFlags::SYSTEM));
         if !fits {
             self.sink.report(Code::ExtentGroup, place, format!("{what} is in a block group of another kind"));

@@ -1,8 +1,8 @@
 //! Checks the tree log: its trees are complete, its blocks and data overlap nothing else, and its data has checksums.
 //!
 //! Blocks of the log are not in the extent tree, and a replay adds the log's data extents to the extent tree. So logged
-//! data is either a recorded extent, or lies in free space of a data block group. The checksums of logged data are in the
-//! log or, for recorded extents, in the csum tree.
+//! data is either a recorded extent, or lies in free space of a data block group. The checksums of logged data are in
+//! the log or, for recorded extents, in the csum tree.
 //!
 //! Invariants:
 //! - I1. 40 bytes are kept for each logged file extent, and 16 for each contiguous run of checksums.
@@ -131,8 +131,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Collects the file extents in a leaf. `inode` holds the number of the last inode item, and whether the inode's data
-    /// has checksums.
+    /// Collects the file extents in a leaf. `inode` holds the number of the last inode item, and whether the inode's
+    /// data has checksums.
     fn logged_items(&mut self, leaf: &Leaf<'_>, inode: &mut Option<(u64, bool)>, extents: &mut Vec<LoggedExtent>) {
         for (slot, key, data) in leaf.items() {
             match key.item_type {

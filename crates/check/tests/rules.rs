@@ -536,8 +536,8 @@ fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
     let (image, _) = logged();
     let superblock = image.read_at(65_536, 4096).unwrap();
     let root = u64::from_le_bytes(superblock[80..88].try_into().unwrap());
-    // Place the data in three places: on the root tree, which is in the metadata block group; in free space after the root
-    // tree; outside of all block groups.
+    // Place the data in three places: on the root tree, which is in the metadata block group; in free space after the
+    // root tree; outside of all block groups.
     for (bytenr, what) in
         [(root, "another extent"), (root + (16 << 20), "no data block group"), (1 << 50, "no data block group")]
     {

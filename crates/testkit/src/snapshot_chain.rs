@@ -48,9 +48,9 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// Fails if a snapshot refers to a different amount of data than in `other`, or if the data takes more space on disk. A
-    /// difference of 64 KiB is allowed, because a small file can be inline or not. Exclusive and shared bytes are not compared,
-    /// because they depend on how partly shared extents were cut.
+    /// Fails if a snapshot refers to a different amount of data than in `other`, or if the data takes more space on
+    /// disk. A difference of 64 KiB is allowed, because a small file can be inline or not. Exclusive and shared bytes
+    /// are not compared, because they depend on how partly shared extents were cut.
     pub fn check(&self, other: &Self) -> Result<()> {
         const SLACK: u64 = 64 << 10;
         let totals = self.totals.iter().zip(&other.totals).all(|(one, other)| one.abs_diff(*other) <= SLACK);
@@ -213,8 +213,8 @@ fn snapshot(source: &Path, to: &Path) -> Result<()> {
     run("btrfs", args).map(drop)
 }
 
-/// Makes a random range of one file share a range of another, or of itself: Linux clones whole blocks that are copied within one
-/// filesystem.
+/// Makes a random range of one file share a range of another, or of itself: Linux clones whole blocks that are copied
+/// within one filesystem.
 fn reflink(root: &Path, target: &mut PathTarget, rng: &mut Rng) -> Result<()> {
     const BLOCK: u64 = 4096;
     let files: Vec<TreeEntry> =

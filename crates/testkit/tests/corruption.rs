@@ -75,8 +75,8 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
         copy(block.copies[0]) == copy(block.copies[1])
     };
     let mended = read.iter().filter(same).count();
-    // A walk does not read leaves that contain only inode references of files with many links, so up to 5% of the damaged
-    // blocks may not be repaired.
+    // A walk does not read leaves that contain only inode references of files with many links, so up to 5% of the
+    // damaged blocks may not be repaired.
     assert!(mended * 20 >= read.len() * 19, "{mended} of {} were mended", read.len());
     println!("{mended} of {} were mended", read.len());
     let mount = LoopMount::new(image.path(), "").unwrap();

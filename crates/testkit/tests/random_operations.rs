@@ -96,8 +96,8 @@ fn mixed_block_groups_without_cow() {
     rounds(&options, "nodatacow", 18, 2, 1000, 1 << 20);
 }
 
-/// Runs a few operations on each of many files, with sizes around the limits of inline data and sectors. The data
-/// that determines a file's size on disk may be truncated, moved out of the tree, or preallocated.
+/// Runs a few operations on each of many files, with sizes around the limits of inline data and sectors: writes,
+/// truncations, preallocations, holes, copies and fsyncs.
 #[test]
 fn sizes_of_files_with_short_histories() {
     let image = Image::empty(1 << 30).unwrap();

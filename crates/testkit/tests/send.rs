@@ -1,5 +1,5 @@
-//! Sends chains of snapshots with random operations between them, and lets Linux receive them (see `testkit::send`). Cases
-//! that once failed are separate tests.
+//! Sends chains of snapshots with random operations between them, and lets Linux receive them (see `testkit::send`).
+//! Cases that once failed are separate tests.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -14,11 +14,11 @@
 //!   chunk's copies. For this, a write holds the locks of its pieces shared while it writes the chunk's copies and
 //!   the fresh stripes, and the copy of a piece holds the piece's lock exclusively. Locks are taken in ascending
 //!   order.
-//! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock, which
-//!   every write holds shared.
+//! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock,
+//!   which every write holds shared.
 //! - G3. The device space of stripes that a migration left is free only when no reader uses these stripes any more.
-//! - G4. If a write to any copy of the chunk, old or fresh, failed during a migration, the migration cannot be recorded:
-//!   the copies that stay may be stale.
+//! - G4. If a write to any copy of the chunk, old or fresh, failed during a migration, the migration cannot be
+//!   recorded: the copies that stay may be stale.
 //! - G5. After the running commit has recorded the new chunk item, a write to the chunk fails if a fresh stripe
 //!   cannot be written.
 
@@ -147,9 +147,9 @@ impl Volumes {
     }
 
     /// Copies a piece of the chunk at `logical` to the fresh stripes. The piece begins `offset` bytes, a multiple of
-    /// [`MIGRATION_PIECE_BYTES`], after the start of the chunk. `used` returns the ranges of the piece that hold content;
-    /// it is called while no write to the piece runs. `buf` has room for a piece. Returns the number of bytes copied,
-    /// counted once for all fresh stripes. Several threads may copy pieces of a chunk.
+    /// [`MIGRATION_PIECE_BYTES`], after the start of the chunk. `used` returns the ranges of the piece that hold
+    /// content; it is called while no write to the piece runs. `buf` has room for a piece. Returns the number of
+    /// bytes copied, counted once for all fresh stripes. Several threads may copy pieces of a chunk.
     ///
     /// # Errors
     ///

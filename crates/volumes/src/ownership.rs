@@ -1,11 +1,12 @@
 //! Detects other writers, and devices that were removed or replaced: compares the primary superblocks with the last
 //! superblocks that this process read or wrote.
 //!
-//! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o loop`). Two
-//! writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock; data and
-//! nodes are written only if the last check is younger than [`RECENT`]. A gap remains: if another writer writes a
-//! superblock within [`RECENT`] after a check, or during a write, only the next check detects it, and by then blocks
-//! of the other writer may be overwritten. Another writer that has not written a superblock yet is not detected.
+//! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o
+//! loop`). Two writers destroy a filesystem. So each commit checks at its start, and again before it writes a
+//! superblock; data and nodes are written only if the last check is younger than [`RECENT`]. A gap remains: if
+//! another writer writes a superblock within [`RECENT`] after a check, or during a write, only the next check detects
+//! it, and by then blocks of the other writer may be overwritten. Another writer that has not written a superblock
+//! yet is not detected.
 //!
 //! Invariants:
 //! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. Such a

@@ -1,7 +1,7 @@
 //! Several threads at once: each works in a separate directory, so that its answers do not depend on the other threads.
 //!
-//! The calls are made on Linux first, because a generator learns from Linux's answers. Then an equal number of threads makes
-//! these calls on our mount.
+//! The calls are made on Linux first, because a generator learns from Linux's answers. Then an equal number of
+//! threads makes these calls on our mount.
 
 use std::path::Path;
 

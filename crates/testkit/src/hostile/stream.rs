@@ -17,8 +17,8 @@ pub fn stream(data: &[u8]) {
     let _ = read(&mended);
 }
 
-/// Receives a stream with corrected checksums into a small filesystem; errors are allowed. The first byte of the input chooses the
-/// options.
+/// Receives a stream with corrected checksums into a small filesystem; errors are allowed. The first byte of the
+/// input chooses the options.
 ///
 /// # Panics
 /// If the filesystem is not clean afterwards, or a file beside the received subvolumes has changed.

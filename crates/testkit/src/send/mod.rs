@@ -1,6 +1,6 @@
-//! Rounds of sending: chains of snapshots with random operations between them, made by Linux or by the engine, sent by the
-//! engine in every form, and received by Linux. The received snapshots must have the trees, holes and sharing of the
-//! sent snapshots.
+//! Rounds of sending: chains of snapshots with random operations between them, made by Linux or by the engine, sent
+//! by the engine in every form, and received by Linux. The received snapshots must have the trees, holes and sharing
+//! of the sent snapshots.
 //!
 //! `cargo run --release -p ubtrfs-testkit --example send_rounds -- --from SEED --rounds N` runs many rounds.
 
@@ -117,7 +117,8 @@ impl SendRound {
         }
         let mut done = 0;
         while done < nr {
-            // Make one or two snapshots in each session. After the next mount, numbers of deleted inodes are used again.
+            // Make one or two snapshots in each session. After the next mount, numbers of deleted inodes are used
+            // again.
             let here = (1 + rng.index(2)).min(nr - done);
             if by_linux {
                 let mount = LoopMount::new(image.path(), options)?;
@@ -212,9 +213,9 @@ fn mkfs_args(rng: &mut Rng) -> &'static [&'static str] {
 /// Operations on a tree.
 pub type Change = fn(&mut dyn Target) -> Result<(), Errno>;
 
-/// Makes a snapshot after `first` and one after `second`, sends both (the second one as an increment), and compares what Linux
-/// receives. The filesystem is opened again for each change, so that numbers of deleted inodes are used again. Returns the
-/// temporary names in the increment.
+/// Makes a snapshot after `first` and one after `second`, sends both (the second one as an increment), and compares
+/// what Linux receives. The filesystem is opened again for each change, so that numbers of deleted inodes are used
+/// again. Returns the temporary names in the increment.
 pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<PathBuf>> {
     let source = Image::kernel_made(256 << 20, &[])?;
     let mount = LoopMount::new(source.path(), "")?;

@@ -46,9 +46,9 @@ type Blocks = BTreeMap<u64, Block>;
 /// A snapshot, and the snapshots from which its stream may clone.
 pub type Sent<'n> = (&'n str, Vec<&'n str>);
 
-/// Compares these snapshots in two images. Without `prealloc`, preallocated blocks count as holes. The partial block at the end
-/// of a file is not compared. One other block of each file may be unshared: when Linux changes a file's size or preallocates, it
-/// writes zeros into the block at the former end, so this block may be a copy.
+/// Compares these snapshots in two images. Without `prealloc`, preallocated blocks count as holes. The partial block
+/// at the end of a file is not compared. One other block of each file may be unshared: when Linux changes a file's
+/// size or preallocates, it writes zeros into the block at the former end, so this block may be a copy.
 pub fn compare_extents(source: &Path, target: &Path, sent: &[Sent<'_>], prealloc: bool) -> Result<Differs> {
     let mut differs = Differs::default();
     // For each snapshot: the source's blocks, each with its places in the target.

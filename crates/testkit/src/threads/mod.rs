@@ -7,8 +7,8 @@
 //!   rewritten/ small files that some threads rewrite all the time while another fsyncs them
 //!   poison     a file whose data the device refuses
 //! ```
-//! In half of the runs, another thread empties block groups. In half of the runs, quotas are on, and another thread changes
-//! groups, relations and limits and starts rescans.
+//! In half of the runs, another thread empties block groups. In half of the runs, quotas are on, and another thread
+//! changes groups, relations and limits and starts rescans.
 //!
 //! - T1. Each lane's promises (see [`History`]) hold independently of the other threads. Other threads may commit any
 //!   state.
@@ -547,11 +547,12 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
     Ok(false)
 }
 
-/// The errors with which a change of quota groups may be refused: ENOENT, EBUSY, EEXIST, EINVAL, ENOSPC, ENOTCONN, EINPROGRESS.
+/// The errors with which a change of quota groups may be refused: ENOENT, EBUSY, EEXIST, EINVAL, ENOSPC, ENOTCONN,
+/// EINPROGRESS.
 const QUOTA_REFUSALS: [i32; 7] = [2, 16, 17, 22, 28, 107, 115];
 
-/// Changes groups, relations and limits, and starts rescans, until the other threads are done (T7). Returns whether a fault
-/// was reported.
+/// Changes groups, relations and limits, and starts rescans, until the other threads are done (T7). Returns whether a
+/// fault was reported.
 fn change_quotas(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, shared: &Shared, seed: u64) -> Result<bool> {
     let mut rng = Rng::new(seed ^ 0x900a);
     let fs = target.fs();
