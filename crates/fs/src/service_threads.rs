@@ -27,7 +27,7 @@ impl ServiceThreads {
         !self.handles.lock().is_empty()
     }
 
-    /// Waits for the threads to end. The caller has told them to end, and may be one of the threads.
+    /// Waits for the threads to end. The caller has told the threads to end, and may be one of the threads.
     pub(crate) fn join(&self) {
         let handles = std::mem::take(&mut *self.handles.lock());
         for handle in handles {

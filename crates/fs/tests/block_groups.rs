@@ -345,8 +345,8 @@ fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
 }
 
 /// A device that starts a commit when a large part of one copy of a chunk is read. The read waits until the commit has
-/// written a part of its blocks to that copy; for a moment, the commit's other blocks and the other copy of the chunk
-/// are not written.
+/// written a part of its blocks to the copy that is read; for a moment, the commit's other blocks and the other copy of
+/// the chunk are not written.
 #[derive(Debug)]
 struct HoldingDevice {
     inner: Arc<dyn Device>,

@@ -411,7 +411,7 @@ fn cutting_off_data_that_waits_leaves_the_size_on_disk() {
 }
 
 /// Pending data at the start of a file keeps the size on disk below the ends of extents that were cloned into the file
-/// and are in the tree already. Truncating inside such an extent must leave no old bytes past the new end.
+/// and are in the tree already. Truncating inside a cloned extent must leave no old bytes past the new end.
 #[test]
 fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
     let image = make(&MkfsOptions::default());

@@ -1,5 +1,5 @@
-//! Reading from start to end while the file changes. A read returns the content that the file has at that moment,
-//! regardless of read-ahead.
+//! Reading from start to end while the file changes. A read returns the content that the file has at the moment of the
+//! read, regardless of read-ahead.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 

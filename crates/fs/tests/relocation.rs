@@ -1,8 +1,8 @@
 //! Emptying block groups.
 //!
 //! Method: filesystems with snapshots, reflinks and preallocated extents are made by Linux and by random operations
-//! here. All their block groups are emptied, one after the other. Then each file is as before, here and under Linux;
-//! `btrfs check` and `ubtrfs check` find nothing; and the groups are gone. `UBTRFS_SEED` repeats a failure.
+//! here. All block groups of a filesystem are emptied, one after the other. Then each file is as before, here and under
+//! Linux; `btrfs check` and `ubtrfs check` find nothing; and the groups are gone. `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,9 +1,9 @@
 //! Creating and deleting subvolumes and snapshots.
 //!
-//! Method: random operations continue in a subvolume, with a model; each snapshot keeps the model's state at that time.
-//! At the end, each snapshot that was not deleted must hold that state, here and under Linux. `btrfs check` and `ubtrfs
-//! check` must find no problems, and the image must hold nothing of the deleted snapshots. `UBTRFS_SEED` repeats a
-//! failure.
+//! Method: random operations continue in a subvolume, with a model; the model's state is kept with each snapshot. At
+//! the end, each snapshot that was not deleted must hold the model's state that was kept with it, here and under Linux.
+//! `btrfs check` and `ubtrfs check` must find no problems, and the image must hold nothing of the deleted snapshots.
+//! `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -249,7 +249,7 @@ fn snapshots_of_files_that_are_written_in_place() {
 }
 
 /// Deletes a tree that takes several commits to drop and shares most blocks with a snapshot. After each commit, both
-/// checkers examine the image as a power cut would leave it, and Linux and ubtrfs continue from there.
+/// checkers examine the image as a power cut would leave it, and Linux and ubtrfs continue the deletion from there.
 #[test]
 fn a_deletion_is_taken_up_where_it_was() {
     if !capability::kernel_oracle() {
@@ -441,7 +441,8 @@ fn a_snapshot_holds_no_files_without_names() {
 }
 
 /// A deleted subvolume had the highest id, and no subvolume was made in this session yet. As in Linux, the next
-/// subvolume does not get that id again, because state of deleted subvolumes is kept until the filesystem is closed.
+/// subvolume does not get the id of a deleted subvolume again, because state of deleted subvolumes is kept until the
+/// filesystem is closed.
 #[test]
 fn an_id_is_given_once_while_the_filesystem_is_open() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();

@@ -90,8 +90,8 @@ impl Fs {
         Ok((extents, next))
     }
 
-    /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts these bytes too: if a file with
-    /// data looked like a hole, programs that skip holes would lose the data.
+    /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts pending bytes too: if a file
+    /// with data looked like a hole, programs that skip holes would lose the data.
     pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
         if state.data.is_clean() {
             return 0;

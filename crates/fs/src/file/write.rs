@@ -186,8 +186,8 @@ impl Fs {
     }
 
     /// Zeroes the bytes between the end of the file and the end of its last sector if a write at (or an extension to)
-    /// `offset` makes them visible. On disk these bytes may have any content, because Linux leaves old bytes there when
-    /// it shortens a file.
+    /// `offset` makes them visible. On disk the bytes past the end of the file may have any content, because Linux
+    /// leaves old bytes there when it shortens a file.
     fn zero_old_end(
         &self,
         inode: &Arc<Inode>,

@@ -166,7 +166,8 @@ impl InodeCache {
         }
     }
 
-    /// Notes that an inode got a name. After that name is removed, the inode can get no other.
+    /// Notes that an inode got a name. After the first name of an unnamed file is removed, the inode can get no other
+    /// name.
     pub(crate) fn mark_linked(&self, id: InodeId) {
         if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
             users.linkable = false;

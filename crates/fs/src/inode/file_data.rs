@@ -200,7 +200,7 @@ impl FileData {
     }
 
     /// The first and the last sector of `range`, each only if the range covers the sector in part and the sector is not
-    /// dirty. The caller must pass the other bytes of these sectors to [`Self::write`].
+    /// dirty. The caller must pass the other bytes of the returned sectors to [`Self::write`].
     pub(crate) fn partial_sectors(&self, range: Range<u64>) -> (Option<u64>, Option<u64>) {
         let wide = self.widen(range.clone());
         let first = (wide.start < range.start && !self.is_dirty(wide.start)).then_some(wide.start);

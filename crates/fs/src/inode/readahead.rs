@@ -12,8 +12,8 @@
 //!   change ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). So every slot that a
 //!   reader finds was made after the last change.
 //! - I2. A reader holds the state lock for reading while it waits for a slot. So the thread that fills the slot must
-//!   not wait for that lock: it takes the lock even if writers wait for it, or abandons the slot. A reader takes over a
-//!   slot that no thread has begun to fill, instead of waiting for it.
+//!   not wait for the state lock: it takes the lock even if writers wait for it, or abandons the slot. A reader takes
+//!   over a slot that no thread has begun to fill, instead of waiting for it.
 //! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory in addition to
 //!   the slots.
 

@@ -19,8 +19,8 @@ impl Fs {
         self.change_attributes(id, set, false)
     }
 
-    /// Changes attributes through a file that is open for writing. Such a file can still be truncated if it became
-    /// immutable after it was opened.
+    /// Changes attributes through a file that is open for writing. A file that is open for writing can still be
+    /// truncated if it became immutable after it was opened.
     pub fn setattr_opened(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, true)
     }

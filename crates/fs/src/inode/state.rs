@@ -2,7 +2,7 @@
 //!
 //! - I1. `state.item` is the inode's current state. The `INODE_ITEM` in the tree may show a smaller size (`disk_size`)
 //!   while data past that size is not on disk yet. The two items differ in nothing else, except between a write and its
-//!   writeback; the dirty data keeps the inode in memory for that time.
+//!   writeback; until the writeback, the dirty data keeps the inode in memory.
 //! - I2. Everything that belongs to the inode's items changes under its state lock, held for writing around the
 //!   [`TransHandle`] that puts the items.
 //! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards
@@ -66,7 +66,8 @@ pub(crate) struct InodeState {
     pub(crate) dead: bool,
     /// The running defragmentation of the file.
     pub(crate) rewriting: Option<Rewriting>,
-    /// Whether this is the root directory of a deleted subvolume. Such a directory is empty and accepts no names.
+    /// Whether this is the root directory of a deleted subvolume. The root directory of a deleted subvolume is empty
+    /// and accepts no names.
     pub(crate) removed: bool,
 }
 

@@ -29,7 +29,8 @@ fn key_of(ino: Ino, name: &[u8]) -> Key {
 /// most accesses.
 ///
 /// The value is set from the tree under the inode's state lock. Before an attribute is added, the value is set to
-/// [`Self::SOME`] under that lock, held for writing. Removing the last attribute does not change the value.
+/// [`Self::SOME`] under the inode's state lock, held for writing. Removing the last attribute does not change the
+/// value.
 #[derive(Debug)]
 pub(crate) struct KnownXattrs(AtomicU8);
 

@@ -73,8 +73,8 @@ impl Fs {
         Ok(attr)
     }
 
-    /// Creates an open, unnamed regular file. [`Fs::release_inode`] closes it, and [`Fs::link`] may name it. Without a
-    /// name, the file is deleted with its last use.
+    /// Creates an open, unnamed regular file. [`Fs::release_inode`] closes the file, and [`Fs::link`] may give it a
+    /// name. Without a name, the file is deleted with its last use.
     pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
         let dir_inode = self.inode_to_change(dir)?;
         let reservation = self.reserve(CREATE_ITEMS)?;

@@ -1,7 +1,7 @@
 //! [`Current`]: the subvolume that is being received, and the commands that change it.
 //!
-//! New inodes inherit nothing from their directory: the stream has the attributes of each new inode. Until its `chmod`
-//! command, only the owner can access a new inode, as with btrfs-progs.
+//! New inodes inherit nothing from their directory: the stream has the attributes of each new inode. Until the `chmod`
+//! command of a new inode, only the owner can access the inode, as with btrfs-progs.
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags, Timespec};

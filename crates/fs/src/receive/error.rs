@@ -96,7 +96,7 @@ impl fmt::Display for ReceiveError {
         if let Some(position) = &self.position {
             write!(f, "{position}: ")?;
         }
-        // The messages of these problems contain the path.
+        // The messages about unusable paths and taken names contain the path already.
         let names_path = matches!(*self.problem, ReceiveProblem::Path(_) | ReceiveProblem::Exists(_));
         if !self.path.is_empty() && !names_path {
             write!(f, "'{}': ", self.path.get(..MOST_SHOWN).unwrap_or(&self.path).escape_ascii())?;

@@ -187,12 +187,12 @@ impl Fs {
         if self.subvolumes.is_deleted(root) {
             return Err(Error::NotFound);
         }
-        // Other receives and snapshots may have used the room since the stream began.
+        // Other receives and snapshots may have used the room in the UUID tree since the stream began.
         if !self.has_room_for_received(sent.uuid)? {
             return Err(Error::Overflow);
         }
         let subvolume = self.subvolume(root)?;
-        // This waits until running changes have ended, as when a subvolume becomes read-only.
+        // Making the subvolume read-only waits until running changes have ended.
         subvolume.set_read_only(true)?;
         let done = self.put_received(root, sent);
         if done.is_err() {

@@ -23,7 +23,7 @@ impl Fs {
     /// The subvolume must be read-only; a subvolume that becomes writable loses its received UUID. Of several
     /// subvolumes with the UUID, a subvolume with this transid is preferred. A subvolume with another transid is
     /// accepted too: if a received subvolume is sent again, the stream identifies it by its received UUID, but by the
-    /// transid that it has on that sender.
+    /// transid that it has at the second sender.
     pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
         let mut changed = false;
         for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {
@@ -57,7 +57,7 @@ impl Fs {
         })
     }
 
-    /// The subvolumes with a UUID, from the UUID tree. Without that tree, all subvolumes are searched.
+    /// The subvolumes with a UUID, from the UUID tree. Without a UUID tree, all subvolumes are searched.
     fn ids_of_uuid(&self, kind: KeyType, uuid: Uuid) -> Result<Vec<RootId>, Error> {
         if uuid.is_nil() {
             return Ok(Vec::new());

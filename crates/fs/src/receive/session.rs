@@ -142,7 +142,7 @@ impl Session<'_> {
                         if let Err(error) = self.apply_batch(&batch, job) {
                             break Err(error);
                         }
-                        // If the channel is full, enough batches are kept for reuse, and this one is dropped.
+                        // If the channel is full, enough batches are kept for reuse, and this batch is dropped.
                         let _ = give_back.try_send(batch);
                     }
                 }

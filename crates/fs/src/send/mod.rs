@@ -11,9 +11,9 @@
 //! request   what is sent, and finding the parent
 //! ```
 //!
-//! The difference is walked by [`ubtrfs_tree::Diff`], twice in an incremental send: once for names, once for inodes.
-//! Subvolumes are sent as committed. While a subvolume is being sent, the subvolume, its parent and its clone sources
-//! can neither be deleted nor become writable, and no extents are moved ([`crate::subvolume::sends`]).
+//! The difference is walked by [`ubtrfs_tree::Diff`], twice in an incremental send: once for names, once for inodes. A
+//! subvolume is sent in its last committed state. While a subvolume is being sent, the subvolume, its parent and its
+//! clone sources can neither be deleted nor become writable, and no extents are moved ([`crate::subvolume::sends`]).
 
 pub(crate) mod changes;
 pub(crate) mod request;

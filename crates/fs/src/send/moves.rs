@@ -12,9 +12,9 @@
 //! 2. a mover or a late directory still has the new name,
 //! 3. a directory would move below itself, because a directory on the way to its new place has not moved yet.
 //!
-//! [`Moves::run`] follows these dependencies depth first. A dependency on a directory or mover that is waiting itself
-//! is a cycle. That directory or mover then gets a temporary name in the subvolume's root ("orphan"), which resolves
-//! all three kinds of dependency. So temporary names appear only in cycles.
+//! [`Moves::run`] follows the dependencies between moves depth first. A dependency on a directory or mover that is
+//! waiting itself is a cycle. The waiting directory or mover of a cycle gets a temporary name in the subvolume's root
+//! ("orphan"), which resolves all three kinds of dependency. So temporary names appear only in cycles.
 //!
 //! - M1. Each mover and late directory gets a temporary name at most once, and each move happens once, so the work
 //!   ends.

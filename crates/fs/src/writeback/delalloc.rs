@@ -55,10 +55,10 @@ impl Fs {
         self.flush_tagged(None)
     }
 
-    /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Little data that becomes dirty
-    /// later is written, however fast writers are: first as many bytes as are dirty now, in batches of many files, then
-    /// the rest in one pass through each file. For a single subvolume, in which writers may be active all the time, the
-    /// passes through large files come first. The caller must hold no inode lock.
+    /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Writes little of the data that
+    /// becomes dirty later, however fast writers are: first as many bytes as are dirty now, in batches of many files,
+    /// then the rest in one pass through each file. For a single subvolume, in which writers may be active all the
+    /// time, the passes through large files come first. The caller must hold no inode lock.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
         let tagged = tagged.map(|inode| {

@@ -7,7 +7,8 @@ use ubtrfs_transaction::{BackgroundWork, Flusher, Reclaim};
 use crate::{Error, Fs};
 
 thread_local! {
-    /// Whether this thread is writing data back. Reservations of such a thread must not start more writeback.
+    /// Whether this thread is writing data back. Reservations of a thread that writes data back must not start more
+    /// writeback.
     static FLUSHING: Cell<bool> = const { Cell::new(false) };
 }
 
