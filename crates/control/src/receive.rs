@@ -11,7 +11,7 @@
 //! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when bytes
 //!   are available, and given up when the command ends.
 //! - V2. The kernel caches names and data of a subvolume that programs read while it is being received. When the
-//!   receive ends, the server makes the kernel forget these names and data.
+//!   receive ends, the server makes the kernel forget the names and data of the received subvolumes.
 
 use std::io::{self, BufReader, Read};
 use std::os::fd::BorrowedFd;

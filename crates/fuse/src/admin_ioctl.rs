@@ -2,8 +2,8 @@
 //! crate `control`.
 //!
 //! FUSE cannot transport QGROUP_LIMIT and BALANCE_CTL, which are therefore only commands of the control socket. The
-//! number of QGROUP_LIMIT says that the ioctl only returns data, so the kernel does not send its argument. The number
-//! of BALANCE_CTL says that its argument is a pointer to data, but its argument is a plain number.
+//! ioctl number of QGROUP_LIMIT says that the ioctl only returns data, so the kernel does not send the argument. The
+//! ioctl number of BALANCE_CTL says that the argument is a pointer to data, but the argument is a plain number.
 //!
 //! | ioctl               | argument, with the offsets of its fields                                                |
 //! |---------------------|-----------------------------------------------------------------------------------------|

@@ -3,7 +3,7 @@
 //!
 //! FUSE cannot transport ioctls whose arguments are followed by arrays, or contain pointers or descriptors:
 //! TREE_SEARCH_V2, SPACE_INFO, LOGICAL_INO, INO_PATHS, SEND, ENCODED_READ and ENCODED_WRITE. The control socket has
-//! commands for these ioctls.
+//! commands in place of ioctls that FUSE cannot transport.
 //!
 //! | ioctl          | argument, with the offsets of its fields                                                     |
 //! |----------------|----------------------------------------------------------------------------------------------|

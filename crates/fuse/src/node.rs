@@ -15,10 +15,10 @@
 //! | anything else                                                      | `2^63 \ | 62 bits of a hash`, incremented while the id is taken |
 //!
 //! Except for numbers made from hashes, the numbers are equal after every mount and on every machine. Backups that
-//! compare inode numbers with those of the last run, file handles that outlive the server (NFS), and `tar
-//! --listed-incremental` depend on equal numbers. Subvolume ids are not reused, so a number never refers to another
-//! file later. Numbers made from hashes are also equal unless two hashes collide; file handles with these numbers
-//! become stale when the server ends.
+//! compare inode numbers with those of the last run, file handles that outlive the server (NFS), and
+//! `tar --listed-incremental` depend on equal numbers. Subvolume ids are not reused, so a number never refers to
+//! another file later. Numbers made from hashes are also equal unless two hashes collide; file handles with these
+//! numbers become stale when the server ends.
 //!
 //! Invariants:
 //! - N1. The mapping is one to one for the lifetime of the mount. An id that [`Nodes::node`] did not make is stale.

@@ -41,8 +41,8 @@ impl PageFlusher {
     }
 
     /// Whether the kernel may have data that `st_blocks` of a file does not count. If the kernel keeps only data
-    /// written through mappings, the function returns true only for files without blocks. In other files, programs seek
-    /// data and holes, and the answer to SEEK_DATA fetches the pages.
+    /// written through mappings, the function returns true only for files without blocks. In files with blocks,
+    /// programs seek data and holes, and the server fetches the pages before it answers SEEK_DATA.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,

@@ -136,7 +136,7 @@ impl Server {
     }
 
     /// Clears set-user-id and set-group-id of a file whose content changed. The kernel has found that the caller may
-    /// not keep these bits.
+    /// not keep set-user-id and set-group-id.
     fn clear_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
