@@ -36,7 +36,7 @@ impl ExtentUse {
     }
 }
 
-/// Passes every use of a data extent to `found`, until it returns false.
+/// Passes every use of a data extent to `found`, until `found` returns false.
 ///
 /// # Errors
 ///

@@ -46,7 +46,7 @@ impl Engine {
             NewContent::Items(_) => None,
         };
         if source.is_some() {
-            // Count the changes that were made before the copy now, because the snapshot is not a user of them.
+            // Count now the changes that were made before the copy, because the snapshot is not one of their users.
             self.run_delayed_refs(work, transid)?;
             self.account_quotas(&mut work.quota, transid);
         }

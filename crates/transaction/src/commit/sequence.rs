@@ -9,7 +9,7 @@
 //! Crash argument. Until the first superblock copy is written, nothing that the last superblock reaches is overwritten,
 //! neither through its trees nor through a log: freed extents are pinned, new nodes take new addresses, and data that
 //! was written and dropped since the last commit keeps its place, because a log may refer to it. Everything that the
-//! new superblock reaches was flushed before it is written.
+//! new superblock reaches was flushed before the superblock is written.
 //!
 //! Invariants:
 //! - I1. The rounds end: a node that was copied in a transaction keeps its address, so each round copies fewer nodes.

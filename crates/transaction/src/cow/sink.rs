@@ -148,7 +148,7 @@ struct Made {
     left: Vec<Logical>,
     /// Written blocks of this transaction that no tree uses any more.
     retired: Vec<Extent>,
-    /// Number of blocks that the tree gained; `nr_left` is the number that it lost.
+    /// Number of blocks that the tree gained; the next field is the number of blocks that it lost.
     nr_made: u64,
     nr_left: u64,
 }

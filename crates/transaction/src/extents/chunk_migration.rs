@@ -3,8 +3,8 @@
 //! A migrated chunk keeps its logical addresses, so no tree block and no reference changes, however many snapshots
 //! share them, and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the
 //! devices while other threads read, write and allocate in the chunk (`volumes::migration`). After the copy, a commit
-//! records the new chunk item, device extents and profile. A crash before that commit is durable leaves the chunk where
-//! it was.
+//! records the new chunk item, device extents and profile. A crash before the commit of a migration is durable leaves
+//! the chunk where it was.
 //!
 //! Owns the state of each migration, under one lock. No other lock is taken under the lock of the migrations.
 //!

@@ -7,8 +7,8 @@
 //! Owns the sizes that the next commit records; no other lock is taken under the lock of these sizes. Also owns the
 //! lock that is held for a whole resize, and that comes before all other locks.
 //!
-//! I1. While a device's limit is set, no chunk is made or moved past it (`volumes::chunk_map`). So once no chunk is
-//! left past the new end, no chunk is added past the new end before the new size is durable.
+//! I1. While a device's limit is set, no chunk is made past the limit or moved past it (`volumes::chunk_map`). So once
+//! no chunk is left past the new end, no chunk is added past the new end before the new size is durable.
 
 use std::time::Duration;
 

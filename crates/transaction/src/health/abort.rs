@@ -39,7 +39,7 @@ impl AbortState {
         }
     }
 
-    /// Registers this engine with the panic hook: a panic of a thread that entered the engine aborts it.
+    /// Registers this engine with the panic hook: a panic of a thread that entered the engine aborts the engine.
     pub(crate) fn register(&self, engine: Weak<Engine>) {
         self.id.register(engine);
     }

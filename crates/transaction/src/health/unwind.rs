@@ -36,7 +36,8 @@ impl EngineId {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Registers this engine with the panic hook: a panic of a thread that called [`EngineId::enter`] aborts it.
+    /// Registers this engine with the panic hook: a panic of a thread that called [`EngineId::enter`] aborts the
+    /// engine.
     pub(crate) fn register(self, engine: Weak<Engine>) {
         HOOK.call_once(|| {
             let before = std::panic::take_hook();

@@ -38,8 +38,7 @@ pub(crate) struct NodeStore {
     /// Generation of the running transaction: no block is newer.
     generation_limit: AtomicU64,
     nodesize: usize,
-    /// Number of nodes in memory that are not written yet; `most_unwritten` is the highest value of `nr_unwritten` so
-    /// far.
+    /// Number of nodes in memory that are not written yet; the next field is the highest such number so far.
     nr_unwritten: AtomicU64,
     most_unwritten: AtomicU64,
 }

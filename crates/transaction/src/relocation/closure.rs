@@ -1,5 +1,5 @@
-//! [`Closure`]: the blocks that change when extents move. These blocks are the moving tree blocks, the leaves that
-//! refer to moving data extents, and all ancestors of such blocks and leaves, in every tree that shares them.
+//! [`Closure`]: the blocks that change when extents move. The changing blocks are the moving tree blocks, the leaves
+//! that refer to moving data extents, and all ancestors of such blocks and leaves, in every tree that shares them.
 //!
 //! The parents of a block follow from its references: `SharedBlock(parent)` names a parent; for `TreeBlock(root)`, a
 //! descent from that root towards the block's first key finds the parent, or the block is the root itself.
