@@ -77,7 +77,7 @@ impl ItemLog {
 
 const CHUNK_BITS: u32 = 14;
 const CHUNK: usize = 1 << CHUNK_BITS;
-/// The first chunk grows, because most directories are small.
+/// Initial capacity of the first chunk in bytes. The capacity is small, because most directories are small.
 const FIRST_CHUNK: usize = 256;
 const LEN_BYTES: usize = 2;
 /// Approximate length of a name's entry.

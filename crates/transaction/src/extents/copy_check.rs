@@ -21,8 +21,8 @@ use crate::engine::Engine;
 use crate::extents::extent_tree::lookup_extent;
 
 impl Engine {
-    /// Prepares for giving up copies. If copies differ in a range, reads its content with verification, which repairs
-    /// the first copy. That copy stays.
+    /// Prepares ranges of a chunk for giving up all copies but the first. If copies differ in a range, reads its
+    /// content with verification, which repairs the first copy. That copy stays.
     pub(crate) fn repair_first_copy(&self, ranges: &[Range<u64>]) -> Result<()> {
         for range in ranges {
             let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);

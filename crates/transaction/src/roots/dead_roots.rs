@@ -154,7 +154,7 @@ struct Drop<'a> {
     /// If the subvolume is a snapshot: the transaction that made it. Blocks that only the snapshot uses are newer than
     /// that transaction.
     created: Generation,
-    /// Approximate number of references that may still be changed.
+    /// Approximate number of references that this commit may still change.
     budget: &'a mut i64,
     /// Shared blocks that the tree stopped using.
     left: Vec<NodePtr>,
