@@ -384,9 +384,9 @@ fn mount_and_umount_of_the_system_work() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let dir = TempDir::new().unwrap();
-    // `mount -t fuse.ubtrfs` runs this command, which searches PATH for the program `ubtrfs`, the part of the type after
-    // the dot. The test does not run mount(8) itself, because mount(8) uses the system's PATH, where the program may not
-    // be installed.
+    // `mount -t fuse.ubtrfs` runs this command, which searches PATH for the program `ubtrfs`, the part of the type
+    // after the dot. The test does not run mount(8) itself, because mount(8) uses the system's PATH, where the program
+    // may not be installed.
     let path = format!("{}:{}", Path::new(UBTRFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let output = Command::new("/usr/sbin/mount.fuse3")
         .args([image.path(), dir.path()])
@@ -742,8 +742,8 @@ fn a_confined_server_serves_all_requests() {
     }
 }
 
-/// If a file's group cannot execute the file, a change of its content keeps the set-group-id bit if the caller is a member of
-/// the group. All groups of the caller count, and a confined server cannot look them up by itself.
+/// If a file's group cannot execute the file, a change of its content keeps the set-group-id bit if the caller is a
+/// member of the group. All groups of the caller count, and a confined server cannot look them up by itself.
 fn groups_decide(mount: &Mount) {
     if !capability::program("setpriv") {
         return;

@@ -1,5 +1,5 @@
-//! Tests of commands on a mount: a read-only mount or bind mount refuses changes, the caller's capabilities decide, data and
-//! sizes that only the kernel has are respected, and printed paths can be opened.
+//! Tests of commands on a mount: a read-only mount or bind mount refuses changes, the caller's capabilities decide,
+//! data and sizes that only the kernel has are respected, and printed paths can be opened.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -24,8 +24,8 @@ fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Streams of snapshot `A` and, as an increment to it, of snapshot `B`: sent from the filesystem that made them (`A.st`,
-/// `B.st`), and from a filesystem that received them (`A2.st`, `B2.st`).
+/// Streams of snapshot `A` and, as an increment to it, of snapshot `B`: sent from the filesystem that made them
+/// (`A.st`, `B.st`), and from a filesystem that received them (`A2.st`, `B2.st`).
 struct Relay {
     dir: TempDir,
 }

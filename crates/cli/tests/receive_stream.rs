@@ -1,6 +1,7 @@
 //! Tests of `ubtrfs receive` on images and on mounts, with streams that Linux sends.
 //!
-//! Method: Linux makes and sends snapshots, the built program receives them, and Linux reads, checks, shows and sends the result.
+//! Method: Linux makes and sends snapshots, the built program receives them, and Linux reads, checks, shows and sends
+//! the result.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

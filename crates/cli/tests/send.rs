@@ -1,5 +1,5 @@
-//! Tests of `ubtrfs send`, `send --diff` and `subvolume find-new`: a mount and its image give equal streams, Linux receives the
-//! streams, and wrong arguments are refused.
+//! Tests of `ubtrfs send`, `send --diff` and `subvolume find-new`: a mount and its image give equal streams, Linux
+//! receives the streams, and wrong arguments are refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

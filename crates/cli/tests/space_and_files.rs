@@ -270,8 +270,8 @@ fn ranges_are_shared_on_mounts_and_images() {
     linux.close().unwrap();
 }
 
-/// Makes files with inline data, holes, compression and hard links, and extents that are shared within a file, with other
-/// files, with snapshots, and with files and subvolumes that are deleted afterwards.
+/// Makes files with inline data, holes, compression and hard links, and extents that are shared within a file, with
+/// other files, with snapshots, and with files and subvolumes that are deleted afterwards.
 const SHARING: &str = r#"
     btrfs -q subvolume create a && cd a
     head -c 3000000 /dev/urandom > big; head -c 1000000 /dev/urandom > split; echo inline > small; mkdir -p d/e empty

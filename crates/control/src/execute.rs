@@ -26,7 +26,8 @@ pub struct OpenFile {
     pub is_readable: bool,
     /// Whether the file is open for writing.
     pub is_writable: bool,
-    /// Whether the file was opened through a read-only mount of a writable filesystem, for example a read-only bind mount.
+    /// Whether the file was opened through a read-only mount of a writable filesystem, for example a read-only bind
+    /// mount.
     pub is_read_only_mount: bool,
 }
 
@@ -133,7 +134,8 @@ impl Context<'_> {
         self.caller.uid() != 0 && self.host.owner() == Some(self.caller.uid())
     }
 
-    /// Succeeds if the caller may administer this filesystem: it has CAP_SYS_ADMIN, or is the ordinary user who mounted.
+    /// Succeeds if the caller may administer this filesystem: it has CAP_SYS_ADMIN, or is the ordinary user who
+    /// mounted.
     pub fn require_admin(&self) -> Result<()> {
         permit(self.caller.is_admin() || self.is_mount_owner(), "only root and the user who mounted it may do this")
     }

@@ -35,9 +35,9 @@
 //! 5. Add tests: a line for each permission in `tests/permissions.rs`, and a run on a mount and on an image that must
 //!    give equal output.
 //!
-//! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client passes the stream to
-//! [`Channel::call_with_stream`]; on the socket it is the last descriptor of the request. The command finds the stream in
-//! [`Context::stream`].
+//! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client passes the
+//! stream to [`Channel::call_with_stream`]; on the socket it is the last descriptor of the request. The command finds
+//! the stream in [`Context::stream`].
 //!
 //! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
 //! server refuses fields and commands that it does not know and names them in the error.

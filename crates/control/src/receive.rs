@@ -4,9 +4,9 @@
 //! |---------|------------------------------------------------------------------------------------------------------------|
 //! | receive | the rights of an administrator ([`Context::require_admin`]), and write and search of the directory         |
 //!
-//! A stream makes files of any owner, device nodes, and set-user-id programs. So root may receive into every mount. An ordinary
-//! user may receive into their own mounts, which the kernel mounts with nosuid and nodev, and into their own images, whose bytes
-//! they can change anyway.
+//! A stream makes files of any owner, device nodes, and set-user-id programs. So root may receive into every mount. An
+//! ordinary user may receive into their own mounts, which the kernel mounts with nosuid and nodev, and into their own
+//! images, whose bytes they can change anyway.
 //!
 //! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when bytes
 //!   are available, and given up when the command ends.

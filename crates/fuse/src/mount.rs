@@ -419,8 +419,8 @@ fn find_fusermount() -> Option<PathBuf> {
 
 /// Unmounts. With `lazy` the mount disappears at once, and ends after its last use.
 ///
-/// Retries for half a second while the mount is busy: a process that has been forked and has not called exec yet keeps its
-/// parent's files open.
+/// Retries for half a second while the mount is busy: a process that has been forked and has not called exec yet keeps
+/// its parent's files open.
 pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     for _ in 0..BUSY_TRIES {
         match unmount_once(dir, lazy) {
@@ -526,8 +526,8 @@ pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
 
-/// The mount that holds an existing path: where it is mounted, and which directory of the filesystem it shows, as a path from
-/// the filesystem's root.
+/// The mount that holds an existing path: where it is mounted, and which directory of the filesystem it shows, as a
+/// path from the filesystem's root.
 pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
     let full = std::fs::canonicalize(path).ok()?;
     let holding = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir));

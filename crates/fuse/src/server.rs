@@ -7,8 +7,8 @@
 //!     fit into the answer gives its reference back.
 //! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
 //!     ([`TTL`]). The exception is `st_blocks`, which changes without a request when writeback allocates new data: see
-//!     [`Server::attr_ttl`]. If a request changes names that the kernel cannot expect it to change, the server tells the
-//!     kernel (`name_cache`).
+//!     [`Server::attr_ttl`]. If a request changes names that the kernel cannot expect it to change, the server tells
+//!     the kernel (`name_cache`).
 //! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
@@ -289,8 +289,8 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
         | Features::ATOMIC_O_TRUNC
         // The feature spares a getxattr of security.capability for every write.
         | Features::HANDLE_KILLPRIV_V2;
-    // The server applies default ACLs to the modes of new inodes. Only the kernel checks access by ACL, if it is checked
-    // at all.
+    // The server applies default ACLs to the modes of new inodes. Only the kernel checks access by ACL, if it is
+    // checked at all.
     features.set(Features::DONT_MASK, fs.options().acl);
     features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions());
     features.set(Features::WRITEBACK_CACHE, config.writeback_cache);

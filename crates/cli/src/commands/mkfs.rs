@@ -68,8 +68,8 @@ pub(crate) struct Args {
     /// Same as --features.
     #[arg(short = 'R', long, value_name = "LIST", value_delimiter = ',')]
     runtime_features: Vec<String>,
-    /// Copy the content of this directory into the new filesystem. A missing image is made large enough if --byte-count is
-    /// not given.
+    /// Copy the content of this directory into the new filesystem. A missing image is made large enough if --byte-count
+    /// is not given.
     #[arg(short = 'r', long, value_name = "DIR")]
     rootdir: Option<PathBuf>,
     /// Owner of the root directory: the current user, by default.

@@ -72,8 +72,8 @@ impl Blocks {
     /// Blocks in chunks that are unknown because of damage in the chunk tree are reported as well.
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
-        // The chunk tree lies in system chunks, which are known from the superblock. So the whole tree is read first, and
-        // its chunks are added afterwards.
+        // The chunk tree lies in system chunks, which are known from the superblock. So the whole tree is read first,
+        // and its chunks are added afterwards.
         let walked: Result<(), std::convert::Infallible> =
             self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
                 let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };

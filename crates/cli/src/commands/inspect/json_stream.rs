@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
-/// Writes nested objects and arrays. Each object and array that was opened must be closed with [`JsonStream::close`], the
-/// innermost first.
+/// Writes nested objects and arrays. Each object and array that was opened must be closed with [`JsonStream::close`],
+/// the innermost first.
 pub(super) struct JsonStream<W> {
     out: W,
     /// For each open array or object, its closing bracket and whether it has content yet.

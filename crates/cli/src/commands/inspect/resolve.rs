@@ -1,7 +1,7 @@
 //! `ubtrfs inspect logical-resolve`, `inode-resolve`, `subvolid-resolve`, `rootid`.
 //!
-//! Paths of files in a mount are printed as programs can open them. Files in subvolumes that the mount does not show are
-//! named on standard error. Paths in an image, and paths of subvolumes, start at the top level.
+//! Paths of files in a mount are printed as programs can open them. Files in subvolumes that the mount does not show
+//! are named on standard error. Paths in an image, and paths of subvolumes, start at the top level.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -129,9 +129,9 @@ fn print_files(target: &Target, answer: Response) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the path of a file from the host's root; `None` if the mount on `dir` does not show the file. `path` (of the file)
-/// and `shown` (of the mounted subvolume's root) start at the top level. `root`, other than `/` for bind mounts, is the
-/// directory below `shown` that is mounted on `dir`.
+/// Returns the path of a file from the host's root; `None` if the mount on `dir` does not show the file. `path` (of the
+/// file) and `shown` (of the mounted subvolume's root) start at the top level. `root`, other than `/` for bind mounts,
+/// is the directory below `shown` that is mounted on `dir`.
 fn in_mount(path: &[u8], shown: &[u8], dir: &Path, root: &Path) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(path)).strip_prefix(OsStr::from_bytes(shown)).ok()?;
     Some(dir.join(Path::new("/").join(path).strip_prefix(root).ok()?))

@@ -41,16 +41,16 @@ pub(crate) struct Args {
     dir: PathBuf,
     /// Mount options, separated by commas: options of btrfs and of the mount point
     ///
-    /// With remount: ro or rw, and the mount point's dev, suid, exec, atime, dirsync and their opposites change; all other
-    /// options need a new mount.
+    /// With remount: ro or rw, and the mount point's dev, suid, exec, atime, dirsync and their opposites change; all
+    /// other options need a new mount.
     ///
     /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
     /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, flushoncommit,
     /// device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl,
     /// notreelog, nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
     ///
-    /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev, nosuid, noexec,
-    /// dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring, idle_poll.
+    /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev,
+    /// nosuid, noexec, dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring, idle_poll.
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only

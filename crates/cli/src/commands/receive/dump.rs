@@ -127,8 +127,8 @@ fn time(time: Timespec) -> String {
     format!("{}+0000", seconds_text(time).replacen(' ', "T", 1))
 }
 
-/// Escapes bytes as btrfs-progs does: with a letter (`\n`) if there is one, else as an octal number. Spaces are escaped only
-/// if `spaces` is set.
+/// Escapes bytes as btrfs-progs does: with a letter (`\n`) if there is one, else as an octal number. Spaces are escaped
+/// only if `spaces` is set.
 fn escaped(bytes: &[u8], spaces: bool) -> String {
     let mut out = String::with_capacity(bytes.len());
     for byte in bytes {

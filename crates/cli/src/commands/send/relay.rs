@@ -1,5 +1,5 @@
-//! Output of commands that write a stream. A mount's server writes to a pipe, and this process copies from the pipe to the
-//! output. So the server waits for nothing except this process, and never writes to a file of the user.
+//! Output of commands that write a stream. A mount's server writes to a pipe, and this process copies from the pipe to
+//! the output. So the server waits for nothing except this process, and never writes to a file of the user.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

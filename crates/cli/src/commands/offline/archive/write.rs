@@ -212,8 +212,8 @@ fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     out.push(b'\n');
 }
 
-/// Formats the map that precedes the data (pax sparse 1.0). If the file ends in a hole, the map ends with an empty range at
-/// the file's size.
+/// Formats the map that precedes the data (pax sparse 1.0). If the file ends in a hole, the map ends with an empty
+/// range at the file's size.
 fn sparse_map(ranges: &[(u64, u64)], size: u64) -> Vec<u8> {
     let at_end = ranges.last().is_none_or(|(offset, len)| offset + len < size).then_some((size, 0));
     let mut map = format!("{}\n", ranges.len() + usize::from(at_end.is_some()));

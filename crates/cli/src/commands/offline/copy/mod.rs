@@ -303,7 +303,8 @@ impl<'a> Copy<'a> {
 
     fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
         let to_path = self.to.top();
-        // A symbolic link that leads to itself does not count as a directory. The copy fails later, when it opens the link.
+        // A symbolic link that leads to itself does not count as a directory. The copy fails later, when it opens the
+        // link.
         let there = self.to.there(&to_path, true, true).or_else(|_| self.to.there(&to_path, true, false))?;
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
         let wants_dir = target.path().ends_with(b"/");

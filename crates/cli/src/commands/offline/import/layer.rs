@@ -106,8 +106,8 @@ impl Layer {
         self.walk_old(fs, dir, Old::Goes)
     }
 
-    /// Walks through a directory, and with [`Old::Goes`] removes everything that this layer did not add. Returns whether
-    /// the directory contains nothing that this layer added. The depth is limited by memory, not by the stack.
+    /// Walks through a directory, and with [`Old::Goes`] removes everything that this layer did not add. Returns
+    /// whether the directory contains nothing that this layer added. The depth is limited by memory, not by the stack.
     fn walk_old(&self, fs: &Fs, dir: InodeId, old: Old) -> anyhow::Result<bool> {
         struct Level {
             id: InodeId,

@@ -296,8 +296,8 @@ impl<'a> Import<'a> {
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut(), progress);
-            // I3: files that were handed over come before the failed member in the archive, so an error of these files is the
-            // one to report.
+            // I3: files that were handed over come before the failed member in the archive, so an error of these files
+            // is the one to report.
             self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
             made
         })?;
