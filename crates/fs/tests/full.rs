@@ -279,8 +279,8 @@ fn data_accepted_amid_truncations_and_snapshots_is_written() {
         for (id, _) in &files {
             fs.fsync(*id, false).unwrap();
         }
-        // Background writeback may fail once while others hold the space. The data stays dirty, and the next attempt
-        // writes it.
+        // Background writeback may fail once while other threads hold the space. The data stays dirty, and the next
+        // attempt writes it.
         let failures = fs.metrics().into_iter().find(|metric| metric.name == "writeback_failures_total").unwrap();
         println!("{} failures in the background", failures.value);
         for (id, content) in &files {

@@ -447,8 +447,8 @@ fn unlinked_files_live_while_they_are_used() {
     close_and_verify(&image, target).unwrap();
 }
 
-/// The kernel may have the file open although this crate counts only its lookup. So the inode may leave memory before
-/// the file gets its name.
+/// The kernel may have the file open, although this crate counts only a lookup of the file. So the inode may leave
+/// memory before the file gets its name.
 #[test]
 fn a_file_without_a_name_gets_one_after_its_inode_left_memory() {
     let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();

@@ -168,7 +168,7 @@ impl Life {
         Ok(())
     }
 
-    /// Deletes a subvolume that holds no other one.
+    /// Deletes a subvolume that holds no other subvolume.
     fn delete(&mut self) -> Result<()> {
         let holders: Vec<RootId> = self.subvolumes.values().map(|(parent, _)| *parent).collect();
         let mut free = self.subvolumes.keys().filter(|id| !holders.contains(id) && **id != RootId::FS_TREE);

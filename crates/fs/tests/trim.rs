@@ -1,4 +1,4 @@
-//! Discarding free space removes free space from the image file, and nothing else.
+//! Discarding free space punches holes into the image file where space is free, and nowhere else.
 //!
 //! Method: threads write, overwrite and remove files. Each thread remembers the content of its files, while another
 //! thread discards free space without a pause. `UBTRFS_SEED` repeats a run.

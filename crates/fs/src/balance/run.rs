@@ -8,10 +8,10 @@
 //! Invariants:
 //! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.
 //!   So a mount, here or in Linux, resumes an interrupted balance.
-//! - I2. From the start of a conversion to its end, also while it is paused, new chunks have its target profile
-//!   ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). The conversion ends when every block
-//!   group that its filters take has the target profile, could not be moved, or is beyond the filters' limit on the
-//!   number of block groups.
+//! - I2. From the start of a conversion to its end, also while it is paused, new chunks have the conversion's target
+//!   profile ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). The conversion ends when every
+//!   block group that its filters take has the target profile, could not be moved, or is beyond the filters' limit on
+//!   the number of block groups.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

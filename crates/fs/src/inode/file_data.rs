@@ -50,7 +50,7 @@ impl Run {
         self.offset + self.len_bytes
     }
 
-    /// The pieces of the buffers that cover `range` of the file, which must lie inside the run.
+    /// The pieces of the buffers that cover `range` of the file; the run must contain `range`.
     pub(crate) fn pieces(&self, range: Range<u64>) -> Vec<&[u8]> {
         let mut pieces = Vec::new();
         let mut at = self.offset;

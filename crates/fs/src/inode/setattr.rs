@@ -242,7 +242,7 @@ fn to_ioctl_flags(flags: InodeFlags) -> u32 {
     FLAG_PAIRS.iter().filter(|(disk, _)| flags.contains(*disk)).map(|(_, ioctl)| ioctl).sum()
 }
 
-/// Sets every flag except those for compression, which the property decides.
+/// Sets every flag except the flags for compression, because the property decides compression.
 fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
     let mut flags = state.item.flags();
     for (disk, ioctl) in FLAG_PAIRS {

@@ -146,7 +146,7 @@ impl InodeState {
         self.item.flags().intersects(flags)
     }
 
-    /// Whether this is a directory with many known names. After the inode leaves memory, these names cannot be
+    /// Whether this is a directory with many known names. After the inode leaves memory, the known names cannot be
     /// collected again. A separate budget bounds their memory.
     pub(crate) fn knows_many_names(&self) -> bool {
         self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
@@ -218,7 +218,7 @@ impl Inode {
         self.put_item_among(&mut op.changes(&self.home.tree), state);
     }
 
-    /// Puts the `INODE_ITEM` of `state` with other changes of a tree (I2).
+    /// Puts the `INODE_ITEM` of `state` together with other changes of a tree (I2).
     pub(crate) fn put_item_among(&self, changes: &mut TreeChanges<'_>, state: &mut InodeState) {
         state.item.transid = changes.generation();
         changes.put(self.item_key(), state.disk_item().encode_array());

@@ -28,7 +28,8 @@ pub(crate) struct Subvolume {
     /// Whether the subvolume's name is removed. The root directory of a deleted subvolume cannot be found any more, but
     /// inodes in use remain usable.
     deleted: AtomicBool,
-    /// Whether all uses of the subvolume's inodes have ended. The tree is then dropped.
+    /// Whether all uses of the subvolume's inodes have ended. After all uses have ended, the subvolume's tree is
+    /// dropped.
     gone: AtomicBool,
     /// The highest inode number in use or given out (I1). `None` if no inodes are created here, or if the end of the
     /// tree is damaged.

@@ -1,7 +1,7 @@
 //! [`WritebackLock`]: controls which tasks may work on a file's extents at the same time.
 //!
 //! Several batches of one file's data may be in flight at once, so the devices do not idle while the next batch is
-//! prepared. All other code that changes extents holds the lock exclusively.
+//! prepared. All code that changes extents, except batches of writeback, holds the lock exclusively.
 //!
 //! Invariants:
 //! - I1: while a holder is exclusive, no other task has data of the file under writeback.

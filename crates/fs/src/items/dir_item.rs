@@ -543,7 +543,7 @@ impl IndexBatch {
         let count =
             tree.visit(&dir_index_key(dir.ino, index), &dir_index_key(dir.ino, u64::MAX), limit, |key, item| {
                 match DirEntryView::all(item).next() {
-                    // The tree checker refuses these names on disk, but delayed items were not checked.
+                    // The tree checker refuses invalid names on disk, but delayed items were not checked.
                     Some(Ok(entry)) if !is_entry_name(entry.name) => bad_name = true,
                     Some(Ok(entry)) => self.add(key.offset, &entry),
                     Some(Err(error)) => failure = Some(error),

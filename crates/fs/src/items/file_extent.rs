@@ -316,7 +316,7 @@ impl ExtentPlan {
     }
 
     /// Adds explicit holes where `range` (sector-aligned) has no items after this plan. Filesystems without the
-    /// no-holes feature need such items, because their files have items for their whole size.
+    /// no-holes feature need explicit holes, because their files have items for their whole size.
     pub(crate) fn fill_holes(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
         let sector = u64::from(sectorsize);
         let mut covered: Vec<Range<u64>> = Vec::new();

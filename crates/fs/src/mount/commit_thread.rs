@@ -26,7 +26,7 @@ pub(crate) struct CommitThread {
 struct Shared {
     /// Whether changes were announced since the thread last looked.
     news: AtomicBool,
-    /// Whether the thread sleeps longer, because there is nothing to commit.
+    /// Whether the thread sleeps for the longer interval, because there is nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
     /// Whether a commit is requested.
@@ -116,7 +116,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         let Some(fs) = fs.upgrade() else { return };
         // Look for changes after setting the flag: a change that is announced later wakes the thread. A change that was
-        // announced before and is made afterwards is found when the thread looks again.
+        // announced before the flag was set, and is made afterwards, is found when the thread looks again.
         shared.idle.store(true, Ordering::Release);
         if !fs.has_changes() {
             dirty_since = None;

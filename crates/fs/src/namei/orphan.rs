@@ -125,7 +125,7 @@ impl Fs {
             })
         };
         if state.is_dir() {
-            // An empty directory has no `DIR_ITEM`s either, but many may be waiting to be deleted from the tree, so
+            // An empty directory has no `DIR_ITEM`s either, but many deleted `DIR_ITEM`s may still be in the tree, so
             // skip their range.
             visit(&start, &Key::new(inode.id.ino.0, KeyType::DIR_ITEM, 0))?;
             visit(&Key::new(inode.id.ino.0, KeyType::DIR_INDEX, 0), &inode.last_key())?;

@@ -33,7 +33,7 @@ pub struct ReceiveOptions {
     pub keep: bool,
     /// Whether to decompress all data, and not to store compressed extents as they are.
     pub force_decompress: bool,
-    /// Set when the receive ends. A read of the input that waits for bytes must then return.
+    /// Set when the receive ends. When the receive ends, a read of the input that waits for bytes must return.
     pub ended: Arc<AtomicBool>,
 }
 

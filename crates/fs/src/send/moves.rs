@@ -47,7 +47,7 @@ pub(super) enum NameChange {
     Mkdir(Vec<u8>, u64),
 }
 
-/// A change of names, and the kept directories whose times it touches.
+/// A change of names, and the directories of both trees whose times the change touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) change: NameChange,
@@ -554,7 +554,7 @@ impl<'t> Moves<'t> {
         };
         for (at, name) in names.into_iter().rev() {
             push_name(&mut path, &name);
-            // Only paths of directories are needed again.
+            // Remember paths of directories only, because only these are needed again.
             if at != node {
                 self.paths.insert(at, path.clone());
             }

@@ -68,8 +68,8 @@ impl Fs {
             let header = !request.joined || index == 0;
             let end = !request.joined || index + 1 == nr;
             self.send_one(request, &subvolume, (header, end), output, job)?;
-            // With a parent, later subvolumes are sent as differences to it too, and may clone from the subvolume that
-            // was just sent.
+            // With a parent, later subvolumes are sent as differences to the parent too, and may clone from the
+            // subvolume that was just sent.
             if request.parent.is_some() || !request.clone_sources.is_empty() {
                 clone_sources.push(id);
             }

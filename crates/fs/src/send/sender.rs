@@ -13,9 +13,9 @@
 //! - S3. The owner is sent before the mode, because a change of the owner clears set-id bits. Capabilities are sent
 //!   after owner and data, whose changes clear them. Times are sent last. The times of a directory change with each
 //!   name in it, so they are sent when no name in it has changed for a while, or at the end.
-//! - S4. New files inherit the default ACL and the compression of their directory. So a directory has neither while
-//!   names are created in it: they are first removed from a directory that the receiver has, and are sent for all
-//!   directories at the end.
+//! - S4. New files inherit the default ACL and the compression of their directory. So a directory has no default ACL
+//!   and no compression while names are created in it: both are first removed from a directory that the receiver has,
+//!   and are sent for all directories at the end.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

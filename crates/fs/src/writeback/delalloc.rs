@@ -186,7 +186,7 @@ impl Fs {
 
     /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first inode's
     /// writeback lock; other inodes are skipped if their locks are taken. Data that cannot be written is reported in
-    /// [`Written`] and does not stop other inodes. An error means that nothing can be written at all.
+    /// [`Written`] and does not stop the writeback of other inodes. An error means that nothing can be written at all.
     fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, how: How) -> Result<Written> {
         let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
@@ -417,8 +417,8 @@ impl Fs {
                     state.data.end_writeback(run);
                 }
                 let disk_size = state.disk_size;
-                // Data that became dirty later does not limit the size on disk, which an earlier fsync may have
-                // promised.
+                // Data that became dirty later does not reduce the size on disk, because an earlier fsync may have
+                // promised this size.
                 state.disk_size = disk_size.max(job.reach.min(state.item.size));
                 state.advance_disk_size();
                 if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {

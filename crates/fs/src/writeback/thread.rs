@@ -28,7 +28,7 @@ struct Shared {
     /// Number of threads that were woken and have not looked for work yet; a thread sleeps while this is 0.
     calls: Mutex<usize>,
     wake: Condvar,
-    /// Whether a wake-up was sent that no thread has seen yet. Writers then skip the lock.
+    /// Whether a wake-up was sent that no thread has seen yet. While this is set, writers skip the lock.
     woken: AtomicBool,
 }
 
