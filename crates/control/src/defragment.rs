@@ -63,7 +63,7 @@ impl Request {
     fn how(&self) -> Result<Defragment> {
         let mut compress = None;
         if let Some((method, level)) = self.compress {
-            // Level 0 is the default one.
+            // Level 0 means the default level of the method.
             let (kind, levels) = match method {
                 Method::Zlib => (Compression::Zlib, 0..=9),
                 Method::Lzo => (Compression::Lzo, 0..=0),

@@ -73,8 +73,8 @@ impl Request {
         self.is_long()
     }
 
-    /// Whether the command makes changes through file `nr` of the request. The mount through which a file that changes
-    /// was opened must be writable.
+    /// Whether the command makes changes through file `nr` of the request. A file that the command changes must have
+    /// been opened through a writable mount.
     pub(crate) fn changes_through(&self, nr: usize) -> bool {
         match self {
             Self::File(request) => request.changes_through(nr),

@@ -144,7 +144,7 @@ fn path(context: &Context<'_>, tree: Option<u64>, inode: u64) -> Result<Response
     let own = context.inode(0)?.root;
     let id = InodeId { root: tree.map_or(own, RootId), ino: Ino(inode) };
     if id == InodeId::root_of(id.root) {
-        // Linux does not check that the subvolume exists either.
+        // As on Linux, the existence of the subvolume is not checked.
         return Ok(Response::Path { tree: id.root.0, path: Vec::new() });
     }
     context.require_admin()?;
