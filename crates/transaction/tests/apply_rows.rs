@@ -222,7 +222,7 @@ fn fsync_commits_after_rows_were_applied() {
     assert!(bed.engine.committed_generation() > before);
     assert_eq!(bed.engine.log_stats().commits, 1);
 
-    // While fsync is in use, keeping its log takes precedence over freeing memory.
+    // While fsync is in use, keeping the tree log takes precedence over freeing memory.
     make_many(&mut bed);
     bed.engine.flush_delayed_items().unwrap();
     assert_eq!(nr_applies(&bed.engine), 1);

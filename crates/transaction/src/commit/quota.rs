@@ -46,7 +46,7 @@ impl Engine {
             NewContent::Items(_) => None,
         };
         if source.is_some() {
-            // Count now the changes that were made before the copy, because the snapshot is not one of their users.
+            // Run the delayed refs before the copy, so that earlier changes are counted without the snapshot as a user.
             self.run_delayed_refs(work, transid)?;
             self.account_quotas(&mut work.quota, transid);
         }

@@ -131,7 +131,7 @@ impl DelayedItems {
     }
 
     /// Takes the rows, and the names that must be frozen with them (I3). Watches continue. Also returns the memory of
-    /// the names taken. The caller holds the gate and the tree's view exclusively (I2).
+    /// the taken names. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
         let mut names_bytes = 0;
         let freeze = |shard: &RwLock<ActiveShard>| {

@@ -222,7 +222,7 @@ impl Group {
         self.pages.insert(place, page);
     }
 
-    /// Keeps the first `at` pages and returns the others, with room for more.
+    /// Keeps the first `at` pages and returns the others as a group with room for more pages.
     fn split_off(&mut self, at: usize) -> Self {
         let mut upper = Self { lowest: Vec::with_capacity(GROUP_PAGES), pages: Vec::with_capacity(GROUP_PAGES) };
         upper.lowest.extend(self.lowest.drain(at..));

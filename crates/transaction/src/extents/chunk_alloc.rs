@@ -25,7 +25,7 @@ use crate::extents::free_space_tree;
 #[derive(Debug, Default)]
 pub(crate) struct PendingChunks {
     list: Mutex<Vec<(Logical, ChunkItem)>>,
-    /// Held while a chunk is made, so that two threads that run out of space at once make one chunk.
+    /// This lock is held while a chunk is made, so that two threads that run out of space at once make one chunk.
     making: Mutex<()>,
 }
 

@@ -26,7 +26,7 @@ use crate::job::Job;
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
     wanted: Mutex<Vec<(DevId, u64)>>,
-    /// Held for a whole resize, because a device has only one limit.
+    /// This lock is held for a whole resize, because a device has only one limit.
     resizing: Mutex<()>,
 }
 
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     fn move_below_end(&self, start: Logical, job: &Job) -> Result<()> {
-        // The block group keeps its profile, even if the profile changes before the move begins.
+        // No profile is requested: the block group keeps the profile that it has when the move begins.
         let placement = Placement { profile: None, keeps_stripes: true };
         self.migrate_chunk(start, &placement, job).map(drop)
     }

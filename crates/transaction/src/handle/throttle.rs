@@ -12,8 +12,8 @@
 //! the flush sleep now and then, and longer if they are further ahead. So writers reach the limit about when the flush
 //! ends and the next flush can begin, and no writer waits for a whole flush.
 //!
-//! While many items are frozen, the limit is lower; if the limit falls below `start`, pacing begins at half of the
-//! limit.
+//! While many items are frozen, the limit for active items is lower; if this limit falls below `start`, pacing begins
+//! at half of the limit.
 //!
 //! Invariants:
 //! - I1. No writer depends on the commit thread: if that thread does not begin a flush in time, the writer flushes.
@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// Waits until the running flush is over and the next flush has taken the active items. Flushes if no other thread
-    /// does (I1).
+    /// begins a flush in time (I1).
     fn wait_for_room(&self) -> Result<()> {
         let mut idle_since = None;
         while self.admission.load.memory_bytes() >= self.active_limit() {

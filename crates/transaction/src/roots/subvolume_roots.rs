@@ -9,8 +9,8 @@
 //!
 //! The source's root item records the transaction (`last_snapshot`): blocks that are not newer may be shared, so
 //! [`crate::cow::sink`] looks up the references of such blocks before it replaces one. Blocks that this transaction
-//! made before the copy may be shared too: adding the name, and a second snapshot in the same commit, treat them as
-//! shared.
+//! made before the copy may be shared too, so they are treated as shared when the name is added, and when the same
+//! commit takes a second snapshot.
 //!
 //! Invariants:
 //! - I1. The name enters its directory after the copy, so a snapshot inside its source does not contain itself.
