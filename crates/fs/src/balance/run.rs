@@ -30,7 +30,7 @@ use crate::{Error, Fs, InodeId, Result};
 /// The result of a balance.
 #[derive(Debug, Default)]
 pub struct BalanceReport {
-    /// Numbers of block groups.
+    /// Numbers of block groups by outcome.
     pub counts: BalanceCounts,
     /// Extents that could not be moved.
     pub failures: Vec<BalanceFailure>,

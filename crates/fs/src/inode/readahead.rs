@@ -114,7 +114,8 @@ impl Readahead {
         self.threads.start("ubtrfs-readahead", NR_THREADS, move || run(&shared, &weak));
     }
 
-    /// Ends the threads and waits for them. Readers of queued slots then read from the extents.
+    /// Ends the threads and waits for them. After the threads have ended, readers of queued slots read from the
+    /// extents.
     pub(crate) fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
         let dropped = std::mem::take(&mut *self.shared.queue.lock());

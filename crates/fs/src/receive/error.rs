@@ -27,7 +27,7 @@ pub enum ReceiveProblem {
     /// The filesystem refuses the command.
     #[error("{0}")]
     Fs(#[from] Error),
-    /// The path must not be followed.
+    /// The path is not allowed in a stream.
     #[error("{0}")]
     Path(#[from] PathProblem),
     /// A name on the path is a symbolic link or another subvolume.

@@ -5,7 +5,7 @@
 //! them, but none of their old names stays. Each mover keeps one old name until it moves. Deleted directories that hold
 //! movers are *late*: they are removed when the last mover has left.
 //!
-//! A move may have to wait for another one, for one of three reasons. The first two are dependencies on names, the
+//! A move may have to wait for another move, for one of three reasons. The first two are dependencies on names, the
 //! third is a dependency on the shape of the tree:
 //!
 //! 1. the new directory does not exist yet,

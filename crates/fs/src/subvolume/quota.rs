@@ -68,14 +68,14 @@ impl Fs {
     }
 
     /// Makes `member` a member of `parent`, a quota group of a higher level, durable on return. Returns whether the
-    /// numbers of the higher groups need a rescan.
+    /// numbers of the groups above `member` need a rescan.
     pub fn assign_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
         self.check_open()?;
         Ok(self.engine.assign_qgroup(member, parent)?)
     }
 
-    /// Removes `member` from the quota group `parent`, durable on return. Returns whether the numbers of the higher
-    /// groups need a rescan.
+    /// Removes `member` from the quota group `parent`, durable on return. Returns whether the numbers of the groups
+    /// above `member` need a rescan.
     pub fn remove_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
         self.check_open()?;
         Ok(self.engine.remove_qgroup(member, parent)?)
