@@ -142,7 +142,7 @@ impl Bed {
     }
 }
 
-/// Number of applies of rows alone.
+/// Number of applies that applied only rows.
 fn nr_applies(engine: &Engine) -> u64 {
     let metrics = engine.metrics();
     let counts = metrics.iter().filter(|metric| metric.name == "phase_seconds" && metric.suffix == "_count");

@@ -210,8 +210,8 @@ impl Account<'_> {
         Ok(known)
     }
 
-    /// The users of an extent after a change. After the change, a data extent has no other users than before, except
-    /// the gained one, so the search can stop early.
+    /// The users of an extent after a change. A data extent has no users after the change except those before it and
+    /// the gained user, so the search can stop early.
     fn users_after(&mut self, change: &OwnerChange, before: &Users) -> Result<RootSet> {
         let extent = change.extent;
         let gained = match change.gained {
