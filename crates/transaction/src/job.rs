@@ -1,7 +1,7 @@
 //! [`Job`]: the progress of a long operation, and requests to pause or cancel it.
 //!
-//! Balance, rescan, scrub, send and similar operations take a job from their caller. The working thread advances the job
-//! and checks it between two steps, so each step takes less than a second.
+//! Balance, rescan, scrub, send and similar operations take a job from their caller. The working thread advances the
+//! job and checks it between two steps, so each step takes less than a second.
 
 use std::time::Duration;
 

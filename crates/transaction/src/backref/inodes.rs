@@ -145,8 +145,8 @@ impl Engine {
         Ok(Some(uses))
     }
 
-    /// Whether each of these data extents, given by address and length, has several users, as of the last commit. An extent
-    /// that does not exist has no users.
+    /// Whether each of these data extents, given by address and length, has several users, as of the last commit. An
+    /// extent that does not exist has no users.
     ///
     /// # Errors
     ///

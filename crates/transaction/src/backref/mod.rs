@@ -1,5 +1,5 @@
-//! Backrefs: from an extent to its references (`refs`), to the subvolumes that reach it (`roots`), and to the inodes that
-//! use it (`inodes`).
+//! Backrefs: from an extent to its references (`refs`), to the subvolumes that reach it (`roots`), and to the inodes
+//! that use it (`inodes`).
 //!
 //! This code reads only immutable nodes, from given roots: those of the last commit, or of a running commit.
 

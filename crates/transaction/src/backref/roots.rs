@@ -281,8 +281,8 @@ impl Found<'_> {
 }
 
 /// The leaves of a subvolume with the `count` file extent items that a data reference `(inode, offset)` stands for.
-/// Leaves that other subvolumes own, or that the extent's references name by address (`shared`), have references of their
-/// own, and are left out.
+/// Leaves that other subvolumes own, or that the extent's references name by address (`shared`), have references of
+/// their own, and are left out.
 pub(crate) struct LeafUses<'v, 's> {
     cursor: Cursor<'v>,
     end: Key,

@@ -12,7 +12,8 @@
 //! - M1. A block group is never moved and removed at once, because the move and the removal both enter it in the map of
 //!   migrations first. A block group is never moved and emptied at once: a move and a relocation each enter their own
 //!   map first, and then check the other map.
-//! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is durable.
+//! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is
+//!   durable.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -128,9 +129,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such block
-    /// group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit. After an error, the block group stays
-    /// where it was.
+    /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
+    /// block group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit. After an error, the block group
+    /// stays where it was.
     pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
         self.check_not_aborted()?;
         if self.pending_chunks.contains(start) {

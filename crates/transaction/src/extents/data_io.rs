@@ -199,8 +199,8 @@ impl Engine {
         if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
     }
 
-    /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer. Called
-    /// before each write; a recent check is not repeated.
+    /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer.
+    /// Called before each write; a recent check is not repeated.
     pub(crate) fn check_still_ours(&self) -> Result<()> {
         if self.volumes.were_superblocks_ours_lately() {
             return Ok(());

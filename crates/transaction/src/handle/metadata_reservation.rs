@@ -19,7 +19,7 @@
 //! ([`Share`]).
 //!
 //! I4. The stock of a share, and load that the share has not added yet, count as reserved: the counted load is never
-//! too low.
+//!     too low.
 //!
 //! I5. While a commit runs, its new nodes are counted twice, as need and as used space, and the nodes that they replace
 //!     are pinned. So no reservation fails during a commit: the last attempt of a reservation is between two commits.

@@ -1,7 +1,7 @@
 //! [`RunningTransaction`]: the gate that operations enter, and the work that they leave to the commit.
 //!
-//! Owns the gate, the list of trees with delayed items, and the list of changes to subvolumes. Lock order: the gate, then
-//! one of the lists; no lock is taken under a list's lock.
+//! Owns the gate, the list of trees with delayed items, and the list of changes to subvolumes. Lock order: the gate,
+//! then one of the lists; no lock is taken under a list's lock.
 //!
 //! Invariants:
 //! - I1. All work of an operation belongs to one transaction: operations hold the gate, and [`RunningTransaction::end`]

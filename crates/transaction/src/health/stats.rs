@@ -1,5 +1,5 @@
-//! Statistics of the engine. Counters count large events, never single operations. Spans time large phases and draw them
-//! into a [timeline](crate::health::timeline) on request.
+//! Statistics of the engine. Counters count large events, never single operations. Spans time large phases and draw
+//! them into a [timeline](crate::health::timeline) on request.
 //!
 //! - T1. Counters only grow. Each counter is read separately, so two values may be from different moments.
 //! - T2. A node is counted when it is written, so a node that a transaction changed ten times and wrote once counts

@@ -10,8 +10,8 @@ pub(crate) fn nr_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
 }
 
-/// Takes items in order, and works on them with a few threads, each with a state of its own: while one thread waits for a
-/// device, others compute. After an error, no further item is taken, and an error is returned.
+/// Takes items in order, and works on them with a few threads, each with a state of its own: while one thread waits for
+/// a device, others compute. After an error, no further item is taken, and an error is returned.
 pub(crate) fn work_off<T: Send, S>(
     items: impl ExactSizeIterator<Item = T> + Send,
     new_state: impl Fn() -> S + Sync,

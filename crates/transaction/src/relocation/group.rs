@@ -53,9 +53,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`] if there is no room for the copies; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
-    /// block group; [`Error::BlockGroupBusy`]; an error of a write or a commit. After an error, extents that were moved
-    /// stay in their new places.
+    /// [`Error::NoSpace`] if there is no room for the copies; [`Error::Cancelled`]; [`Error::Refused`] if there is no
+    /// such block group; [`Error::BlockGroupBusy`]; an error of a write or a commit. After an error, extents that were
+    /// moved stay in their new places.
     pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_writable()?;
         let group = self.space.block_group_at(start).filter(|group| group.start == start);

@@ -79,8 +79,8 @@ impl Engine {
         highest.map(drop)
     }
 
-    /// Determines at open whether any subvolume may share blocks, before space is reserved: the need of admitted changes
-    /// must not grow when a subvolume is loaded later.
+    /// Determines at open whether any subvolume may share blocks, before space is reserved: the need of admitted
+    /// changes must not grow when a subvolume is loaded later.
     pub(crate) fn note_snapshots(&self) -> Result<()> {
         let found = self.own_tree(RootId::ROOT_TREE).and_then(|tree| has_snapshots(&tree));
         if found.as_ref().map_or(true, |found| *found) {
@@ -333,8 +333,8 @@ impl Engine {
         Ok(len.saturating_add(size_of::<u64>()) <= item_len_max(self.geometry.nodesize as usize))
     }
 
-    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that does
-    /// not fit into a full item is left out.
+    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that
+    /// does not fit into a full item is left out.
     fn set_uuid(
         &self,
         (kind, uuid): (KeyType, Uuid),

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! I1. A batch is closed under the commit lock: all changes made before the batch's fsyncs began are in the log that is
-//!     written for the batch, or were committed. I2. If a leader fails or panics, its whole batch gets the error, and
-//!     the next batch can begin.
+//!     written for the batch, or were committed.
+//! I2. If a leader fails or panics, its whole batch gets the error, and the next batch can begin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
