@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// A cgroup that is removed on drop. All of its processes must have ended before.
+/// A cgroup that is removed on drop. All processes in the cgroup must have ended before the drop.
 #[derive(Debug)]
 pub(crate) struct MemoryLimit {
     dir: PathBuf,

@@ -107,7 +107,7 @@ fn split(stat: &str) -> Option<(&str, Vec<&str>)> {
     Some((name, tail.split_whitespace().collect()))
 }
 
-/// Indexes of fields after the name. The state, field 3 in proc(5), has index 0 here.
+/// Indexes of fields of `/proc/PID/stat` after the name. The state, field 3 in proc(5), has index 0 here.
 const FLAGS: usize = 6;
 const UTIME: usize = 11;
 const PF_KTHREAD: u32 = 0x0020_0000;

@@ -1,9 +1,10 @@
 //! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. Its speed is the
 //! limit set by the FUSE protocol, the kernel's part of it, and the scheduler.
 //!
-//! - N1. It requests the kernel features that the server of ubtrfs requests, and gives names and attributes equal
-//!   lifetimes, so that it receives equal requests. It refuses only ACLs and extended attributes, which costs nothing.
-//! - N2. One lock protects all state. No request holds it longer than a map lookup.
+//! - N1. The null server requests the kernel features that the server of ubtrfs requests, and gives names and
+//!   attributes equal lifetimes, so that both servers receive equal requests. The null server refuses only ACLs and
+//!   extended attributes, which the kernel then no longer requests.
+//! - N2. One lock protects all state. No request holds the lock longer than a map lookup.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};

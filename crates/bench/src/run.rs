@@ -84,7 +84,7 @@ fn run_phases(args: &Args) -> Result<Option<RunResult>> {
     if let Some(archive) = &params.tar {
         std::fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
     }
-    // The made archive is removed when this function ends.
+    // The temporary archive is removed when this function ends.
     let mut made_archive = None;
     if args.workload.needs_archive() && params.tar.is_none() && args.phase != Phase::Measure {
         let made = tempfile::Builder::new().prefix("ubtrfs-bench-").suffix(".tar").tempfile()?;

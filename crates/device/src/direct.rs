@@ -1,8 +1,8 @@
 //! Large aligned reads and writes that bypass the page cache (`O_DIRECT`).
 //!
-//! A copy into the page cache, and the memory for it, are the largest costs of a large write. Small or unaligned writes
-//! use the page cache, which merges adjacent ones. Linux keeps the two coherent: a direct write first writes out and
-//! drops the cached pages of its range.
+//! Copying the data into the page cache, and the memory for the copy, are the largest costs of a large write. Small or
+//! unaligned writes use the page cache, which merges adjacent writes. Linux keeps direct I/O and the page cache
+//! coherent: a direct write first writes out and drops the cached pages of its range.
 //!
 //! A large read or write becomes several concurrent requests of an io_uring ([`crate::io_ring`]). If the kernel has no
 //! io_uring, or all rings are in use, the read or write is a single system call.
@@ -10,14 +10,13 @@
 //! Many small buffers, such as scattered changed sectors, are copied into a large one first, because the copy costs
 //! less than requests with many segments.
 //!
-//! Large writes take turns: the next one starts when half of the previous one is done. This keeps the device busy.
-//! Writes that start together would also end together, and the device would idle while all threads prepare their next
-//! write.
+//! Large writes take turns: the next one starts when half of the previous one is done. Writes that start together would
+//! also end together, and the device would idle while all threads prepare their next write.
 //!
 //! Invariants:
 //! - I1. A result of 0 bytes means that direct I/O was not used and nothing was transferred; the caller does the I/O.
-//! - I2. After a filesystem refused direct I/O, it is not tried again. After the kernel denied a ring, that ring is
-//!   dropped.
+//! - I2. After the filesystem refused direct I/O, direct I/O is not tried again. After the kernel denied a ring, the
+//!   ring is dropped.
 //! - I3. All rings are made at open, before the process gives up the right to make rings.
 
 use std::fs::File;
@@ -122,8 +121,8 @@ impl Direct {
         }
     }
 
-    /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the transferred bytes. After 0,
-    /// the caller tries without a ring, which also reveals the error.
+    /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the transferred bytes. If
+    /// this returns 0, the caller repeats the call without a ring, and so gets the error too.
     fn with_ring(&self, total: usize, call: impl FnOnce(&mut Ring, &File) -> usize) -> usize {
         let file = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed) && total >= RING_MIN_BYTES);
         let Some(file) = file else { return 0 };

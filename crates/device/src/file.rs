@@ -86,7 +86,7 @@ pub enum OpenError {
     BackingInUse {
         /// The block device.
         path: PathBuf,
-        /// The error of that part.
+        /// The reason why that part cannot be opened.
         backing: Box<OpenError>,
     },
     /// The filesystem that holds the file, or the block device, is read-only.
@@ -384,7 +384,7 @@ impl FileDevice {
         if self.is_block {
             return Ok(());
         }
-        // This runs before every write. Seeking to the end is cheaper than fstat: on a filesystem with multigrain
+        // This check runs before every write. Seeking to the end is cheaper than fstat: on a filesystem with multigrain
         // timestamps, reading the timestamps makes the next write update the inode.
         let len_bytes = (&self.file).seek(SeekFrom::End(0))?;
         if len_bytes >= self.len_bytes() {
@@ -495,7 +495,7 @@ fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata) -> Result
     for nr_try in 1..=nr_tries {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
-            // The file system has no locks. There is no protection then, but no reason to refuse either.
+            // A file on a filesystem without locks is opened unprotected.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(()),
             Err(Errno::WOULDBLOCK) if nr_try < nr_tries => std::thread::sleep(Duration::from_millis(25)),
             Err(Errno::WOULDBLOCK) => break,

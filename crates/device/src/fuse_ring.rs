@@ -1,7 +1,7 @@
 //! [`FuseRing`]: a ring entry into which the kernel puts one FUSE request at a time (FUSE over io_uring, Linux 6.14).
 //!
 //! A server has a queue for every processor, and one or more entries in each queue. A single system call answers a
-//! request and waits for the next one. This module does not interpret the bytes.
+//! request and waits for the next one. This module does not interpret the bytes of requests and answers.
 //!
 //! ```text
 //! [new] --enable--> [idle] --register--> [kernel owns] --a request--> [we own] --answer--> [kernel owns] ...
@@ -10,8 +10,8 @@
 //! Invariants:
 //! - I1. While the kernel owns the entry, this process has no reference to its memory: [`FuseRing::buffers`] returns
 //!   `None`.
-//! - I2. The memory is unmapped only while we own it. If an entry is dropped while the kernel owns it, its memory stays
-//!   mapped forever, so a late request cannot overwrite other data.
+//! - I2. The memory is unmapped only while this process owns it. If an entry is dropped while the kernel owns it, the
+//!   entry's memory stays mapped forever, so a late request cannot overwrite other data.
 //! - I3. The ring accepts only the io_uring operation `URING_CMD`, so an attacker who takes over the server cannot use
 //!   it to open files.
 
@@ -85,7 +85,8 @@ impl FuseRing {
         self.submit_and_wait(&Command::new(fuse, CMD_COMMIT_AND_FETCH, queue, commit_id))
     }
 
-    /// Header and payload, of the request that has arrived and then of its answer. `None` while the kernel owns them.
+    /// The header and the payload of the arrived request, which the caller overwrites with its answer. `None` while the
+    /// kernel owns the memory.
     #[allow(unsafe_code, reason = "the kernel writes to this memory between two calls")]
     pub fn buffers(&mut self) -> Option<(&mut [u8; FUSE_RING_HEADER], &mut [u8])> {
         let memory = self.memory.as_ref().filter(|_| self.owner == Owner::Us)?;
@@ -109,8 +110,8 @@ impl FuseRing {
         }
         self.owner = Owner::Kernel;
         loop {
-            // SAFETY: the queue holds only `Command`s of this file. They name `places`, and through it `memory`; both
-            // live as long as the kernel may use them (I2).
+            // SAFETY: the queue holds only `Command`s of this file. The commands name `places`, and through it
+            // `memory`; both live as long as the kernel may use them (I2).
             match unsafe { self.queues.enter(1) } {
                 Ok(()) | Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => return Err(errno.into()),

@@ -8,7 +8,7 @@
 //! - I1. A call returns only after the kernel has finished all requests that it took, because they use the caller's
 //!   memory.
 //! - I2. The returned count is a contiguous prefix that was read or written. The caller repeats the rest without a
-//!   ring, which also reveals the error.
+//!   ring, and so gets the error too.
 //! - I3. A ring accepts only reads and writes.
 
 use std::fs::File;
@@ -207,7 +207,7 @@ struct Command {
 }
 
 impl Command {
-    /// Makes a command. `len` counts bytes, or buffers if `addr` is an array of them.
+    /// Makes a command. `len` is the number of bytes at `addr`, or of buffers if `addr` is an array of buffers.
     fn new(opcode: u8, file: &File, offset: u64, addr: usize, len: usize) -> Self {
         Self {
             opcode,
@@ -316,7 +316,7 @@ mod tests {
         let data = pattern(4 * 4096, 5);
         // The last request would make the file grow.
         assert_eq!(write(&mut ring, &file, 0, &[IoSlice::new(&data)], 4096), 3 * 4096);
-        // Now no write is allowed.
+        // After this seal, every write fails.
         rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
         assert_eq!(write(&mut ring, &file, 0, &[IoSlice::new(&data)], 4096), 0);
         let mut found = vec![0; 3 * 4096];

@@ -26,7 +26,7 @@ impl MemoryDevice {
         Self { len_bytes, shards: Default::default() }
     }
 
-    /// Bytes of memory in use by its pages.
+    /// Bytes of memory that the pages of the device occupy.
     pub fn resident_bytes(&self) -> u64 {
         let nr_pages: usize =
             self.shards.iter().map(|shard| shard.read().unwrap_or_else(PoisonError::into_inner).len()).sum();

@@ -66,7 +66,7 @@ pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, 
 }
 
 /// Files and block devices that a block device is made of, at any depth: the file behind a loop device, the devices
-/// below a partition or a device mapper's device. Omits those without a path in this namespace (I1).
+/// below a partition or a device mapper's device. Omits parts without a path in this namespace (I1).
 pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
     let mut parts: Vec<PathBuf> = Vec::new();
     let mut todo = vec![sysfs_dir(rdev)];

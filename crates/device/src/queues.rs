@@ -61,7 +61,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         let shared = Mapping::of_ring(&ring, cq_len.max(sq_len).max(4096), SQ_RING)?;
         let commands = Mapping::of_ring(&ring, params.sq_entries as usize * size_of::<C>(), SQES)?;
         if !flags.contains(IoringSetupFlags::NO_SQARRAY) {
-            // The indirection array is the identity.
+            // Entry N of the indirection array is N, so the kernel takes commands in queue order.
             for (place, number) in
                 shared.words(params.sq_off.array as usize, params.sq_entries as usize).iter().zip(0..)
             {
@@ -83,7 +83,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         Ok(Self { ring, shared, commands, at, kind: PhantomData })
     }
 
-    /// Enables the ring. With `SINGLE_ISSUER`, only the calling thread may then use it.
+    /// Enables the ring. With `SINGLE_ISSUER`, only the calling thread may use the ring from then on.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) fn enable(&mut self) -> io::Result<()> {
         // SAFETY: this operation takes no memory.
@@ -133,7 +133,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         self.shared.word(self.at.sq_tail).store(head, Ordering::Relaxed);
     }
 
-    /// Submits the queued commands and waits for `nr_results` results. Fewer may have arrived when this returns.
+    /// Submits the queued commands and waits for `nr_results` results. Fewer results may have arrived on return.
     ///
     /// # Safety
     ///
@@ -151,8 +151,8 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         if next == self.shared.word(self.at.cq_tail).load(Ordering::Acquire) {
             return None;
         }
-        // `struct io_uring_cqe`: user_data (8 bytes), res (4), flags (4). The kernel does not overwrite it until the
-        // head has moved past it.
+        // `struct io_uring_cqe`: user_data (8 bytes), res (4), flags (4). The kernel does not overwrite the
+        // result until the head has moved past it.
         let words = self.shared.words(self.at.cqes + (next & self.at.cq_mask) as usize * RESULT_LEN, 4);
         let [first, second, result, _flags] = std::array::from_fn(|n| words[n].load(Ordering::Relaxed).to_ne_bytes());
         head.store(next.wrapping_add(1), Ordering::Release);
@@ -162,8 +162,9 @@ impl<C: IntoBytes + Immutable> Queues<C> {
     }
 }
 
-/// Offsets for mmap: `IORING_OFF_SQ_RING`, which maps both queues, and `IORING_OFF_SQES`.
+/// `IORING_OFF_SQ_RING`, the mmap offset of both queues.
 const SQ_RING: u64 = 0;
+/// `IORING_OFF_SQES`, the mmap offset of the array of commands.
 const SQES: u64 = 0x1000_0000;
 const RESULT_LEN: usize = 16;
 
@@ -173,7 +174,7 @@ fn setup(nr_commands: u32, params: &mut io_uring_params) -> io::Result<OwnedFd> 
     Ok(unsafe { io_uring_setup(nr_commands, params) }?)
 }
 
-/// Restricts the ring to these operations of the submission queue. Possible only before it is enabled.
+/// Restricts the ring to these operations of the submission queue. This must happen before the ring is enabled.
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 fn restrict(ring: &OwnedFd, allowed: &[u8]) -> io::Result<()> {
     /// `struct io_uring_restriction` with `IORING_RESTRICTION_SQE_OP`.

@@ -2,7 +2,7 @@
 //!
 //! Before `main`, Rust opens /dev/null in place of each closed standard stream, so that no other file gets the stream's
 //! number. After that, `prog >&-` looks like `prog >/dev/null`, and the output would be lost without an error. So this
-//! code runs earlier.
+//! module looks at the streams before Rust's startup code runs.
 //!
 //! `.init_array` lists functions that the C runtime calls before `main`, on the only thread.
 
@@ -14,8 +14,8 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 #[used]
 #[allow(unsafe_code, reason = "the only place for a function that runs before main")]
-// SAFETY: entries of this section are pointers to functions, and `note` is one. It returns, does not unwind, needs no
-// part of Rust's runtime, and ignores the arguments that the C runtime passes.
+// SAFETY: entries of this section are pointers to functions, and `note` is one. `note` returns, does not unwind, needs
+// no part of Rust's runtime, and ignores the arguments that the C runtime passes.
 #[unsafe(link_section = ".init_array")]
 static NOTE: extern "C" fn() = note;
 

@@ -19,7 +19,7 @@ pub enum CsumType {
     Blake2 = 3,
 }
 
-/// Size in bytes of the checksum field of superblocks and nodes; it comes first.
+/// Size in bytes of the checksum field, which is the first field of superblocks and nodes.
 pub const CSUM_SIZE_MAX: usize = 32;
 
 impl CsumType {

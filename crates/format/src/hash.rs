@@ -19,7 +19,7 @@ pub fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
 
 const SHORT_MAX: usize = 32;
 
-/// The register after each possible byte.
+/// The change of the crc32c register by each possible byte.
 static TABLE: [u32; 256] = table();
 
 #[allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "evaluated by the compiler")]
@@ -49,7 +49,7 @@ pub fn name_hash(name: &[u8]) -> u64 {
 
 /// The key offset of the `INODE_EXTREF` of a name in a directory.
 pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
-    // The kernel seeds with the parent's number truncated to 32 bits.
+    // The kernel seeds the hash with the parent's inode number truncated to 32 bits.
     #[allow(clippy::cast_possible_truncation, clippy::as_conversions, reason = "the format truncates")]
     let seed = parent as u32;
     crc32c_raw(seed, name).into()

@@ -1,6 +1,7 @@
 //! The btrfs on-disk format: structures, keys, items, superblock, checksums, hashes and the tree checker.
 //!
-//! The lowest crate: no I/O, no policy. Disk bytes are untrusted, and no function here panics on them.
+//! This crate is the lowest layer: it does no I/O and decides no policy. Disk bytes are untrusted, and no function here
+//! panics on them.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

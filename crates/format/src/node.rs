@@ -131,7 +131,7 @@ impl<'a> NodeView<'a> {
         usize::try_from(self.u32(96)).unwrap_or(usize::MAX)
     }
 
-    /// 0 for a leaf.
+    /// The level of the block in its tree: 0 for a leaf.
     pub fn level(&self) -> u8 {
         self.raw.get(100).copied().unwrap_or_default()
     }

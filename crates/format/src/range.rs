@@ -8,7 +8,7 @@ use std::fmt;
 use crate::error::FormatError;
 use crate::ids::Logical;
 
-/// A range of logical addresses: a chunk, a block group, an extent. Its end is checked when it is made.
+/// A range of logical addresses: a chunk, a block group, an extent. Making a range checks its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogicalRange {
     start: Logical,

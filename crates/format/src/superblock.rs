@@ -44,7 +44,7 @@ disk_struct! {
         chunk_root: Logical,
         /// Generation of the chunk tree.
         chunk_root_gen: Generation,
-        /// Extent tree. There is no field for the block group tree.
+        /// Extent tree. A backup has no field for the block group tree.
         extent_root: Logical,
         /// Generation of the extent tree.
         extent_root_gen: Generation,
@@ -203,7 +203,7 @@ bitflags! {
         const NO_HOLES = 1 << 9;
         /// `metadata_uuid` differs from `fsid`.
         const METADATA_UUID = 1 << 10;
-        /// Three and four copies.
+        /// Profiles with three and four copies.
         const RAID1C34 = 1 << 11;
         /// Zoned.
         const ZONED = 1 << 12;

@@ -215,7 +215,7 @@ fn no_name_leads_out_of_its_directory() {
         case(FS, key(257, KeyType::INODE_EXTREF, 77), extref(bad)).fails("InodeExtref: name");
         case(RootId::ROOT_TREE, key(5, KeyType::ROOT_REF, 256), root_ref(bad)).fails("RootRef: name");
         case(RootId::ROOT_TREE, key(256, KeyType::ROOT_BACKREF, 5), root_ref(bad)).fails("RootRef: name");
-        // The root directory of a tree refers to itself. Attribute names follow other rules.
+        // The root directory of a tree refers to itself by the name `..`. Attribute names follow other rules.
         let itself = case(FS, key(256, KeyType::INODE_REF, 256), inode_ref(bad));
         if bad == b".." {
             itself.passes()
@@ -399,7 +399,7 @@ fn data_extents() {
     case.with_key(key((1 << 20) + 1, KeyType::EXTENT_ITEM, 8192)).fails("bytenr");
     let before = key((1 << 20) - 4096, KeyType::EXTENT_ITEM, 8192);
     case.clone().after(before, extent(1, 1, vec![data_ref(257, 1)])).fails("bytenr");
-    // An item between the two extents does not hide the overlap.
+    // The overlap of two extents is found although another item is between their items.
     let keyed = key((1 << 20) - 4096, KeyType::SHARED_DATA_REF, 8192);
     case.after(before, extent(1, 1, vec![])).after(keyed, vec![1, 0, 0, 0]).fails("bytenr");
 }

@@ -22,7 +22,7 @@ fn unusual_items() -> Items {
     let mut put = |objectid: u64, item_type: KeyType, offset: u64, data: Vec<u8>| {
         items.push((Key::new(objectid, item_type, offset), data));
     };
-    // Arbitrary bytes. They are not used for times, because their years would not fit into a date.
+    // Arbitrary bytes. Times do not use these bytes, because the years would not fit into a date.
     let numbers = |len: usize| (0..len).map(|at| u8::try_from(at * 7 % 251).expect("small")).collect::<Vec<u8>>();
     let special = |id: i64| u64::from_ne_bytes(id.to_ne_bytes());
     for flags in [0u64, 0xfff, 1 << 31, 1 << 32, 0xffff_f000, u64::MAX] {
@@ -147,7 +147,7 @@ fn unusual_items() -> Items {
     items
 }
 
-/// Replaces the top-level subvolume's root by a leaf of these items. Returns how many fit.
+/// Replaces the top-level subvolume's root by a leaf of these items. Returns the leaf and the number of items that fit.
 fn plant(image: &Path, at: &Image, items: &[(Key, Vec<u8>)]) -> (Vec<u8>, usize) {
     let (_, bytenr) = at.trees().into_iter().find(|(tree, _)| *tree == RootId::FS_TREE).expect("a top level");
     let nodesize = usize::try_from(at.superblock.nodesize).expect("small");

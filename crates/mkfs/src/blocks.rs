@@ -49,7 +49,7 @@ pub(crate) struct Filesystem {
     nodesize: u64,
 }
 
-/// Limit of the iteration. Each round only adds blocks, and few rounds are needed.
+/// Maximum number of rounds of the iteration. Each round only adds blocks, and few rounds are needed.
 const NR_ROUNDS_MAX: usize = 16;
 
 impl Filesystem {
@@ -120,7 +120,7 @@ struct Plan<'a> {
     trees: Vec<RootId>,
     /// The assumed number of leaves of each tree.
     nr_leaves: BTreeMap<RootId, usize>,
-    /// The first keys of each tree's leaves in the last round. Extent items contain them if metadata is not skinny.
+    /// The first keys of each tree's leaves in the last round. Non-skinny extent items contain first keys.
     first_keys: BTreeMap<RootId, Vec<Key>>,
 }
 

@@ -35,7 +35,7 @@ pub struct MkfsOptions {
     /// Whether data and metadata share block groups. Then both profiles, and `nodesize` and `sectorsize`, must be
     /// equal.
     pub mixed: bool,
-    /// Incompat features. Mixed block groups follow from `mixed`.
+    /// Incompat features. `MIXED_GROUPS` is ignored here, because `mixed` decides on mixed block groups.
     pub incompat: Incompat,
     /// compat_ro features.
     pub compat_ro: CompatRo,

@@ -66,7 +66,7 @@ pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
     Ok(SIGNATURES.iter().find(stands).map(|signature| signature.name))
 }
 
-/// Bytes zeroed at both ends. They contain the magic numbers of all known formats.
+/// Bytes zeroed at each end of the device. The magic numbers of all known formats lie in these bytes.
 const WIPED: u64 = 1 << 20;
 
 /// Zeroes both ends of the first `total_bytes`, and all superblock mirrors on the device, also those after

@@ -94,7 +94,7 @@ impl Node {
         self.owner
     }
 
-    /// 0 for a leaf.
+    /// The level of the block in its tree: 0 for a leaf.
     pub fn level(&self) -> u8 {
         self.level
     }

@@ -95,8 +95,9 @@ pub(crate) struct SideRun {
     pub(crate) round: u32,
     /// Whether client and server were on one processor.
     pub(crate) pinned: bool,
-    /// The memory limit in bytes, and the maximum that was charged.
+    /// The memory limit in bytes.
     pub(crate) memory_limit: Option<u64>,
+    /// The maximum number of bytes charged to the cgroup during the run.
     pub(crate) memory_peak: Option<u64>,
     pub(crate) result: RunResult,
 }

@@ -19,16 +19,20 @@ pub(crate) struct Row {
     pub(crate) sync_seconds: f64,
     pub(crate) ops_per_second: f64,
     pub(crate) mib_per_second: f64,
-    /// The speed relative to Linux's btrfs and to the null server; `None` if they did not run.
+    /// The speed relative to Linux's btrfs, `None` if Linux's btrfs did not run.
     pub(crate) to_linux: Option<f64>,
+    /// The speed relative to the null server, `None` if the null server did not run.
     pub(crate) to_null: Option<f64>,
     pub(crate) latency: Option<LatencySummary>,
-    /// Processor time of client, server and the kernel's threads.
+    /// Processor time of the client.
     pub(crate) cpu_client: f64,
+    /// Processor time of the server.
     pub(crate) cpu_server: f64,
+    /// Processor time of the kernel's threads.
     pub(crate) cpu_kernel_threads: f64,
-    /// The times of the fastest and the slowest run.
+    /// The time of the fastest run.
     pub(crate) seconds_min: f64,
+    /// The time of the slowest run.
     pub(crate) seconds_max: f64,
 }
 

@@ -1,9 +1,9 @@
 //! The four sides of a comparison, each a fresh filesystem that cleans up after itself.
 //!
 //! - S1. Dropping a side undoes its setup in reverse order: it unmounts, ends the server, detaches the loop device, and
-//!   removes the files. It does so also after an error, a signal, or an incomplete start.
+//!   removes the files. The setup is undone even after an error, a signal, or an incomplete start.
 //! - S2. [`Side::cool`] empties all caches: it mounts the filesystem again and drops the machine's caches. The null
-//!   server is not mounted again, because it has its names only in memory.
+//!   server is not mounted again, because it keeps all names in memory only.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -23,7 +23,7 @@ fn random_block(params: &Params, thread: u64) -> Vec<u8> {
     block
 }
 
-/// Makes a block different from all others, as real file data is.
+/// Writes the offset into each page of a block, so that no two blocks of a file are equal.
 fn stamp(block: &mut [u8], offset: u64) {
     for page in block.chunks_mut(4096) {
         if let Some(head) = page.first_chunk_mut::<8>() {

@@ -1,5 +1,5 @@
-//! fsync: each thread appends blocks to its own file and makes each durable. The latency is that of both
-//! calls.
+//! fsync: each thread appends blocks to its own file and makes each block durable. A latency is the time
+//! of one append and its fsync.
 
 use anyhow::Result;
 

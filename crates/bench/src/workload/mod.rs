@@ -239,7 +239,7 @@ pub(crate) fn remove_all<T: Target>(target: &T, dir: &T::Dir) -> Result<()> {
     names::rm(target, dir).map(drop)
 }
 
-/// Runs `work(0..threads)` in parallel. Returns the sum of their counts, or the first error.
+/// Runs `work(0..threads)` in parallel. Returns the sum of the counts of all threads, or the first error.
 fn in_threads(threads: u64, work: impl Fn(u64) -> Result<Work> + Sync) -> Result<Work> {
     let work = &work;
     std::thread::scope(|scope| {

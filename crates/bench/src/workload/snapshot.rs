@@ -1,6 +1,6 @@
 //! snapshot: takes read-only snapshots of a subvolume, one after the other, while threads continuously write files in
-//! it. Only the snapshots are timed, which begin after a quarter of the bytes are written. A writer whose file has its
-//! maximum size continues at the file's start.
+//! it. The first snapshot is taken after a quarter of the bytes are written. Only the snapshots are timed. When a file
+//! has its maximum size, its writer continues at the file's start.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

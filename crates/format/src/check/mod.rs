@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - I1. The checker never panics and never reads out of range, on any input.
-//! - I2. A block that passes causes no allocation.
+//! - I2. Checking a correct block allocates no memory.
 //! - I3. After `Ok`, keys ascend from slot to slot, a leaf's item data is inside the block, and each known item has the
 //!   size that its decoder reads.
 //! - I4. After `Ok`, these ranges end below 2^64: chunks, block groups, device extents, extents, file extents (in the
@@ -62,20 +62,20 @@ pub struct CheckContext {
 /// Facts about a block that the pointer to it promises; a fact that is `None` is not compared.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected {
-    /// Its address.
+    /// The block's address.
     pub bytenr: Option<Logical>,
-    /// Its level.
+    /// The block's level.
     pub level: Option<u8>,
     /// The tree that leads to the block. A subvolume's block may be owned by another subvolume.
     pub tree: Option<RootId>,
-    /// Its generation.
+    /// The block's generation.
     pub generation: Option<Generation>,
-    /// Its first key. A value here also means that the block is not a root and must not be empty.
+    /// The block's first key. A first key is known only for a block that is not a root, and so must not be empty.
     pub first_key: Option<Key>,
 }
 
 impl CheckContext {
-    /// The context of a filesystem with this superblock. Verifies checksums; has no expectations.
+    /// The context of a filesystem with this superblock: checksums are verified, and [`Self::expected`] is empty.
     pub fn new(superblock: &Superblock) -> Self {
         Self {
             sectorsize: superblock.sectorsize,

@@ -26,7 +26,7 @@ bitflags! {
         const STRIPES_RANGE = 1 << 7;
         /// The profile becomes `target`.
         const CONVERT = 1 << 8;
-        /// With `CONVERT`: block groups of that profile stay.
+        /// With `CONVERT`: block groups that already have the profile `target` are skipped.
         const SOFT = 1 << 9;
         /// `usage_min..usage_max`
         const USAGE_RANGE = 1 << 10;
@@ -34,7 +34,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// The types of block groups in a balance.
+    /// The flags of a balance, mostly the types of its block groups.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct BalanceFlags: u64 {
         /// Data block groups.
@@ -43,7 +43,7 @@ bitflags! {
         const SYSTEM = 1 << 1;
         /// Metadata block groups.
         const METADATA = 1 << 2;
-        /// Metadata may get fewer copies.
+        /// A conversion may reduce the number of copies of metadata.
         const FORCE = 1 << 3;
     }
 }
@@ -53,27 +53,27 @@ disk_struct! {
     BalanceArgs {
         /// Profiles, with [`BalanceArgs::SINGLE`] for single.
         profiles: u64,
-        /// Percentage, or the low half of `usage`; see [`BalanceFilters::USAGE`].
+        /// Minimum usage in percent, or the low half of `usage`; see [`BalanceFilters::USAGE`].
         usage_min: u32,
-        /// Percentage, or the high half of `usage`.
+        /// Maximum usage in percent, or the high half of `usage`.
         usage_max: u32,
         /// A device.
         devid: u64,
-        /// First byte on the device.
+        /// Start of the range of device addresses.
         pstart: u64,
-        /// End on the device.
+        /// End of the range of device addresses.
         pend: u64,
-        /// First address.
+        /// Start of the range of logical addresses.
         vstart: u64,
-        /// End of the addresses.
+        /// End of the range of logical addresses.
         vend: u64,
         /// Profile to convert to, as in `profiles`.
         target: u64,
         /// Bits of [`BalanceFilters`].
         flags: u64,
-        /// Number of block groups, or the low half of `limit`.
+        /// Minimum number of block groups, or the low half of `limit`.
         limit_min: u32,
-        /// Number of block groups, or the high half of `limit`.
+        /// Maximum number of block groups, or the high half of `limit`.
         limit_max: u32,
         /// Number of stripes.
         stripes_min: u32,

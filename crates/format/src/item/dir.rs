@@ -158,7 +158,7 @@ impl DirEntry {
         Self::append(out, (self.location, self.file_type), self.transid, &self.name, &self.data);
     }
 
-    /// Appends an entry to an item's bytes. `transid` is the transaction that writes it.
+    /// Appends an entry to an item's bytes. `transid` is the transaction that writes the entry.
     pub fn append(out: &mut Vec<u8>, (location, file_type): (Key, u8), transid: Generation, name: &[u8], data: &[u8]) {
         let (data_len, name_len) = (super::inode::name_len(data), super::inode::name_len(name));
         let header = DirEntryHeader { location, transid, data_len, name_len, file_type };

@@ -79,7 +79,7 @@ impl InlineRef {
         }
     }
 
-    /// The number of references that it represents.
+    /// The number of references that this item represents.
     pub fn count(&self) -> u32 {
         match self {
             Self::TreeBlock(_) | Self::SharedBlock(_) => 1,

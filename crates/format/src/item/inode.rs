@@ -1,4 +1,4 @@
-//! Inode items and the names that refer to them.
+//! Inode items and the names that refer to inodes.
 
 use bitflags::bitflags;
 
@@ -29,7 +29,7 @@ disk_struct! {
         size: u64,
         /// Bytes allocated, as `st_blocks * 512`; inline data counts its length.
         nbytes: u64,
-        /// Free space cache bookkeeping; 0 elsewhere.
+        /// Used by inodes of the free space cache (v1); 0 in other inodes.
         block_group: u64,
         /// Hard links.
         nlink: u32,

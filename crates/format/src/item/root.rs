@@ -42,7 +42,7 @@ disk_struct! {
         last_snapshot: Generation,
         /// Bits of [`RootFlags`].
         flags: u64,
-        /// 1; 0 while the subvolume is being deleted.
+        /// Reference count: 1, or 0 while the subvolume is being deleted.
         refs: u32,
         /// Progress of a deletion.
         drop_progress: Key,

@@ -1,7 +1,7 @@
 //! Writing of tree blocks: headers, leaves and internal nodes.
 //!
 //! Invariants:
-//! - I1. Offsets are computed by this program or checked, so a wrong index is our own bug and panics.
+//! - I1. Offsets are computed by this program or checked, so a wrong index is a bug of this program and panics.
 //! - I2. Blocks are at most 64 KiB, so offsets fit in 32 bits.
 
 #![allow(
@@ -32,7 +32,7 @@ pub struct NodeHeader {
     pub generation: Generation,
     /// The tree that allocates the block.
     pub owner: RootId,
-    /// 0 for a leaf.
+    /// The level of the block in its tree: 0 for a leaf.
     pub level: u8,
     /// Header flags; [`finish_block`] adds [`HEADER_FLAG_WRITTEN`].
     pub flags: u64,
@@ -102,7 +102,7 @@ impl LeafBuilder {
         self.raw[start..self.data_start].copy_from_slice(data);
         let at = HEADER_SIZE + self.nritems * ITEM_HEAD_SIZE;
         self.raw[at..at + 17].copy_from_slice(&key.encode());
-        // Blocks are at most 64 KiB.
+        // I2: offsets and lengths fit in 32 bits.
         self.raw[at + 17..at + 21].copy_from_slice(&((start - HEADER_SIZE) as u32).to_le_bytes());
         self.raw[at + 21..at + 25].copy_from_slice(&(data.len() as u32).to_le_bytes());
         self.data_start = start;

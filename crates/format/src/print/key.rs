@@ -5,7 +5,7 @@ use std::fmt;
 use crate::ids::{RootId, objectid};
 use crate::key::{Key, KeyType};
 
-/// Prints an objectid: `FS_TREE`, or the number.
+/// Prints an objectid: its name, such as `FS_TREE`, or its number.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectidText(
     /// The objectid.

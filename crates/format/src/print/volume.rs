@@ -93,7 +93,7 @@ fn print_qgroup_info(item: &QgroupInfo, out: &mut dyn Write) -> Printed {
 
 fn print_qgroup_limit(item: &QgroupLimit, out: &mut dyn Write) -> Printed {
     let QgroupLimit { flags, max_rfer, max_excl, rsv_rfer, rsv_excl } = *item;
-    // btrfs-progs prints these as signed numbers: "none" is -1.
+    // btrfs-progs prints limits as signed numbers: -1 stands for no limit.
     let [max_rfer, max_excl, rsv_rfer, rsv_excl] = [max_rfer, max_excl, rsv_rfer, rsv_excl].map(u64::cast_signed);
     writeln!(out, "\t\tflags {flags:x}")?;
     writeln!(out, "\t\tmax_referenced {max_rfer} max_exclusive {max_excl}")?;

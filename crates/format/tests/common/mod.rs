@@ -36,7 +36,7 @@ pub(crate) fn cannot_run() -> Option<&'static str> {
     Some(reason)
 }
 
-/// Runs a command and returns its standard output. Panics with its error output if it fails.
+/// Runs a command and returns its standard output. Panics with the command's error output if the command fails.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().expect(program);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -44,7 +44,7 @@ pub(crate) fn run(program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A temporary directory; dropping it unmounts the mount point in it and removes it.
+/// A temporary directory. On drop, a filesystem mounted in it is unmounted, and the directory is removed.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
