@@ -1,4 +1,5 @@
-//! A scratch directory of the host. Files in it outside of the target must not change (I1 of the crate).
+//! A scratch directory of the host. In the scratch directory, files outside of the target must not change (I1 of the
+//! crate).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. `disk_free` is the content of the free space tree: everything not used. It counts superblock mirrors as free.
+//! - I1. `disk_free` is the content of the free space tree: everything not used, including the superblock mirrors.
 //! - I2. Free, allocated and pinned space and the mirrors are disjoint parts of `disk_free`.
 
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub struct BlockGroup {
     pub len_bytes: u64,
     /// Type and profile.
     pub flags: BlockGroupFlags,
-    /// Bytes of all its extents in the extent tree.
+    /// Bytes of the block group's extents in the extent tree.
     pub used: u64,
 }
 

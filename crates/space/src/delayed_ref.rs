@@ -23,7 +23,7 @@ use crate::ref_deltas::RefDeltas;
 pub enum RefKey {
     /// A reference to a tree block by the tree that owns it.
     TreeBlock(RootId),
-    /// A reference to a tree block by the node at this address. The node has full backrefs.
+    /// A reference to a tree block by the node with full backrefs at this address.
     SharedBlock(Logical),
     /// A reference to a data extent by a file.
     Data {
@@ -34,7 +34,7 @@ pub enum RefKey {
         /// File offset of the file extent item minus its offset into the extent (wrapping).
         offset: u64,
     },
-    /// A reference to a data extent by the leaf at this address. The leaf has full backrefs.
+    /// A reference to a data extent by the leaf with full backrefs at this address.
     SharedData(Logical),
 }
 
@@ -144,7 +144,7 @@ impl DelayedRefs {
         Self::default()
     }
 
-    /// Adds (`delta > 0`) or drops (`delta < 0`) references. For quotas, the users of the extent stay the same.
+    /// Adds (`delta > 0`) or drops (`delta < 0`) references, without a mark for quotas.
     pub fn add(&mut self, extent: Extent, kind: ExtentKind, reference: RefKey, delta: i64, generation: Generation) {
         self.change(extent, kind, generation, |head| head.deltas.add(reference, delta));
     }

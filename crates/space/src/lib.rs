@@ -1,7 +1,7 @@
 //! Space accounting in memory: block groups, free space, allocation, reservations, and the queue of delayed refs.
 //!
-//! This crate depends only on `format` and never reads a tree. `transaction` loads it from the trees, and writes its
-//! state back into them.
+//! This crate depends only on `format` and never reads a tree. The crate `transaction` loads the accounting from the
+//! trees, and writes changes of it back into the trees.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
@@ -67,7 +67,7 @@ impl Extent {
         self.bytenr.0.saturating_add(self.len_bytes)
     }
 
-    /// This extent and the adjacent one after it, as one.
+    /// Joins this extent and the adjacent extent `next` into one extent.
     fn joined(self, next: Self) -> Self {
         Self { len_bytes: self.len_bytes.saturating_add(next.len_bytes), ..self }
     }

@@ -27,7 +27,7 @@ pub struct Joined {
 }
 
 impl RangeSet {
-    /// Adds a range. Returns `None`, without a change, if it is empty or overlaps the set.
+    /// Adds a range. Returns `None`, without a change, if the range is empty or overlaps the set.
     pub fn insert(&mut self, range: Range<u64>) -> Option<Joined> {
         let before = self.ends.range(..=range.start).next_back().map(|(&start, &end)| start..end);
         let after = self.ends.range(range.start..).next().map(|(&start, &end)| start..end);
@@ -49,8 +49,8 @@ impl RangeSet {
         Some(Joined { whole: start..end, left, right })
     }
 
-    /// Removes a range and returns the range of the set that contained it. Returns `None`, without a change, if it is
-    /// empty or not entirely in the set.
+    /// Removes a range and returns the range of the set that contained it. Returns `None`, without a change, if the
+    /// given range is empty or not entirely in the set.
     pub(crate) fn remove(&mut self, range: Range<u64>) -> Option<Range<u64>> {
         let held = self.containing(range.start).filter(|held| range.end <= held.end && !range.is_empty())?;
         if held.start < range.start {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::SpaceKind;
 use crate::space::Inner;
 
-/// Reserved bytes. Dropping the reservation returns them.
+/// A token for reserved bytes. Dropping the token gives the bytes back.
 #[must_use = "a reservation that is dropped at once holds nothing"]
 pub struct Reservation {
     inner: Arc<Inner>,
@@ -29,8 +29,8 @@ pub struct Shortage {
     pub missing_bytes: u64,
     /// Bytes of this kind that a commit would free.
     pub pinned_bytes: u64,
-    /// Bytes of this kind held by other reservations. Writing out dirty data and committing usually returns most of
-    /// them.
+    /// Bytes of this kind held by other reservations. Most of these bytes usually become available when dirty data is
+    /// written out and a commit ends.
     pub may_use_bytes: u64,
     /// Logical bytes that new chunks of this kind could add.
     pub unallocated_bytes: u64,
@@ -75,7 +75,7 @@ impl Reservation {
         self.bytes = self.bytes.checked_add(bytes).expect("I1: `may_use` is the sum of all tokens");
     }
 
-    /// Gives back up to `bytes`, because they were allocated or are not needed. Returns the number given back.
+    /// Gives back up to `bytes`, because they were allocated or are not needed. Returns the number of bytes given back.
     pub fn consume(&mut self, bytes: u64) -> u64 {
         let bytes = self.take(bytes);
         if bytes > 0 {
@@ -84,7 +84,8 @@ impl Reservation {
         bytes
     }
 
-    /// Removes up to `bytes` from this token. The caller must put them elsewhere.
+    /// Removes up to `bytes` from this token. The caller must add the removed bytes to another token, or subtract them
+    /// from `may_use`.
     fn take(&mut self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.bytes);
         self.bytes = self.bytes.saturating_sub(bytes);

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - I1. `starts` maps every block group to its kind, and each group is in the state of that kind.
 //!
-//! Lock order: `starts`, then the state of a kind. No thread holds two states at once.
+//! Lock order: `starts` is locked before the state of a kind. No thread locks the states of two kinds at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -53,7 +53,7 @@ impl Space {
     }
 
     /// Adds a block group and marks it dirty. `free` comes from the free space tree, or from the gaps between extents.
-    /// `reserved` has the ranges of superblock mirrors, which are never allocated; `free` may include them.
+    /// `reserved` has the ranges of superblock mirrors, which are never allocated, even if `free` includes the mirrors.
     pub fn insert_block_group(
         &self,
         group: BlockGroup,
@@ -151,8 +151,8 @@ impl Space {
     }
 
     /// Allocates a contiguous extent of `want` bytes, or else the longest one of at least `min` bytes. Pass `min ==
-    /// want` first if a new chunk is better than a shorter extent. After `None`, make a chunk and try again. Start and
-    /// length of metadata and system extents are multiples of the node size.
+    /// want` first if a new chunk is better than a shorter extent. If this returns `None`, make a chunk and try again.
+    /// Start and length of metadata and system extents are multiples of the node size.
     pub fn allocate(&self, kind: SpaceKind, want: u64, min: u64, hint: Option<Logical>) -> Option<Extent> {
         let align = self.inner.align(kind);
         let round = |bytes: u64| bytes.max(1).checked_next_multiple_of(align);
@@ -205,8 +205,8 @@ impl Space {
         extents
     }
 
-    /// Takes the extents removed by transactions up to `upto`, coalesced. They can be discarded, and are free for
-    /// allocation only after [`Space::finish_unpin`].
+    /// Takes the extents removed by transactions up to `upto`, coalesced. The caller may discard the extents, which
+    /// become free for allocation only by [`Space::finish_unpin`].
     #[must_use = "the space stays pinned until `finish_unpin`"]
     pub fn start_unpin(&self, upto: Generation) -> Vec<Extent> {
         let mut extents: Vec<Extent> =
@@ -253,7 +253,7 @@ impl Space {
         Ok(self.token(kind, bytes))
     }
 
-    /// Reserves metadata space, if necessary from the global reserve. For operations that free space.
+    /// Reserves metadata space, if necessary from the global reserve. Meant for operations that free space.
     pub fn reserve_from_global(&self, bytes: u64) -> Result<Reservation, Shortage> {
         self.inner.state(SpaceKind::Metadata).lock().reserve_from_global(SpaceKind::Metadata, bytes)?;
         Ok(self.token(SpaceKind::Metadata, bytes))

@@ -1,8 +1,8 @@
 //! The space info of a kind: its block groups, allocation, and the sums of reservations.
 //!
 //! Allocation tries, in this order: the hint; the cursor (next fit, so consecutive allocations are adjacent); the
-//! tightest run with room for further allocations; the longest run. It skips full block groups, because `by_run` lists
-//! each writable group by its longest free run.
+//! tightest run with room for further allocations; the longest run. Full block groups are skipped, because `by_run`
+//! lists only groups with free space, each by its longest free run.
 //!
 //! Invariants:
 //! - I1. `totals` is the sum of the groups' contributions ([`contribution`]). Groups change only in
@@ -51,7 +51,7 @@ pub struct SpaceInfo {
 pub(crate) struct Fit {
     pub(crate) want: u64,
     pub(crate) min: u64,
-    /// Start and length must be multiples of this.
+    /// Start and length of the extent must be multiples of `align`.
     pub(crate) align: u64,
 }
 
@@ -273,26 +273,26 @@ impl SpaceState {
     }
 
     /// The limit of all reservations: free space, and for metadata also half of the bytes that new chunks could add.
-    /// The other half is left to data. Metadata may be overcommitted because its reservations are for the worst case,
-    /// which is rare.
+    /// The other half of these bytes is left to data. Metadata may be overcommitted because its reservations are for
+    /// the worst case, which is rare.
     fn reservable(&self) -> u64 {
         let overcommit = if self.overcommits { self.totals.unallocated / 2 } else { 0 };
         self.totals.free.saturating_add(overcommit)
     }
 
-    /// The part of the limit that neither reservations nor the global reserve hold.
+    /// The part of [`Self::reservable`] that neither reservations nor the global reserve hold.
     fn unreserved(&self) -> u64 {
         let SpaceInfo { may_use, global_reserved, .. } = self.totals;
         self.reservable().saturating_sub(may_use.saturating_add(global_reserved))
     }
 
     fn refill_global(&mut self) {
-        // I2: the reserve stays within its size.
+        // I2: the global reserve stays within its wanted size.
         let filled = self.totals.global_reserved.saturating_add(self.unreserved());
         self.totals.global_reserved = filled.min(self.totals.global_size);
     }
 
-    /// Changes a group (I1).
+    /// Changes a block group, and adjusts `totals` and `by_run` (I1).
     fn update<T>(&mut self, start: u64, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
         let group = self.groups.get_mut(&start)?;
         let (contributed, entry) = (contribution(group), run_entry(group));
@@ -351,8 +351,8 @@ impl SpaceState {
                 return Some(range);
             }
         }
-        // No run has room for all wanted bytes: take the longest part. Within a group, the longest runs are tried
-        // first.
+        // No run has room for all wanted bytes: take the longest part of a run. Within a group, the longest runs are
+        // tried first.
         let longest = |group: &Group| group.free().at_least(fit.min).rev().find_map(|run| fit.part(run));
         let parts = self.groups_with_runs(fit.min).take(RUNS_SCANNED).filter_map(longest);
         parts.max_by_key(len_of).or_else(|| self.groups_with_runs(fit.min).skip(RUNS_SCANNED).find_map(longest))

@@ -58,7 +58,7 @@ macro_rules! numbered {
                 Some(match number { $($number => Self::$item,)* _ => return None })
             }
 
-            /// Its number in a stream.
+            /// The number that stands for this value in a stream.
             pub fn number(self) -> u16 {
                 match self { $(Self::$item => $number,)* }
             }
@@ -110,7 +110,7 @@ numbered! {
     RemoveXattr = 14, "remove_xattr";
     /// Writes data.
     Write = 15, "write";
-    /// Shares a range of another file.
+    /// Shares the data of a range of one file with another file.
     Clone = 16, "clone";
     /// Sets the size of a file.
     Truncate = 17, "truncate";
@@ -343,7 +343,7 @@ pub enum Command<'a> {
         offset: u64,
         size: u64,
     },
-    /// `attr` has the flags of the inode item.
+    /// Sets the flags of an inode: `attr` has the bits of the inode item's flags.
     Fileattr {
         path: &'a [u8],
         attr: u64,

@@ -50,7 +50,7 @@ pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Res
 /// Appends a command. For a `Write` or `EncodedWrite`, `fill` writes `data_len` bytes of data into a slice of `out`, and the
 /// command's own `data` is not used. On an error, `out` is as before.
 ///
-/// With this function a sender reads from its disk straight into the stream's buffer.
+/// With `encode_with`, a sender reads from its disk straight into the stream's buffer.
 pub fn encode_with<E: From<EncodeError>>(
     version: Version,
     command: &Command<'_>,

@@ -1,4 +1,4 @@
-//! [`StreamError`]: the problem of a stream, and the command and byte at which it is.
+//! [`StreamError`]: a problem of a stream, with the position of the command that has the problem.
 
 use std::fmt;
 use std::io;
@@ -104,7 +104,7 @@ pub enum Problem {
         attribute: Attribute,
         /// What was found.
         value: u64,
-        /// What is allowed, as a phrase.
+        /// The allowed values, as a phrase.
         expected: &'static str,
     },
     /// An attribute does not fit into the command.

@@ -61,7 +61,7 @@ pub struct FrameReader<R> {
 }
 
 impl<R: Read> FrameReader<R> {
-    /// Starts at the head of a stream.
+    /// Makes a reader of an input that starts with the header of a stream.
     pub fn new(input: R) -> Self {
         Self { input, offset: 0, index: 0, version: None }
     }

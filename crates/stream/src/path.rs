@@ -44,7 +44,7 @@ impl<'a> StreamPath<'a> {
         self.0.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
     }
 
-    /// The path of the directory, and the last name; `None` for the empty path.
+    /// Splits the path into the path of the directory and the last name; `None` for the empty path.
     pub fn split(self) -> Option<(Self, &'a [u8])> {
         if self.0.is_empty() {
             return None;
@@ -68,7 +68,7 @@ impl<'a> StreamPath<'a> {
 pub struct PathProblem {
     /// The path.
     pub path: Vec<u8>,
-    /// What is wrong with it, as a phrase: "contains '..'".
+    /// The reason to refuse the path, as a phrase: "contains '..'".
     pub reason: &'static str,
 }
 

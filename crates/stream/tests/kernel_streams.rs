@@ -76,7 +76,7 @@ fn streams_of_linux_are_written_again_byte_for_byte() {
     kinds.extend(again(&send(&mount, &["--proto", "2", "--compressed-data"], &["one"])));
     mount.close().unwrap();
 
-    // Linux 6.18 sends every command except the experimental one.
+    // Linux 6.18 sends every command of versions 1 and 2.
     let missing: Vec<CommandKind> =
         CommandKind::ALL.iter().filter(|kind| kind.since() <= Version::V2 && !kinds.contains(kind)).copied().collect();
     assert!(missing.is_empty(), "no stream of Linux had {missing:?}");

@@ -1,5 +1,5 @@
-//! Each command is written and parsed again in each version. Also tries every prefix of a stream, and crafted
-//! and random bytes.
+//! Tests that each command survives encoding and parsing in each version. Also parses every prefix of a stream, and
+//! crafted and random bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 const VERSIONS: [Version; 3] = [Version::V1, Version::V2, Version::V3];
 
-/// One of each command.
+/// An example of each command.
 fn commands() -> Vec<Command<'static>> {
     let (uuid, clone_uuid) = (Uuid::from_u128(0x1234), Uuid::from_u128(0x5678));
     let time = |sec| Timespec { sec, nsec: 999_999_999 };
@@ -175,7 +175,7 @@ fn each_changed_bit_is_noticed() {
     }
 }
 
-/// A stream of one command with a good checksum and any attributes.
+/// A stream of one command with a good checksum and the given bytes as attributes.
 fn crafted(version: Version, number: u16, attributes: &[u8]) -> Vec<u8> {
     let mut bytes = stream(version, &[]);
     let start = bytes.len();

@@ -30,7 +30,7 @@ pub struct NodeCache {
 pub struct CacheStats {
     /// Lookups that found their node.
     pub hits: u64,
-    /// Lookups that did not find it.
+    /// Lookups that did not find their node.
     pub misses: u64,
     /// Cached nodes.
     pub nodes: u64,
@@ -47,7 +47,7 @@ impl NodeCache {
         cache
     }
 
-    /// Changes the budget. If the cache exceeds it, later inserts evict nodes.
+    /// Changes the budget. If the cache exceeds the new budget, later inserts evict nodes.
     pub fn set_budget(&self, budget_bytes: u64) {
         for shard in &self.shards {
             shard.lock().budget_bytes = budget_bytes / NR_SHARDS;
@@ -62,7 +62,7 @@ impl NodeCache {
         found
     }
 
-    /// Whether the cache holds the node at this address with this generation. Does not count as a use.
+    /// Whether the cache holds the node at this address with this generation. Sets no "used" mark.
     pub fn contains(&self, bytenr: Logical, generation: Generation) -> bool {
         let shard = self.shard(bytenr).lock();
         let node = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref());
@@ -74,7 +74,7 @@ impl NodeCache {
         self.shard(node.bytenr()).lock().insert(node);
     }
 
-    /// Adds a node if that evicts no other node. For nodes of a scan, which are read once.
+    /// Adds a node if that evicts no other node. Meant for nodes of a scan, which are read once.
     pub fn insert_if_room(&self, node: Arc<Node>) {
         let mut shard = self.shard(node.bytenr()).lock();
         if shard.has_room_for(&node) {
@@ -82,7 +82,8 @@ impl NodeCache {
         }
     }
 
-    /// Notes that the node at this address is being replaced. Removes it if the shard has no room for its replacement.
+    /// Notes that the node at this address is being replaced. Removes the node if its shard has no room for the
+    /// replacement.
     pub fn retire(&self, bytenr: Logical) {
         let mut shard = self.shard(bytenr).lock();
         if let Some(node) = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref())
@@ -121,7 +122,8 @@ impl NodeCache {
     }
 
     fn shard(&self, bytenr: Logical) -> &Mutex<Shard> {
-        // Blocks have at least 4 KiB. Multiplicative hashing spreads adjacent blocks over shards.
+        // Blocks have at least 4 KiB, so the low 12 bits of addresses carry no information. Multiplicative hashing
+        // spreads adjacent blocks over shards.
         let hash = (bytenr.0 >> 12).wrapping_mul(HASH_FACTOR) >> 32;
         &self.shards[(hash % NR_SHARDS) as usize]
     }

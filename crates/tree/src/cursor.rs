@@ -176,7 +176,7 @@ impl<'s> Cursor<'s> {
     }
 }
 
-/// The slot after this one, if the node has it.
+/// The next slot, if the node has one more.
 fn following(node: &Node, slot: usize) -> Option<usize> {
     slot.checked_add(1).filter(|&next| next < node.nritems())
 }

@@ -22,7 +22,7 @@ use crate::lookup::Item;
 use crate::node::{Node, NodePtr, RootPtr};
 use crate::storage::{NodeSource, read};
 
-/// A key whose items differ. At least one of them exists.
+/// A key whose items differ. At least one of the two items exists.
 #[derive(Clone, Debug)]
 pub struct ItemChange {
     /// The key.
@@ -64,11 +64,11 @@ impl<'s> Diff<'s> {
         self.whole = Some(objectid);
     }
 
-    /// The next difference; `None` at the end.
+    /// Returns the next difference, or `None` at the end of the trees.
     ///
     /// # Errors
     ///
-    /// Fails if a node is corrupt or cannot be read. The walk cannot be continued then.
+    /// Fails if a node is corrupt or cannot be read. After an error, the walk cannot be continued.
     #[expect(clippy::should_implement_trait, reason = "a step can fail")]
     pub fn next(&mut self) -> Result<Option<ItemChange>> {
         if !self.begun {
@@ -153,7 +153,7 @@ impl<'s> Diff<'s> {
         Ok(ItemChange { key: item.key(), old: None, new: Some(item) })
     }
 
-    /// Compares the items of equal keys.
+    /// Compares the current items of both trees, which have equal keys, and moves past both.
     fn both_items(&mut self) -> Result<Option<ItemChange>> {
         let key = self.new.key();
         let is_wanted = key.is_some_and(|key| self.whole == Some(key.objectid));
@@ -208,7 +208,7 @@ impl Side {
         self.top().filter(|(node, _)| node.is_leaf()).map(|(node, slot)| node.item(slot))
     }
 
-    /// Addresses of the leaves below the current level-1 node. The other side need not announce these leaves.
+    /// Addresses of the leaves below the current level-1 node. The other tree's side need not announce these leaves.
     fn children(&self) -> HashSet<Logical> {
         let parent = self.path.iter().find(|(node, _)| node.level() == 1);
         parent.map_or_else(HashSet::new, |(node, _)| (0..node.nritems()).map(|slot| node.child(slot).0).collect())

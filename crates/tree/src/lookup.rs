@@ -58,7 +58,7 @@ impl AsRef<[u8]> for Item {
 pub struct LeafPlace {
     /// The leaf.
     pub leaf: Arc<Node>,
-    /// The lowest key that belongs to it.
+    /// The lowest key that belongs to the leaf.
     pub low: Key,
     /// The lowest key that belongs to the next leaf; `None` for the last leaf.
     pub high: Option<Key>,
@@ -71,7 +71,7 @@ impl LeafPlace {
     }
 }
 
-/// Finds the leaf that a key belongs to. Before reading it, calls `found` with the leaf's parent and slot.
+/// Finds the leaf that a key belongs to. Before reading the leaf, calls `found` with the leaf's parent and slot.
 pub fn find_leaf(
     source: &dyn NodeSource,
     root: &RootPtr,

@@ -40,8 +40,8 @@ pub trait NodeSink {
     /// Frees the address of a fresh node that the tree no longer uses.
     fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()>;
 
-    /// Notes that this tree stops using a node that is not fresh. Called once per node with its original content, for a
-    /// parent before its children.
+    /// Notes that this tree stops using a node that is not fresh. `leave` is called once per node, with the node's
+    /// original content, and for a parent before its children.
     fn leave(&mut self, node: &Arc<Node>) -> Result<()>;
 
     /// Notes that the batch inserts (`old` is `None`), replaces or deletes (`new` is `None`) an item. Called in key
@@ -52,8 +52,8 @@ pub trait NodeSink {
     fn emit(&mut self, node: Arc<Node>);
 }
 
-/// Reads a node and checks that it is what the pointer promises, even if the source did not. Levels descend strictly,
-/// so every walk ends.
+/// Reads a node and checks that it is what the pointer promises, even if the source did not check it. Levels descend
+/// strictly, so every walk ends.
 pub(crate) fn read(source: &dyn NodeSource, ptr: &NodePtr) -> Result<Arc<Node>> {
     let node = source.read_node(ptr)?;
     node.verify(ptr)?;

@@ -17,7 +17,7 @@ use ubtrfs_tree::{Batch, Diff, RootPtr};
 use self::common::{Rng, Store};
 
 type Model = BTreeMap<Key, Vec<u8>>;
-/// Key, old data, new data.
+/// The differing items: key, old data, new data.
 type Differs = Vec<(Key, Option<Vec<u8>>, Option<Vec<u8>>)>;
 
 fn key(number: u64) -> Key {
@@ -35,7 +35,7 @@ fn batch(rng: &mut Rng, space: u64, len: u64, delete_percent: u64) -> Batch {
     changes.into_iter().collect()
 }
 
-/// The differences by a comparison of all items. Items with objectid `whole` always count as different.
+/// Finds the differences by comparing all items. Items with objectid `whole` always count as different.
 fn slow(old: &Model, new: &Model, whole: Option<u64>) -> Differs {
     let keys: BTreeSet<&Key> = old.keys().chain(new.keys()).collect();
     let differs = |key: &&Key| old.get(*key) != new.get(*key) || whole == Some(key.objectid);

@@ -16,8 +16,8 @@ const BATCH: usize = 256;
 /// An iterator over the entries of a directory, in the order of their creation, without `.` and `..`. Returned by
 /// [`Filesystem::read_dir`].
 ///
-/// It returns every entry once. Entries that are made or removed during the iteration may be missing. The iterator ends
-/// after the first error.
+/// The iterator returns every entry once. Entries that are made or removed during the iteration may be missing. The
+/// iterator ends after the first error.
 #[derive(Debug)]
 pub struct ReadDir {
     fs: Filesystem,
@@ -93,7 +93,7 @@ impl Iterator for ReadDir {
 }
 
 impl DirEntry {
-    /// The name, without its directory. It can contain any byte except `/` and NUL.
+    /// The name, without its directory. A name can contain any byte except `/` and NUL.
     pub fn file_name(&self) -> &OsStr {
         &self.name
     }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failed operation. Its text is one line with the operation, the path and the reason.
+/// A failed operation. The text of an error is one line with the operation, the path and the reason.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,7 +50,7 @@ impl Error {
         self.0.operation
     }
 
-    /// The path of the operation. For an operation on the whole filesystem, it is the name of the device.
+    /// The path of the operation, or the name of the device for an operation on the whole filesystem.
     pub fn path(&self) -> &Path {
         &self.0.path
     }

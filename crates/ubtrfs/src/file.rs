@@ -67,8 +67,8 @@ impl OpenOptions {
         self
     }
 
-    /// Makes the file if it does not exist. Its permissions are 0666 without the bits of the caller's umask, but 0644
-    /// for the default caller, which has no umask.
+    /// Makes the file if it does not exist. A new file's permissions are 0666 without the bits of the caller's umask,
+    /// but 0644 for the default caller, which has no umask.
     pub fn create(&mut self, create: bool) -> &mut Self {
         self.create = create;
         self
@@ -81,7 +81,7 @@ impl OpenOptions {
     }
 }
 
-/// An open file. Dropping it closes it.
+/// An open file, which is closed on drop.
 ///
 /// ```
 /// use std::io::{Read, Seek, SeekFrom, Write};
@@ -146,7 +146,7 @@ impl File {
         }
         match path::resolve(fs.engine(), path, Follow::Yes) {
             Err(ubtrfs_fs::Error::NotFound) if options.create => match make() {
-                // Another thread made it first.
+                // Another thread made the file first.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => fs.resolve("open", path, Follow::Yes),
                 made => made,
             },
@@ -191,7 +191,7 @@ impl File {
     /// Reads the whole content, from the start.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at); `OutOfMemory` if memory cannot hold it.
+    /// As [`read_at`](Self::read_at); `OutOfMemory` if memory cannot hold the content.
     pub fn read_all(&self) -> Result<Vec<u8>> {
         const STEP: usize = 1 << 20;
         let mut content = Vec::new();

@@ -151,12 +151,13 @@ impl Filesystem {
     /// Opens an image file or a block device for reading and writing.
     ///
     /// # Errors
-    /// `NotFound`; `ResourceBusy` if another process has it open or the kernel has it mounted; damage.
+    /// `NotFound`; `ResourceBusy` if another process has the device open or the kernel has mounted it; damage.
     pub fn open_image(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_image_with(path, MountOptions::default())
     }
 
-    /// Opens an image file or a block device with mount options. [`MountOptions::read_only`] opens it for reading only.
+    /// Opens an image file or a block device with mount options. [`MountOptions::read_only`] opens the filesystem for
+    /// reading only.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -248,7 +249,7 @@ impl Filesystem {
     /// Returns the total, free and available space.
     ///
     /// # Errors
-    /// Damage of the trees that record it.
+    /// Damage of the trees that record the space.
     pub fn usage(&self) -> Result<Usage> {
         let stat = self.engine().statfs().while_doing("stat", &self.shared.device)?;
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(stat.bsize));
@@ -292,7 +293,7 @@ impl Filesystem {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// `NotFound`; `IsADirectory`; `InvalidInput` if it is not a regular file or a symbolic link to one.
+    /// `NotFound`; `IsADirectory`; `InvalidInput` if the path is not a regular file or a symbolic link to one.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, OpenOptions::new().read(true))
     }
@@ -316,7 +317,8 @@ impl Filesystem {
     /// Reads the whole content of a file.
     ///
     /// # Errors
-    /// As [`open`](Self::open); data whose checksum is wrong in all copies; `OutOfMemory` if memory cannot hold it.
+    /// As [`open`](Self::open); data whose checksum is wrong in all copies; `OutOfMemory` if memory cannot hold the
+    /// content.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         self.open(path)?.read_all()
     }
@@ -340,7 +342,7 @@ impl Filesystem {
     /// Makes a directory and its missing parents. Succeeds if the directory exists.
     ///
     /// # Errors
-    /// `NotADirectory` if a component of the path is something else.
+    /// `NotADirectory` if a component of the path is not a directory.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let mut ancestors: Vec<&Path> = path.ancestors().collect();
@@ -350,7 +352,7 @@ impl Filesystem {
                 Ok(attr) if attr.is_dir() => {}
                 Ok(_) => return Err(Error::new("make directory", dir, ubtrfs_fs::Error::NotDirectory)),
                 Err(ubtrfs_fs::Error::NotFound) => match self.create_dir(dir) {
-                    // Another thread made it first.
+                    // Another thread made the directory first.
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                     made => made?,
                 },
@@ -450,7 +452,7 @@ impl Filesystem {
     /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a symbolic link.
+    /// `InvalidInput` if the path is not a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         use std::os::unix::ffi::OsStringExt;
         let path = path.as_ref();
@@ -459,7 +461,7 @@ impl Filesystem {
         Ok(PathBuf::from(std::ffi::OsString::from_vec(target)))
     }
 
-    /// Whether a path exists. Errors other than `NotFound` and `NotADirectory` count as existing.
+    /// Whether a path exists. On errors other than `NotFound` and `NotADirectory`, returns true.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         !matches!(
             path::resolve(self.engine(), path.as_ref(), Follow::Yes),
@@ -467,7 +469,8 @@ impl Filesystem {
         )
     }
 
-    /// Makes `to` a copy of `from` that shares its extents instead of copying data. Both can be changed afterwards.
+    /// Makes `to` a copy of `from` that shares the extents instead of copying data. Later changes of one file do not
+    /// affect the other file.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -540,8 +543,8 @@ impl Filesystem {
         self.engine().setattr(id, set, &self.caller).map(drop).while_doing(operation, path)
     }
 
-    /// Returns the value of an extended attribute, or `None` if it does not exist. Its name begins with the namespace:
-    /// `user.comment`. A symbolic link at the end of the path is not followed.
+    /// Returns the value of an extended attribute, or `None` if it does not exist. An attribute's name begins with its
+    /// namespace: `user.comment`. A symbolic link at the end of the path is not followed.
     ///
     /// # Errors
     /// `NotFound` if the path does not exist.
@@ -589,7 +592,7 @@ impl Filesystem {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// ENODATA if it does not exist.
+    /// ENODATA if the attribute does not exist.
     pub fn remove_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         let id = self.resolve("remove attribute of", path, Follow::No)?.id;

@@ -1,8 +1,8 @@
 //! Read and write btrfs filesystems in your own process.
 //!
-//! This crate is the library of ubtrfs. It offers the engine of the `ubtrfs` command and its FUSE mount through an
-//! interface that follows [`std::fs`]. It needs no root, no loop device and no btrfs in the kernel. It uses the disk
-//! format of Linux's btrfs: Linux mounts images that this crate makes, and this crate opens images that Linux makes.
+//! This crate, the library of ubtrfs, offers the engine of the `ubtrfs` command and its FUSE mount through an interface
+//! that follows [`std::fs`]. The library needs no root, no loop device and no btrfs in the kernel. Its disk format is
+//! that of Linux's btrfs: Linux mounts images that this crate makes, and this crate opens images that Linux makes.
 //!
 //! ```
 //! use std::io::Write;

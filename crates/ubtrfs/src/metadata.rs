@@ -10,7 +10,7 @@ use ubtrfs_fs::{Attr, mode};
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A directory; the root directory of a subvolume is one too.
+    /// A directory, which may be the root directory of a subvolume.
     Dir,
     /// A symbolic link.
     Symlink,
@@ -66,17 +66,17 @@ impl Metadata {
         self.attr.file_type().and_then(FileKind::of)
     }
 
-    /// Whether it is a regular file.
+    /// Whether the file is a regular file.
     pub fn is_file(&self) -> bool {
         self.kind() == Some(FileKind::File)
     }
 
-    /// Whether it is a directory.
+    /// Whether the file is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind() == Some(FileKind::Dir)
     }
 
-    /// Whether it is a symbolic link.
+    /// Whether the file is a symbolic link.
     pub fn is_symlink(&self) -> bool {
         self.kind() == Some(FileKind::Symlink)
     }

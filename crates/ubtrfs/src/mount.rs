@@ -8,9 +8,9 @@ use ubtrfs_fuse::{MountConfig, MountError, Session};
 use crate::Filesystem;
 
 impl Filesystem {
-    /// Mounts the filesystem on a directory. [`Session::run`] serves it until it is unmounted, then commits and closes it.
-    /// It treats SIGTERM, SIGINT and SIGHUP of the process as requests to unmount. Other handles of the filesystem remain
-    /// usable while it is mounted.
+    /// Mounts the filesystem on a directory. [`Session::run`] serves the mount until the filesystem is unmounted, then
+    /// commits and closes the filesystem. `Session::run` treats SIGTERM, SIGINT and SIGHUP of the process as requests
+    /// to unmount. Other handles of the filesystem remain usable while it is mounted.
     ///
     /// # Errors
     /// FUSE is not available; the directory cannot be mounted on; the filesystem was opened without

@@ -40,7 +40,7 @@ impl Subvolume {
         PathBuf::from(OsString::from_vec(self.info.path.clone()))
     }
 
-    /// The id of the subvolume that contains its name; `None` for the top level.
+    /// The id of the parent: the subvolume that contains this subvolume's name; `None` for the top level.
     pub fn parent_id(&self) -> Option<u64> {
         self.info.parent.map(|parent| parent.0)
     }
@@ -78,7 +78,7 @@ impl Subvolume {
 
 /// Subvolumes and snapshots.
 impl Filesystem {
-    /// Makes an empty subvolume. It is durable on return.
+    /// Makes an empty subvolume. The new subvolume is durable on return.
     ///
     /// # Errors
     /// `AlreadyExists`; `NotFound` if the directory does not exist; `ReadOnlyFilesystem`; `StorageFull`.
@@ -88,8 +88,9 @@ impl Filesystem {
         self.engine().create_subvolume(dir, name, &self.caller()).map(drop).while_doing("make subvolume", path)
     }
 
-    /// Makes a snapshot at `path` of the subvolume at `source`. It is durable on return. It contains everything that was
-    /// written before the call, and shares all blocks with its source. Subvolumes inside the source become empty directories.
+    /// Makes a snapshot at `path` of the subvolume at `source`. The snapshot is durable on return. The snapshot
+    /// contains everything that was written before the call, and shares all blocks with its source. Subvolumes inside
+    /// the source become empty directories in the snapshot.
     ///
     /// ```
     /// use ubtrfs::SnapshotAccess;
@@ -119,11 +120,11 @@ impl Filesystem {
         self.engine().snapshot(source.root, dir, name, read_only).map(drop).while_doing("make snapshot", path)
     }
 
-    /// Deletes a subvolume with its content. Its name is gone on return; its space is freed in the background.
+    /// Deletes a subvolume with its content. The name is gone on return; the space is freed in the background.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a subvolume; `DirectoryNotEmpty` if it contains other subvolumes; `ResourceBusy` for the
-    /// subvolume that was opened; `PermissionDenied` for the default subvolume.
+    /// `InvalidInput` if the path is not a subvolume; `DirectoryNotEmpty` if the subvolume contains other subvolumes;
+    /// `ResourceBusy` for the subvolume that was opened; `PermissionDenied` for the default subvolume.
     pub fn delete_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent_and_name("delete subvolume", path)?;
@@ -133,7 +134,7 @@ impl Filesystem {
     /// Makes a subvolume read-only, or writable again. The change is durable on return.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a subvolume.
+    /// `InvalidInput` if the path is not a subvolume.
     pub fn set_subvolume_read_only(&self, path: impl AsRef<Path>, read_only: bool) -> Result<()> {
         let path = path.as_ref();
         let root = self.subvolume_root("change subvolume", path)?;
@@ -141,7 +142,7 @@ impl Filesystem {
     }
 
     /// Lists all subvolumes of the filesystem, including the top level, in the order of their ids. Subvolumes outside
-    /// of the one that was opened are listed too.
+    /// of the opened subvolume are listed too.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -164,7 +165,7 @@ impl Filesystem {
     /// Returns the description of the subvolume at `path`.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a subvolume.
+    /// `InvalidInput` if the path is not a subvolume.
     pub fn subvolume(&self, path: impl AsRef<Path>) -> Result<Subvolume> {
         let path = path.as_ref();
         let root = self.subvolume_root("look at subvolume", path)?;

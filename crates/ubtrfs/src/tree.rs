@@ -9,7 +9,7 @@ use crate::metadata::FileKind;
 use crate::path::Follow;
 use crate::{Filesystem, ReadDir};
 
-/// A directory between the top and the current one.
+/// A directory on the path from the directory to remove to the directory being emptied.
 struct Level {
     id: InodeId,
     path: PathBuf,

@@ -54,7 +54,7 @@ fn names_something(path: &str) -> bool {
     true
 }
 
-/// Whether a span that looks like a path of the repository exists. True for all other spans.
+/// Whether a file of the repository has the path in this span. A span that does not look like a path counts as correct.
 fn leads_somewhere(span: &str) -> bool {
     let is_path =
         span.ends_with(".rs") || span.starts_with("crates/") || span.contains("/src/") || span.contains("/tests/");

@@ -15,7 +15,7 @@ pub trait Changes: Sync {
     /// The number of changes.
     fn len(&self) -> usize;
 
-    /// The key of a change. Panics past the last one.
+    /// The key of a change. Panics past the last change.
     fn key(&self, index: usize) -> Key;
 
     /// The new data of the item, or `None` to delete it if it exists. Panics past the last change.

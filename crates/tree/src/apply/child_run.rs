@@ -1,4 +1,4 @@
-//! The run of child pointers of a level, and its internal nodes.
+//! The run of child pointers of a level, and the internal nodes made from the run.
 //!
 //! Nodes are packed full, like leaves (see `leaf_run`). The last two nodes of a run share their pointers evenly; but if
 //! the run grew at its end or grew a lot, only the last node may be short.

@@ -17,8 +17,8 @@
 //! - I4. By the end of a run, each address of a fresh node that was taken apart has new content or is freed.
 //! - I5. Only a root leaf may be empty.
 //!
-//! Modules: this one walks, `leaf_run` packs items into leaves, `child_run` packs pointers into internal nodes, and
-//! `parts` walks in several threads.
+//! Modules: this module walks the tree, `parts` walks it in several threads, `leaf_run` packs items into leaves, and
+//! `child_run` packs pointers into internal nodes.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -90,8 +90,8 @@ pub fn apply(
 }
 
 /// Applies a batch like [`apply`], on at most as many threads as there are `parts`. Each part covers a key range of the
-/// tree, and its sink gets the calls for nodes and items there, in the order that [`NodeSink`] promises. `sink` gets
-/// the calls for the root, before and after all parts.
+/// tree, and its sink gets the calls for the nodes and items of the range, in the order that [`NodeSink`] promises.
+/// `sink` gets the calls for the root, before and after all parts.
 pub fn apply_in_parts(
     source: &dyn NodeSource,
     sink: &mut dyn NodeSink,
@@ -148,7 +148,7 @@ struct Applier<'a> {
     leaves: LeafRun,
     /// The runs of levels 1, 2...
     internals: Vec<ChildRun>,
-    /// By level: fresh nodes that were taken apart. The run's new nodes reuse their addresses.
+    /// By level: fresh nodes that were taken apart. New nodes of the level's run reuse the addresses.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
     /// By level: the level's last address, as a hint for allocation.
     hints: [Option<Logical>; NR_LEVELS],
@@ -185,7 +185,7 @@ impl<'a> Applier<'a> {
 }
 
 impl Applier<'_> {
-    /// The first of these changes that has an effect below this node. Deletes have one only if the item exists.
+    /// The first of these changes that has an effect below this node. A delete has an effect only if the item exists.
     fn first_effect(&self, node: &Arc<Node>, mut changes: Range<usize>) -> Result<Option<usize>> {
         if node.is_leaf() {
             let has_effect = |&at: &usize| self.batch.value(at).is_some() || node.search(&self.batch.key(at)).is_ok();
@@ -218,8 +218,8 @@ impl Applier<'_> {
         self.walk_children(&node, 0..node.nritems(), &children, true)
     }
 
-    /// Walks the children in these slots; `children` lists those that changes reach. `first_has_effect` says that the
-    /// first change is known to have an effect.
+    /// Walks the children in these slots; `children` lists the children that changes reach. `first_has_effect` says
+    /// that the first change is known to have an effect.
     fn walk_children(
         &mut self,
         node: &Arc<Node>,
@@ -275,7 +275,8 @@ impl Applier<'_> {
         if leaf.nritems() > 0 && self.batch.key(changes.start) > leaf.key(leaf.nritems() - 1) {
             let need = ITEM_HEAD_SIZE + self.batch.value(changes.start).map_or(0, <[u8]>::len);
             let free = self.nodesize - HEADER_SIZE - leaf.used_bytes();
-            // All changes come after the leaf's last item. If they do not fit, the leaf stays and a new one follows it.
+            // All changes come after the leaf's last item. If the changes do not fit into the leaf, the leaf stays
+            // unchanged and a new leaf follows it.
             if need > free && !self.pull_leaf(&leaf)? {
                 self.end_leaves()?;
                 let key = leaf.key(0);
@@ -326,8 +327,8 @@ impl Applier<'_> {
         }
     }
 
-    /// Passes on the pointers of children that the batch does not reach. Ends the runs below them; an underfull run
-    /// absorbs the first children that fit.
+    /// Passes on the pointers of children that the batch does not reach. Before that, ends the runs of the levels below
+    /// `node`; an underfull run absorbs the first children that fit.
     fn pass_children(&mut self, node: &Arc<Node>, mut slots: Range<usize>) -> Result<()> {
         if slots.is_empty() {
             return Ok(());

@@ -50,7 +50,7 @@ impl NodeSource for Store {
     }
 }
 
-/// Key, old data, new data.
+/// A changed item: key, old data, new data.
 type Changed = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// A callback for each node and its parent.
@@ -190,7 +190,7 @@ impl Store {
         }
     }
 
-    /// Applies a batch with only the checks of the single calls.
+    /// Applies a batch, and checks each call to the sink, but not the resulting tree.
     pub fn apply_fast(&self, root: &RootPtr, batch: &Batch) -> (RootPtr, ApplyStats) {
         apply(self, &mut self.sink(None), root, batch).unwrap()
     }
@@ -248,7 +248,7 @@ impl Store {
             assert_eq!(new_root, *root);
             assert!(sink.emitted.is_empty() && sink.nr_left_leaves == 0, "a batch without effect touches no node");
         }
-        // Each run of touched leaves absorbs few others.
+        // Each run of touched leaves absorbs few untouched leaves.
         let most = 5 * touched.len() + 4 * nr_parts;
         assert!(sink.nr_left_leaves <= most, "{} left of {} touched", sink.nr_left_leaves, touched.len());
         assert_eq!(stats.items_put as usize, batch.iter().filter(|(_, value)| value.is_some()).count());
