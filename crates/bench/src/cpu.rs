@@ -21,7 +21,7 @@ pub(crate) struct CpuTimes {
     pub(crate) kernel_threads: f64,
 }
 
-/// The times at one point.
+/// The processor times at one point in time.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuMark {
     server: Option<u32>,
@@ -37,7 +37,7 @@ struct ProcessTimes {
 }
 
 impl CpuMark {
-    /// Reads the current times. `server` is the process id of a server to include.
+    /// Reads the current processor times. `server` is the process id of a server to include.
     pub(crate) fn now(server: Option<u32>) -> Self {
         Self {
             server,

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// Executes the given program in place of this one. Returns only on failure.
+/// Executes the given program in place of this program. Returns only on failure.
 pub(crate) fn run(args: &Args) -> Result<()> {
     // If the parent is killed, this process must end too.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;

@@ -10,7 +10,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Returns the path of a program built beside this one.
+/// Returns the path of a program in the build directory of this program.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     // Test binaries are one directory deeper.

@@ -1,5 +1,5 @@
-//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. Its speed is the
-//! limit set by the FUSE protocol, the kernel's part of it, and the scheduler.
+//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. The speed of the
+//! null server is the limit set by the FUSE protocol, the kernel's part of it, and the scheduler.
 //!
 //! - N1. The null server requests the kernel features that the server of ubtrfs requests, and gives names and
 //!   attributes equal lifetimes, so that both servers receive equal requests. The null server refuses only ACLs and

@@ -1,11 +1,12 @@
 //! `bench run`: runs one workload on one target and prints the result as JSON.
 //!
 //! - R1. `seconds` is the time of the work and of making it durable: by `Fs::sync` in this process, by syncfs(2) in a
-//!   directory, and also by `ubtrfs sync` on a mount of ubtrfs. For `snapshot`, it is the time of the snapshots alone,
-//!   which are durable when their calls return.
-//! - R2. The files that the workload needs are made and made durable first. Then (as root, without `--warm`) caches are
-//!   dropped.
-//! - R3. All work is in the directory `bench` of the target, which is removed at the end unless `--keep` is given.
+//!   directory, and also by `ubtrfs sync` on a mount of ubtrfs. For the workload `snapshot`, `seconds` is the time of
+//!   the snapshots alone, which are durable when their calls return.
+//! - R2. The files that the workload needs are made and made durable first. Before the workload (as root, without
+//!   `--warm`) caches are dropped.
+//! - R3. The workload makes all files in the directory `bench` of the target. At the end, the directory is removed
+//!   unless `--keep` is given.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
-//! Makes a synthetic archive that resembles a source tree. The number of files and the seed determine its bytes.
+//! Makes a synthetic archive that resembles a source tree. The number of files and the seed determine the bytes of the
+//! archive.
 //!
 //! | what | share |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Tests of `bench run` with every workload, in tiny sizes, on both kinds of target. They check shapes and
-//! counts, never times.
+//! Tests of `bench run` with every workload, in tiny sizes, on both kinds of target. The tests check the shape of the
+//! output and its counts, never times.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

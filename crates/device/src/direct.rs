@@ -7,7 +7,7 @@
 //! A large read or write becomes several concurrent requests of an io_uring ([`crate::io_ring`]). If the kernel has no
 //! io_uring, or all rings are in use, the read or write is a single system call.
 //!
-//! Many small buffers, such as scattered changed sectors, are copied into a large one first, because the copy costs
+//! Many small buffers, such as scattered changed sectors, are copied into a large buffer first, because the copy costs
 //! less than requests with many segments.
 //!
 //! Large writes take turns: the next one starts when half of the previous one is done. Writes that start together would

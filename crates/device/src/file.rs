@@ -37,10 +37,10 @@ pub enum Access {
     ReadWrite,
 }
 
-/// The reason why a device cannot be opened. Displays as one line that says what to do.
+/// The reason why a device cannot be opened. The text of the error is one line that tells users what to do.
 #[derive(Debug)]
 pub enum OpenError {
-    /// There is no such file.
+    /// The file does not exist.
     Missing {
         /// The file.
         path: PathBuf,
@@ -111,7 +111,7 @@ pub enum OpenError {
         /// The limit in bytes.
         limit: u64,
     },
-    /// Neither a regular file nor a block device.
+    /// The path names neither a regular file nor a block device.
     NotRegular {
         /// The file.
         path: PathBuf,
@@ -286,7 +286,7 @@ impl FileDevice {
     }
 
     /// Creates a new image file like [`create`](Self::create), but under a temporary `name` in the directory of `path`.
-    /// The caller renames it to `path` when it is complete. Messages show `path`.
+    /// The caller renames the file to `path` when the content is complete. Messages show `path`.
     pub fn create_under(path: &Path, name: &OsStr, size_bytes: u64) -> Result<Self, OpenError> {
         if path.symlink_metadata().is_ok() {
             return Err(OpenError::Exists { path: path.to_owned() });
@@ -307,7 +307,7 @@ impl FileDevice {
             file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(path)).map_err(wrap);
         let opened =
             sized.and_then(|()| Self::from_file(file, path, Access::ReadWrite, Vec::new())).inspect_err(|_| {
-                // Remove the new file. The first error is the one to report.
+                // Remove the new file. Errors of the removal are ignored, because the first error is more useful.
                 let _ = std::fs::remove_file(path);
             });
         opened.map(|device| Self { path: shown.to_owned(), ..device })
@@ -325,7 +325,7 @@ impl FileDevice {
         };
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
-        // Check the limit now. Otherwise the first write past the limit would fail, long after its data was accepted.
+        // Check the limit now: the first write past the limit would fail, long after the filesystem accepted the data.
         if let Some(limit) =
             file_size_limit().filter(|limit| !is_block && access == Access::ReadWrite && *limit < len_bytes)
         {

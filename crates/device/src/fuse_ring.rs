@@ -92,7 +92,7 @@ impl FuseRing {
         let memory = self.memory.as_ref().filter(|_| self.owner == Owner::Us)?;
         // SAFETY: the mapping has HEADER_ROOM + payload_len bytes, which the kernel zeroed, and lives as long as
         // `self`, which the result borrows exclusively. The two parts do not overlap. By I1 the kernel does not write
-        // to them until `submit_and_wait`, which borrows `self` again.
+        // to the memory until `submit_and_wait`, which borrows `self` again.
         let (header, payload) = unsafe {
             let payload = memory.start().as_ptr().add(HEADER_ROOM);
             (
@@ -135,8 +135,8 @@ impl Drop for FuseRing {
     }
 }
 
-/// An entry of the submission queue: `struct io_uring_sqe` of 128 bytes with `struct fuse_uring_cmd_req` in its last
-/// 80.
+/// An entry of the submission queue: `struct io_uring_sqe` of 128 bytes with `struct fuse_uring_cmd_req` in its last 80
+/// bytes.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 struct Command {

@@ -159,8 +159,8 @@ fn done_from_start(requests: &[Request]) -> usize {
     total
 }
 
-/// Splits a list of buffers into at most `nr_most` lists of `piece_bytes` each. A list is shorter if it is the last one
-/// or has [`NR_BUFS_MAX`] buffers.
+/// Splits a list of buffers into at most `nr_most` lists of `piece_bytes` each. A list with [`NR_BUFS_MAX`] buffers,
+/// and the last list, may have fewer bytes.
 fn cut<'b>(bufs: &'b [IoSlice<'_>], piece_bytes: usize, nr_most: usize) -> Vec<Vec<IoSlice<'b>>> {
     let mut pieces = Vec::new();
     let mut piece = Vec::new();

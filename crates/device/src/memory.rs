@@ -1,7 +1,7 @@
 //! A sparse device in memory, for tests.
 //!
 //! Invariants:
-//! - I1. A page that is not in its shard reads as zeros.
+//! - I1. A page that is stored in no shard reads as zeros.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,7 @@ const NR_SHARDS: usize = 16;
 
 type Shard = RwLock<HashMap<u64, Box<[u8]>>>;
 
-/// A device in memory: zeros, except where it was written.
+/// A device in memory. Ranges that were never written read as zeros.
 pub struct MemoryDevice {
     len_bytes: u64,
     shards: [Shard; NR_SHARDS],

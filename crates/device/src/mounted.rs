@@ -2,7 +2,7 @@
 //! device. `file.rs` refuses to open a device that is in use.
 //!
 //! Invariants:
-//! - I1. If the state is unknown (no permission, no sysfs), the device counts as not mounted. These checks protect
+//! - I1. If the state is unknown (no permission, no sysfs), the device counts as not mounted. The checks protect
 //!   against mistakes; the locks in `file.rs` protect against other ubtrfs processes.
 
 use std::fs::{self, File};
@@ -97,7 +97,7 @@ fn sysfs_dir(rdev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev)))
 }
 
-/// Whether a block device refuses writes. Opening such a device for writing succeeds nevertheless.
+/// Whether a block device refuses writes. Opening a write-protected device for writing succeeds nevertheless.
 pub(crate) fn is_write_protected(rdev: u64) -> bool {
     fs::read_to_string(sysfs_dir(rdev).join("ro")).is_ok_and(|flag| flag.trim() == "1")
 }

@@ -6,7 +6,8 @@
 //!   the ring is made, and at each use.
 //! - I2. This module accesses the memory of a [`Mapping`] only as atomic numbers. Callers of [`Mapping::start`] are
 //!   responsible for their accesses.
-//! - I3. This module never accesses the memory that commands name. Callers of [`Queues::enter`] are responsible for it.
+//! - I3. This module never accesses the memory that commands name. Callers of [`Queues::enter`] are responsible for
+//!   that memory.
 
 use std::io;
 use std::marker::PhantomData;
@@ -174,7 +175,8 @@ fn setup(nr_commands: u32, params: &mut io_uring_params) -> io::Result<OwnedFd> 
     Ok(unsafe { io_uring_setup(nr_commands, params) }?)
 }
 
-/// Restricts the ring to these operations of the submission queue. This must happen before the ring is enabled.
+/// Restricts the ring to these operations of the submission queue. The kernel accepts restrictions only before the ring
+/// is enabled.
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 fn restrict(ring: &OwnedFd, allowed: &[u8]) -> io::Result<()> {
     /// `struct io_uring_restriction` with `IORING_RESTRICTION_SQE_OP`.

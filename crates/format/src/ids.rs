@@ -21,8 +21,8 @@ macro_rules! newtype {
 }
 
 newtype!(
-    /// A logical byte address (bytenr), as tree pointers and file extents hold it. The chunk map translates it to
-    /// device addresses.
+    /// A logical byte address (bytenr), as tree pointers and file extents hold it. The chunk map translates logical
+    /// addresses to device addresses.
     Logical
 );
 newtype!(

@@ -19,8 +19,9 @@ const WHAT: &str = "superblock";
 /// Flags that a superblock may have: written, relocated, error, seeding, and the two kinds of metadata images.
 const KNOWN_FLAGS: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 32 | 1 << 33 | 1 << 34;
 
-/// Flags of an interrupted conversion of the whole filesystem, and how to finish it. Such a filesystem has metadata in
-/// the old and the new state. Source: the on-disk format page, and the output of btrfs-progs' `dump-super`.
+/// Flags of an interrupted conversion of the whole filesystem, and how to finish the conversion. A filesystem with one
+/// of these flags has metadata in the old and the new state. Source: the on-disk format page, and the output of
+/// btrfs-progs' `dump-super`.
 const INTERRUPTED: [(u64, &str); 5] = [
     (1 << 35, "CHANGING_FSID: a change of the filesystem id was interrupted; run the same btrfstune command again"),
     (1 << 36, "CHANGING_FSID_V2: a change of the metadata UUID was interrupted; run btrfstune -m again"),

@@ -1,8 +1,8 @@
 //! Plans the chunks of a new filesystem.
 //!
 //! Sizes and addresses equal those of mkfs.btrfs 6.2, so that images can be compared item by item. mkfs.btrfs first
-//! makes small single chunks at fixed places, with equal logical and physical addresses. Then it adds the requested
-//! chunks after them and removes unneeded ones:
+//! makes small single chunks at fixed places, with equal logical and physical addresses. Then mkfs.btrfs adds the
+//! requested chunks after the small chunks, and removes small chunks that are not needed:
 //!
 //! | chunk | at | length |
 //! |---|---|---|

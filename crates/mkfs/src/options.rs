@@ -32,8 +32,8 @@ pub struct MkfsOptions {
     pub data_profile: BlockGroupFlags,
     /// Profile of metadata: empty for single, or DUP.
     pub metadata_profile: BlockGroupFlags,
-    /// Whether data and metadata share block groups. Then both profiles, and `nodesize` and `sectorsize`, must be
-    /// equal.
+    /// Whether data and metadata share block groups. Sharing requires equal profiles for data and metadata, and equal
+    /// `nodesize` and `sectorsize`.
     pub mixed: bool,
     /// Incompat features. `MIXED_GROUPS` is ignored here, because `mixed` decides on mixed block groups.
     pub incompat: Incompat,

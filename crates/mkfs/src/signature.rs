@@ -70,7 +70,7 @@ pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
 const WIPED: u64 = 1 << 20;
 
 /// Zeroes both ends of the first `total_bytes`, and all superblock mirrors on the device, also those after
-/// `total_bytes`. The change is durable on return. Afterwards, the old content is no longer detected.
+/// `total_bytes`. The change is durable on return. After a wipe, [`detect`] no longer finds the old content.
 pub(crate) fn wipe(device: &dyn Device, total_bytes: u64) -> Result<()> {
     let head = WIPED.min(total_bytes);
     zero(device, 0, head)?;

@@ -27,7 +27,7 @@ fn run(program: &str, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Whether this test can run. Otherwise prints the reason, and fails in CI.
+/// Whether this test can run. If the test cannot run, prints the reason, and fails in CI.
 fn available(what: &str, check: Result<String, String>) -> bool {
     if let Err(error) = &check {
         eprintln!("SKIPPED: {what} is not available: {error}");

@@ -184,7 +184,7 @@ impl DelayedRefs {
         self.heads.remove(&bytenr)
     }
 
-    /// Empties the queue and returns the heads, sorted by bytenr. Iteration frees their memory step by step.
+    /// Empties the queue and returns the heads, sorted by bytenr. Iteration gradually frees the memory of the heads.
     pub fn take(&mut self) -> impl ExactSizeIterator<Item = DelayedRefHead> + use<> {
         std::mem::take(&mut self.heads).into_values()
     }

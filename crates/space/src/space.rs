@@ -277,7 +277,7 @@ impl Space {
         self.inner.state(kind).lock().info()
     }
 
-    /// Number and bytes of live reservations. Both are zero when no operation runs.
+    /// Number and bytes of live reservations. Both numbers are zero when no operation runs.
     pub fn live_reservations(&self) -> (u64, u64) {
         let bytes = self.inner.states.iter().map(|state| state.lock().info().may_use).sum();
         (self.inner.tokens.load(Ordering::Relaxed), bytes)

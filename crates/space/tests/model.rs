@@ -1,5 +1,5 @@
-//! Compares space with a naive model that has one state per sector. Method: random operations; everything is compared
-//! after each one. Proptest prints a failing sequence and keeps its seed.
+//! Compares space with a naive model that has one state per sector. Method: random operations; all public state is
+//! compared after each operation. Proptest prints a failing sequence and keeps its seed.
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of one free range")]
 

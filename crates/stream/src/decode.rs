@@ -8,7 +8,8 @@ use crate::command::{Attribute, Command, CommandKind, Version};
 use crate::error::{Problem, StreamError};
 use crate::frame::{FrameHeader, HEADER_BYTES};
 
-/// Parses a whole command, head included. The caller has verified its checksum ([`FrameHeader::verify`]).
+/// Parses a whole command, head included. The caller has verified the checksum of the command
+/// ([`FrameHeader::verify`]).
 ///
 /// Attributes with unknown numbers are ignored, as the format requires.
 pub fn parse<'a>(header: &FrameHeader, command: &'a [u8]) -> Result<Command<'a>, StreamError> {

@@ -1,7 +1,8 @@
 //! The send stream of btrfs: [`Command`], an encoder ([`Writer`], [`encode`]) and a parser ([`FrameReader`], [`parse`]).
 //!
-//! Like `format`, this crate decides no policy. Its only I/O is through `Read` and `Write`. A stream is untrusted input. The
-//! source of the facts is the page "Send stream format" of btrfs's documentation and streams written by Linux.
+//! Like `format`, this crate decides no policy. The crate does I/O only through `Read` and `Write`. A stream is
+//! untrusted input. The source of the facts is the page "Send stream format" of btrfs's documentation and streams
+//! written by Linux.
 //!
 //! ```text
 //! stream    "btrfs-stream\0"  u32 version  command*

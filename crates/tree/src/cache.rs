@@ -4,8 +4,9 @@
 //! marks and evicts the first unmarked node. A hit only sets a mark, under the shard's lock.
 //!
 //! Invariants:
-//! - I1. `by_bytenr` lists exactly the occupied slots of `ring`; `bytes` is the sum of their block sizes.
-//! - I2. A lookup finds a node only if it has the expected generation. A stale node is a miss.
+//! - I1. `by_bytenr` lists exactly the occupied slots of `ring`; `bytes` is the sum of the block sizes of the nodes in
+//!   `ring`.
+//! - I2. A lookup finds a node only if the node has the expected generation. A stale node is a miss.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

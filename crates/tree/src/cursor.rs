@@ -3,7 +3,7 @@
 //! Invariants:
 //! - I1. `path` is empty (no position), or leads from the root (first) to a leaf (last), each node with the chosen
 //!   slot. Levels descend by one, because each node was verified against its parent's promise.
-//! - I2. The slot in the leaf is that of an item.
+//! - I2. The chosen slot of the leaf has an item.
 //! - I3. A step within a leaf only changes the slot. A step to another leaf keeps the common part of the path.
 
 use std::sync::Arc;

@@ -8,8 +8,8 @@
 //! Invariants:
 //! - I1. A path leads from the root (first) to the position (last): an item of a leaf, or a child (not entered yet) of
 //!   an internal node. An empty path is past the end. No path ends in an empty node.
-//! - I2. Positions only move forward in key order, also in crafted trees: a key that is not above the last one is an
-//!   error.
+//! - I2. Positions only move forward in key order, also in crafted trees: a key that is not above the previous key is
+//!   an error.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;

@@ -25,7 +25,7 @@ pub trait NodeSource: Send + Sync {
 
 /// Receives the new nodes of [`crate::apply`], and learns which nodes the tree no longer uses.
 ///
-/// `apply` does not undo its calls after an error. The caller must then abort the transaction.
+/// `apply` does not undo its calls after an error. After an error of `apply`, the caller must abort the transaction.
 pub trait NodeSink {
     /// Whether a node is fresh: made by the running transaction for this tree, and not written yet. A fresh node keeps
     /// its address when it changes.

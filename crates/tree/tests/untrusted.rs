@@ -94,8 +94,8 @@ fn a_level_that_is_skipped() {
 #[test]
 fn a_block_with_a_wild_geometry() {
     let good = leaf(4096, &[1, 2, 3]).raw().to_vec();
-    // Each byte of item count, level and heads takes each extreme value. Every result is an error, or a node whose
-    // accessors work.
+    // Sets each byte of the item count, the level and the item heads to each extreme value. Every result is an error,
+    // or a node whose accessors work.
     for at in 96..HEADER_SIZE + 3 * ITEM_HEAD_SIZE {
         for value in [0, 1, 7, 8, 0x7f, 0x80, 0xff] {
             let mut raw = good.clone();

@@ -1,6 +1,6 @@
 //! Makes an image, without root or loop devices: `cargo run -p ubtrfs --example make_image -- disk.img`.
 //!
-//! The image has a subvolume for the system, files of several owners, and compressed data. Linux mounts it with
+//! The image has a subvolume for the system, files of several owners, and compressed data. Linux mounts the image with
 //! `mount -o loop,subvol=root disk.img /mnt`.
 
 use std::path::PathBuf;

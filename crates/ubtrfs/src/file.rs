@@ -291,7 +291,7 @@ impl Write for File {
         Ok(buf.len())
     }
 
-    /// Does nothing, because written data is already in the filesystem. [`File::sync_all`] makes it durable.
+    /// Does nothing, because written data is already in the filesystem. [`File::sync_all`] makes written data durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

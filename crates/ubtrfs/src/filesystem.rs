@@ -109,14 +109,14 @@ impl Filesystem {
         let made = Self::make_on(device.as_ref(), &MkfsOptions::default())
             .and_then(|_report| Self::open_devices(vec![device], MountOptions::default()));
         if made.is_err() {
-            // Remove the useless file, which this call created exclusively. A failure to remove it is ignored.
+            // Remove the useless file, which this call created exclusively. Errors of the removal are ignored.
             let _ = std::fs::remove_file(path);
         }
         made
     }
 
-    /// Makes a filesystem in memory, which disappears when the last handle is dropped. It is meant for tests. Memory is
-    /// allocated as the filesystem is written to.
+    /// Makes a filesystem in memory, which disappears when the last handle is dropped. A filesystem in memory is meant
+    /// for tests. Memory is allocated as the filesystem is written to.
     ///
     /// # Errors
     /// `InvalidInput` if the size is too small for btrfs (about 109 MiB).
@@ -334,7 +334,7 @@ impl Filesystem {
     /// Makes a directory.
     ///
     /// # Errors
-    /// `AlreadyExists`; `NotFound` if its parent does not exist.
+    /// `AlreadyExists`; `NotFound` if the parent directory does not exist.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         self.make("make directory", path.as_ref(), NewInode::dir(0o777)).map(drop)
     }
@@ -518,8 +518,8 @@ impl Filesystem {
         self.set_attributes("change mode of", path.as_ref(), Follow::Yes, &set)
     }
 
-    /// Sets the owner and group of a file; a symbolic link at the end of the path is not followed. As on Linux, this can
-    /// clear the set-user-id and set-group-id bits, so set permissions afterwards.
+    /// Sets the owner and group of a file; a symbolic link at the end of the path is not followed. As on Linux, a
+    /// change of owner can clear the set-user-id and set-group-id bits, so set permissions afterwards.
     ///
     /// # Errors
     /// `NotFound`; `ReadOnlyFilesystem`.

@@ -1,7 +1,7 @@
 //! Read and write btrfs filesystems in your own process.
 //!
 //! This crate, the library of ubtrfs, offers the engine of the `ubtrfs` command and its FUSE mount through an interface
-//! that follows [`std::fs`]. The library needs no root, no loop device and no btrfs in the kernel. Its disk format is
+//! that follows [`std::fs`]. The library needs no root, no loop device and no btrfs in the kernel. The disk format is
 //! that of Linux's btrfs: Linux mounts images that this crate makes, and this crate opens images that Linux makes.
 //!
 //! ```

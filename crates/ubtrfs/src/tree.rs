@@ -31,8 +31,8 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty` if it contains a subvolume with files; damage, such as a directory
-    /// that contains itself. Files that were removed before the error stay removed.
+    /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty` if the directory contains a subvolume with files; damage, such
+    /// as a directory that contains itself. Files that were removed before the error stay removed.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let top = self.resolve("remove directory", path, Follow::No)?;

@@ -1,7 +1,7 @@
 //! [`Target`]: the operations of workloads, implemented in this process and by system calls.
 //!
-//! - T1. Both implementations do equal work for a call: the requests that a program must make to a filesystem. Neither
-//!   caches anything.
+//! - T1. All implementations do equal work for a call: the requests that a program must make to a filesystem. No
+//!   implementation caches anything.
 //! - T2. After [`Target::sync`], all previous work is durable on the device below.
 
 pub(crate) mod dir;
@@ -94,13 +94,13 @@ pub(crate) trait Target: Sync {
     fn make_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::Dir>;
     /// Makes a read-only snapshot of a subvolume in the same directory.
     fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
-    /// Deletes a subvolume; its space is freed later.
+    /// Deletes a subvolume. The space of the subvolume is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
-    /// Does work on the whole filesystem, which is durable on return.
+    /// Does work on the whole filesystem. The work is durable on return.
     fn run_task(&self, what: Admin) -> Result<()>;
     /// Makes everything durable (T2).
     fn sync(&self) -> Result<()>;
-    /// Returns the engine's counters since it was opened. Empty if the engine is in another process.
+    /// Returns the engine's counters since the engine was opened. Empty if the engine is in another process.
     fn engine_metrics(&self) -> BTreeMap<String, f64> {
         BTreeMap::new()
     }

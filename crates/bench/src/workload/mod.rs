@@ -1,4 +1,5 @@
-//! The workloads, each written once over [`Target`]: `prepare` makes the files that it needs, `measure` is timed.
+//! The workloads, each written once over [`Target`]: `prepare` makes the files that a workload needs, and only
+//! `measure` is timed.
 
 mod balance;
 mod data;
@@ -48,13 +49,13 @@ pub(crate) enum Workload {
     Overwrite,
 }
 
-/// The sizes in the arguments; omitted ones have a default that depends on the workload.
+/// The sizes in the arguments. An omitted size has a default that depends on the workload.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Sizes {
     /// Files to make (fsmark, and synthetic archives)
     #[arg(long, value_name = "N")]
     pub(crate) files: Option<u64>,
-    /// Directories to spread them over (fsmark)
+    /// Directories to spread the files over (fsmark)
     #[arg(long, value_name = "N")]
     pub(crate) dirs: Option<u64>,
     /// Threads that make requests

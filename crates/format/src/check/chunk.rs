@@ -26,7 +26,7 @@ pub(crate) fn chunk_size(num_stripes: u16) -> usize {
     usize::from(num_stripes).saturating_mul(Stripe::SIZE).saturating_add(ChunkItem::HEADER_SIZE)
 }
 
-/// Checks a chunk that starts at `logical`. `data` starts with its item; more bytes may follow.
+/// Checks a chunk that starts at `logical`. `data` starts with the chunk item; more bytes may follow.
 pub(crate) fn check_chunk(logical: u64, data: &[u8], ctx: &CheckContext) -> Check {
     const WHAT: &str = "ChunkItem";
     let u64_at = |at| array_at(WHAT, data, at).map(u64::from_le_bytes);

@@ -1,6 +1,6 @@
 //! Extent items and references to extents.
 //!
-//! Inline references ascend by type. Within a type, they descend by address, tree or hash.
+//! Inline references ascend by type. Inline references of one type descend by address, tree or hash.
 
 use super::bad;
 use super::item::{Check, Item};

@@ -58,7 +58,7 @@ disk_struct! {
         parent_uuid: Uuid,
         /// UUID of the subvolume that was sent.
         received_uuid: Uuid,
-        /// Transaction of the last change to its content.
+        /// Transaction of the last change to the content of the subvolume.
         ctransid: Generation,
         /// Transaction of creation.
         otransid: Generation,

@@ -128,7 +128,7 @@ impl LeafBuilder {
         at - slots.start
     }
 
-    /// Appends the longest run of items at the start of these slots whose data is contiguous. Returns their number.
+    /// Appends the first items of these slots, as many as have contiguous data and fit. Returns their number.
     fn extend_piece(&mut self, leaf: &NodeView<'_>, slots: std::ops::Range<usize>) -> usize {
         let mut data: Option<std::ops::Range<usize>> = None;
         let (mut count, mut free_bytes) = (0, self.free_bytes());

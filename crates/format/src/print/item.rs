@@ -176,7 +176,7 @@ fn print_csums(key: &Key, data: &[u8], options: &PrintOptions, out: &mut dyn Wri
         return Ok(());
     }
     let mut at = start;
-    // 16 bytes of checksums per line, at least one checksum.
+    // A line has 16 bytes of checksums, but at least one checksum.
     for row in data.chunks(size.saturating_mul(16usize.checked_div(size).unwrap_or_default().max(1))) {
         let mut texts = Vec::new();
         for csum in row.chunks_exact(size) {

@@ -9,7 +9,7 @@ use crate::item::ChunkItem;
 use crate::key::Key;
 use crate::superblock::{CompatRo, Incompat, MAGIC, RootBackup, SUPERBLOCK_SIZE, SYS_CHUNK_ARRAY_SIZE, Superblock};
 
-/// Prints a superblock's fields; `full` adds its system chunks and root backups.
+/// Prints a superblock's fields; `full` adds the superblock's system chunks and root backups.
 pub fn print_superblock(raw: &[u8], full: bool, out: &mut dyn Write) -> fmt::Result {
     let superblock = match Superblock::decode(raw) {
         Ok(superblock) => superblock,

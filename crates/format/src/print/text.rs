@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::csum::CsumType;
 use crate::item::Timespec;
 
-/// Escapes bytes as text: control characters as `\n` or `\u{1b}`, invalid UTF-8 as `\xff`. Other characters are
+/// Escapes bytes as text: control characters as `\n` or `\u{1b}`, invalid UTF-8 as `\xff`. All other characters are
 /// unchanged.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
@@ -25,7 +25,7 @@ pub fn escaped(bytes: &[u8]) -> String {
     out
 }
 
-/// The names of the set bits, joined by `|`; `none` if there are none.
+/// The names of the set bits, joined by `|`, or `none` if no bit is set.
 pub(super) fn flags(bits: u64, names: &[(u64, &'static str)], none: &'static str) -> String {
     let set: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
     if set.is_empty() { none.to_owned() } else { set.join("|") }
