@@ -91,10 +91,9 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes; the requested change is out of range"))
     })?;
     context.fs.resize_device(devid, wanted, context.job).map_err(|error| match error {
-        Error::Engine(EngineError::NoSpace) => Failure::new(
-            Errno::NOSPC,
-            "no space left below the new end; give a larger size, or first compact: ubtrfs balance start -dusage=75",
-        ),
+        Error::Engine(EngineError::NoSpace) => {
+            Failure::new(Errno::NOSPC, "no space left below the new end; give a larger size, or remove files first")
+        }
         other => other.into(),
     })?;
     let (now, _) = context.fs.device_size(devid)?;

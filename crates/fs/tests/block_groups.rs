@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{DevId, Ino, RootId};
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, Placement};
+use ubtrfs_fs::{Caller, Error, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, Placement};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, Driver, FaultDevice, FaultKind, FaultPlan, FsTarget, Image, Medium, MediumDevice, Model, RecordingDevice,
@@ -138,9 +138,12 @@ fn a_device_shrinks_and_grows_with_its_content() {
     let job = Job::new();
     fs.resize_device(DevId(1), 500 * MIB + 5, &job).unwrap();
     assert_eq!(fs.device_size(DevId(1)).unwrap(), (500 * MIB, 1 << 30));
-    let refused = fs.resize_device(DevId(1), 33 * MIB, &Job::new()).unwrap_err();
+    let ballast = fs.create(TOP, b"ballast", NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+    fs.fallocate(ballast, 0, 100 * MIB, FallocateMode::empty()).unwrap();
+    let refused = fs.resize_device(DevId(1), 90 * MIB, &Job::new()).unwrap_err();
     assert_eq!(refused.errno(), nospc(), "{refused}");
     assert_eq!(fs.device_size(DevId(1)).unwrap().0, 500 * MIB);
+    fs.unlink(TOP, b"ballast").unwrap();
     let missing = fs.resize_device(DevId(1), 4 << 30, &Job::new()).unwrap_err().to_string();
     assert!(missing.contains("device 1 has 1073741824 bytes") && missing.contains("truncate"), "{missing}");
     driver.run(&mut model, &mut target, 100).unwrap();
@@ -156,6 +159,37 @@ fn a_device_shrinks_and_grows_with_its_content() {
     driver.run(&mut model, &mut target, 200).unwrap();
     target.close().unwrap();
     judge(image.path(), "", &[(&model.entries(), Compare::MODEL)]).unwrap();
+}
+
+/// The device has no room for another chunk below the new end, but its block groups have room for the extents past it.
+#[test]
+fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let target = open(of_file(&image)).unwrap();
+    let fs = Arc::clone(target.fs());
+    let names: Vec<String> = (0..48).map(|number| format!("file-{number}")).collect();
+    for (number, name) in (1..).zip(&names) {
+        let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &vec![number; 16 << 20]).unwrap();
+    }
+    fs.sync().unwrap();
+    for name in names.iter().skip(1).step_by(4).chain(names.iter().skip(2).step_by(2)) {
+        fs.unlink(TOP, name.as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    let data = fs.block_groups().into_iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA));
+    let allocated: u64 = data.map(|group| group.len_bytes).sum();
+    assert!(allocated > 600 * MIB, "{allocated} bytes in block groups of data");
+    let tree = target.walk().unwrap();
+    fs.resize_device(DevId(1), 500 * MIB, &Job::new()).unwrap();
+    compare_entries(&tree, &target.walk().unwrap(), Compare::MODEL).unwrap();
+    drop(fs);
+    target.close().unwrap();
+    std::fs::File::options().write(true).open(image.path()).unwrap().set_len(500 * MIB).unwrap();
+    judge(image.path(), "", &[(&tree, Compare::MODEL)]).unwrap();
 }
 
 fn nospc() -> i32 {

@@ -1,8 +1,9 @@
 //! [`Resizes`]: the size of a device as the filesystem uses it.
 //!
 //! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
-//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]); while chunks move, new
-//! chunks are made only below the new end.
+//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]). A block group whose
+//! chunk finds no room below the new end is emptied into other block groups ([`crate::relocation::group`]). While chunks
+//! move, new chunks are made only below the new end.
 //!
 //! Owns the sizes that the next commit records; no other lock is taken under the lock of these sizes. Also owns the
 //! lock that is held for a whole resize, and that comes before all other locks.
@@ -59,9 +60,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the device is smaller, or the size is below [`DEVICE_LEN_MIN`]; [`Error::NoSpace`] if
-    /// chunks past the new end find no room below it; [`Error::Cancelled`]; an error of a read, a write or a commit.
-    /// After an error, the size is unchanged, but chunks that were moved stay in their new places.
+    /// [`Error::Refused`] if the device is smaller, or the size is below [`DEVICE_LEN_MIN`]; [`Error::NoSpace`] if the
+    /// extents past the new end find no room below it; [`Error::Cancelled`]; an error of a read, a write or a commit.
+    /// After an error, the size is unchanged, but what was moved stays in its new place.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
         let _resizing = self.resizes.resizing.lock();
@@ -104,7 +105,8 @@ impl Engine {
                 return Ok(());
             }
             let mut has_busy = false;
-            for start in behind {
+            // From the highest address down, as the space allocator fills from below.
+            for start in behind.into_iter().rev() {
                 job.check()?;
                 match self.move_below_end(start, job) {
                     Ok(()) => {}
@@ -124,10 +126,17 @@ impl Engine {
         })
     }
 
+    /// Moves the chunk of a block group below the limit. If there is no room for a whole chunk, its extents move into
+    /// the free space of other block groups, and the block group is removed.
     fn move_below_end(&self, start: Logical, job: &Job) -> Result<()> {
         // No profile is requested: the block group keeps the profile that it has when the move begins.
         let placement = Placement { profile: None, keeps_stripes: true };
-        self.migrate_chunk(start, &placement, job).map(drop)
+        match self.migrate_chunk(start, &placement, job) {
+            Err(Error::NoSpace) => {}
+            moved => return moved.map(drop),
+        }
+        let emptied = self.relocate_block_group(start, job)?;
+        emptied.failures.into_iter().next().map_or(Ok(()), |failure| Err(failure.error))
     }
 
     /// Records the requested sizes: changes device items and the superblock, and returns the changes of the chunk
