@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode, SetAttr};
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, SetAttr};
 use ubtrfs_testkit::capability::kernel_oracle;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, second_opinion};
 
@@ -348,6 +348,68 @@ fn a_copy_that_fails_half_way_tells_how_far_it_came() {
         }
     }
     println!("{nr_failed} attempts failed");
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}
+
+/// Snapshots are taken and deleted, and block groups are emptied, beside writers. Some snapshots and moves find no space
+/// on such a small filesystem, but there is ample room for the writers.
+#[test]
+fn snapshots_and_moves_let_no_other_change_fail_for_lack_of_space() {
+    if !kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(192 * MIB, &["-n", "16384"]).unwrap();
+    let fs = open(&image, &MountOptions::parse("commit=300").unwrap());
+    let dirs: Vec<InodeId> = (0..3)
+        .map(|thread| {
+            let name = format!("dir-{thread}");
+            fs.create(fs.root(), name.as_bytes(), NewInode::dir(0o755), &Caller::ROOT).unwrap().id
+        })
+        .collect();
+    let done = AtomicUsize::new(0);
+    let refused = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for &dir in &dirs {
+            let (fs, done, refused) = (&fs, &done, &refused);
+            scope.spawn(move || {
+                let note = |what: &str, failed: Result<(), Error>| {
+                    if let Err(error) = failed {
+                        refused.lock().unwrap().push(format!("{what}: {error}"));
+                    }
+                };
+                for round in 0..1500_usize {
+                    let name = format!("file-{round}");
+                    match fs.create(dir, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT) {
+                        Ok(attr) => note("write", fs.write(attr.id, 0, &[7; 20_000]).map(drop)),
+                        Err(error) => note("create", Err(error)),
+                    }
+                    let name = format!("dir-{round}");
+                    note("mkdir", fs.create(dir, name.as_bytes(), NewInode::dir(0o755), &Caller::ROOT).map(drop));
+                    if let Some(old) = round.checked_sub(50) {
+                        note("unlink", fs.unlink(dir, format!("file-{old}").as_bytes()));
+                        note("rmdir", fs.rmdir(dir, format!("dir-{old}").as_bytes()));
+                    }
+                }
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        scope.spawn(|| {
+            while done.load(Ordering::Relaxed) < dirs.len() {
+                for group in fs.block_groups() {
+                    // A move may find no space, or a group that is gone.
+                    if let Err(error) = fs.relocate_block_group(group.start, &Job::new()) {
+                        println!("block group {}: {error}", group.start);
+                    }
+                }
+            }
+        });
+        while done.load(Ordering::Relaxed) < dirs.len() {
+            try_snapshot(&fs, "snapshot");
+        }
+    });
+    assert_eq!(refused.into_inner().unwrap(), Vec::<String>::new());
     fs.close().unwrap();
     btrfs_check(image.path()).unwrap();
     second_opinion(image.path()).unwrap();

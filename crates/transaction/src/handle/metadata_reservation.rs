@@ -52,7 +52,7 @@ pub(crate) enum Purpose {
     Writeback,
     /// A change that frees space in the end.
     Removal,
-    /// A snapshot. A snapshot. After the grant, all changes may copy blocks that the snapshot shares.
+    /// A snapshot. After the grant, all changes may copy blocks that the snapshot shares.
     Snapshot,
 }
 
@@ -172,6 +172,8 @@ const RESERVE_MIXED_MAX: u64 = 16 << 20;
 const AMPLE: u64 = 3;
 /// Time for which removals wait for reservations that were admitted before them.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for which an ordinary change waits for the changes of other threads before it fails for lack of space.
+const CHANGE_PATIENCE: Duration = Duration::from_millis(20);
 /// Time for which writeback waits for the changes of other threads.
 const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -408,7 +410,12 @@ impl Engine {
             },
         );
         match reclaimed {
-            Err(Error::NoSpace) => self.admit_between_commits(&granted, purpose, Duration::ZERO)?.ok_or(Error::NoSpace),
+            Err(Error::NoSpace) => {
+                // A larger reservation of another thread may have failed, which ends the reclaim of all that wait. So
+                // the needs in the way may still be estimates of dirty data and of changes in progress.
+                self.flush_data()?;
+                self.admit_between_commits(&granted, purpose, CHANGE_PATIENCE)?.ok_or(Error::NoSpace)
+            }
             done => done,
         }
     }
