@@ -13,7 +13,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a directory in `UBTRFS_FUZZ_DIR` or in /dev/shm, which is used for all inputs.
+    /// Makes a scratch directory in `UBTRFS_FUZZ_DIR` or in /dev/shm. All inputs of a fuzz target use one directory.
     pub(crate) fn new(title: &str) -> Self {
         let parent = std::env::var_os("UBTRFS_FUZZ_DIR").unwrap_or_else(|| "/dev/shm".into());
         let top = PathBuf::from(parent).join(format!("ubtrfs-fuzz-{title}-{}", std::process::id()));

@@ -7,8 +7,8 @@
 //! Invariants:
 //! - I1. A call returns only after the kernel has finished all requests that it took, because they use the caller's
 //!   memory.
-//! - I2. The returned count is a contiguous prefix that was read or written. The caller repeats the rest without a
-//!   ring, and so gets the error too.
+//! - I2. The returned count is a contiguous prefix that was read or written. The caller reads or writes the part after
+//!   the prefix without a ring, and so gets the error too.
 //! - I3. A ring accepts only reads and writes.
 
 use std::fs::File;

@@ -45,8 +45,9 @@ pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
     filesystems.flatten().any(|entry| is_member(entry.path())).then_some(KernelUse::Exclusive)
 }
 
-/// Checks whether the kernel uses an image file through a loop device. If it does not, and `hold` is set, returns the
-/// loop devices over the file, opened exclusively: the kernel cannot mount them while they are open.
+/// Checks whether the kernel uses an image file through a loop device. If the kernel does not use the file, and `hold`
+/// is set, returns the loop devices over the file, opened exclusively: the kernel cannot mount them while they are
+/// open.
 pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, (PathBuf, KernelUse)> {
     let mut held = Vec::new();
     for name in loop_devices_of(dev, ino) {

@@ -65,7 +65,7 @@ fn key(objectid: u64, item_type: KeyType, offset: u64) -> Key {
     Key::new(objectid, item_type, offset)
 }
 
-/// A test case: one item, correct when made.
+/// A test case: an item that is correct until the test changes it.
 #[derive(Clone)]
 struct Case {
     owner: RootId,

@@ -1,8 +1,8 @@
 //! Packs items into tree blocks: the number of leaves of each tree, their addresses, and their bytes.
 //!
-//! The extent tree describes its own blocks, and the free space tree describes the space between them. So the number of
-//! blocks is found by iteration: items are made for an assumed number of blocks until each tree needs exactly the
-//! assumed number.
+//! The extent tree describes its own blocks, and the free space tree describes the space between the blocks. So the
+//! number of blocks is found by iteration: items are made for an assumed number of blocks until each tree needs exactly
+//! the assumed number.
 //!
 //! Invariants:
 //! - I1. A tree has a single leaf, or several leaves below one node. Initial trees are never higher.

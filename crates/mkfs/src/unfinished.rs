@@ -93,7 +93,7 @@ impl Device for Unfinished {
                 return Ok(());
             }
         }
-        // A write of other content drops the held superblock that it covers, as when mkfs clears the device.
+        // A write of other content, for example when mkfs clears the device, drops the held superblocks in its range.
         held.retain(|start, _| !is_in(*start, offset, len));
         self.device.write_vectored_at(offset, bufs)
     }

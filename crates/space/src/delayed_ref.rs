@@ -248,7 +248,7 @@ impl DelayedRefs {
         self.heads.len()
     }
 
-    /// Changes an extent's head. A missing head is created first, and a head that has become void is removed (I1).
+    /// Changes an extent's head. A missing head is created first, and a head without changes is removed (I1).
     fn change(
         &mut self,
         extent: Extent,

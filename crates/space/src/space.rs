@@ -1,9 +1,9 @@
 //! All block groups of a filesystem, shared by all threads. Calls are short and never wait for I/O.
 //!
 //! Invariants:
-//! - I1. `starts` maps every block group to its kind, and each group is in the state of that kind.
+//! - I1. `starts` maps every block group to its kind, and the block group is in the `SpaceState` of this kind.
 //!
-//! Lock order: `starts` is locked before the state of a kind. No thread locks the states of two kinds at once.
+//! Lock order: `starts` is locked before a `SpaceState`. No thread locks two states at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -225,7 +225,7 @@ impl Space {
     }
 
     /// Returns the starts of the dirty block groups (their items on disk are outdated), sorted, and marks them as
-    /// clean. Call this once after loading a filesystem, because its block groups are up to date.
+    /// clean. Call this once after loading a filesystem, because all items on disk are up to date then.
     pub fn take_dirty_groups(&self) -> Vec<Logical> {
         let mut starts: Vec<Logical> =
             self.inner.states.iter().flat_map(|state| state.lock().take_dirty()).map(Logical).collect();

@@ -38,7 +38,7 @@ pub fn encode_header(version: Version, out: &mut Vec<u8>) {
     out.extend_from_slice(&version.number().to_le_bytes());
 }
 
-/// Appends a command. On an error, `out` is as before.
+/// Appends a command. On an error, `out` is unchanged.
 pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), EncodeError> {
     let data = data(command);
     encode_with(version, command, data.len(), out, |room| {
@@ -47,8 +47,8 @@ pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Res
     })
 }
 
-/// Appends a command. For a `Write` or `EncodedWrite`, `fill` writes `data_len` bytes of data into a slice of `out`, and the
-/// command's own `data` is not used. On an error, `out` is as before.
+/// Appends a command. For a `Write` or `EncodedWrite`, `fill` writes `data_len` bytes of data into a slice of `out`,
+/// and the command's own `data` is not used. On an error, `out` is unchanged.
 ///
 /// With `encode_with`, a sender reads from its disk straight into the stream's buffer.
 pub fn encode_with<E: From<EncodeError>>(

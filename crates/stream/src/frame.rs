@@ -1,8 +1,8 @@
 //! [`FrameReader`]: cuts the input into commands without interpreting them; [`FrameHeader`]: the head of a command, which also
 //! verifies the command's checksum. The messages of all refusals are in `error.rs`.
 //!
-//! The bytes are appended to a buffer of the caller. So a thread can read many commands into one buffer, and pass the buffer to
-//! another thread, which verifies and parses the commands.
+//! The reader appends the bytes of each command to a buffer of the caller. So a thread can read many commands into one
+//! buffer, and pass the buffer to another thread, which verifies and parses the commands.
 
 use std::io::{self, Read};
 

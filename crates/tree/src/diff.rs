@@ -221,7 +221,7 @@ impl Side {
         self.path.push((node, 0));
     }
 
-    /// Announces the leaves that come next, except for those that the other side has too.
+    /// Announces the leaves that come next, except for leaves that the other tree has too.
     fn announce(&mut self, source: &dyn NodeSource, other: &Self) {
         let Some((parent, slot)) = self.top() else { return };
         if slot.saturating_add(AHEAD_LEAST) < self.announced || self.announced >= parent.nritems() {

@@ -148,7 +148,7 @@ impl Metadata {
     }
 }
 
-/// Converts a time on disk: seconds since 1970, negative before it, and nanoseconds after those seconds.
+/// Converts a time on disk: seconds since 1970 (negative before 1970), plus nanoseconds.
 pub(crate) fn system_time(time: Timespec) -> Option<SystemTime> {
     let seconds = Duration::from_secs(time.sec.unsigned_abs());
     let at = if time.sec < 0 {

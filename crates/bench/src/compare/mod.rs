@@ -4,7 +4,7 @@
 //! workload needs, durably; mount the filesystem again and drop the machine's caches; run the workload in a new process.
 //! Medians are over the n runs.
 //!
-//! - C1. All sides use images in one directory, and the time of each side ends when its work is durable there (see
+//! - C1. All sides use images in one directory, and the time of a side ends when the work is durable in its image (see
 //!   `run`). The engine and our mount commit and flush the image. For Linux, syncfs(2) is called, and the loop device
 //!   passes the flush on to the image. The null server has nothing to make durable.
 //! - C2. If memory is limited, one cgroup with one limit contains the client, the server and the page cache that they

@@ -55,7 +55,7 @@ pub struct CheckContext {
     pub expected: Expected,
     /// Whether the checksum must match and the block be marked as written: true for blocks read from a device.
     pub verify_csum: bool,
-    /// Whether the filesystem is only read, so that unknown flags that allow reading pass.
+    /// Whether unknown flags pass that forbid only writing: true for a filesystem that is opened for reading only.
     pub read_only: bool,
 }
 

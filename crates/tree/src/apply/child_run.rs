@@ -139,7 +139,7 @@ impl Applier<'_> {
         self.free_reusable(level)
     }
 
-    /// Merges left neighbours into a run that is a single underfull node, while they fit as a whole.
+    /// Merges left neighbours into a run that is a single underfull node, as long as a whole neighbour fits.
     fn pull_left_children(&mut self, level: u8) -> Result<()> {
         let (capacity, tree) = (NodeBuilder::capacity(self.nodesize), self.tree);
         while self.is_underfull(level) {

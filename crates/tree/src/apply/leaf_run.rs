@@ -150,7 +150,7 @@ impl Applier<'_> {
         }
     }
 
-    /// Merges left neighbours into a run that is a single underfull leaf, while they fit as a whole.
+    /// Merges left neighbours into a run that is a single underfull leaf, as long as a whole neighbour fits.
     fn pull_left_leaves(&mut self) -> Result<()> {
         while self.leaves.is_underfull(self.nodesize) {
             let Some(left) = self.left_neighbour(0)? else { return Ok(()) };
@@ -215,5 +215,5 @@ fn current_bytes(view: &NodeView<'_>) -> usize {
     (0..view.nritems()).map(|slot| head_and_data(view, slot)).sum()
 }
 
-/// Inserts count as ascending if their rows of consecutive inserts have at least this average length.
+/// Inserts count as ascending if rows of consecutive inserts have at least this average length.
 const ROW_MIN: u32 = 4;

@@ -327,7 +327,7 @@ impl Applier<'_> {
         }
     }
 
-    /// Passes on the pointers of children that the batch does not reach. Before that, ends the runs of the levels below
+    /// Passes on the pointers of children that the batch does not reach. First ends the runs of the levels below
     /// `node`; an underfull run absorbs the first children that fit.
     fn pass_children(&mut self, node: &Arc<Node>, mut slots: Range<usize>) -> Result<()> {
         if slots.is_empty() {
@@ -482,7 +482,7 @@ fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<
         return changes.end;
     }
     let end = node.key(slot + 1);
-    // Search with doubling steps: of a long batch, a child usually gets few changes.
+    // Search with doubling steps, because usually only few changes of a long batch belong to one child.
     let mut step = 1;
     while step < changes.len() && batch.key(changes.start + step) < end {
         step *= 2;

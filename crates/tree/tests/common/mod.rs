@@ -301,7 +301,8 @@ impl Store {
         (used, capacity)
     }
 
-    /// Number of leaves less than a quarter full that fit into a neighbour under the same parent, and of all leaves.
+    /// Returns the number of leaves that are less than a quarter full and would fit into a neighbour under the same
+    /// parent, and the number of all leaves.
     pub fn nr_underfull(&self, root: &RootPtr) -> (usize, usize) {
         let (mut count, mut leaves) = (0, 0);
         let mut last: Option<(u64, usize)> = None;
