@@ -2,12 +2,13 @@
 //! null server is the limit set by the FUSE protocol, the kernel's part of it, and the scheduler.
 //!
 //! - N1. The null server requests the kernel features that the server of ubtrfs requests, and gives names and
-//!   attributes equal lifetimes, so that both servers receive equal requests. The null server refuses only ACLs and
-//!   extended attributes, which the kernel then no longer requests.
+//!   attributes equal lifetimes, so that both servers receive equal requests. The null server always refuses ACLs
+//!   and extended attributes, which the kernel then no longer requests.
 //! - N2. One lock protects all state. No request holds the lock longer than a map lookup.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -37,14 +38,24 @@ pub(crate) struct Args {
     /// Keep a processor awake while requests come one after the other
     #[arg(long)]
     idle_poll: bool,
+    /// Open and close files without requests
+    #[arg(long)]
+    no_open: bool,
+    /// Mount for root alone, whose permissions the kernel does not check
+    #[arg(long)]
+    no_allow_other: bool,
+    /// Socket at which the counts of requests are told, as Prometheus text
+    #[arg(long, value_name = "PATH")]
+    counts: Option<PathBuf>,
 }
 
 /// Serves until the mount is unmounted or a signal ends this process.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mount =
-        MountConfig { fsname: "null".into(), subtype: "bench-null", allow_other: true, ..MountConfig::default() };
+    let allow_other = !args.no_allow_other;
+    let mount = MountConfig { fsname: "null".into(), subtype: "bench-null", allow_other, ..MountConfig::default() };
     let mut features = FEATURES;
     features.set(Features::WRITEBACK_CACHE, args.writeback_cache);
+    features.set(Features::ATOMIC_O_TRUNC, !args.no_open);
     let config = Config {
         features,
         limits: Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND },
@@ -54,6 +65,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let device = ubtrfs_fuse::mount(&args.dir, &mount)?;
     let connection = Connection::open(device, &config).context("the FUSE session failed")?;
+    if let Some(path) = &args.counts {
+        let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let counts = connection.counts();
+        std::thread::spawn(move || {
+            for mut client in listener.incoming().flatten() {
+                let _ = client.write_all(counts.text().as_bytes());
+            }
+        });
+    }
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let dir = args.dir.clone();
     std::thread::spawn(move || {
@@ -63,7 +83,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     });
     println!("mounted on {}", args.dir.display());
     let _ = io::stdout().flush();
-    connection.serve(NullServer { state: Mutex::new(State::new()) }).context("the FUSE session failed")
+    let server = NullServer { state: Mutex::new(State::new()), no_open: args.no_open };
+    connection.serve(server).context("the FUSE session failed")
 }
 
 /// The lifetime of names and attributes. This constant and the ones below equal those of the server of ubtrfs (N1).
@@ -81,6 +102,7 @@ const FEATURES: Features = Features::PARALLEL_DIROPS
 
 struct NullServer {
     state: Mutex<State>,
+    no_open: bool,
 }
 
 struct State {
@@ -302,6 +324,7 @@ impl Handler for NullServer {
                 let new = New { target, ..New::of(SYMLINK, 0o777, 0) };
                 reply.entry(&self.state.lock().make(req, name, new)?);
             }
+            Operation::Create { .. } | Operation::Open { .. } if self.no_open => return Err(Errno::NOSYS),
             Operation::Create { name, mode, umask, .. } => {
                 reply.created(&self.state.lock().make(req, name, New::of(REGULAR, mode, umask))?, 0, OPEN_FLAGS);
             }

@@ -131,6 +131,7 @@ mod tests {
             otime: zero,
             flags: 0,
             generation: Generation(1),
+            blocks_are_final: true,
             blksize: 4096,
         }
     }

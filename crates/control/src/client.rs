@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, socket_with};
+use ubtrfs_device::ask_mount;
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId, SubvolumeInfo};
 use ubtrfs_transaction::Job;
@@ -323,7 +324,9 @@ pub fn control_name(file: &OwnedFd, path: &Path) -> Result<Vec<u8>, ConnectError
             let full = std::fs::canonicalize(path).map_err(ConnectError::Open)?;
             full.ancestors().skip(1).find_map(|dir| rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name).ok())
         }
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
+        // Without extended attributes (`noxattr`), an ioctl tells the name.
+        Err(Errno::OPNOTSUPP) => return ask_mount(file).map_err(|_| ConnectError::NotOurs),
+        Err(Errno::NODATA) => None,
         Err(errno) => return Err(ConnectError::Open(errno.into())),
         Ok(len) => Some(len),
     };

@@ -59,6 +59,9 @@ pub trait Host: Send + Sync {
     /// Makes the kernel's page cache drop a file whose content changed.
     fn forget_data(&self, _id: InodeId) {}
 
+    /// Makes the kernel read the attributes of an inode again.
+    fn forget_attributes(&self, _id: InodeId) {}
+
     /// Whether the kernel keeps the sizes of files itself and ignores the server's sizes (`writeback_cache`), so that
     /// only the kernel makes files longer.
     fn keeps_sizes(&self) -> bool {

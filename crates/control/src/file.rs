@@ -223,9 +223,12 @@ fn set_compression(context: &Context<'_>, of: FileNr, method: &[u8]) -> Result<(
         method => context.fs.setxattr(id, COMPRESSION, method, XattrFlags::empty(), &caller.with_umask(0)),
     };
     match done {
-        Err(Error::NoData) if method.is_empty() => Ok(()),
-        done => Ok(done?),
+        Err(Error::NoData) if method.is_empty() => return Ok(()),
+        done => done?,
     }
+    // The change set ctime.
+    context.host.forget_attributes(id);
+    Ok(())
 }
 
 fn pair(context: &Context<'_>) -> Result<(OpenFile, OpenFile)> {

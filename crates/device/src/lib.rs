@@ -12,7 +12,7 @@
 //! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
 //!   zeros in place of the lost content.
 //!
-//! `unsafe` is allowed in five files: `discard.rs` for an ioctl, `stdio.rs` for code that runs before `main` and for
+//! `unsafe` is allowed in six files: `discard.rs` and `mount_ioctl.rs` for ioctls, `stdio.rs` for code that runs before `main` and for
 //! inherited files, `queues.rs` for memory shared with the kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring
 //! commands that name memory for the kernel to read and write.
 
@@ -28,6 +28,7 @@ mod file;
 mod fuse_ring;
 mod io_ring;
 mod memory;
+mod mount_ioctl;
 mod mounted;
 mod queues;
 mod stdio;
@@ -36,6 +37,7 @@ pub use aligned_buf::AlignedBuf;
 pub use file::{Access, FileDevice, OpenError, refuse_in_use};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
+pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 
 /// A device of fixed size with positioned I/O. Only [`Device::grow_to_end`] changes the size.

@@ -53,6 +53,8 @@ pub struct Attr {
     pub size: u64,
     /// `st_blocks`, units of 512 bytes.
     pub blocks: u64,
+    /// Whether `blocks` stays as it is until the next change: no data waits to be written back.
+    pub blocks_are_final: bool,
     /// `st_mode` with its type bits.
     pub mode: u32,
     /// Hard links; 1 for every directory.

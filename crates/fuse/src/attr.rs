@@ -1,9 +1,9 @@
 //! Converts attributes between `fs` and the protocol.
 
-use ubtrfs_format::item::{FileType, Timespec};
+use ubtrfs_format::item::{FileType, InodeFlags, Timespec};
 use ubtrfs_fs::{Attr, SetTime, mode};
 
-use crate::protocol::{self, Time};
+use crate::protocol::{self, Statx, Time};
 
 /// Converts attributes to the protocol's struct, with `ino` as the inode number.
 pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::Attr {
@@ -29,6 +29,25 @@ pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::Attr {
     wire.set_ctime(time(attr.ctime));
     wire
 }
+
+/// The attributes that only statx(2) shows.
+pub(crate) fn wire_statx(attr: &Attr) -> Statx {
+    let flags = InodeFlags::from_bits_retain(attr.flags);
+    let is_set = |(flag, bit): &(InodeFlags, u64)| if flags.contains(*flag) { *bit } else { 0 };
+    Statx {
+        btime: time(attr.otime),
+        attributes: STATX_ATTRIBUTES.iter().map(is_set).sum(),
+        attributes_mask: STATX_ATTRIBUTES.iter().map(|(_, bit)| bit).sum(),
+    }
+}
+
+/// Flags of inodes, with their bits in `stx_attributes`. Linux 6.18 takes them, but does not show them yet.
+const STATX_ATTRIBUTES: [(InodeFlags, u64); 4] = [
+    (InodeFlags::COMPRESS, 0x4),
+    (InodeFlags::IMMUTABLE, 0x10),
+    (InodeFlags::APPEND, 0x20),
+    (InodeFlags::NODUMP, 0x40),
+];
 
 /// The type of a directory entry: the upper part of a mode.
 pub(crate) fn entry_kind(kind: FileType) -> u32 {

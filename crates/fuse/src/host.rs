@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use ubtrfs_control::{Context, Failure, Host, OpenFile, Processes, Request, Response, execute};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
-use ubtrfs_transaction::Job;
+use ubtrfs_transaction::{Job, Metric, prometheus_text};
 
 use crate::activity::Activity;
 use crate::caller::Groups;
@@ -18,6 +18,7 @@ use crate::mount;
 use crate::name_cache::NameCache;
 use crate::node::Nodes;
 use crate::protocol;
+use crate::transport::RequestCounts;
 
 /// A mount, as the [`Host`] of commands.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub(crate) struct MountHost {
     device: OnceLock<u64>,
     /// Whether requests arrive through io_uring; known once the connection exists.
     pub(crate) has_rings: OnceLock<bool>,
+    /// The counts of requests; known once the connection exists.
+    pub(crate) counts: OnceLock<RequestCounts>,
 }
 
 impl MountHost {
@@ -56,6 +59,7 @@ impl MountHost {
             fs: Arc::downgrade(fs),
             device: OnceLock::new(),
             has_rings: OnceLock::new(),
+            counts: OnceLock::new(),
         }
     }
 
@@ -147,6 +151,10 @@ impl Host for MountHost {
         self.names.forget_data(self.nodes.node(id));
     }
 
+    fn forget_attributes(&self, id: InodeId) {
+        self.names.forget_attributes(self.nodes.node(id));
+    }
+
     fn keeps_sizes(&self) -> bool {
         self.writeback_cache
     }
@@ -156,10 +164,10 @@ impl Host for MountHost {
     }
 
     fn stats(&self) -> String {
-        let has_rings = u8::from(self.has_rings.get().copied().unwrap_or(false));
-        format!(
-            "# HELP ubtrfs_fuse_io_uring Requests come in rings of io_uring (1) or through /dev/fuse (0).\n\
-             # TYPE ubtrfs_fuse_io_uring gauge\nubtrfs_fuse_io_uring {has_rings}\n"
-        )
+        let has_rings = f64::from(u8::from(self.has_rings.get().copied().unwrap_or(false)));
+        let help = "Requests come in rings of io_uring (1) or through /dev/fuse (0).";
+        let mut metrics = vec![Metric::gauge("fuse_io_uring", help, has_rings)];
+        metrics.extend(self.counts.get().map(RequestCounts::metrics).unwrap_or_default());
+        prometheus_text(&metrics)
     }
 }

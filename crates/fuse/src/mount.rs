@@ -61,6 +61,12 @@ pub struct MountConfig {
     /// once. With the writeback cache, the kernel accepts writes without reserving space, and a failure is reported
     /// only at fsync and close.
     pub writeback_cache: bool,
+    /// No extended attributes: the kernel then does not ask for `security.capability` before it writes to a file or
+    /// changes its owner. Capabilities of files and ACLs have no effect in such a mount.
+    pub no_xattrs: bool,
+    /// Files are opened and closed without requests. Files that are immutable, append-only or in read-only subvolumes
+    /// can then be opened for writing, and every write to them fails.
+    pub no_open: bool,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
 }
@@ -83,6 +89,8 @@ impl Default for MountConfig {
             transport: Transport::Auto,
             idle_poll: false,
             writeback_cache: false,
+            no_xattrs: false,
+            no_open: false,
             sandbox: false,
         }
     }

@@ -81,6 +81,15 @@ impl NameCache {
         }
     }
 
+    /// Makes the kernel forget the attributes of an inode, but not its pages. This does not wait.
+    pub(crate) fn forget_attributes(&self, node: u64) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.inval_inode(node, -1, 0)
+        {
+            tracing::debug!("node {node}: the kernel keeps its attributes: {error}");
+        }
+    }
+
     /// Waits until all notifications that were pending at the call have been sent.
     pub(crate) fn settle(&self) {
         let end = Instant::now() + PATIENCE;

@@ -27,12 +27,19 @@ pub(crate) struct PageFlusher {
     /// Whether the kernel keeps all written data for a while (`writeback_cache`), not only data written through
     /// mappings.
     kernel_keeps_writes: bool,
+    /// Whether the kernel tells when files are opened and closed. If not, any file can be open for writing.
+    hears_of_opens: bool,
 }
 
 impl PageFlusher {
     /// `notifier` is set once the connection exists.
-    pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>, kernel_keeps_writes: bool) -> Self {
-        Self { writers: Mutex::default(), notifier, kernel_keeps_writes }
+    pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>, kernel_keeps_writes: bool, hears_of_opens: bool) -> Self {
+        Self { writers: Mutex::default(), notifier, kernel_keeps_writes, hears_of_opens }
+    }
+
+    /// Whether a file can be open for writing.
+    fn may_have_writers(&self, node: u64) -> bool {
+        !self.hears_of_opens || self.writers.lock().contains_key(&node)
     }
 
     /// Whether writes stay in the kernel's page cache; the kernel then also keeps the times of files.
@@ -48,7 +55,7 @@ impl PageFlusher {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,
             false => attr.blocks == 0 && attr.size > 0,
         };
-        lacks_some && attr.mode & mode::TYPE == mode::REGULAR && self.writers.lock().contains_key(&node)
+        lacks_some && attr.mode & mode::TYPE == mode::REGULAR && self.may_have_writers(node)
     }
 
     /// Makes the kernel forget the attributes of a file after a request changed more of them than the kernel expects.
@@ -81,7 +88,7 @@ impl PageFlusher {
     /// now. Some data stays in the kernel if so many threads wait for the kernel that none would be left to receive the
     /// pages.
     pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
-        if !self.writers.lock().contains_key(&node) {
+        if !self.may_have_writers(node) {
             return true;
         }
         let Some(notifier) = self.notifier.get() else { return true };
@@ -99,7 +106,7 @@ mod tests {
 
     #[test]
     fn writers_are_counted() {
-        let seeker = PageFlusher::new(Arc::default(), false);
+        let seeker = PageFlusher::new(Arc::default(), false, true);
         seeker.opened(300);
         seeker.opened(300);
         seeker.released(300);

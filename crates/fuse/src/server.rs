@@ -6,7 +6,7 @@
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
 //!     fit into the answer gives its reference back.
 //! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
-//!     ([`TTL`]). The exception is `st_blocks`, which changes without a request when writeback allocates new data: see
+//!     ([`TTL`]). The exception is `st_blocks`, which may change without a request when writeback allocates new data: see
 //!     [`Server::attr_ttl`]. If a request changes names that the kernel cannot expect it to change, the server tells
 //!     the kernel (`name_cache`).
 //! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
@@ -14,10 +14,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use ubtrfs_control::CONTROL_XATTR;
+use ubtrfs_device::{ASK_MOUNT, ASK_MOUNT_LEN};
+use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{
     Attr, Caller, Error, FallocateMode, Fs, InodeId, NewInode, RenameFlags, Result, SeekWhence, SetAttr, SetTime,
     XattrFlags, mode,
@@ -25,7 +27,7 @@ use ubtrfs_fs::{
 
 use crate::activity::Activity;
 use crate::admin_ioctl;
-use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
+use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr, wire_statx};
 use crate::btrfs_ioctl::{self, Answer};
 use crate::caller::{Groups, caller};
 use crate::dir_end::DirectoryReaders;
@@ -40,11 +42,11 @@ use crate::transport::{Handler, Place};
 
 /// How long names, missing names, and attributes that only requests change stay valid in the kernel.
 const TTL: Duration = Duration::from_secs(3600);
-/// How long the kernel may keep the attributes of a file that changed recently.
-const RECENT_TTL: Duration = Duration::from_secs(1);
-/// How many seconds after its last change a file counts as recently changed: the writeback delays of the kernel and of
-/// the server, and a margin.
-const RECENT: u64 = 120;
+/// How long the kernel may keep the attributes of a file whose `st_blocks` may still change by writeback.
+const UNSETTLED_TTL: Duration = Duration::from_secs(1);
+/// How many seconds after its last change a file may have data in the kernel's writeback cache: the kernel's writeback
+/// delay and a margin.
+const RECENT: i64 = 120;
 /// Longest range that one copy_file_range request copies; the caller repeats the call for the rest.
 const COPY_MAX: u64 = 1 << 30;
 /// Entries fetched at once for readdirplus.
@@ -67,6 +69,11 @@ const APPEND_OPEN_FLAGS: u32 = OPEN_FLAGS | 1;
 /// Marks the handle of a file that was append-only when it was opened; the other bits are the descriptor's number.
 const APPENDS_ONLY: u64 = 1 << 63;
 
+/// The handle of files that were opened without a request.
+const UNOPENED: u64 = 0;
+
+/// The attribute with the capabilities of an executable.
+const CAPABILITY: &[u8] = b"security.capability";
 /// The ACL that decides on a file's mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
@@ -86,8 +93,12 @@ pub(crate) struct Server {
     dir_ends: DirectoryReaders,
     groups: Groups,
     host: Arc<MountHost>,
-    /// Name of the control socket: the value of [`CONTROL_XATTR`].
+    /// Name of the control socket: the value of [`CONTROL_XATTR`], and the answer to [`ASK_MOUNT`].
     control: Vec<u8>,
+    /// See [`MountConfig::no_xattrs`].
+    no_xattrs: bool,
+    /// See [`MountConfig::no_open`].
+    no_open: bool,
 }
 
 impl Server {
@@ -96,10 +107,11 @@ impl Server {
         activity: Arc<Activity>,
         seeker: PageFlusher,
         host: Arc<MountHost>,
-        control: Vec<u8>,
+        (control, config): (Vec<u8>, &MountConfig),
     ) -> Self {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
-        Self { fs, nodes, activity, seeker, dir_ends: DirectoryReaders::default(), groups, host, control }
+        let (dir_ends, no_xattrs, no_open) = (DirectoryReaders::default(), config.no_xattrs, config.no_open);
+        Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open }
     }
 
     /// The inode of a request. A node id that the kernel never got from this server is stale.
@@ -115,9 +127,10 @@ impl Server {
         if attr.blocks == 0 && (attr.size > 0 || self.seeker.may_lack_blocks(self.nodes.node(attr.id), attr)) {
             return Duration::ZERO;
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let changed = u64::try_from(attr.ctime.sec).unwrap_or(0);
-        if changed.saturating_add(RECENT) < now { TTL } else { RECENT_TTL }
+        if !attr.blocks_are_final || self.seeker.kernel_keeps_writes() && is_recent(attr.ctime) {
+            return UNSETTLED_TTL;
+        }
+        TTL
     }
 
     /// Makes an entry, and hands the reference of `attr` to the kernel.
@@ -145,6 +158,7 @@ impl Server {
     /// Clears set-user-id and set-group-id after a content change for which the kernel does not tell whether the caller
     /// may keep these bits.
     fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
+        self.drop_capability(id)?;
         let attr = self.fs.getattr(id)?;
         if attr.mode & (mode::SETUID | mode::SETGID) == 0 || self.groups.may_keep_set_id(req) {
             return Ok(());
@@ -178,6 +192,27 @@ impl Server {
             return Err(Error::NotPermitted("the file is append-only"));
         }
         Ok(is_append_only)
+    }
+
+    /// Writes to a file that was opened without a request, so that nothing was checked then ([`Self::check_open`]).
+    fn write_unopened(&self, id: InodeId, flags: i32, offset: u64, data: &[u8]) -> Result<usize> {
+        if flags & O_APPEND == 0 && ioctl::is_append_only(self.fs.getattr(id)?.flags) {
+            return Err(Error::NotPermitted("the file is append-only"));
+        }
+        self.fs.write(id, offset, data)
+    }
+
+    /// Removes the capability of a file whose content changes. The kernel does so itself if it may ask for extended
+    /// attributes.
+    fn drop_capability(&self, id: InodeId) -> Result<()> {
+        if !self.no_xattrs {
+            return Ok(());
+        }
+        match self.fs.getxattr(id, CAPABILITY) {
+            Err(Error::NoData) => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => self.fs.removexattr(id, CAPABILITY, &Caller::ROOT),
+        }
     }
 
     fn new_inode(&self, parent: u64, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
@@ -271,6 +306,11 @@ struct Name {
     cookie: u64,
 }
 
+/// Whether a file with this ctime may have data in the kernel's writeback cache.
+fn is_recent(ctime: Timespec) -> bool {
+    ctime.sec.saturating_add(RECENT) >= present_time().sec
+}
+
 fn is_for_writing(flags: i32) -> bool {
     flags & O_ACCMODE != 0
 }
@@ -286,13 +326,14 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
         | Features::READDIRPLUS_AUTO
         | Features::CACHE_SYMLINKS
         | Features::HAS_IOCTL_DIR
-        | Features::ATOMIC_O_TRUNC
         // The feature spares a getxattr of security.capability for every write.
         | Features::HANDLE_KILLPRIV_V2;
     // The server applies default ACLs to the modes of new inodes. Only the kernel checks access by ACL, if it is
     // checked at all.
     features.set(Features::DONT_MASK, fs.options().acl);
-    features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions());
+    features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions() && !config.no_xattrs);
+    // Without requests to open, the kernel truncates by SETATTR.
+    features.set(Features::ATOMIC_O_TRUNC, !config.no_open);
     features.set(Features::WRITEBACK_CACHE, config.writeback_cache);
     features
 }
@@ -354,7 +395,11 @@ impl Server {
         let node = req.node;
         match req.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply)?,
-            Operation::Getattr => self.getattr(node, reply, place)?,
+            Operation::Getattr => self.reply_attr(&self.getattr(node, place)?, reply),
+            Operation::Statx => {
+                let attr = self.getattr(node, place)?;
+                reply.statx(self.attr_ttl(&attr), &wire_attr(&attr, self.nodes.st_ino(attr.id)), wire_statx(&attr));
+            }
             Operation::Setattr(set) => self.setattr(req, &set, reply)?,
             Operation::Readlink => reply.data(&self.fs.readlink(self.id(node)?)?),
             Operation::Mknod { name, mode, rdev, umask } => {
@@ -366,6 +411,18 @@ impl Server {
             }
             Operation::Symlink { name, target } => {
                 reply.entry(&self.entry(&self.new_inode(node, name, NewInode::symlink(target), &caller(req, 0))?));
+            }
+            // The kernel then makes files by MKNOD, and neither opens nor releases them.
+            Operation::Create { .. } | Operation::Open { .. } if self.no_open => {
+                return Err(Failure::Errno(Errno::NOSYS));
+            }
+            Operation::Setxattr { .. }
+            | Operation::Getxattr { .. }
+            | Operation::Listxattr { .. }
+            | Operation::Removexattr { .. }
+                if self.no_xattrs =>
+            {
+                return Err(Failure::Errno(Errno::NOSYS));
             }
             Operation::Create { name, flags, mode, umask } => {
                 let attr = self.new_inode(node, name, NewInode::file(mode), &caller(req, umask))?;
@@ -415,8 +472,14 @@ impl Server {
                 }
                 self.activity.note_change();
                 let id = self.id(node)?;
-                let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
-                let written = self.fs.write_opened(id, offset, data, keeps_times)?;
+                self.drop_capability(id)?;
+                let written = match handle == UNOPENED && self.no_open {
+                    true => self.write_unopened(id, flags, offset, data)?,
+                    false => {
+                        let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
+                        self.fs.write_opened(id, offset, data, keeps_times)?
+                    }
+                };
                 if clear_suid_sgid {
                     self.clear_suid_sgid(req, id)?;
                 }
@@ -472,14 +535,21 @@ impl Server {
             Operation::Ioctl { cmd, data, out_size } => self.ioctl(req, cmd, data, out_size, reply, place)?,
             Operation::Fallocate { offset, length, mode } => self.fallocate(req, offset, length, mode)?,
             Operation::Lseek { offset, whence } => reply.offset(self.lseek(node, offset, whence, place)?),
-            Operation::CopyFileRange { offset, to_node, to_offset, len } => {
+            Operation::CopyFileRange { offset, to_node, to_offset, len, is_long } => {
                 self.activity.note_change();
                 let (src, dst) = (self.id(node)?, self.id(to_node)?);
-                let copied = self.fs.copy_range_opened(src, offset, dst, to_offset, len.min(COPY_MAX))?;
+                let len = len.min(COPY_MAX);
+                let copied = match self.no_open {
+                    true => self.fs.copy_range(src, offset, dst, to_offset, len)?,
+                    false => self.fs.copy_range_opened(src, offset, dst, to_offset, len)?,
+                };
                 if copied > 0 {
                     self.content_changed(req, dst)?;
                 }
-                reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
+                match is_long {
+                    true => reply.copied(copied),
+                    false => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+                }
             }
             // After ENOSYS the kernel no longer sends the operation. FLUSH is not needed, because the server holds
             // nothing back until close. OPENDIR is not needed, because directories are read by cookies alone, and the
@@ -499,15 +569,14 @@ impl Server {
         Ok(())
     }
 
-    fn getattr(&self, node: u64, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<()> {
+    fn getattr(&self, node: u64, place: &Place<'_>) -> Result<Attr> {
         let id = self.id(node)?;
         let mut attr = self.fs.getattr(id)?;
         // Programs take a file without blocks for a file without data.
         if self.seeker.may_lack_blocks(node, &attr) && self.seeker.fetch_all_data(node, place) {
             attr = self.fs.getattr(id)?;
         }
-        self.reply_attr(&attr, reply);
-        Ok(())
+        Ok(attr)
     }
 
     fn setattr(&self, req: &Request<'_>, wire: &Setattr, reply: &mut Reply<'_>) -> Result<()> {
@@ -534,10 +603,14 @@ impl Server {
             Some(_) => Some(self.fs.getattr(id)?),
             None => None,
         };
-        let mut attr = match set.size.is_some() && wire.is_by_handle() {
+        // Without requests to open, nothing was checked when the file was opened.
+        let mut attr = match set.size.is_some() && wire.is_by_handle() && !self.no_open {
             true => self.fs.setattr_opened(id, &set, &caller(req, 0))?,
             false => self.fs.setattr(id, &set, &caller(req, 0))?,
         };
+        if set.size.is_some() {
+            self.drop_capability(id)?;
+        }
         if let Some(before) = before.filter(|before| !before.is_dir()) {
             let kept = self.groups.mode_after_chown(req, attr.mode, before.gid);
             self.keep_of_mode(id, &attr, kept)?;
@@ -631,8 +704,18 @@ impl Server {
         reply: &mut Reply<'_>,
         place: &Place<'_>,
     ) -> Done {
+        if cmd == ASK_MOUNT {
+            let mut name = [0; ASK_MOUNT_LEN];
+            name.iter_mut().zip(&self.control).for_each(|(to, from)| *to = *from);
+            reply.ioctl(&name);
+            return Ok(());
+        }
         self.activity.note_change();
         let id = self.id(req.node)?;
+        if self.no_open && ioctl::changes_attributes(cmd) {
+            // Pages that are dirty when the file becomes immutable must be written first, because later writes fail.
+            self.seeker.fetch_all_data(req.node, place);
+        }
         let asker = IoctlCaller { caller: caller(req, 0), flag_rights: &|| self.groups.flag_rights(req) };
         let command = Command { fs: &self.fs, host: &self.host, req, id };
         let done = subvolume_ioctl::ioctl(&command, cmd, data, place)

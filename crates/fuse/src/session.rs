@@ -12,9 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
+use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_control::{CONTROL_XATTR, Canceller, Server as Control};
+use ubtrfs_device::ask_mount;
 use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
@@ -49,12 +51,12 @@ impl Session {
         let control = Control::listen().map_err(failed)?;
         let activity = Arc::new(Activity::default());
         let notifier = Arc::new(OnceLock::new());
-        let seeker = PageFlusher::new(notifier.clone(), config.writeback_cache);
+        let seeker = PageFlusher::new(notifier.clone(), config.writeback_cache, !config.no_open);
         let name = control.name().to_vec();
         let groups = Groups::default();
         let names = NameCache::new(notifier.clone());
         let host = Arc::new(MountHost::new(&fs, groups.clone(), names, activity.clone(), config.writeback_cache));
-        let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), name);
+        let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), (name, config));
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
         let how = Config {
@@ -68,6 +70,7 @@ impl Session {
             Ok(connection) => {
                 let _ = notifier.set(connection.notifier());
                 let _ = host.has_rings.set(connection.has_rings());
+                let _ = host.counts.set(connection.counts());
                 host.mounted(dir);
                 control.serve(&fs, host, Arc::new(groups.clone()));
                 mount::set_read_ahead(dir);
@@ -183,8 +186,7 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
         return Err(MountError::NotMounted(shown));
     };
     // Connecting fails if the server is dead; then there is nothing to wait for.
-    let server =
-        read_xattr(&full, CONTROL_XATTR).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
+    let server = control_name(&full).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
     mount::unmount(&full, lazy)?;
     match server {
         // The filesystem is mounted elsewhere too: the server continues.
@@ -203,19 +205,23 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
 
 /// Whether the server with this control socket also serves another place, by `mount --bind`. The device number does not
 /// identify the server, because Linux may already have given the number to another filesystem.
-fn is_mounted_elsewhere(unmounted: &mount::MountInfo, control_name: &[u8]) -> bool {
+fn is_mounted_elsewhere(unmounted: &mount::MountInfo, name: &[u8]) -> bool {
     mount::mounts_of_device(&unmounted.device)
         .iter()
         .filter(|other| other.kind == unmounted.kind)
-        .any(|other| read_xattr(&other.dir, CONTROL_XATTR).is_ok_and(|name| name == control_name))
+        .any(|other| control_name(&other.dir).is_ok_and(|other| other == name))
 }
 
-fn read_xattr(path: &Path, name: &str) -> std::io::Result<Vec<u8>> {
-    // The kernel's limit for attribute values.
-    let mut value = vec![0; 64 << 10];
-    let len = rustix::fs::getxattr(path, name, &mut value)?;
-    value.truncate(len);
-    Ok(value)
+/// The name of the control socket of the mount at this directory.
+fn control_name(dir: &Path) -> std::io::Result<Vec<u8>> {
+    let mut name = vec![0; 256];
+    match rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name) {
+        Ok(len) => name.truncate(len),
+        // Without extended attributes (`noxattr`), an ioctl tells the name.
+        Err(Errno::OPNOTSUPP) => name = ask_mount(std::fs::File::open(dir)?)?,
+        Err(errno) => return Err(errno.into()),
+    }
+    Ok(name)
 }
 
 /// The full path, even if the mount's server is dead.
@@ -260,7 +266,7 @@ mod tests {
             return;
         }
         let [ours, next] = [served(), served()];
-        let name = |of: &Served| read_xattr(of.dir.path(), CONTROL_XATTR).unwrap();
+        let name = |of: &Served| control_name(of.dir.path()).unwrap();
         // `umount` unmounts our filesystem and then searches for other places of its device. If the next filesystem is
         // mounted in between with the same device number, the search finds it.
         let found = mount::find_mount(next.dir.path()).unwrap();

@@ -42,7 +42,10 @@ const LAYERS: &[(&str, &[&str])] = &[
             "ubtrfs-transaction",
         ],
     ),
-    ("ubtrfs-control", &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-error", "ubtrfs-transaction", "ubtrfs-fs"]),
+    (
+        "ubtrfs-control",
+        &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-error", "ubtrfs-device", "ubtrfs-transaction", "ubtrfs-fs"],
+    ),
     (
         "ubtrfs-fuse",
         &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-transaction", "ubtrfs-fs", "ubtrfs-control"],

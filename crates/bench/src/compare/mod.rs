@@ -10,11 +10,13 @@
 //! - C2. If memory is limited, one cgroup with one limit contains the client, the server and the page cache that they
 //!   fill.
 //! - C3. Every exit, also after a signal, releases mounts, loop devices, processes and files.
+//! - C4. The requests of FUSE sides are counted by their servers, during the measurement only.
 
 mod report;
 mod side;
 mod svg;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -65,7 +67,8 @@ pub(crate) struct Args {
     /// Put clients and servers of FUSE mounts on one processor
     #[arg(long)]
     pin: bool,
-    /// Further options of `ubtrfs mount`; threads=, noio_uring, writeback_cache and idle_poll apply to the null server too
+    /// Further options of `ubtrfs mount`; threads=, noio_uring, writeback_cache, idle_poll, noopen and noallow_other apply to
+    /// the null server too
     #[arg(long, value_name = "OPTIONS", default_value = "")]
     mount_options: String,
     /// Let the loop device use the page cache of the image
@@ -99,6 +102,8 @@ pub(crate) struct SideRun {
     pub(crate) memory_limit: Option<u64>,
     /// The maximum number of bytes charged to the cgroup during the run.
     pub(crate) memory_peak: Option<u64>,
+    /// Requests that the side's FUSE server answered during the measurement, by operation.
+    pub(crate) requests: BTreeMap<String, f64>,
     pub(crate) result: RunResult,
 }
 
@@ -125,6 +130,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let report = report::Report::new(&runs);
     if !runs.is_empty() {
         println!("{}", report.table());
+        print!("{}", report.requests());
         if let Some(path) = &args.json {
             let json = serde_json::json!({
                 "machine": machine::describe(),
@@ -203,14 +209,19 @@ impl Compare<'_> {
         let mut side = Side::new(kind, &setup)?;
         self.bench_run(workload, &side, &sizes, "prepare", &exec_args)?;
         side.cool(args.warm)?;
+        let requests_before = side.requests()?;
         let result = self.bench_run(workload, &side, &sizes, "measure", &exec_args)?;
         let result = result.context("bench run printed no result")?;
+        let mut requests = side.requests()?;
+        for (opcode, count) in &mut requests {
+            *count -= requests_before.get(opcode).copied().unwrap_or_default();
+        }
         let memory_peak = limit.as_ref().and_then(MemoryLimit::peak_bytes);
         if args.check {
             side.check()?;
         }
         drop(side);
-        Ok(SideRun { workload, side: kind, round, pinned, memory_limit: limit_bytes, memory_peak, result })
+        Ok(SideRun { workload, side: kind, round, pinned, memory_limit: limit_bytes, memory_peak, requests, result })
     }
 
     /// Runs a phase of a workload in a new process.

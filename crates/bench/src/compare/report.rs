@@ -1,5 +1,8 @@
 //! The report: medians, ratios, and the table.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
@@ -34,6 +37,8 @@ pub(crate) struct Row {
     pub(crate) seconds_min: f64,
     /// The time of the slowest run.
     pub(crate) seconds_max: f64,
+    /// Requests to the FUSE server for each operation of the workload, by the operation of the protocol.
+    pub(crate) requests_per_op: BTreeMap<String, f64>,
 }
 
 /// All rows, in the order in which workloads and sides ran.
@@ -89,9 +94,26 @@ impl Report {
                 cpu_kernel_threads: middle(|result| result.cpu.kernel_threads).unwrap_or_default(),
                 seconds_min: all.clone().fold(f64::INFINITY, f64::min),
                 seconds_max: all.fold(0.0, f64::max),
+                requests_per_op: requests_per_op(&runs),
             }
         });
         Self(rows.collect())
+    }
+
+    /// Formats the requests for each operation of a workload, one line for each FUSE side.
+    pub(crate) fn requests(&self) -> String {
+        let mut text = String::new();
+        for row in self.0.iter().filter(|row| !row.requests_per_op.is_empty()) {
+            let mut each: Vec<_> = row.requests_per_op.iter().filter(|(_, nr)| **nr >= 0.005).collect();
+            each.sort_by(|one, other| other.1.total_cmp(one.1));
+            let each: Vec<String> = each.iter().map(|(opcode, nr)| format!("{opcode} {nr:.2}")).collect();
+            // Forgetting is the kernel's afterthought, which nobody waits for.
+            let is_counted = |(opcode, _): &(&String, &f64)| !opcode.contains("forget");
+            let all: f64 = row.requests_per_op.iter().filter(is_counted).map(|(_, nr)| nr).sum();
+            let (workload, side) = (row.workload.name(), row.side.name());
+            let _ = writeln!(text, "{workload:9} {side:6} {all:6.2} requests an operation: {}", each.join(", "));
+        }
+        text
     }
 
     pub(crate) fn rows(&self) -> &[Row] {
@@ -146,6 +168,16 @@ impl Report {
         }
         table
     }
+}
+
+/// Computes the median of each operation's requests for one operation of the workload.
+fn requests_per_op(runs: &[&SideRun]) -> BTreeMap<String, f64> {
+    let opcodes: BTreeSet<&String> = runs.iter().flat_map(|run| run.requests.keys()).collect();
+    let of_run = |run: &&SideRun, opcode| run.requests.get(opcode).map_or(0.0, |nr| nr / run.result.ops.max(1) as f64);
+    opcodes
+        .into_iter()
+        .filter_map(|opcode| Some((opcode.clone(), median(runs.iter().map(|run| of_run(run, opcode)))?)))
+        .collect()
 }
 
 /// Formats microseconds in a suitable unit.

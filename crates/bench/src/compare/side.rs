@@ -5,8 +5,10 @@
 //! - S2. [`Side::cool`] empties all caches: it mounts the filesystem again and drops the machine's caches. The null
 //!   server is not mounted again, because it keeps all names in memory only.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -61,7 +63,7 @@ pub(crate) struct Setup {
     pub(crate) nodesize: Option<u32>,
     /// Whether the loop device bypasses the page cache of the image.
     pub(crate) loop_direct_io: bool,
-    /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring`, `writeback_cache` and `idle_poll` apply to the null server too.
+    /// `-o` options of `ubtrfs mount`; those of [`NULL_SERVER_FLAGS`] and `threads=` apply to the null server too.
     pub(crate) mount_options: String,
     /// `--memory` of the engine.
     pub(crate) memory_bytes: Option<u64>,
@@ -137,6 +139,27 @@ impl Side {
         if can_mount_again { self.mount() } else { Ok(()) }
     }
 
+    /// The number of requests that the server of this side has answered so far, by operation. Empty without a server.
+    pub(crate) fn requests(&self) -> Result<BTreeMap<String, f64>> {
+        let text = match self.kind {
+            SideKind::Mount => {
+                output(Command::new(machine::beside("ubtrfs")?).args(["stats", "--prometheus"]).arg(&self.dir))?
+            }
+            SideKind::Null => {
+                let socket = self.counts_socket();
+                let read = UnixStream::connect(&socket).and_then(std::io::read_to_string);
+                read.with_context(|| format!("cannot read {}", socket.display()))?
+            }
+            SideKind::Engine | SideKind::Linux => return Ok(BTreeMap::new()),
+        };
+        Ok(text.lines().filter_map(parse_requests).collect())
+    }
+
+    /// The socket at which the null server tells its counts.
+    fn counts_socket(&self) -> PathBuf {
+        self.setup.scratch.join(format!("{}.counts", self.kind.name()))
+    }
+
     /// Unmounts, and runs btrfs check.
     pub(crate) fn check(&mut self) -> Result<()> {
         if self.kind == SideKind::Null {
@@ -166,6 +189,7 @@ impl Side {
             SideKind::Null => {
                 let mut command = self.server_command();
                 command.arg(std::env::current_exe()?).arg("null-server");
+                command.arg("--counts").arg(self.counts_socket());
                 for option in self.setup.mount_options.split(',') {
                     if let Some(threads) = option.strip_prefix("threads=") {
                         command.arg(format!("--threads={threads}"));
@@ -290,12 +314,20 @@ impl Drop for Side {
             failures.push(format!("{error:#}"));
         }
         let _ = std::fs::remove_file(&self.image);
+        let _ = std::fs::remove_file(self.counts_socket());
         let _ = std::fs::remove_dir(&self.dir);
         let _ = std::fs::remove_file(self.setup.scratch.join(format!("{}.log", self.kind.name())));
         for failure in failures {
             eprintln!("bench: cleaning up: {failure}");
         }
     }
+}
+
+/// Reads the operation and the number of its requests from a line of the text for Prometheus.
+fn parse_requests(line: &str) -> Option<(String, f64)> {
+    let rest = line.strip_prefix("ubtrfs_fuse_requests_total{opcode=\"")?;
+    let (opcode, count) = rest.split_once("\"} ")?;
+    Some((opcode.to_owned(), count.parse().ok()?))
 }
 
 fn device_of(dir: &Path) -> Result<u64> {
@@ -318,5 +350,10 @@ fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Options of `ubtrfs mount`, and the corresponding arguments of the null server.
-const NULL_SERVER_FLAGS: [(&str, &str); 3] =
-    [("noio_uring", "--no-io-uring"), ("writeback_cache", "--writeback-cache"), ("idle_poll", "--idle-poll")];
+const NULL_SERVER_FLAGS: [(&str, &str); 5] = [
+    ("noio_uring", "--no-io-uring"),
+    ("writeback_cache", "--writeback-cache"),
+    ("idle_poll", "--idle-poll"),
+    ("noopen", "--no-open"),
+    ("noallow_other", "--no-allow-other"),
+];

@@ -173,7 +173,7 @@ fn mount_text(samples: &[Sample]) -> String {
     let (phases, others): (Vec<&Sample>, Vec<&Sample>) =
         samples.iter().partition(|sample| sample.name.starts_with("ubtrfs_phase_seconds"));
     let mut text = String::new();
-    for label in ["tree", "state", "kind"] {
+    for label in ["tree", "state", "kind", "opcode"] {
         text += &table(label, &others);
     }
     for sample in others.iter().filter(|sample| sample.labels.is_empty()) {
@@ -191,6 +191,7 @@ fn shown(sample: &Sample) -> String {
     let name = short(&sample.name);
     match sample.value {
         value if name.ends_with("_bytes") => format_size(value as u64),
+        value if name.ends_with("_seconds") || name.ends_with("_seconds_max") => time(value),
         value if name.ends_with("_fill") || name.ends_with("_rate") => format!("{:.1}%", value * 100.0),
         value => format!("{value}"),
     }

@@ -174,6 +174,7 @@ impl InodeState {
             id,
             size: item.size,
             blocks: (round(item.nbytes) + round(new_bytes)) / 512,
+            blocks_are_final: self.data.is_clean(),
             mode: item.mode,
             nlink: item.nlink,
             uid: item.uid,

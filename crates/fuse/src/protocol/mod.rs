@@ -14,8 +14,9 @@ mod wire;
 
 pub use init::{Features, Limits};
 pub(crate) use init::{MAJOR, Offer, answer_init};
-pub use reply::{Entry, Reply};
+pub use reply::{Entry, Reply, Statx};
 pub use request::{Operation, Request};
 pub(crate) use request::{fixed_len, forgotten};
+pub(crate) use wire::opcode::name as opcode_name;
 pub use wire::{Attr, Setattr, Statfs, Time};
 pub(crate) use wire::{InHeader, InvalEntry, InvalInode, OutHeader, opcode};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use super::wire::{Attr, AttrOut, Dirent, EntryOut, IoctlOut, OpenOut, Statfs};
+use super::wire::{Attr, AttrOut, Dirent, EntryOut, IoctlOut, OpenOut, Statfs, StatxOut, StatxTime, Time};
 
 /// The body of an answer.
 ///
@@ -30,6 +30,17 @@ pub struct Entry {
     pub ttl: Duration,
     /// How long the kernel may cache the attributes.
     pub attr_ttl: Duration,
+}
+
+/// The attributes that only statx(2) shows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Statx {
+    /// When the file was created.
+    pub btime: Time,
+    /// Flags that are set (`STATX_ATTR_*`).
+    pub attributes: u64,
+    /// Flags that this filesystem has.
+    pub attributes_mask: u64,
 }
 
 impl Entry {
@@ -110,6 +121,38 @@ impl<'a> Reply<'a> {
         self.put(&AttrOut { valid: ttl.as_secs(), valid_nsec: ttl.subsec_nanos(), padding: 0, attr: *attr });
     }
 
+    /// Writes attributes with what only statx(2) shows, and how long the kernel may cache them.
+    pub fn statx(&mut self, ttl: Duration, attr: &Attr, more: Statx) {
+        let time = |sec, nsec| StatxTime { sec, nsec, reserved: 0 };
+        self.put(&StatxOut {
+            valid: ttl.as_secs(),
+            valid_nsec: ttl.subsec_nanos(),
+            mask: STATX_BASIC_STATS | STATX_BTIME,
+            blksize: attr.blksize,
+            attributes: more.attributes,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            mode: attr.mode as u16,
+            ino: attr.ino,
+            size: attr.size,
+            blocks: attr.blocks,
+            attributes_mask: more.attributes_mask,
+            atime: time(attr.atime, attr.atimensec),
+            btime: more.btime.into(),
+            ctime: time(attr.ctime, attr.ctimensec),
+            mtime: time(attr.mtime, attr.mtimensec),
+            // The major and minor number in the form of `Attr::rdev`.
+            rdev: [attr.rdev >> 8 & 0xfff, attr.rdev & 0xff | attr.rdev >> 12 & 0xf_ff00],
+            ..StatxOut::default()
+        });
+    }
+
+    /// Writes the number of bytes copied.
+    pub fn copied(&mut self, len: u64) {
+        self.put(&len);
+    }
+
     /// Writes the number of bytes written or copied.
     pub fn written(&mut self, len: u32) {
         self.put(&[len, 0]);
@@ -173,6 +216,9 @@ impl<'a> Reply<'a> {
         true
     }
 }
+
+const STATX_BASIC_STATS: u32 = 0x7ff;
+const STATX_BTIME: u32 = 0x800;
 
 #[cfg(test)]
 mod tests {

@@ -32,6 +32,8 @@ pub enum Operation<'a> {
         name: &'a [u8],
     },
     Getattr,
+    /// As `Getattr`, with the birth time and the flags of the inode in the answer.
+    Statx,
     Setattr(Setattr),
     Readlink,
     Symlink {
@@ -148,6 +150,8 @@ pub enum Operation<'a> {
         to_node: u64,
         to_offset: u64,
         len: u64,
+        /// The answer has a length of 64 bits.
+        is_long: bool,
     },
     /// Any other operation, by its opcode.
     Other(u32),
@@ -162,9 +166,9 @@ pub(crate) fn fixed_len(number: u32) -> usize {
         opcode::MKDIR | opcode::RENAME | opcode::LINK | opcode::OPEN => 8,
         opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR => 8,
         opcode::READ | opcode::WRITE | opcode::READDIR | opcode::READDIRPLUS => 40,
-        opcode::RELEASE | opcode::LSEEK => 24,
+        opcode::RELEASE | opcode::LSEEK | opcode::STATX => 24,
         opcode::IOCTL | opcode::FALLOCATE => 32,
-        opcode::COPY_FILE_RANGE => 56,
+        opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => 56,
         _ => 0,
     }
 }
@@ -183,6 +187,7 @@ impl<'a> Operation<'a> {
         Some(match number {
             opcode::LOOKUP => Self::Lookup { name: names.take()? },
             opcode::GETATTR => Self::Getattr,
+            opcode::STATX => Self::Statx,
             opcode::SETATTR => Self::Setattr(take(fixed)?),
             opcode::READLINK => Self::Readlink,
             opcode::SYMLINK => Self::Symlink { name: names.take()?, target: names.take()? },
@@ -261,9 +266,10 @@ impl<'a> Operation<'a> {
                 Self::Fallocate { offset, length, mode: take(fixed.get(24..)?)? }
             }
             opcode::LSEEK => Self::Lseek { offset: take(fixed.get(8..)?)?, whence: take(fixed.get(16..)?)? },
-            opcode::COPY_FILE_RANGE => {
+            opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => {
                 let [offset, to_node, _, to_offset, len]: [u64; 5] = take(fixed.get(8..)?)?;
-                Self::CopyFileRange { offset, to_node, to_offset, len }
+                let is_long = number == opcode::COPY_FILE_RANGE_64;
+                Self::CopyFileRange { offset, to_node, to_offset, len, is_long }
             }
             other => Self::Other(other),
         })
@@ -314,7 +320,7 @@ mod tests {
                 let _ = forgotten(&header, &bytes[..len]).count();
             }
             let needs_more = !matches!(Operation::decode(number, &[], &[]), None | Some(Operation::Other(_)));
-            let nothing = [opcode::GETATTR, opcode::READLINK, opcode::STATFS];
+            let nothing = [opcode::GETATTR, opcode::STATX, opcode::READLINK, opcode::STATFS];
             assert_eq!(needs_more, nothing.contains(&number), "{number}");
         }
     }

@@ -27,10 +27,15 @@ pub(crate) mod opcode {
     pub(crate) const GETXATTR: u32 = 22;
     pub(crate) const LISTXATTR: u32 = 23;
     pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const FLUSH: u32 = 25;
     pub(crate) const INIT: u32 = 26;
+    pub(crate) const OPENDIR: u32 = 27;
     pub(crate) const READDIR: u32 = 28;
+    pub(crate) const RELEASEDIR: u32 = 29;
     pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const ACCESS: u32 = 34;
     pub(crate) const CREATE: u32 = 35;
+    pub(crate) const INTERRUPT: u32 = 36;
     pub(crate) const DESTROY: u32 = 38;
     pub(crate) const IOCTL: u32 = 39;
     pub(crate) const BATCH_FORGET: u32 = 42;
@@ -39,7 +44,60 @@ pub(crate) mod opcode {
     pub(crate) const RENAME2: u32 = 45;
     pub(crate) const LSEEK: u32 = 46;
     pub(crate) const COPY_FILE_RANGE: u32 = 47;
+    pub(crate) const SYNCFS: u32 = 50;
     pub(crate) const TMPFILE: u32 = 51;
+    pub(crate) const STATX: u32 = 52;
+    pub(crate) const COPY_FILE_RANGE_64: u32 = 53;
+
+    /// The name of an operation in statistics.
+    pub(crate) fn name(opcode: u32) -> &'static str {
+        match opcode {
+            LOOKUP => "lookup",
+            FORGET => "forget",
+            GETATTR => "getattr",
+            SETATTR => "setattr",
+            READLINK => "readlink",
+            SYMLINK => "symlink",
+            MKNOD => "mknod",
+            MKDIR => "mkdir",
+            UNLINK => "unlink",
+            RMDIR => "rmdir",
+            RENAME => "rename",
+            LINK => "link",
+            OPEN => "open",
+            READ => "read",
+            WRITE => "write",
+            STATFS => "statfs",
+            RELEASE => "release",
+            FSYNC => "fsync",
+            SETXATTR => "setxattr",
+            GETXATTR => "getxattr",
+            LISTXATTR => "listxattr",
+            REMOVEXATTR => "removexattr",
+            FLUSH => "flush",
+            INIT => "init",
+            OPENDIR => "opendir",
+            READDIR => "readdir",
+            RELEASEDIR => "releasedir",
+            FSYNCDIR => "fsyncdir",
+            ACCESS => "access",
+            CREATE => "create",
+            INTERRUPT => "interrupt",
+            DESTROY => "destroy",
+            IOCTL => "ioctl",
+            BATCH_FORGET => "batch_forget",
+            FALLOCATE => "fallocate",
+            READDIRPLUS => "readdirplus",
+            RENAME2 => "rename2",
+            LSEEK => "lseek",
+            COPY_FILE_RANGE => "copy_file_range",
+            SYNCFS => "syncfs",
+            TMPFILE => "tmpfile",
+            STATX => "statx",
+            COPY_FILE_RANGE_64 => "copy_file_range_64",
+            _ => "other",
+        }
+    }
 }
 
 /// `struct fuse_in_header`.
@@ -237,6 +295,50 @@ pub(crate) struct AttrOut {
     pub(crate) attr: Attr,
 }
 
+/// `struct fuse_sx_time`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct StatxTime {
+    pub(crate) sec: i64,
+    pub(crate) nsec: u32,
+    pub(crate) reserved: i32,
+}
+
+impl From<Time> for StatxTime {
+    fn from(time: Time) -> Self {
+        Self { sec: time.sec, nsec: time.nsec, reserved: 0 }
+    }
+}
+
+/// `struct fuse_statx_out` with its `struct fuse_statx`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct StatxOut {
+    pub(crate) valid: u64,
+    pub(crate) valid_nsec: u32,
+    pub(crate) out_flags: u32,
+    pub(crate) spare: [u64; 2],
+    pub(crate) mask: u32,
+    pub(crate) blksize: u32,
+    pub(crate) attributes: u64,
+    pub(crate) nlink: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mode: u16,
+    pub(crate) spare0: u16,
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    pub(crate) blocks: u64,
+    pub(crate) attributes_mask: u64,
+    pub(crate) atime: StatxTime,
+    pub(crate) btime: StatxTime,
+    pub(crate) ctime: StatxTime,
+    pub(crate) mtime: StatxTime,
+    pub(crate) rdev: [u32; 2],
+    pub(crate) dev: [u32; 2],
+    pub(crate) spare2: [u64; 14],
+}
+
 /// `struct fuse_open_out`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -323,6 +425,6 @@ const _: () = {
     assert!(size_of::<Attr>() == 88 && size_of::<Setattr>() == 88 && size_of::<Statfs>() == 80);
     assert!(size_of::<EntryOut>() == 128 && size_of::<AttrOut>() == 104 && size_of::<OpenOut>() == 16);
     assert!(size_of::<Dirent>() == 24 && size_of::<IoctlOut>() == 16 && size_of::<InvalInode>() == 40);
-    assert!(size_of::<InvalEntry>() == 32);
+    assert!(size_of::<InvalEntry>() == 32 && size_of::<StatxOut>() == 32 + 256);
     assert!(size_of::<InitIn>() == 64 && size_of::<InitOut>() == 64);
 };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Handler, Place, Shared, answer, forget, spawn};
+use super::{Handler, Place, Shared, ThreadCounts, answer, forget, spawn};
 use crate::protocol::{InHeader, OutHeader, Reply, fixed_len, opcode};
 
 /// Starts the threads that read /dev/fuse.
@@ -17,13 +17,15 @@ pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, nr_threads: usize) -> i
 
 fn start_one<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
     spawn(shared, "fuse", |shared| {
-        let done = work(shared);
+        let counts = shared.counts.of_thread();
+        let done = work(shared, &counts);
+        counts.thread_ends();
         shared.dev.close();
         done
     })
 }
 
-fn work<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
+fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts) -> io::Result<()> {
     let mut request = vec![0; buffer_len(shared.max_write)];
     let mut body = vec![0; buffer_len(shared.max_write)];
     let grow = || start_one(shared).is_ok();
@@ -38,12 +40,12 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a FUSE request without a header"));
         };
         if matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET) {
-            forget(&shared.handler, &header, rest);
+            forget(&shared.handler, &header, rest, counts);
             continue;
         }
         let parts = rest.split_at_checked(fixed_len(header.opcode)).unwrap_or((rest, &[]));
         let mut reply = Reply::new(&mut body);
-        let error = answer(shared, &header, parts, &mut reply, &place);
+        let error = answer(shared, &header, parts, &mut reply, (&place, counts));
         let len = if error == 0 { reply.len() } else { 0 };
         send(shared.device.as_fd(), header.unique, error, &body[..len])?;
         if header.opcode == opcode::DESTROY || !shared.dev.goes_on() {

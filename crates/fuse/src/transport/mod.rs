@@ -6,6 +6,7 @@
 //! | `dev_fuse`    | requests read from /dev/fuse: works everywhere                          |
 //! | `ring`        | requests through io_uring, handled on the processor that they came from |
 //! | `idle_poll`   | keeping a processor awake while requests arrive                         |
+//! | `counts`      | requests by operation, and their time in the server                     |
 //!
 //! Invariants:
 //! - T1. Every request that needs an answer gets one, from the thread that received it. A handler that waits steps
@@ -13,6 +14,7 @@
 //! - T2. The server announces rings to the kernel only after it has made them: from then on the kernel holds back all
 //!   requests until each queue has one.
 
+mod counts;
 mod dev_fuse;
 mod idle_poll;
 mod ring;
@@ -23,6 +25,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -33,6 +36,8 @@ use crate::protocol::{
     Features, InHeader, InvalEntry, InvalInode, Limits, MAJOR, Offer, OutHeader, Reply, Request, answer_init,
     forgotten, opcode,
 };
+pub use counts::RequestCounts;
+use counts::ThreadCounts;
 use idle_poll::IdlePoll;
 pub use worker_pool::Place;
 use worker_pool::WorkerPool;
@@ -79,6 +84,7 @@ pub struct Connection {
     max_write: usize,
     nr_threads: usize,
     idle_poll: bool,
+    counts: RequestCounts,
 }
 
 impl Connection {
@@ -106,6 +112,7 @@ impl Connection {
                     max_write,
                     nr_threads,
                     idle_poll: config.idle_poll,
+                    counts: RequestCounts::default(),
                 });
             }
         }
@@ -114,6 +121,11 @@ impl Connection {
     /// Whether requests arrive through io_uring.
     pub fn has_rings(&self) -> bool {
         self.rings.is_some()
+    }
+
+    /// The counts of requests, which go on while the connection is served.
+    pub fn counts(&self) -> RequestCounts {
+        self.counts.clone()
     }
 
     /// A handle for notifications on this connection.
@@ -136,6 +148,7 @@ impl Connection {
             queues: (0..places.nr_queues).map(|_| WorkerPool::new(places.nr_in_queue)).collect(),
             processors: places.processors,
             idle_poll: IdlePoll::default(),
+            counts: self.counts,
             nr_live: AtomicUsize::new(0),
             ended: Mutex::new(ended),
         });
@@ -169,6 +182,7 @@ struct Shared<H> {
     /// Processors that this process may run on.
     processors: Option<CpuSet>,
     idle_poll: IdlePoll,
+    counts: RequestCounts,
     nr_live: AtomicUsize,
     ended: Mutex<Sender<io::Result<()>>>,
 }
@@ -217,11 +231,24 @@ fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<io::Result<()>>) -> io
 fn answer<H: Handler>(
     shared: &Shared<H>,
     header: &InHeader,
+    parts: (&[u8], &[u8]),
+    reply: &mut Reply<'_>,
+    (place, counts): (&Place<'_>, &ThreadCounts),
+) -> i32 {
+    shared.idle_poll.note_request();
+    let started = Instant::now();
+    let error = answer_uncounted(shared, header, parts, reply, place);
+    counts.note(header.opcode, error != 0, started.elapsed());
+    error
+}
+
+fn answer_uncounted<H: Handler>(
+    shared: &Shared<H>,
+    header: &InHeader,
     (fixed, rest): (&[u8], &[u8]),
     reply: &mut Reply<'_>,
     place: &Place<'_>,
 ) -> i32 {
-    shared.idle_poll.note_request();
     if header.opcode == opcode::DESTROY {
         return 0;
     }
@@ -236,10 +263,12 @@ fn answer<H: Handler>(
     }
 }
 
-fn forget<H: Handler>(handler: &H, header: &InHeader, body: &[u8]) {
+fn forget<H: Handler>(handler: &H, header: &InHeader, body: &[u8], counts: &ThreadCounts) {
+    let started = Instant::now();
     for (node, count) in forgotten(header, body) {
         handler.forget(node, count);
     }
+    counts.note(header.opcode, false, started.elapsed());
 }
 
 /// Sends the kernel notifications, which answer no request.

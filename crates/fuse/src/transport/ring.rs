@@ -18,7 +18,7 @@ use rustix::thread::CpuSet;
 use ubtrfs_device::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Handler, Place, Shared, answer, spawn};
+use super::{Handler, Place, Shared, ThreadCounts, answer, spawn};
 use crate::protocol::{InHeader, Limits, OutHeader, Reply};
 
 /// One ring for each thread.
@@ -65,6 +65,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
     let (device, number) = (shared.device.as_fd(), u16::try_from(queue).unwrap_or(u16::MAX));
     // U3
     let place = Place { pool: &shared.queues[queue], grow: &|| false };
+    let counts = shared.counts.of_thread();
     let mut arrived = ring.enable().and_then(|()| ring.register(device, number));
     loop {
         match arrived {
@@ -75,7 +76,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
         let Some((header, payload)) = ring.buffers() else {
             return Err(io::Error::other("a ring without a request"));
         };
-        let commit_id = handle(shared, header, payload, &place);
+        let commit_id = handle(shared, header, payload, (&place, &counts));
         arrived = ring.answer(device, number, commit_id);
     }
 }
@@ -85,7 +86,7 @@ fn handle<H: Handler>(
     shared: &Shared<H>,
     header: &mut [u8; FUSE_RING_HEADER],
     payload: &mut [u8],
-    place: &Place<'_>,
+    place: (&Place<'_>, &ThreadCounts),
 ) -> u64 {
     let Ok((entry, _)) = RingEntry::read_from_prefix(&header[RING_ENTRY..]) else { return 0 };
     let Ok((request, _)) = InHeader::read_from_prefix(&header[..]) else { return 0 };

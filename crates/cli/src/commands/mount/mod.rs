@@ -50,7 +50,9 @@ pub(crate) struct Args {
     /// notreelog, nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
     ///
     /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev,
-    /// nosuid, noexec, dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring, idle_poll.
+    /// nosuid, noexec, dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring, idle_poll,
+    /// noxattr (fewer requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; files
+    /// that cannot be written fail at write instead of at open).
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only

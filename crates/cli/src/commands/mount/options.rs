@@ -71,6 +71,10 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             "nonempty" => config.nonempty = true,
             "writeback_cache" => config.writeback_cache = true,
             "nowriteback_cache" => config.writeback_cache = false,
+            "xattr" => config.no_xattrs = false,
+            "noxattr" => config.no_xattrs = true,
+            "open" => config.no_open = false,
+            "noopen" => config.no_open = true,
             "io_uring" => config.transport = Transport::Auto,
             "noio_uring" => config.transport = Transport::DevFuse,
             "idle_poll" => config.idle_poll = true,
@@ -91,6 +95,9 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
         } else if !is_ours(option) {
             btrfs.push(option);
         }
+    }
+    if config.no_open && config.writeback_cache {
+        bail!("noopen and writeback_cache exclude each other: a refused write would be noticed too late; omit one");
     }
     let mut options = MountOptions::parse(&btrfs.join(","))?;
     if let Some(bytes) = memory {
@@ -116,6 +123,10 @@ fn is_ours(option: &str) -> bool {
             | "dirsync"
             | "writeback_cache"
             | "nowriteback_cache"
+            | "xattr"
+            | "noxattr"
+            | "open"
+            | "noopen"
             | "io_uring"
             | "noio_uring"
             | "idle_poll"
@@ -153,6 +164,17 @@ mod tests {
         let transport = |text: &str| parsed(text).0.transport;
         assert_eq!(transport("noatime"), Transport::Auto);
         assert_eq!((transport("noio_uring"), transport("noio_uring,io_uring")), (Transport::DevFuse, Transport::Auto));
+    }
+
+    #[test]
+    fn requests_are_spared_only_if_told() {
+        let spared = |text: &str| {
+            let config = parsed(text).0;
+            (config.no_xattrs, config.no_open)
+        };
+        assert_eq!(spared("noatime"), (false, false));
+        assert_eq!((spared("noxattr"), spared("noopen,noxattr,xattr")), ((true, false), (false, true)));
+        assert!(parse(&["noopen,writeback_cache".to_owned()]).is_err());
     }
 
     #[test]

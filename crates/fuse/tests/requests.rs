@@ -1,0 +1,379 @@
+//! Tests of the requests that the kernel sends, and of what stays true without those that it does not send.
+//!
+//! Method: this process serves a mount in memory, and programs in other processes use it. The server's own counts tell
+//! which requests arrived.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use ubtrfs_control::{Channel, Request, Response, file, filesystem};
+use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode, XattrFlags};
+use ubtrfs_fuse::transport::Transport;
+use ubtrfs_fuse::{MountConfig, MountError, Session};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{Image, Medium, MediumDevice, btrfs_check, capability, check_medium};
+
+struct Mount {
+    below: Arc<MediumDevice>,
+    dir: TempDir,
+    server: JoinHandle<Result<(), MountError>>,
+}
+
+impl Mount {
+    fn new(config: MountConfig) -> Self {
+        Self::prepared(config, |_| ())
+    }
+
+    /// Mounts a filesystem that `prepare` changed before.
+    fn prepared(config: MountConfig, prepare: impl FnOnce(&Fs)) -> Self {
+        let below = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
+        let options = MountOptions { track_lookups: true, ..MountOptions::parse("commit=300").unwrap() };
+        let fs = Fs::open(vec![below.clone()], options).unwrap();
+        prepare(&fs);
+        let dir = TempDir::with_prefix("ubtrfs-requests-").unwrap();
+        let session = Session::mount(fs, dir.path(), &config).unwrap();
+        Self { below, dir, server: std::thread::spawn(move || session.run()) }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The requests so far.
+    fn requests(&self) -> BTreeMap<String, u64> {
+        let stats = Request::Filesystem(filesystem::Request::Stats);
+        let Response::Filesystem(filesystem::Response::Stats(text)) =
+            Channel::mount(self.path()).unwrap().call(stats, &[]).unwrap()
+        else {
+            panic!("another answer")
+        };
+        let parse = |line: &str| {
+            let rest = line.strip_prefix("ubtrfs_fuse_requests_total{opcode=\"")?;
+            let (opcode, count) = rest.split_once("\"} ")?;
+            Some((opcode.to_owned(), count.parse().unwrap()))
+        };
+        text.lines().filter_map(parse).collect()
+    }
+
+    /// The requests of each kind that a program makes.
+    fn requests_of(&self, program: &str) -> BTreeMap<String, u64> {
+        let before = self.requests();
+        python(self.path(), program);
+        let mut requests = self.requests();
+        requests.iter_mut().for_each(|(opcode, count)| *count -= before.get(opcode).copied().unwrap_or(0));
+        requests
+    }
+
+    /// Unmounts, and checks the image.
+    fn end(self) {
+        ubtrfs_fuse::unmount(self.dir.path(), false).unwrap();
+        self.server.join().unwrap().unwrap();
+        let medium = self.below.content();
+        check_medium(&medium).unwrap();
+        if capability::kernel_oracle() {
+            let image = Image::empty(0).unwrap();
+            medium.save(image.path()).unwrap();
+            btrfs_check(image.path()).unwrap();
+        }
+    }
+}
+
+fn python(dir: &Path, program: &str) -> String {
+    let output = Command::new("python3").args(["-c", program]).current_dir(dir).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn can_run() -> bool {
+    capability::fuse() && capability::program("python3")
+}
+
+fn of(requests: &BTreeMap<String, u64>, opcode: &str) -> u64 {
+    requests.get(opcode).copied().unwrap_or(0)
+}
+
+fn shared() -> MountConfig {
+    MountConfig { allow_other: true, ..MountConfig::default() }
+}
+
+/// The calls of `tar x` for a hundred files.
+const UNTAR: &str = r"
+import os
+for nr in range(100):
+    fd = os.open('f%d' % nr, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(fd, bytes(5000))
+    os.write(fd, bytes(5000))
+    os.fchown(fd, 1000, 1000)
+    os.fchmod(fd, 0o644)
+    os.utime(fd, (1, 1))
+    os.close(fd)
+";
+
+#[test]
+fn requests_are_counted_by_operation() {
+    if !can_run() {
+        return;
+    }
+    for transport in [Transport::DevFuse, Transport::Auto] {
+        let mount = Mount::new(MountConfig { transport, ..shared() });
+        let requests = mount.requests_of(UNTAR);
+        for (opcode, expected) in [("create", 100), ("setattr", 300), ("getxattr", 200)] {
+            let found = of(&requests, opcode);
+            assert!((expected..expected + 10).contains(&found), "{opcode} {found}: {requests:?}");
+        }
+        mount.end();
+    }
+}
+
+#[test]
+fn a_mount_without_extended_attributes_is_not_asked_for_them() {
+    if !can_run() {
+        return;
+    }
+    let config = MountConfig { no_xattrs: true, ..shared() };
+    let mut program = None;
+    let mount = Mount::prepared(config, |fs| {
+        let made = fs.create(fs.root(), b"program", NewInode::file(0o777), &Caller::ROOT).unwrap().id;
+        fs.write(made, 0, b"program").unwrap();
+        let value = [&[1, 0, 0, 2, 0, 4, 0, 0][..], &[0; 12]].concat();
+        fs.setxattr(made, b"security.capability", &value, XattrFlags::empty(), &Caller::ROOT).unwrap();
+        fs.forget(made, 1);
+        program = Some(made);
+    });
+    let requests = mount.requests_of(UNTAR);
+    assert!(of(&requests, "getxattr") <= 1, "{requests:?}");
+    python(
+        mount.path(),
+        r"
+import errno, os
+for call in (lambda: os.getxattr('f1', 'user.x'), lambda: os.setxattr('f1', 'user.x', b'1'), lambda: os.listxattr('f1')):
+    try:
+        call()
+        raise SystemExit('extended attributes work')
+    except OSError as error:
+        assert error.errno == errno.EOPNOTSUPP, error
+os.chmod('program', 0o777)
+os.setuid(1000)
+with open('program', 'r+b') as file:
+    file.write(b'changed')
+",
+    );
+    let below = mount.below.clone();
+    mount.end();
+    // The capability of a file ends when its content changes, though the kernel did not ask for it.
+    let fs = Fs::open(vec![below], MountOptions::parse("ro").unwrap()).unwrap();
+    assert!(fs.listxattr(program.unwrap()).unwrap().is_empty());
+    fs.close().unwrap();
+}
+
+#[test]
+fn a_mount_without_opens_keeps_what_opens_would_check() {
+    if !can_run() {
+        return;
+    }
+    let mount = Mount::new(MountConfig { no_open: true, ..shared() });
+    let requests = mount.requests_of(UNTAR);
+    assert!(of(&requests, "create") <= 1 && of(&requests, "mknod") == 100, "{requests:?}");
+    assert!(of(&requests, "release") == 0, "{requests:?}");
+    let read = "import os\nfor nr in range(100):\n  assert open('f%d' % nr, 'rb').read() == bytes(10000)\n";
+    let requests = mount.requests_of(read);
+    assert!(of(&requests, "open") <= 1 && of(&requests, "release") == 0, "{requests:?}");
+    const PROGRAM: &str = r"
+import errno, fcntl, mmap, os, struct
+
+def flags(name, value):
+    fd = os.open(name, os.O_RDONLY)
+    fcntl.ioctl(fd, 0x40086602, struct.pack('<Q', value))
+    os.close(fd)
+
+def fails(number, call):
+    try:
+        call()
+    except OSError as error:
+        assert error.errno == number, error
+        return
+    raise SystemExit('no error')
+
+# Truncation at open is not lost, and appending appends.
+with open('t', 'wb') as file: file.write(b'long content')
+with open('t', 'wb') as file: file.write(b'short')
+with open('t', 'ab') as file: file.write(b' tail')
+assert open('t', 'rb').read() == b'short tail'
+fails(errno.EEXIST, lambda: os.open('t', os.O_CREAT | os.O_EXCL))
+
+# A file without write permission for its creator can be written through the descriptor that made it.
+pid = os.fork()
+if pid == 0:
+    os.mkdir('own')
+    os.chown('own', 1000, 1000)
+    os.setuid(1000)
+    fd = os.open('own/readonly', os.O_WRONLY | os.O_CREAT, 0o400)
+    os.write(fd, b'x')
+    fails(errno.EACCES, lambda: os.open('own/readonly', os.O_WRONLY))
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+
+# Nothing changes an immutable file.
+with open('i', 'wb') as file: file.write(bytes(8192))
+early = os.open('i', os.O_RDWR)
+mapped = mmap.mmap(early, 8192)
+mapped[0] = 7
+flags('i', 0x10)
+fd = os.open('i', os.O_RDWR)
+fails(errno.EPERM, lambda: os.pwrite(fd, b'x', 0))
+fails(errno.EPERM, lambda: os.ftruncate(fd, 0))
+fails(errno.EPERM, lambda: os.posix_fallocate(fd, 0, 100000))
+source = os.open('t', os.O_RDONLY)
+fails(errno.EPERM, lambda: os.copy_file_range(source, fd, 5))
+late = mmap.mmap(fd, 8192)
+late[4096] = 9
+try:
+    late.flush()
+    raise SystemExit('an immutable file was changed')
+except OSError:
+    pass
+os.close(fd)
+flags('i', 0)
+
+# An append-only file is only appended to.
+with open('a', 'wb') as file: file.write(b'line\n')
+flags('a', 0x20)
+with open('a', 'ab') as file: file.write(b'more\n')
+fd = os.open('a', os.O_RDWR)
+fails(errno.EPERM, lambda: os.pwrite(fd, b'x', 0))
+fails(errno.EPERM, lambda: os.pwrite(fd, b'x', 10))
+fails(errno.EPERM, lambda: os.ftruncate(fd, 0))
+fails(errno.EPERM, lambda: os.copy_file_range(source, fd, 5, 0, 0))
+os.close(fd)
+assert open('a', 'rb').read() == b'line\nmore\n'
+flags('a', 0)
+
+# Read-only subvolumes stay as they are.
+args = bytearray(4096)
+args[8:11] = b'sub'
+root = os.open('.', os.O_RDONLY)
+fcntl.ioctl(root, 0x5000940e, args)
+with open('sub/file', 'wb') as file: file.write(b'kept')
+directory = os.open('sub', os.O_RDONLY)
+fcntl.ioctl(directory, 0x4008941a, struct.pack('<Q', 2))
+fd = os.open('sub/file', os.O_RDWR)
+fails(errno.EROFS, lambda: os.write(fd, b'changed'))
+fails(errno.EROFS, lambda: os.ftruncate(fd, 0))
+os.close(fd)
+fails(errno.EROFS, lambda: os.open('sub/new', os.O_WRONLY | os.O_CREAT))
+assert open('sub/file', 'rb').read() == b'kept'
+
+# Seeking finds data that only the kernel has, and sparse files have blocks.
+fd = os.open('sparse', os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 1 << 20)
+sparse = mmap.mmap(fd, 1 << 20)
+sparse[300000] = 1
+assert os.fstat(fd).st_blocks > 0
+assert os.lseek(fd, 0, os.SEEK_DATA) == 299008
+
+# An unlinked file lives as long as it is open.
+fd = os.open('gone', os.O_RDWR | os.O_CREAT)
+os.write(fd, b'still here')
+os.unlink('gone')
+os.fsync(fd)
+assert os.pread(fd, 100, 0) == b'still here'
+anonymous = os.open('.', os.O_RDWR | os.O_TMPFILE)
+os.write(anonymous, b'without a name')
+assert os.pread(anonymous, 100, 0) == b'without a name'
+";
+    python(mount.path(), PROGRAM);
+    let below = mount.below.clone();
+    mount.end();
+    let fs = Fs::open(vec![below], MountOptions::parse("ro").unwrap()).unwrap();
+    let immutable = fs.lookup_path(b"i", true).unwrap();
+    let content = fs.read(immutable.id, 0, 8192).unwrap();
+    assert_eq!((content[0], content[4096]), (7, 0), "what was dirty before the flag, and nothing later");
+    fs.close().unwrap();
+}
+
+#[test]
+fn attributes_are_requested_again_only_if_they_may_have_changed() {
+    if !can_run() {
+        return;
+    }
+    let mount = Mount::new(shared());
+    python(mount.path(), "for nr in range(50): open('f%d' % nr, 'wb').write(bytes(100000 if nr % 2 else 100))");
+    const STAT: &str = "import os\nfor nr in range(50): print(os.stat('f%d' % nr).st_blocks)";
+    let blocks = python(mount.path(), STAT);
+    Channel::mount(mount.path()).unwrap().sync().unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(python(mount.path(), STAT), blocks, "writeback changed the number of blocks");
+    std::thread::sleep(Duration::from_millis(1100));
+    let requests = mount.requests_of(STAT);
+    assert!(of(&requests, "getattr") <= 2 && of(&requests, "lookup") <= 2, "{requests:?}");
+    // Stores through a mapping change the number of blocks when the kernel writes them back, and later than a second.
+    const MAPPED: &str = r"
+import mmap, os, time
+fd = os.open('mapped', os.O_RDWR | os.O_CREAT)
+os.write(fd, bytes(4096))
+os.fsync(fd)
+os.ftruncate(fd, 1 << 20)
+before = os.stat('mapped').st_blocks
+mapped = mmap.mmap(fd, 1 << 20)
+mapped[500000] = 1
+time.sleep(1.2)
+os.stat('mapped')
+os.sync()
+time.sleep(1.2)
+assert os.stat('mapped').st_blocks == before + 8, (before, os.stat('mapped').st_blocks)
+";
+    python(mount.path(), MAPPED);
+    mount.end();
+}
+
+#[test]
+fn commands_that_change_attributes_are_visible_at_once() {
+    if !can_run() {
+        return;
+    }
+    let mount = Mount::new(shared());
+    std::fs::write(mount.path().join("file"), "content").unwrap();
+    Channel::mount(mount.path()).unwrap().sync().unwrap();
+    const STAT: &str = "import os; print(os.stat('file').st_ctime_ns)";
+    let before = python(mount.path(), STAT);
+    let channel = Channel::mount(mount.path()).unwrap();
+    let opened = channel.open(&mount.path().join("file")).unwrap();
+    let request = file::Request::SetCompression { of: 0, method: b"zstd".to_vec() };
+    channel.call(Request::File(request), &[&opened]).unwrap();
+    assert_ne!(python(mount.path(), STAT), before, "the kernel kept the old ctime");
+    drop((channel, opened));
+    mount.end();
+}
+
+#[test]
+fn the_time_of_creation_is_shown() {
+    if !can_run() {
+        return;
+    }
+    let mount = Mount::new(shared());
+    let start = std::time::SystemTime::now() - Duration::from_secs(1);
+    let path = mount.path().join("file");
+    std::fs::write(&path, "content").unwrap();
+    let made = std::fs::metadata(&path).unwrap().created().unwrap();
+    assert!(made > start, "{made:?}");
+    std::thread::sleep(Duration::from_millis(20));
+    std::fs::write(&path, "other content").unwrap();
+    let after = std::fs::metadata(&path).unwrap();
+    assert!(after.created().unwrap() == made && after.modified().unwrap() > made);
+    // Once known, it is not requested again.
+    let before = mount.requests();
+    for _ in 0..10 {
+        std::fs::metadata(&path).unwrap();
+    }
+    let requests = mount.requests();
+    assert!(of(&requests, "statx") - of(&before, "statx") <= 1, "{before:?} {requests:?}");
+    mount.end();
+}
