@@ -1,4 +1,5 @@
-//! [`AbortState`]: whether the filesystem is read-only, and the reason.
+//! [`AbortState`]: whether the filesystem is read-only, and the reason. A commit that fails sets it in `or_abort` of
+//! `commit/sequence.rs`.
 //!
 //! Owns the reason and the cause, each under a lock; no lock is taken under these locks.
 //!
