@@ -40,7 +40,8 @@ impl MemoryLimit {
         };
         fs::write(limit.dir.join(file), bytes.to_string())
             .with_context(|| format!("cannot limit memory in {}", limit.dir.display()))?;
-        // Limit swap too, because swapped memory does not count. Kernels without swap accounting lack the file.
+        // Limit swap too, because swapped memory does not count. Kernels without swap accounting lack the file of the
+        // swap limit.
         let _ = fs::write(limit.dir.join(swap), if version == Version::One { bytes } else { 0 }.to_string());
         Ok(limit)
     }

@@ -7,13 +7,14 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::ioctl;
 
-/// Punches a hole into an image file. Missing support by the file system is ignored.
+/// Punches a hole into an image file. A filesystem without support for holes is no error.
 pub(crate) fn punch_hole(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     best_effort(rustix::fs::fallocate(file, mode, offset, len_bytes))
 }
 
-/// Discards a range of a block device, shrunk to whole sectors of 4096 bytes. Missing support by the device is ignored.
+/// Discards a range of a block device, shrunk to whole sectors of 4096 bytes. A device without support for discards is
+/// no error.
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 pub(crate) fn discard_blocks(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
     const ALIGN: u64 = 4096;

@@ -398,7 +398,7 @@ impl FileDevice {
     }
 }
 
-/// Whether this is a block device. Anything else than a block device or a regular file is an error.
+/// Whether this is a block device. Fails if the file is neither a block device nor a regular file.
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     let kind = metadata.file_type();
     let refuse = |what| Err(OpenError::NotRegular { path: path.to_owned(), what });

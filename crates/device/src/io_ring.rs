@@ -70,7 +70,7 @@ impl IoRing {
             at += len as u64;
         }
         // SAFETY: the commands name `pieces`, each an array of `struct iovec` (the layout of `IoSlice`), and through
-        // them bytes of the caller. The bytes are borrowed until this returns, and the kernel only reads them.
+        // them bytes of the caller. The bytes are borrowed until `write` returns, and the kernel only reads them.
         unsafe { self.run(&mut requests, Some(turn)) };
         done_from_start(&requests)
     }

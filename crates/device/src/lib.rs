@@ -42,7 +42,8 @@ pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 
 /// A device of fixed size with positioned I/O. Only [`Device::grow_to_end`] changes the size.
 ///
-/// Threads may call all methods concurrently. After overlapping concurrent writes, each byte comes from one of them.
+/// Threads may call all methods concurrently. After overlapping concurrent writes, each byte comes from one of the
+/// writes.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Size in bytes.
     fn len_bytes(&self) -> u64;

@@ -91,7 +91,7 @@ pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
     parts
 }
 
-/// Maximum number of parts of a device that are found. Real devices have fewer.
+/// Limit of the number of parts that are looked up for one device. Real devices have fewer parts.
 const PARTS_MAX: usize = 64;
 
 fn sysfs_dir(rdev: u64) -> PathBuf {

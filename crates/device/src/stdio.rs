@@ -56,5 +56,5 @@ pub fn keep_files_from_children() {
     }
 }
 
-/// End of the descriptor numbers tried if /proc is not available.
+/// If /proc is not available, all descriptor numbers below this limit are tried.
 const MAX_FILES: i32 = 1024;

@@ -172,7 +172,7 @@ fn plant(image: &Path, at: &Image, items: &[(Key, Vec<u8>)]) -> (Vec<u8>, usize)
     (raw, nr_fit)
 }
 
-/// Splits the output of btrfs-progs into blocks by address. A shared block prints equally in each tree.
+/// Splits the output of btrfs-progs into blocks by address. A shared block has equal text in each tree.
 fn blocks_of(dump: &str) -> BTreeMap<u64, String> {
     let mut blocks = BTreeMap::new();
     let mut current: Option<(u64, String)> = None;

@@ -70,7 +70,7 @@ impl NodeCache {
         node.is_some_and(|node| node.generation() == generation)
     }
 
-    /// Adds a node, replacing another one at its address.
+    /// Adds a node, replacing any other node at its address.
     pub fn insert(&self, node: Arc<Node>) {
         self.shard(node.bytenr()).lock().insert(node);
     }
@@ -154,7 +154,7 @@ impl Shard {
         Some(Arc::clone(node))
     }
 
-    /// Whether a node fits into the budget without evicting another one.
+    /// Whether a node fits into the budget without evicting another node.
     fn has_room_for(&self, node: &Node) -> bool {
         self.bytes.saturating_add(node.raw().len() as u64) <= self.budget_bytes
     }

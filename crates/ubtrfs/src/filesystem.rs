@@ -388,7 +388,8 @@ impl Filesystem {
         ReadDir::new(self, path, attr.id)
     }
 
-    /// Removes a name that is not a directory: a file, a symbolic link, a device file. An open file remains until it is closed.
+    /// Removes a name that is not a directory: a file, a symbolic link, a device file. The content of an open file
+    /// remains until the file is closed.
     ///
     /// # Errors
     /// `NotFound`; `IsADirectory`.

@@ -159,7 +159,7 @@ pub(crate) fn system_time(time: Timespec) -> Option<SystemTime> {
     at?.checked_add(Duration::from_nanos(u64::from(time.nsec)))
 }
 
-/// Converts a time for the disk. A time beyond 64 bits of seconds becomes the nearest possible one.
+/// Converts a time for the disk. A time beyond 64 bits of seconds becomes the nearest possible time.
 pub(crate) fn timespec(time: SystemTime) -> Timespec {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => Timespec { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },

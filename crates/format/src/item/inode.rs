@@ -27,7 +27,7 @@ disk_struct! {
         transid: Generation,
         /// File size in bytes; for a directory, twice the sum of its entries' name lengths.
         size: u64,
-        /// Bytes allocated, as `st_blocks * 512`; inline data counts its length.
+        /// Bytes allocated, as `st_blocks * 512`; inline data counts with its length.
         nbytes: u64,
         /// Used by inodes of the free space cache (v1); 0 in other inodes.
         block_group: u64,
