@@ -382,7 +382,7 @@ impl Applier<'_> {
         &mut self.internals[index]
     }
 
-    /// Reads the left neighbour of a run: the last node in the run above, if the walk did not make it.
+    /// Reads the left neighbour of a run: the last node in the run above, unless this walk made that node.
     fn left_neighbour(&mut self, level: u8) -> Result<Option<Arc<Node>>> {
         let tree = self.tree;
         match self.run_above(level).last_untouched() {
