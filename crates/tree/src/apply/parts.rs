@@ -1,5 +1,5 @@
 //! Applies a long batch in parallel parts. Each part is a range of the root's children, walked like a whole tree. The
-//! resulting pointers of all parts form the run of the root.
+//! pointers that the parts return form the run of the root.
 //!
 //! ```text
 //! root        [ a  b  c  d  e  f ]
