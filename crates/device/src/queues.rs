@@ -5,7 +5,7 @@
 //! - I1. The kernel says where the queues lie in the shared memory. The offsets are checked against the mapping when
 //!   the ring is made, and at each use.
 //! - I2. This module accesses the memory of a [`Mapping`] only as atomic numbers. Callers of [`Mapping::start`] are
-//!   responsible for their accesses.
+//!   responsible for accesses through the returned pointer.
 //! - I3. This module never accesses the memory that commands name. Callers of [`Queues::enter`] are responsible for
 //!   that memory.
 

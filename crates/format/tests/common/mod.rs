@@ -44,7 +44,7 @@ pub(crate) fn run(program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A temporary directory. On drop, a filesystem mounted in it is unmounted, and the directory is removed.
+/// A temporary directory. On drop, a filesystem mounted in the directory is unmounted, and the directory is removed.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. A node is taken apart (`leave`, or its address kept for reuse) after its parent and before its children.
+//! - I1. A node is taken apart after its parent and before its children: `leave` is called, or its address is kept for
+//!   reuse.
 //! - I2. A node is taken apart only if the batch changes an item below it, or to merge it into an underfull neighbour.
 //! - I3. Pointers join a level's run in key order. Lower runs end before an untouched child is passed on.
 //! - I4. By the end of a run, each address of a fresh node that was taken apart has new content or is freed.
