@@ -189,6 +189,9 @@ impl<'a> Checker<'a> {
         while !reader.is_empty() {
             let Ok(inline) = InlineRef::read_inline(&mut reader) else { break };
             self.book_ref(leaf, slot, &mut current, &inline);
+            if is_data && !self.data.frozen {
+                self.quota.note_owner(&inline, generation, len_bytes);
+            }
         }
         loader.current = Some(current);
     }

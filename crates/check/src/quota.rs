@@ -4,15 +4,20 @@
 //! extent exclusively if no other subvolume refers to the extent. So the bytes are summed for each set of subvolumes
 //! that share extents. There are few such sets, however many extents there are.
 //!
+//! Simple quotas count an extent in the group of the subvolume that allocated it. The item of a data extent names that
+//! subvolume, and so does the header of a tree block.
+//!
 //! Invariants:
 //! - I1. If quotas are on, the check takes about 20 bytes for each tree block and data extent.
 //! - I2. Set number 0 has no subvolumes. A set is added when it first occurs, and never changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use ubtrfs_format::item::InlineRef;
 use ubtrfs_format::item::{QgroupInfo, QgroupStatus};
 use ubtrfs_format::{KeyType, RootId};
 
+use crate::block_table::TreeBlock;
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::raw::u64_at;
@@ -23,6 +28,8 @@ use crate::walk::Event;
 pub(crate) struct Quota {
     /// Whether the groups' numbers are compared with counted numbers.
     active: bool,
+    /// With simple quotas, the generation that enabled them. They count extents of this and later generations.
+    simple_since: Option<u64>,
     listed: BTreeMap<u64, (QgroupInfo, Place)>,
     /// For each group, the groups that contain it.
     parents: BTreeMap<u64, BTreeSet<u64>>,
@@ -32,6 +39,8 @@ pub(crate) struct Quota {
     users: HashMap<u64, u32>,
     /// The sets (I2).
     sets: Vec<UserSet>,
+    /// For simple quotas: the bytes of data extents by the subvolume that allocated them and by their generation.
+    allocated: BTreeMap<(u64, u64), u64>,
     /// Maps a set and a subvolume to the set that contains both.
     with: HashMap<(u32, u64), u32>,
 }
@@ -50,7 +59,7 @@ struct UserSet {
 impl Quota {
     /// Whether the check must visit every block of every subvolume.
     pub(crate) fn is_active(&self) -> bool {
-        self.active
+        self.active && self.simple_since.is_none()
     }
 
     /// Begins to count blocks and extents for this subvolume.
@@ -64,7 +73,7 @@ impl Quota {
     }
 
     fn count(&mut self, bytenr: u64, len_bytes: u64) {
-        let Some(RootId(tree)) = self.current.filter(|_| self.active) else { return };
+        let Some(RootId(tree)) = self.current.filter(|_| self.is_active()) else { return };
         if self.sets.is_empty() {
             self.sets.push(UserSet { others: 0, last: 0, bytes: 0 });
         }
@@ -91,6 +100,37 @@ impl Quota {
         while let Some(group) = open.pop() {
             if self.listed.contains_key(&group) && found.insert(group) {
                 open.extend(self.parents.get(&group).into_iter().flatten());
+            }
+        }
+        found
+    }
+
+    /// Notes a reference in the item of a data extent, if it names the subvolume that allocated the extent.
+    pub(crate) fn note_owner(&mut self, reference: &InlineRef, generation: u64, len_bytes: u64) {
+        if let InlineRef::Owner(RootId(owner)) = reference {
+            let sum = self.allocated.entry((*owner, generation)).or_default();
+            // Lengths in a crafted image can have any value.
+            *sum = sum.wrapping_add(len_bytes);
+        }
+    }
+
+    /// Computes the bytes of each group: an extent counts in the group of the subvolume that allocated it, and in all
+    /// groups above. Referenced and exclusive bytes are equal.
+    fn simple_numbers(&self, since: u64, blocks: &[TreeBlock], nodesize: u64) -> BTreeMap<u64, (u64, u64)> {
+        let data = self.allocated.iter().map(|((owner, generation), bytes)| (*owner, *generation, *bytes));
+        let blocks = blocks.iter().map(|block| (block.owner, block.generation, nodesize));
+        let mut charged: BTreeMap<u64, u64> = BTreeMap::new();
+        for (owner, _, bytes) in data.chain(blocks).filter(|(_, generation, _)| *generation >= since) {
+            if RootId(owner).is_subvolume() {
+                let sum = charged.entry(owner).or_default();
+                *sum = sum.wrapping_add(bytes);
+            }
+        }
+        let mut found: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for (owner, bytes) in charged {
+            for group in self.above(owner) {
+                let numbers = found.entry(group).or_default();
+                *numbers = (numbers.0.wrapping_add(bytes), numbers.1.wrapping_add(bytes));
             }
         }
         found
@@ -148,7 +188,7 @@ impl<'a> Checker<'a> {
             for (slot, key, data) in leaf.items() {
                 let place = leaf.place(slot);
                 match key.item_type {
-                    KeyType::QGROUP_STATUS => status = u64_at(data, 16),
+                    KeyType::QGROUP_STATUS => status = u64_at(data, 16).map(|flags| (flags, u64_at(data, 32))),
                     KeyType::QGROUP_INFO => {
                         groups.insert(key.offset);
                         if let Ok(info) = QgroupInfo::decode(data) {
@@ -185,12 +225,15 @@ impl<'a> Checker<'a> {
         for (member, parent) in relations.into_keys().filter(|(member, parent)| member < parent) {
             self.quota.parents.entry(member).or_default().insert(parent);
         }
-        let Some(status) = status else {
+        let Some((status, enabled)) = status else {
             let text = "the quota tree has no status item";
             return self.sink.report(Code::QgroupItem, Place::tree(RootId::QUOTA_TREE), text);
         };
-        let unsure = QgroupStatus::INCONSISTENT | QgroupStatus::RESCAN | QgroupStatus::SIMPLE_MODE;
+        let unsure = QgroupStatus::INCONSISTENT | QgroupStatus::RESCAN;
         self.quota.active = status & QgroupStatus::ON != 0 && status & unsure == 0;
+        if status & QgroupStatus::SIMPLE_MODE != 0 {
+            self.quota.simple_since = Some(enabled.unwrap_or(u64::MAX));
+        }
     }
 
     /// Compares the numbers of each group, except groups of subvolumes that no longer exist.
@@ -200,12 +243,17 @@ impl<'a> Checker<'a> {
         }
         // Skip the comparison until deleted subvolumes are gone, because their remains count as users of shared
         // extents.
-        if self.roots.trees.values().any(|root| root.refs == 0) {
+        // Simple quotas do not count users.
+        let is_simple = self.quota.simple_since.is_some();
+        if !is_simple && self.roots.trees.values().any(|root| root.refs == 0) {
             return;
         }
-        let found = self.quota.numbers();
+        let found = match self.quota.simple_since {
+            Some(since) => self.quota.simple_numbers(since, self.blocks.recorded(), self.nodesize as u64),
+            None => self.quota.numbers(),
+        };
         for (group, (info, place)) in std::mem::take(&mut self.quota.listed) {
-            if group >> 48 == 0 && !self.roots.trees.contains_key(&group) {
+            if !is_simple && group >> 48 == 0 && !self.roots.trees.contains_key(&group) {
                 continue;
             }
             let (referenced, exclusive) = found.get(&group).copied().unwrap_or_default();

@@ -7,7 +7,7 @@
 //! Groups are named by their 64-bit ids: the level in the upper 16 bits.
 
 use serde::{Deserialize, Serialize};
-use ubtrfs_fs::{QgroupId, QgroupInfo};
+use ubtrfs_fs::{QgroupId, QgroupInfo, QuotaKind};
 
 use crate::execute::{Context, FileNr};
 use crate::failure::Result;
@@ -17,7 +17,10 @@ use crate::failure::Result;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// Turns quotas on.
-    Enable,
+    Enable {
+        /// Whether an extent is charged only to the subvolume that allocated it.
+        simple: bool,
+    },
     /// Turns quotas off.
     Disable,
     /// Returns the state of quotas: [`Response::Status`].
@@ -105,6 +108,8 @@ pub struct Status {
     pub consistent: bool,
     /// The first address that a running rescan has not counted yet; `None` if no rescan is running.
     pub rescan: Option<u64>,
+    /// Whether they are simple quotas.
+    pub simple: bool,
 }
 
 /// A group as sent to the client. The fields are those of [`QgroupInfo`].
@@ -162,11 +167,16 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     let fs = context.fs;
     let done = |()| Response::Done;
     Ok(match request {
-        Request::Enable => fs.enable_quotas().map(done)?,
+        Request::Enable { simple: false } => fs.enable_quotas(QuotaKind::Full).map(done)?,
+        Request::Enable { simple: true } => fs.enable_quotas(QuotaKind::Simple).map(done)?,
         Request::Disable => fs.disable_quotas().map(done)?,
         Request::Status => {
             let status = fs.quota_status();
-            Response::Status(status.map(|status| Status { consistent: status.consistent, rescan: status.rescan }))
+            Response::Status(status.map(|status| Status {
+                consistent: status.consistent,
+                rescan: status.rescan,
+                simple: status.simple,
+            }))
         }
         Request::Rescan => fs.start_quota_rescan().map(done)?,
         Request::RescanWait => fs.wait_for_quota_rescan(context.job).map(done)?,

@@ -129,7 +129,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (sub(subvolume::Request::Sync), &["/"], admins),
         (sub(subvolume::Request::Info { of: 0 }), &["/closed"], everyone),
         (sub(subvolume::Request::Default), &["/"], everyone),
-        (Request::Quota(quota::Request::Enable), &["/"], admins),
+        (Request::Quota(quota::Request::Enable { simple: false }), &["/"], admins),
         (Request::Quota(quota::Request::Disable), &["/"], admins),
         (Request::Quota(quota::Request::Status), &["/"], admins),
         (Request::Quota(quota::Request::RescanWait), &["/"], admins),

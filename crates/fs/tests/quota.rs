@@ -6,32 +6,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+mod quota_rounds;
+
 use std::path::Path;
-use std::sync::Arc;
 
-use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, SetAttr};
+use quota_rounds::{Numbers, ROOT, Rounds, TOP, numbers_shown, open, settle, write};
+use ubtrfs_fs::{Defragment, FallocateMode, Fs, InodeId, Job, NewInode, QgroupId, QuotaKind, SetAttr};
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, btrfs_check_output, capability, run};
-
-const ROOT: Caller = Caller::ROOT;
-const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
-
-fn open(image: &Image, options: &str) -> Arc<Fs> {
-    let options = MountOptions::parse(options).unwrap();
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
-    Fs::open(vec![device], options).unwrap()
-}
-
-fn settle(fs: &Fs) {
-    fs.sync().unwrap();
-    fs.finish_deletions(&mut |_| Ok(())).unwrap();
-    fs.wait_for_quota_rescan(&Job::new()).unwrap();
-}
-
-/// Referenced and exclusive bytes of each group, as btrfs-progs counts them or as they are on disk.
-type Numbers = BTreeMap<String, (u64, u64)>;
 
 fn report(image: &Path) -> (Numbers, Numbers) {
     let (_, text) = btrfs_check_output(image, &["--readonly", "--qgroup-report"]).unwrap();
@@ -70,32 +51,13 @@ fn judge_numbers(image: &Path, what: &str) {
 /// The numbers that Linux shows, before and after its rescan.
 fn numbers_of_linux(image: &Path) -> (Numbers, Numbers) {
     let mount = LoopMount::new(image, "").unwrap();
-    let point = mount.path().to_string_lossy().into_owned();
-    let show = || {
-        let text = run("btrfs", ["qgroup", "show", "--raw", &point]).unwrap();
-        assert!(!text.contains("inconsistent"), "{text}");
-        let lines = text.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_digit()));
-        let of = |line: &str| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            (words[0].to_owned(), (words[1].parse().unwrap(), words[2].parse().unwrap()))
-        };
-        lines.map(of).collect::<Numbers>()
-    };
-    let before = show();
-    run("btrfs", ["quota", "rescan", "-w", &point]).unwrap();
-    let after = show();
+    let before = numbers_shown(&mount);
+    run("btrfs", ["quota", "rescan", "-w", &mount.path().to_string_lossy()]).unwrap();
+    let after = numbers_shown(&mount);
     let complaints = mount.kernel_complaints();
     assert!(complaints.is_empty(), "{complaints:?}");
     mount.close().unwrap();
     (before, after)
-}
-
-fn write(fs: &Fs, dir: InodeId, name: &str, at: u64, content: &[u8]) {
-    let id = match fs.lookup(dir, name.as_bytes()) {
-        Ok(attr) => attr.id,
-        Err(_) => fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id,
-    };
-    fs.write(id, at, content).unwrap();
 }
 
 #[test]
@@ -111,7 +73,7 @@ fn enabled_quotas_count_what_exists_and_what_follows() {
     }
     fs.snapshot(a.root, TOP, b"s", false).unwrap();
     assert!(fs.quota_status().is_none() && fs.qgroups().is_err());
-    fs.enable_quotas().unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
     settle(&fs);
     let status = fs.quota_status().unwrap();
     assert!(status.consistent && status.rescan.is_none());
@@ -135,78 +97,13 @@ fn enabled_quotas_count_what_exists_and_what_follows() {
     assert!(fs.quota_status().unwrap().consistent);
     fs.disable_quotas().unwrap();
     assert!(fs.quota_status().is_none());
-    fs.enable_quotas().unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
     settle(&fs);
     judge_numbers(image.path(), "enabled again");
     fs.disable_quotas().unwrap();
     fs.close().unwrap();
     drop(fs);
     btrfs_check(image.path()).unwrap();
-}
-
-/// State of a test that runs rounds of random operations.
-struct Rounds {
-    rng: Rng,
-    /// Names of subvolumes in the top level.
-    names: Vec<String>,
-    next: u32,
-}
-
-impl Rounds {
-    fn step(&mut self, fs: &Fs) {
-        let name = self.names[self.rng.index(self.names.len())].clone();
-        let dir = fs.lookup(TOP, name.as_bytes()).unwrap().id;
-        let file = format!("f{}", self.rng.below(60));
-        match self.rng.below(20) {
-            0..=6 => {
-                let (at, len) = (self.rng.below(300_000), 1 + self.rng.len(60_000) as usize);
-                let content = self.rng.bytes(len);
-                write(fs, dir, &file, at, &content);
-            }
-            7..=8 => {
-                for number in 0..self.rng.below(80) {
-                    write(fs, dir, &format!("small{number}"), 0, &[1; 3000]);
-                }
-            }
-            9..=10 => drop(fs.unlink(dir, file.as_bytes())),
-            11..=12 => {
-                let other = self.names[self.rng.index(self.names.len())].clone();
-                let to = fs.lookup(TOP, other.as_bytes()).unwrap().id;
-                let Ok(source) = fs.lookup(dir, file.as_bytes()) else { return };
-                write(fs, to, "copy", 0, b"x");
-                let target = fs.lookup(to, b"copy").unwrap().id;
-                let len = source.size / 4096 * 4096;
-                if len > 0 && source.id != target {
-                    fs.clone_range(source.id, 0, target, 4096 * self.rng.below(20), len).unwrap();
-                }
-            }
-            13 => {
-                let Ok(target) = fs.lookup(dir, file.as_bytes()) else { return };
-                fs.fallocate(target.id, self.rng.below(100) * 4096, 100_000, FallocateMode::KEEP_SIZE).unwrap();
-            }
-            14..=16 if self.names.len() < 12 => {
-                let new = format!("s{}", self.next);
-                self.next += 1;
-                let groups: Vec<QgroupId> = fs
-                    .qgroups()
-                    .map(|groups| groups.iter().map(|group| group.id).filter(|id| id.level() > 0).collect())
-                    .unwrap_or_default();
-                let groups: Vec<QgroupId> = groups.into_iter().filter(|_| self.rng.below(3) == 0).collect();
-                if self.rng.below(4) == 0 {
-                    fs.create_subvolume_in(TOP, new.as_bytes(), &ROOT, &groups).unwrap();
-                } else {
-                    fs.snapshot_in(dir.root, TOP, new.as_bytes(), false, &groups).unwrap();
-                }
-                self.names.push(new);
-            }
-            17..=18 if self.names.len() > 2 => {
-                let at = self.rng.index(self.names.len());
-                let gone = self.names.remove(at);
-                fs.delete_subvolume(TOP, gone.as_bytes(), None).unwrap();
-            }
-            _ => fs.sync().unwrap(),
-        }
-    }
 }
 
 fn random_rounds(seed: u64, image: &Image, nr_rounds: usize, with_groups: bool) {
@@ -217,7 +114,7 @@ fn random_rounds(seed: u64, image: &Image, nr_rounds: usize, with_groups: bool) 
         fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
     }
     if fs.quota_status().is_none() {
-        fs.enable_quotas().unwrap();
+        fs.enable_quotas(QuotaKind::Full).unwrap();
     }
     if with_groups {
         let id = |level, number| QgroupId::new(level, number).unwrap();
@@ -317,7 +214,7 @@ fn many_writers_end_at_the_limit() {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let fs = open(&image, "");
     let a = fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
-    fs.enable_quotas().unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
     settle(&fs);
     let id = QgroupId::of_subvolume(a.root);
     fs.limit_qgroup(id, Some(Some(LIMIT)), None).unwrap();
@@ -362,7 +259,7 @@ fn preallocation_clones_and_higher_groups_obey_limits() {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let fs = open(&image, "compress-force=zstd");
     let [a, b, c] = [b"a", b"b", b"c"].map(|name| fs.create_subvolume(TOP, name, &ROOT).unwrap());
-    fs.enable_quotas().unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
     settle(&fs);
     let (one, top) = (QgroupId::new(1, 1).unwrap(), QgroupId::new(2, 1).unwrap());
     fs.create_qgroup(one).unwrap();
@@ -428,7 +325,7 @@ fn linux_and_ubtrfs_take_turns() {
     let mut rounds = Rounds { rng: Rng::new(seed), names: vec!["a".to_owned()], next: 0 };
     let fs = open(&image, "");
     fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
-    fs.enable_quotas().unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
     settle(&fs);
     fs.close().unwrap();
     drop(fs);
@@ -485,7 +382,7 @@ fn a_move_of_all_block_groups_changes_no_numbers() {
     let mut rounds = Rounds { rng: Rng::new(seed), names: vec!["a".to_owned()], next: 0 };
     let fs = open(&image, "");
     fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
-    fs.enable_quotas().unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
     for _ in 0..3 {
         (0..40).for_each(|_| rounds.step(&fs));
         settle(&fs);
@@ -523,7 +420,7 @@ fn defragmentation_holes_and_truncation_obey_limits() {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let fs = open(&image, "compress-force=zstd");
     let [a, b, c] = [b"a", b"b", b"c"].map(|name| fs.create_subvolume(TOP, name, &ROOT).unwrap());
-    fs.enable_quotas().unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
     settle(&fs);
     for dir in [a, b, c] {
         fs.limit_qgroup(QgroupId::of_subvolume(dir.root), Some(Some(LIMIT)), None).unwrap();

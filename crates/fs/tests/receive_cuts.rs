@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use ubtrfs_device::Device;
 use ubtrfs_format::item::RootFlags;
-use ubtrfs_fs::{INCOMPLETE_XATTR, InodeId, Job, MountOptions, ReceiveOptions, ReceiveReport};
+use ubtrfs_fs::{INCOMPLETE_XATTR, InodeId, Job, MountOptions, QuotaKind, ReceiveOptions, ReceiveReport};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_stream::{Command, Version, Writer};
 use ubtrfs_testkit::{
@@ -107,7 +107,7 @@ fn record(seed: u64) -> Result<Recorded> {
     let streams = streams(&mut rng);
     let target = open(Arc::clone(&device) as Arc<dyn Device>, "commit=300")?;
     if seed % 2 == 1 {
-        target.fs().enable_quotas()?;
+        target.fs().enable_quotas(QuotaKind::Full)?;
         target.fs().wait_for_quota_rescan(&Job::new())?;
     }
     device.mark(1);

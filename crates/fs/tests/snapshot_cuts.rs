@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use ubtrfs_device::Device;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions};
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, QuotaKind};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, Driver, FsTarget, Medium, MediumDevice, Model, RecordingDevice, Rng, TreeEntry, btrfs_check, capability,
@@ -44,7 +44,7 @@ fn record(seed: u64) -> Result<(Arc<RecordingDevice>, Vec<Snapshot>)> {
     let work = fs.fs().create_subvolume(TOP, b"work", &Caller::ROOT)?;
     // With quotas, the checker also compares the numbers of the quota groups after each cut.
     if seed % 2 == 1 {
-        fs.fs().enable_quotas()?;
+        fs.fs().enable_quotas(QuotaKind::Full)?;
         fs.fs().wait_for_quota_rescan(&Job::new())?;
     }
     fs.fs().set_default_subvolume(work.root)?;

@@ -185,9 +185,9 @@ fn balance_progress(command: &Command<'_>) -> Result<Vec<u8>> {
 
 fn quota_ctl(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     let request = match word_at(data, 0)? {
-        1 => quota::Request::Enable,
+        1 => quota::Request::Enable { simple: false },
         2 => quota::Request::Disable,
-        4 => return Err(Failure::new(Errno::OPNOTSUPP, "simple quotas are not supported")),
+        4 => quota::Request::Enable { simple: true },
         _ => return Err(invalid("a command for quotas")),
     };
     quota(command, request)?;

@@ -104,6 +104,8 @@ pub struct DelayedRefHead {
     /// Whether quotas count the extent again. A marked head stays queued when its deltas cancel out, because the
     /// references may belong to other subvolumes than before.
     pub owners: OwnerMark,
+    /// For simple quotas, the tree that allocated the extent, where the queued changes tell it.
+    pub allocated_by: Option<RootId>,
 }
 
 impl DelayedRefHead {
@@ -117,6 +119,7 @@ impl DelayedRefHead {
         other.deltas.iter().for_each(|(reference, delta)| self.deltas.add(*reference, delta));
         self.set_flags |= other.set_flags;
         self.owners = self.owners.max(other.owners);
+        self.allocated_by = self.allocated_by.or(other.allocated_by);
         (self.extent != other.extent).then_some(other.extent)
     }
 
@@ -162,6 +165,13 @@ impl DelayedRefs {
             head.deltas.add(reference, delta);
             head.owners = head.owners.max(mark);
         });
+    }
+
+    /// Notes the tree that allocated an extent, if changes of the extent are queued.
+    pub fn note_allocated_by(&mut self, bytenr: Logical, tree: RootId) {
+        if let Some(head) = self.heads.get_mut(&bytenr) {
+            head.allocated_by = Some(tree);
+        }
     }
 
     /// Sets flags on the extent item.
@@ -260,7 +270,8 @@ impl DelayedRefs {
             Entry::Vacant(entry) => {
                 let (deltas, set_flags) = (RefDeltas::default(), ExtentFlags::empty());
                 let owners = OwnerMark::Same;
-                let mut head = DelayedRefHead { extent, kind, deltas, set_flags, generation, owners };
+                let allocated_by = None;
+                let mut head = DelayedRefHead { extent, kind, deltas, set_flags, generation, owners, allocated_by };
                 change(&mut head);
                 if !head.is_void() {
                     entry.insert(head);

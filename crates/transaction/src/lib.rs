@@ -68,7 +68,7 @@ pub use health::unwind::note_panic;
 pub use job::{Job, Progress};
 pub use nodes::leaf_ahead::LeafReadAhead;
 pub use per_thread::PerThread;
-pub use qgroup::control::{QgroupInfo, QuotaStatus};
+pub use qgroup::control::{QgroupInfo, QuotaKind, QuotaStatus};
 pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};

@@ -16,9 +16,10 @@ const WRITABLE: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::EXTENDED_IREF)
     .union(Incompat::SKINNY_METADATA)
     .union(Incompat::NO_HOLES)
-    .union(Incompat::METADATA_UUID);
+    .union(Incompat::METADATA_UUID)
+    .union(Incompat::SIMPLE_QUOTA);
 
-const READABLE: Incompat = WRITABLE.union(Incompat::RAID56).union(Incompat::RAID1C34).union(Incompat::SIMPLE_QUOTA);
+const READABLE: Incompat = WRITABLE.union(Incompat::RAID56).union(Incompat::RAID1C34);
 
 const WRITABLE_COMPAT_RO: CompatRo =
     CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID).union(CompatRo::BLOCK_GROUP_TREE);

@@ -144,7 +144,7 @@ fn filesystems_readable_but_not_writable_say_why() {
     };
     assert_eq!(refusal(&|_| ()), "");
     assert!(refusal(&|sb| sb.compat_ro_flags |= 1 << 20).contains("bit 20"));
-    assert!(refusal(&|sb| sb.incompat_flags |= 1 << 16).contains("SIMPLE_QUOTA"));
+    assert!(refusal(&|sb| sb.incompat_flags |= 1 << 7).contains("RAID56"));
     assert!(refusal(&|sb| sb.flags |= 1 << 32).contains("seed"));
     assert!(refusal(&|sb| sb.num_devices = 2).contains("1 of its 2 devices"));
 }

@@ -209,7 +209,7 @@ impl Target for EngineTarget {
                 Start { data: Some(filters), ..Start::default() }
             }
             Admin::EnableQuotas => {
-                channel.call(Request::Quota(Quota::Enable), &[])?;
+                channel.call(Request::Quota(Quota::Enable { simple: false }), &[])?;
                 channel.call(Request::Quota(Quota::RescanWait), &[])?;
                 return Ok(());
             }

@@ -21,13 +21,22 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Turn quotas on and start a rescan, which continues in the background of a mount
-    Enable(FilesystemArgs),
+    Enable(EnableArgs),
     /// Turn quotas off, and forget all groups and limits
     Disable(FilesystemArgs),
     /// Start a rescan, which counts everything again
     Rescan(RescanArgs),
     /// Show whether quotas are on, and whether their numbers are reliable
     Status(FilesystemArgs),
+}
+
+#[derive(clap::Args)]
+struct EnableArgs {
+    /// Charge an extent only to the subvolume that allocated it, which costs no time; existing files are not counted
+    #[arg(short, long)]
+    simple: bool,
+    #[command(flatten)]
+    of: FilesystemArgs,
 }
 
 #[derive(clap::Args)]
@@ -47,7 +56,7 @@ struct RescanArgs {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
-        Command::Enable(args) => change(&args, "turn quotas on for", Request::Enable)?,
+        Command::Enable(args) => change(&args.of, "turn quotas on for", Request::Enable { simple: args.simple })?,
         Command::Disable(args) => change(&args, "turn quotas off for", Request::Disable)?,
         Command::Rescan(args) => rescan(&args)?,
         Command::Status(args) => status(&args)?,
@@ -58,7 +67,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result<()> {
     let target = args.path.clone().or_image();
     with_channel(&target, &args.image, Use::Write, |channel| {
-        let enables = request == Request::Enable;
+        let enables = matches!(request, Request::Enable { .. });
         call(channel, &target, what, request)?;
         // Wait for the rescan in an image, because the rescan would stop when the image is closed.
         if enables && !channel.is_mount() { wait(channel, &target) } else { Ok(()) }
@@ -118,8 +127,8 @@ fn status(args: &FilesystemArgs) -> anyhow::Result<()> {
         let text = |name: &str, value: &str| format!("  {name:<24}{value}\n");
         let mut out = format!("Quotas on {}:\n", target.filesystem());
         out += &text("Enabled:", if status.is_some() { "yes" } else { "no" });
-        if let Some(Status { consistent, rescan }) = status {
-            out += &text("Mode:", "qgroup (full accounting)");
+        if let Some(Status { consistent, rescan, simple }) = status {
+            out += &text("Mode:", if simple { "squota (simple accounting)" } else { "qgroup (full accounting)" });
             out += &text("Inconsistent:", if consistent { "no" } else { "yes" });
             out += &text("Rescan:", &rescan.map_or_else(|| "no".to_owned(), |at| format!("at address {at}")));
         }

@@ -1,16 +1,16 @@
 //! Quotas and quota groups.
 
-use ubtrfs_transaction::{BackgroundWork, Job, QgroupId, QgroupInfo, QuotaStatus};
+use ubtrfs_transaction::{BackgroundWork, Job, QgroupId, QgroupInfo, QuotaKind, QuotaStatus};
 
 use crate::Fs;
 use crate::error::Result;
 
 impl Fs {
-    /// Enables quotas, durable on return. A rescan starts; [`Self::wait_for_quota_rescan`] waits for the end of the
-    /// rescan.
-    pub fn enable_quotas(&self) -> Result<()> {
+    /// Enables quotas, durable on return. For full accounting a rescan starts; [`Self::wait_for_quota_rescan`] waits for
+    /// the end of the rescan.
+    pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
         self.check_open()?;
-        self.engine.enable_quotas()?;
+        self.engine.enable_quotas(kind)?;
         self.commit_thread.do_soon(BackgroundWork::Commit);
         Ok(())
     }

@@ -38,7 +38,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ubtrfs_device::Device;
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_fs::{Job, MountOptions, QgroupId};
+use ubtrfs_fs::{Job, MountOptions, QgroupId, QuotaKind};
 use ubtrfs_mkfs::MkfsOptions;
 
 pub use self::faults::ThreadedFaults;
@@ -189,7 +189,7 @@ impl Scenario {
         }
         make("filler", NodeKind::File)?;
         if self.quotas {
-            target.fs().enable_quotas()?;
+            target.fs().enable_quotas(QuotaKind::Full)?;
             target.fs().wait_for_quota_rescan(&Job::new())?;
         }
         if let Some(free) = self.free {
@@ -570,7 +570,7 @@ fn change_quotas(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, shared: &
             8 => fs.destroy_qgroup(parent),
             9 => fs.limit_qgroup(member, limit, limit),
             10 => fs.start_quota_rescan(),
-            _ if rng.one_in(3) => fs.disable_quotas().and_then(|()| fs.enable_quotas()),
+            _ if rng.one_in(3) => fs.disable_quotas().and_then(|()| fs.enable_quotas(QuotaKind::Full)),
             _ => fs.clear_stale_qgroups().map(drop),
         });
         match changed {

@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::handle::root_change::{NewContent, NewSubvolume, RootChange};
 use crate::qgroup::groups::QgroupId;
 use crate::qgroup::items;
+use crate::qgroup::state::QuotaMode;
 use crate::roots::root_item::blank_root_item;
 
 impl Engine {
@@ -42,8 +43,8 @@ impl Engine {
     /// Makes a subvolume and its quota group.
     fn make_counted(&self, new: NewSubvolume, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let source = match &new.content {
-            NewContent::SnapshotOf { source, .. } => Some(*source),
-            NewContent::Items(_) => None,
+            NewContent::SnapshotOf { source, .. } if self.quotas.mode() == QuotaMode::Full => Some(*source),
+            _ => None,
         };
         if source.is_some() {
             // Run the delayed refs before the copy, so that earlier changes are counted without the snapshot as a user.
@@ -58,7 +59,7 @@ impl Engine {
             self.share_numbers(&source, &made.root, &parents, transid);
             self.rebase_quotas(&mut work.quota)?;
         } else {
-            self.add_group(new.id, &parents);
+            self.add_group(new.id, new.parent, &parents);
         }
         self.name_tree(new, &made, &mut work.refs, transid)
     }
@@ -108,7 +109,7 @@ impl Engine {
     fn remove_quota_tree(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let root: RootPtr = tree.root_ptr();
         let key_offset = tree.root.lock().key_offset;
-        let refs = ChildRefs { owner: root.tree, nodesize: self.geometry.nodesize, transid, tracks: false };
+        let refs = ChildRefs { owner: root.tree, nodesize: self.geometry.nodesize, transid, quotas: QuotaMode::Off };
         let mut open: Vec<NodePtr> = vec![root.node_ptr()];
         while let Some(ptr) = open.pop() {
             let node = self.store.read_node(&ptr)?;
@@ -135,7 +136,7 @@ impl Engine {
         // Unreadable quotas do not prevent changes of the filesystem.
         let Ok(Some(item)) = tree.get(&key) else { return Ok(()) };
         let Ok(mut status) = QgroupStatus::decode(&item) else { return Ok(()) };
-        if status.flags & QgroupStatus::INCONSISTENT != 0 {
+        if status.flags & (QgroupStatus::INCONSISTENT | QgroupStatus::SIMPLE_MODE) != 0 {
             return Ok(());
         }
         status.flags |= QgroupStatus::INCONSISTENT;

@@ -33,7 +33,7 @@ use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::chunk_alloc::remove_system_chunks;
 use crate::extents::csum_tree;
-use crate::extents::extent_tree::{self, LedgerConfig};
+use crate::extents::extent_tree::{self, LedgerConfig, SimpleConfig};
 use crate::extents::free_space_tree;
 use crate::handle::root_change::RootChange;
 use crate::handle::running::EndedTransaction;
@@ -336,11 +336,12 @@ impl Engine {
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         let config = LedgerConfig {
             nodesize: self.geometry.nodesize,
-            sectorsize: self.geometry.sectorsize,
             skinny: self.geometry.skinny,
+            simple: self.quotas.simple_since().map(|since| SimpleConfig { since, ledger: &self.ledger }),
         };
         let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;
         work.quota.changes.extend(changes.owners);
+        self.count_charges(&changes.charges, transid);
         self.ledger.forget_allocated_all(&changes.added);
         self.space.extents_added(&changes.added)?;
         for (extent, is_data) in changes.removed {

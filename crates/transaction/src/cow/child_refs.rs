@@ -8,6 +8,7 @@ use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_tree::Node;
 
 use crate::handle::trans_handle::regular_extent;
+use crate::qgroup::state::QuotaMode;
 
 /// Adds and drops references for a tree in a transaction.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +19,8 @@ pub(crate) struct ChildRefs {
     pub(crate) nodesize: u32,
     /// The transaction that changes the references.
     pub(crate) transid: Generation,
-    /// Whether quotas track changes of users.
-    pub(crate) tracks: bool,
+    /// The facts that quotas need.
+    pub(crate) quotas: QuotaMode,
 }
 
 /// Whether a change of references changes the users of the extent.
@@ -41,7 +42,7 @@ impl ChildRefs {
 
     fn mark(&self, users: Users) -> OwnerMark {
         match users {
-            _ if !self.tracks || !self.owner.is_subvolume() => OwnerMark::Same,
+            _ if self.quotas != QuotaMode::Full || !self.owner.is_subvolume() => OwnerMark::Same,
             Users::Same => OwnerMark::Same,
             Users::Change => OwnerMark::Changed,
             Users::Private => OwnerMark::WasPrivate,
@@ -52,6 +53,14 @@ impl ChildRefs {
     pub(crate) fn add_node(&self, refs: &mut DelayedRefs, node: &Node, reference: RefKey, delta: i64, users: Users) {
         let extent = self.extent_at(node.bytenr());
         refs.add_marked(extent, kind_of(node), (reference, delta), self.transid, self.mark(users));
+        self.note_allocated_by(refs, node);
+    }
+
+    /// Notes the tree that allocated a block, for simple quotas.
+    pub(crate) fn note_allocated_by(&self, refs: &mut DelayedRefs, node: &Node) {
+        if self.quotas == QuotaMode::Simple {
+            refs.note_allocated_by(node.bytenr(), node.owner());
+        }
     }
 
     /// Adds `delta` to the block's reference to each of its children: under the address `parent` if the block has full

@@ -44,6 +44,7 @@ use crate::extents::extent_tree;
 use crate::nodes::leaf_reader::LeafReader;
 use crate::nodes::stream::NodeStream;
 use crate::nodes::threads::nr_threads;
+use crate::qgroup::state::QuotaMode;
 
 impl Engine {
     /// Applies a batch to a tree and publishes the result. The caller holds the commit lock.
@@ -226,8 +227,7 @@ struct ApplyJob<'a> {
     root_bytenr: Logical,
     last_snapshot: Generation,
     kind: SpaceKind,
-    /// Whether quotas are on.
-    tracks: bool,
+    quotas: QuotaMode,
     extent_root: Option<RootPtr>,
     progress: &'a ApplyProgress,
     batch_len: usize,
@@ -257,7 +257,7 @@ impl<'a> ApplyJob<'a> {
             root_bytenr: tree.root_ptr().bytenr,
             last_snapshot: tree.root.lock().last_snapshot,
             kind: if owner == RootId::CHUNK_TREE { SpaceKind::System } else { SpaceKind::Metadata },
-            tracks: engine.quotas.is_on(),
+            quotas: engine.quotas.mode(),
             extent_root,
             progress,
             batch_len,
@@ -266,8 +266,8 @@ impl<'a> ApplyJob<'a> {
     }
 
     fn child_refs(&self) -> ChildRefs {
-        let (nodesize, tracks) = (self.engine.geometry.nodesize, self.tracks);
-        ChildRefs { owner: self.owner, nodesize, transid: self.transid, tracks }
+        let (nodesize, quotas) = (self.engine.geometry.nodesize, self.quotas);
+        ChildRefs { owner: self.owner, nodesize, transid: self.transid, quotas }
     }
 
     /// Number of parts of the batch; each part is enough work for a thread.

@@ -125,6 +125,11 @@ impl DataLedger {
         (others, covering(&extents.allocated, bytenr.0).is_some())
     }
 
+    /// The subvolume whose item was the first to refer to an extent of the frozen transaction.
+    pub(crate) fn allocator(&self, bytenr: Logical) -> Option<RootId> {
+        self.extents.lock().frozen.get(&bytenr).map(|put| put.first.0)
+    }
+
     /// Adds the checksums of written sectors, which belong to one extent or to neighbouring extents.
     pub(crate) fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         self.active_csums.write().insert(at.0, csums);

@@ -21,17 +21,27 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, Roo
 use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
+use crate::extents::data_ledger::DataLedger;
 use crate::nodes::threads::nr_threads;
 
-/// Sizes and features that the accounting trees depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LedgerConfig {
+/// Sizes and features that the extent tree depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LedgerConfig<'a> {
     /// Bytes of a tree block.
     pub(crate) nodesize: u32,
-    /// Bytes of a sector.
-    pub(crate) sectorsize: u32,
     /// Whether tree blocks get `METADATA_ITEM`s.
     pub(crate) skinny: bool,
+    /// With simple quotas: what they count.
+    pub(crate) simple: Option<SimpleConfig<'a>>,
+}
+
+/// What simple quotas count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SimpleConfig<'a> {
+    /// The transaction that enabled them. Extents of earlier transactions are not counted.
+    pub(crate) since: Generation,
+    /// The data extents of the transaction, and their first users.
+    pub(crate) ledger: &'a DataLedger,
 }
 
 /// The result of running delayed refs.
@@ -45,7 +55,12 @@ pub(crate) struct ExtentChanges {
     pub(crate) removed: Vec<(Extent, bool)>,
     /// Extents that quotas must count again.
     pub(crate) owners: Vec<OwnerChange>,
+    /// With simple quotas: the bytes of extents that each tree allocated, and of extents of each tree that were freed.
+    pub(crate) charges: Charges,
 }
+
+/// Bytes that each tree gained and lost.
+pub(crate) type Charges = BTreeMap<RootId, (u64, u64)>;
 
 /// An extent whose users may have changed, for the accounting of quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +145,7 @@ pub(crate) fn run_delayed_refs(
     source: &dyn NodeSource,
     root: &RootPtr,
     mut heads: impl ExactSizeIterator<Item = DelayedRefHead>,
-    config: &LedgerConfig,
+    config: &LedgerConfig<'_>,
 ) -> Result<ExtentChanges> {
     let nr_parts = nr_threads().min(heads.len() / PART_HEADS);
     if nr_parts < 2 {
@@ -148,11 +163,15 @@ pub(crate) fn run_delayed_refs(
     });
     let mut changes = ExtentChanges::default();
     for part in parts {
-        let ExtentChanges { batch, added, removed, owners } = part?;
+        let ExtentChanges { batch, added, removed, owners, charges } = part?;
         changes.batch.extend(batch);
         changes.added.extend(added);
         changes.removed.extend(removed);
         changes.owners.extend(owners);
+        for (root, (gained, lost)) in charges {
+            let charge = changes.charges.entry(root).or_default();
+            *charge = (charge.0.saturating_add(gained), charge.1.saturating_add(lost));
+        }
     }
     Ok(changes)
 }
@@ -161,13 +180,14 @@ fn run_part(
     source: &dyn NodeSource,
     root: &RootPtr,
     heads: impl IntoIterator<Item = DelayedRefHead>,
-    config: &LedgerConfig,
+    config: &LedgerConfig<'_>,
 ) -> Result<ExtentChanges> {
     let mut changes = ExtentChanges::default();
     let mut scan = ForwardScan::new(source, *root);
     let mut probe = Cursor::new(source, *root);
     for head in heads {
         let mut record = Record::load(&mut scan, &mut probe, &head, config)?;
+        record.add_owner();
         record.apply_deltas()?;
         record.finish(&mut changes)?;
     }
@@ -206,7 +226,7 @@ struct ForwardScan<'s> {
 /// An extent whose head is being applied.
 struct Record<'a, 's> {
     head: &'a DelayedRefHead,
-    config: &'a LedgerConfig,
+    config: &'a LedgerConfig<'a>,
     probe: &'a mut Cursor<'s>,
     /// The key of the extent's item on disk, if there is one.
     found: Option<Key>,
@@ -263,7 +283,7 @@ impl<'a, 's> Record<'a, 's> {
         scan: &mut ForwardScan<'s>,
         probe: &'a mut Cursor<'s>,
         head: &'a DelayedRefHead,
-        config: &'a LedgerConfig,
+        config: &'a LedgerConfig<'a>,
     ) -> Result<Self> {
         let bytenr = head.extent.bytenr;
         let mut record = Self {
@@ -311,6 +331,52 @@ impl<'a, 's> Record<'a, 's> {
             ExtentKind::Tree { level, .. } if key.item_type == KeyType::METADATA_ITEM => key.offset == u64::from(level),
             _ => key.item_type == KeyType::EXTENT_ITEM && key.offset == self.head.extent.len_bytes,
         }
+    }
+
+    /// With simple quotas, gives a new data extent its owner reference.
+    fn add_owner(&mut self) {
+        if let Some(simple) = &self.config.simple
+            && self.found.is_none()
+            && self.head.kind == ExtentKind::Data
+            && let Some(root) = self.new_owner(simple)
+        {
+            self.item.inline_refs.push(InlineRef::Owner(root));
+        }
+    }
+
+    /// The tree that allocated a new extent. A data extent may already have other users.
+    fn new_owner(&self, simple: &SimpleConfig<'_>) -> Option<RootId> {
+        let of_ref = |reference: &RefKey| match *reference {
+            RefKey::TreeBlock(root) | RefKey::Data { root, .. } => Some(root),
+            RefKey::SharedBlock(_) | RefKey::SharedData(_) => None,
+        };
+        let head = self.head;
+        let put = || simple.ledger.allocator(head.extent.bytenr).filter(|_| head.kind == ExtentKind::Data);
+        let added = || head.deltas.iter().filter(|(_, delta)| *delta > 0).find_map(|(reference, _)| of_ref(reference));
+        head.allocated_by.or_else(put).or_else(added)
+    }
+
+    /// With simple quotas, counts an extent that is recorded from now on or no longer. Only an existing extent has its
+    /// owner in the item.
+    fn charge(&self, changes: &mut ExtentChanges) {
+        let Some(simple) = &self.config.simple else { return };
+        let recorded = self.item.inline_refs.iter().find_map(|inline| match inline {
+            InlineRef::Owner(root) => Some(*root),
+            _ => None,
+        });
+        let is_tree = self.head.kind != ExtentKind::Data;
+        let is_new = self.found.is_none();
+        let owner = match is_new {
+            true if is_tree => self.new_owner(simple),
+            false if is_tree => self.head.allocated_by,
+            _ => recorded,
+        };
+        let Some(owner) = owner.filter(|root| root.is_subvolume() && self.item.generation >= simple.since) else {
+            return;
+        };
+        let (gained, lost) = changes.charges.entry(owner).or_default();
+        let sum = if is_new { gained } else { lost };
+        *sum = sum.saturating_add(self.head.extent.len_bytes);
     }
 
     /// Applies the deltas of the head. Deltas that drop references come first, because they make room in the item.
@@ -471,6 +537,7 @@ impl<'a, 's> Record<'a, 's> {
         }
         if self.found.is_none() {
             changes.added.push(head.extent);
+            self.charge(changes);
         }
         for (key, keyed) in std::mem::take(&mut self.keyed) {
             if keyed.before != keyed.after {
@@ -506,6 +573,7 @@ impl<'a, 's> Record<'a, 's> {
         }
         if let Some(key) = self.found {
             changes.batch.push((key, None));
+            self.charge(changes);
             changes.removed.push((self.head.extent, self.head.kind == ExtentKind::Data));
         }
         let deleted = self.keyed.iter().filter(|(_, keyed)| keyed.before.is_some());
@@ -547,7 +615,7 @@ fn is_extent_key(key: &Key, bytenr: Logical) -> bool {
     key.objectid == bytenr.0 && (KeyType::EXTENT_ITEM..=KeyType::SHARED_DATA_REF).contains(&key.item_type)
 }
 
-fn new_key(head: &DelayedRefHead, config: &LedgerConfig) -> Key {
+fn new_key(head: &DelayedRefHead, config: &LedgerConfig<'_>) -> Key {
     match head.kind {
         ExtentKind::Tree { level, .. } if config.skinny => {
             Key::new(head.extent.bytenr.0, KeyType::METADATA_ITEM, level.into())
@@ -557,7 +625,7 @@ fn new_key(head: &DelayedRefHead, config: &LedgerConfig) -> Key {
 }
 
 /// The item of a new extent, without references.
-fn new_item(head: &DelayedRefHead, config: &LedgerConfig) -> ExtentItem {
+fn new_item(head: &DelayedRefHead, config: &LedgerConfig<'_>) -> ExtentItem {
     let (flags, tree_block) = match head.kind {
         ExtentKind::Tree { level, first_key } => {
             (ExtentFlags::TREE_BLOCK, (!config.skinny).then_some(TreeBlockInfo { key: first_key, level }))

@@ -11,12 +11,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::Result;
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Corrupt, FormatError, Generation, Logical};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
 use ubtrfs_volumes::Volumes;
@@ -37,6 +38,8 @@ pub(crate) struct NodeStore {
     check: CheckContext,
     /// Generation of the running transaction: no block is newer.
     generation_limit: AtomicU64,
+    /// Whether items may have the form that simple quotas need.
+    has_simple_quotas: AtomicBool,
     nodesize: usize,
     /// Number of nodes in memory that are not written yet; the next field is the highest such number so far.
     nr_unwritten: AtomicU64,
@@ -60,6 +63,7 @@ impl NodeStore {
             dirty,
             check,
             generation_limit: AtomicU64::new(limit),
+            has_simple_quotas: AtomicBool::new(check.incompat.contains(Incompat::SIMPLE_QUOTA)),
             nodesize,
             nr_unwritten: AtomicU64::new(0),
             most_unwritten: AtomicU64::new(0),
@@ -144,9 +148,16 @@ impl NodeStore {
         self.generation_limit.store(running.0, Ordering::Release);
     }
 
+    /// Allows items in the form that simple quotas need. Must be called before such an item is put.
+    pub(crate) fn allow_simple_quotas(&self) {
+        self.has_simple_quotas.store(true, Ordering::Release);
+    }
+
     fn check_context(&self, expected: Expected) -> CheckContext {
         let limit = Generation(self.generation_limit.load(Ordering::Acquire));
-        CheckContext { generation_limit: Some(limit), expected, ..self.check }
+        let mut incompat = self.check.incompat;
+        incompat.set(Incompat::SIMPLE_QUOTA, self.has_simple_quotas.load(Ordering::Acquire));
+        CheckContext { generation_limit: Some(limit), expected, incompat, ..self.check }
     }
 
     /// The check that every block passes before it is written.

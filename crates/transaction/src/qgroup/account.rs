@@ -20,6 +20,7 @@ use ubtrfs_space::Extent;
 use ubtrfs_tree::NodePtr;
 
 use super::groups::QgroupId;
+use super::state::QuotaMode;
 use crate::backref::roots::{RootSet, RootsOf};
 use crate::backref::view::{FixedTrees, TreesView};
 use crate::engine::Engine;
@@ -82,6 +83,7 @@ impl Engine {
             work.forget_users();
             return;
         }
+        debug_assert!(self.quotas.mode() == QuotaMode::Full || changes.is_empty() && left.is_empty());
         if (!changes.is_empty() || !left.is_empty())
             && let Err(error) = self.count_changes(work, &changes, &left, transid)
         {
@@ -97,7 +99,7 @@ impl Engine {
         let mut state = self.quotas.lock();
         let Some(state) = &mut *state else { return };
         for root in dropped {
-            state.groups.remove(QgroupId::of_subvolume(root));
+            state.remove_group_of(root);
         }
         if state.groups.take_underflow() && !state.status.has(QgroupStatus::INCONSISTENT) {
             tracing::error!("quota numbers are wrong (one would have become negative); start a rescan");

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::QgroupStatus;
+use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 use ubtrfs_tree::RootPtr;
 
@@ -22,6 +23,17 @@ pub struct QuotaStatus {
     pub consistent: bool,
     /// The first address that a running rescan has not counted.
     pub rescan: Option<u64>,
+    /// Whether they are simple quotas.
+    pub simple: bool,
+}
+
+/// The kind of quotas to enable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotaKind {
+    /// An extent is charged to all subvolumes that use it.
+    Full,
+    /// An extent is charged to the subvolume that allocated it. Extents that exist already are not counted.
+    Simple,
 }
 
 /// A quota group.
@@ -57,10 +69,11 @@ impl Engine {
                 return Ok(());
             }
         };
-        if !status.has(QgroupStatus::ON) || status.has(QgroupStatus::SIMPLE_MODE) {
+        let is_simple = status.has(QgroupStatus::SIMPLE_MODE);
+        if !status.has(QgroupStatus::ON) || is_simple && status.enabled.is_none() {
             return Ok(());
         }
-        if status.generation != self.committed_generation() {
+        if !is_simple && status.generation != self.committed_generation() {
             // A program that does not know quotas has written to the filesystem.
             status.flags |= QgroupStatus::INCONSISTENT;
         }
@@ -68,12 +81,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Enables quotas, and starts a rescan. Does nothing if quotas are enabled already.
+    /// Enables quotas, and starts a rescan for full accounting. Does nothing if quotas are enabled already.
     ///
     /// # Errors
     ///
     /// As for [`Engine::commit`].
-    pub fn enable_quotas(&self) -> Result<()> {
+    pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
         self.check_writable()?;
         if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
             // Remove a quota tree that exists but could not be read.
@@ -89,7 +102,14 @@ impl Engine {
             for id in self.subvolume_ids()? {
                 groups.create(QgroupId::of_subvolume(id));
             }
-            self.quotas.set(Some(QuotaState::fresh(groups, self.generation())));
+            self.quotas.set(Some(match kind {
+                QuotaKind::Full => QuotaState::fresh(groups, self.generation()),
+                QuotaKind::Simple => {
+                    self.commit_state.note_incompat(Incompat::SIMPLE_QUOTA.bits());
+                    self.store.allow_simple_quotas();
+                    QuotaState::fresh_simple(groups, self.generation())
+                }
+            }));
         }
         self.commit()
     }
@@ -119,6 +139,10 @@ impl Engine {
     /// [`Error::Qgroup`] if quotas are disabled or a rescan is running; otherwise as for [`Engine::commit`].
     pub fn start_quota_rescan(&self) -> Result<()> {
         self.change_quotas(|state, transid| {
+            if state.simple_since().is_some() {
+                let what = "simple quotas have nothing to count anew".to_owned();
+                return Err(Error::Qgroup { what, errno: EINVAL });
+            }
             if state.is_rescanning() {
                 return Err(Error::Qgroup { what: "a rescan is running".to_owned(), errno: EINPROGRESS });
             }
@@ -132,6 +156,7 @@ impl Engine {
         self.quotas.lock().as_ref().map(|state| QuotaStatus {
             consistent: !state.status.has(QgroupStatus::INCONSISTENT),
             rescan: state.is_rescanning().then_some(state.status.rescan),
+            simple: state.simple_since().is_some(),
         })
     }
 
@@ -175,8 +200,13 @@ impl Engine {
         let is_subvolume = id.level() == 0 && self.root_item(RootId(id.0))?.is_some();
         self.change_quotas(|state, _| {
             let group = state.groups.get(id).ok_or_else(|| no_group(id))?;
-            if is_subvolume || !group.members.is_empty() {
-                let of = if is_subvolume { "belongs to a subvolume" } else { "has members" };
+            let is_charged = state.is_charged(group);
+            if is_subvolume || is_charged || !group.members.is_empty() {
+                let of = match () {
+                    () if is_subvolume => "belongs to a subvolume",
+                    () if is_charged => "is charged for extents that other subvolumes still use",
+                    () => "has members",
+                };
                 return Err(Error::Qgroup { what: format!("quota group {id} {of}"), errno: EBUSY });
             }
             state.groups.remove(id);
@@ -184,7 +214,8 @@ impl Engine {
         })
     }
 
-    /// Removes the groups of subvolumes that no longer exist. Returns the number of removed groups.
+    /// Removes the groups of subvolumes that no longer exist, except groups to which simple quotas still charge extents.
+    /// Returns the number of removed groups.
     ///
     /// # Errors
     ///
@@ -193,8 +224,10 @@ impl Engine {
         let alive = self.subvolume_ids()?;
         let mut nr_removed = 0;
         self.change_quotas(|state, _| {
-            let of_gone = |id: &QgroupId| id.level() == 0 && !alive.contains(&RootId(id.0));
-            let stale: Vec<QgroupId> = state.groups.iter().map(|(id, _)| id).filter(of_gone).collect();
+            let is_stale =
+                |id: QgroupId, group| id.level() == 0 && !alive.contains(&RootId(id.0)) && !state.is_charged(group);
+            let stale = state.groups.iter().filter(|(id, group)| is_stale(*id, group)).map(|(id, _)| id);
+            let stale: Vec<QgroupId> = stale.collect();
             nr_removed = stale.len();
             stale.into_iter().for_each(|id| state.groups.remove(id));
             Ok(())
@@ -243,6 +276,7 @@ impl Engine {
                 return Err(Error::Qgroup { what: format!("quota group {member} {is} to {parent}"), errno });
             }
             let (referenced, exclusive) = (group.referenced, group.exclusive);
+            let is_simple_mode = state.status.has(QgroupStatus::SIMPLE_MODE);
             let affected = groups.subvolumes_below(member);
             let above = |groups: &mut Groups| -> Vec<BTreeSet<QgroupId>> {
                 affected.iter().map(|root| groups.above(*root).iter().copied().collect()).collect()
@@ -256,6 +290,14 @@ impl Engine {
             let after = above(groups);
             let (more, less, sign) = if assign { (after, before, 1) } else { (before, after, -1) };
             let mut moved: Vec<BTreeSet<QgroupId>> = more.iter().zip(&less).map(|(more, less)| more - less).collect();
+            if is_simple_mode {
+                // No extent is charged to two subvolumes.
+                for (root, ids) in affected.iter().zip(moved) {
+                    let bytes = groups.get(QgroupId::of_subvolume(*root)).map_or(0, |group| group.referenced);
+                    ids.into_iter().for_each(|id| groups.add(id, (sign, bytes), (sign, bytes), transid));
+                }
+                return Ok(());
+            }
             moved.dedup();
             // If all bytes that a group refers to are exclusive, the higher groups gain or lose all these bytes, unless
             // some of the group's subvolumes reach the higher groups in another way too. In cases that this arithmetic
@@ -344,10 +386,13 @@ impl Engine {
         Ok(found)
     }
 
-    /// Makes the group of a new subvolume, and adds it to the groups `parents`.
-    pub(crate) fn add_group(&self, id: RootId, parents: &[QgroupId]) {
+    /// Makes the group of a new subvolume, a member of these groups. With simple quotas and no groups given, it joins the
+    /// groups of the subvolume `holder`, which holds its name, as in Linux.
+    pub(crate) fn add_group(&self, id: RootId, holder: RootId, parents: &[QgroupId]) {
         if let Some(state) = &mut *self.quotas.lock() {
-            state.join(QgroupId::of_subvolume(id), parents);
+            let inherits = state.simple_since().is_some() && parents.is_empty();
+            let inherited = if inherits { state.inherited_parents(holder) } else { Vec::new() };
+            state.join(QgroupId::of_subvolume(id), if inherits { &inherited } else { parents });
         }
     }
 
@@ -417,6 +462,11 @@ impl QuotaState {
                 self.groups.relate(id, *parent);
             }
         }
+    }
+
+    /// Whether simple quotas charge extents to this group.
+    pub(super) fn is_charged(&self, group: &Group) -> bool {
+        self.simple_since().is_some() && group.referenced > 0
     }
 
     /// Marks the numbers as inconsistent and starts a rescan, because arithmetic cannot determine the numbers.

@@ -15,6 +15,8 @@
 //! rescan: a part of the extent tree in each commit
 //! ```
 //!
+//! All of this is full accounting. Simple quotas (`simple`) charge an extent to one subvolume, and need none of it.
+//!
 //! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and so has
 //! data of a tree that never was part of a snapshot. Changes of references that leave the users the same are not
 //! marked: copying a block hands the references to its children over to the copy, and relocation moves references.
@@ -25,4 +27,5 @@ pub(crate) mod groups;
 pub(crate) mod items;
 pub(crate) mod limits;
 pub(crate) mod rescan;
+pub(crate) mod simple;
 pub(crate) mod state;

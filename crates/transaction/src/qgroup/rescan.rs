@@ -111,7 +111,7 @@ mod tests {
         run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).expect("made");
         mount.close().expect("unmounted");
         let engine = open(&image);
-        engine.enable_quotas().expect("enabled");
+        engine.enable_quotas(crate::QuotaKind::Full).expect("enabled");
         drop(engine);
         let mut nr_opens = 0;
         let mut last = 0;

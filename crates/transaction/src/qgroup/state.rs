@@ -3,7 +3,7 @@
 //! Owns one lock, under which no other lock is taken. The state changes only under the commit lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_format::Generation;
@@ -16,8 +16,8 @@ use crate::handle::quota_reservation::Reserved;
 /// Quotas of a filesystem.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
-    /// Whether changes of users are marked in the delayed refs.
-    tracks: AtomicBool,
+    /// A [`QuotaMode`].
+    mode: AtomicU8,
     /// Whether the next commit removes the quota tree.
     removal: AtomicBool,
     /// Whether any group has a limit.
@@ -25,6 +25,18 @@ pub(crate) struct Quotas {
     /// Bytes that are reserved within the limits.
     pub(crate) reserved: Arc<Reserved>,
     state: Mutex<Option<QuotaState>>,
+}
+
+/// The way in which space is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum QuotaMode {
+    /// Quotas are disabled.
+    Off,
+    /// An extent is charged to all subvolumes that use it. Changes of users are marked in the delayed refs.
+    Full,
+    /// An extent is charged to the subvolume that allocated it ([`super::simple`]).
+    Simple,
 }
 
 /// The status and the groups while quotas are enabled.
@@ -38,7 +50,12 @@ impl Quotas {
     /// Sets the state; `None` disables quotas. The caller holds the commit lock, or opens the filesystem.
     pub(crate) fn set(&self, state: Option<QuotaState>) {
         let mut now = self.state.lock();
-        self.tracks.store(state.is_some(), Ordering::Release);
+        let mode = match &state {
+            None => QuotaMode::Off,
+            Some(state) if state.simple_since().is_some() => QuotaMode::Simple,
+            Some(_) => QuotaMode::Full,
+        };
+        self.mode.store(mode as u8, Ordering::Release);
         *now = state;
         drop(now);
         self.note_limits();
@@ -56,9 +73,26 @@ impl Quotas {
         self.limited.load(Ordering::Acquire)
     }
 
-    /// Whether quotas are enabled.
+    /// The way in which space is counted.
+    pub(crate) fn mode(&self) -> QuotaMode {
+        match self.mode.load(Ordering::Acquire) {
+            mode if mode == QuotaMode::Full as u8 => QuotaMode::Full,
+            mode if mode == QuotaMode::Simple as u8 => QuotaMode::Simple,
+            _ => QuotaMode::Off,
+        }
+    }
+
+    /// Whether quotas are enabled, of either kind.
     pub(crate) fn is_on(&self) -> bool {
-        self.tracks.load(Ordering::Acquire)
+        self.mode() != QuotaMode::Off
+    }
+
+    /// With simple quotas, the transaction that enabled them. Extents of earlier transactions are not counted.
+    pub(crate) fn simple_since(&self) -> Option<Generation> {
+        if self.mode() != QuotaMode::Simple {
+            return None;
+        }
+        self.state.lock().as_ref().and_then(QuotaState::simple_since)
     }
 
     /// The state; `None` while quotas are disabled.
@@ -107,6 +141,19 @@ impl QuotaState {
         let mut state = Self { status, groups };
         state.start_rescan(transid);
         state
+    }
+
+    /// The state right after simple quotas were enabled: extents from this transaction on are counted.
+    pub(crate) fn fresh_simple(groups: Groups, transid: Generation) -> Self {
+        let flags = QgroupStatus::ON | QgroupStatus::SIMPLE_MODE;
+        let status = Status { flags, generation: transid, rescan: NO_RESCAN, enabled: Some(transid) };
+        Self { status, groups }
+    }
+
+    /// With simple quotas, the transaction that enabled them.
+    pub(crate) fn simple_since(&self) -> Option<Generation> {
+        let is_simple = self.status.has(QgroupStatus::SIMPLE_MODE);
+        is_simple.then_some(self.status.enabled).flatten()
     }
 
     /// Whether a rescan runs.

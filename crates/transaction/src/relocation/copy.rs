@@ -21,7 +21,7 @@ use std::sync::Arc;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentFlags, FileExtent};
 use ubtrfs_format::node::{HEADER_SIZE, KEY_PTR_SIZE, NodeHeader, write_header};
-use ubtrfs_format::{Generation, Key, KeyType, Logical};
+use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{Node, RootPtr};
 
@@ -29,6 +29,7 @@ use crate::cow::child_refs::{ChildRefs, Users, kind_of};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::handle::trans_handle::regular_extent;
+use crate::qgroup::state::QuotaMode;
 use crate::relocation::closure::{Closure, Member};
 use crate::relocation::extent_record::ExtentRecord;
 
@@ -126,6 +127,7 @@ pub(crate) fn copy_closure(
     if !extents.is_empty() {
         return Ok(Err(Mismatch { extents }));
     }
+    work.note_owners();
     Ok(Ok(Copies { nodes, refs: work.refs, roots }))
 }
 
@@ -179,7 +181,7 @@ impl Copying<'_, '_> {
         let full = member.record.has_full_backrefs();
         // Moving a block does not change its users, so quotas need not count it again.
         let (nodesize, transid) = (self.nodesize, self.transid);
-        let child_refs = ChildRefs { owner: node.owner(), nodesize, transid, tracks: false };
+        let child_refs = ChildRefs { owner: node.owner(), nodesize, transid, quotas: QuotaMode::Off };
         if full {
             child_refs.add_children(&mut self.refs, node, Some(node.bytenr()), -1, Users::Same);
             child_refs.add_children(&mut self.refs, copy, Some(copy.bytenr()), 1, Users::Same);
@@ -207,6 +209,21 @@ impl Copying<'_, '_> {
         let kind = record.kind(first_key.unwrap_or_default());
         self.refs.add(record.extent, kind, reference, -1, self.transid);
         self.refs.add(to, kind, reference, 1, self.transid);
+    }
+
+    /// Notes the trees that allocated the originals, to which simple quotas also charge the copies.
+    fn note_owners(&mut self) {
+        for member in self.closure.members.values() {
+            let from = member.node.bytenr();
+            for at in std::iter::once(from).chain(self.moved.get(&from).copied()) {
+                self.refs.note_allocated_by(at, member.node.owner());
+            }
+        }
+        for data in self.closure.data.values() {
+            // As in Linux, an extent from before simple quotas is charged to no subvolume.
+            let owner = data.record.owner.unwrap_or(RootId::DATA_RELOC_TREE);
+            self.refs.note_allocated_by(data.to.bytenr, owner);
+        }
     }
 
     /// The moved extents whose recorded references differ from the references that move (I1).

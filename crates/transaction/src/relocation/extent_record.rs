@@ -19,6 +19,8 @@ pub(crate) struct ExtentRecord {
     /// The transaction that allocated the extent, which is also the generation of a tree block.
     pub(crate) generation: Generation,
     pub(crate) flags: ExtentFlags,
+    /// The tree that allocated a data extent, where simple quotas recorded that.
+    pub(crate) owner: Option<RootId>,
     /// References with their counts, without the owner reference of simple quotas.
     pub(crate) refs: Vec<(RefKey, u64)>,
 }
@@ -51,6 +53,7 @@ impl ExtentRecord {
             level,
             generation: found.generation,
             flags: found.flags,
+            owner: found.owner,
             refs: found.refs,
         })
     }

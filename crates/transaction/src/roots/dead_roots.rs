@@ -39,6 +39,7 @@ use crate::engine::Engine;
 use crate::extents::extent_tree;
 use crate::handle::metadata_reservation::Purpose;
 use crate::qgroup::account::QuotaWork;
+use crate::qgroup::state::QuotaMode;
 
 /// The first pointer that was not followed, and the level of the node that it is in.
 type DropProgress = (Key, u8);
@@ -95,12 +96,13 @@ impl Engine {
             return Ok(false);
         }
         let progress = (item.drop_progress != Key::MIN).then_some((item.drop_progress, item.drop_level));
+        let quotas = self.quotas.mode();
         let mut walk = Drop {
             engine: self,
             before: refs,
             refs: DelayedRefs::new(),
             extent_root: self.own_tree(RootId::EXTENT_TREE)?.root_ptr(),
-            child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, tracks: self.quotas.is_on() },
+            child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, quotas },
             left: Vec::new(),
             created: Generation(key_offset),
             budget,
@@ -117,7 +119,7 @@ impl Engine {
         };
         let Drop { refs: new_refs, left, .. } = walk;
         refs.append(new_refs);
-        if self.quotas.is_on() {
+        if quotas == QuotaMode::Full {
             quota.left.extend(left.into_iter().map(|ptr| (id, ptr)));
         }
         if let Some((key, level)) = stopped {
@@ -129,7 +131,7 @@ impl Engine {
             return Ok(false);
         }
         self.roots.forget(id);
-        if self.quotas.is_on() {
+        if quotas != QuotaMode::Off {
             quota.dropped.push(id);
         }
         // The batch is in key order: the objectid of orphans is above all subvolume ids.
@@ -197,22 +199,31 @@ impl Drop<'_> {
             if *self.budget <= 0 && below.is_none() {
                 return Ok(Some((node.key(slot), node.level())));
             }
-            if let Some(stopped) = self.drop_child(node, slot, below)? {
+            if let Some(stopped) = self.drop_child(node, slot, parent, below)? {
                 return Ok(Some(stopped));
             }
-            self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), Users::Change);
         }
         Ok(None)
     }
 
-    /// Drops everything below a child. The caller drops the reference to the child.
-    fn drop_child(&mut self, node: &Node, slot: usize, progress: Option<DropProgress>) -> Result<Option<DropProgress>> {
+    /// Drops everything below a child, and then the reference to the child. `parent` is the address of the node if it has
+    /// full backrefs.
+    fn drop_child(
+        &mut self,
+        node: &Node,
+        slot: usize,
+        parent: Option<Logical>,
+        progress: Option<DropProgress>,
+    ) -> Result<Option<DropProgress>> {
         let ptr = node.child_ptr(slot, self.child_refs.owner);
         let (nr_users, flags) = self.users_of(ptr.bytenr)?;
         *self.budget -= 1;
         if nr_users > 1 {
             let moved = self.move_refs(&ptr)?;
-            if moved && self.child_refs.tracks {
+            if moved {
+                self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), Users::Change);
+            }
+            if moved && self.child_refs.quotas == QuotaMode::Full {
                 self.left.push(ptr);
             }
             return Ok((!moved).then(|| (node.key(slot), node.level())));
@@ -220,6 +231,8 @@ impl Drop<'_> {
         let child = self.engine.store.read_node(&ptr)?;
         let stopped = self.drop_below(&child, flags, progress)?;
         if stopped.is_none() {
+            self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), Users::Change);
+            self.child_refs.note_allocated_by(&mut self.refs, &child);
             self.engine.store.forget(ptr.bytenr);
         }
         Ok(stopped)

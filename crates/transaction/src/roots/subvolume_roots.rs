@@ -40,6 +40,7 @@ use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::handle::root_change::{NewContent, NewSubvolume, Received, RootChange};
 use crate::handle::trans_handle::{MetadataReservation, TransHandle};
+use crate::qgroup::state::QuotaMode;
 use crate::roots::root_item::blank_root_item;
 
 /// The tree of a new subvolume.
@@ -280,7 +281,7 @@ impl Engine {
         write_header(&mut raw, &header, node.nritems());
         // The children's new users are not tracked: for snapshots, quotas compute the numbers by arithmetic
         // ([`crate::qgroup`]).
-        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, tracks: false };
+        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, quotas: QuotaMode::Off };
         child_refs.add_children(refs, &node, None, 1, Users::Same);
         let mut state = source.root.lock();
         state.last_snapshot = transid;
@@ -314,8 +315,8 @@ impl Engine {
         users: Users,
     ) -> Result<RootPtr> {
         let node = Arc::new(Node::new(raw.into_boxed_slice())?);
-        let tracks = self.quotas.is_on();
-        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, tracks };
+        let quotas = self.quotas.mode();
+        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, quotas };
         child_refs.add_node(refs, &node, RefKey::TreeBlock(id), 1, users);
         let root = RootPtr { tree: id, bytenr: node.bytenr(), generation: transid, level: node.level() };
         self.store.put_dirty(node);

@@ -10,7 +10,7 @@ use super::*;
 use crate::test_tree::TestTree;
 
 const NODESIZE: u32 = 4096;
-const CONFIG: LedgerConfig = LedgerConfig { nodesize: NODESIZE, sectorsize: 4096, skinny: true };
+const CONFIG: LedgerConfig<'_> = LedgerConfig { nodesize: NODESIZE, skinny: true, simple: None };
 const FIRST_KEY: Key = Key::new(256, KeyType::INODE_ITEM, 0);
 
 type Refs = BTreeMap<RefKey, u64>;
@@ -19,7 +19,7 @@ fn tree() -> TestTree {
     TestTree::new(RootId::EXTENT_TREE, NODESIZE as usize)
 }
 
-fn run(tree: &mut TestTree, heads: Vec<DelayedRefHead>, config: &LedgerConfig) -> Result<ExtentChanges> {
+fn run(tree: &mut TestTree, heads: Vec<DelayedRefHead>, config: &LedgerConfig<'_>) -> Result<ExtentChanges> {
     let nodes = tree.build();
     let changes = run_delayed_refs(&nodes, &nodes.root, heads.into_iter(), config)?;
     tree.apply(&changes.batch);
@@ -35,6 +35,7 @@ fn head(bytenr: u64, kind: ExtentKind, deltas: &[(RefKey, i64)]) -> DelayedRefHe
         set_flags: ExtentFlags::empty(),
         generation: Generation(7),
         owners: OwnerMark::Same,
+        allocated_by: None,
     }
 }
 

@@ -1,0 +1,257 @@
+//! Simple quotas: the numbers after each commit, against a count by `ubtrfs check` and the numbers that Linux continues
+//! with.
+//!
+//! Method: the random changes of the tests of quotas, with relocations and remounts. After each round, `ubtrfs check`
+//! counts every group of every level from the owners of the extents. Linux shows the same numbers, changes the
+//! filesystem in its turns, and at the end deletes everything, which must leave the numbers of an empty filesystem.
+//! `btrfs check` 6.2 does not open a filesystem with simple quotas. `UBTRFS_SEED` repeats a failure.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod quota_rounds;
+
+use std::path::Path;
+
+use quota_rounds::{Numbers, ROOT, Rounds, TOP, numbers_shown, open, settle, write};
+use ubtrfs_fs::{Fs, Job, QgroupId, QuotaKind};
+use ubtrfs_testkit::{Image, LoopMount, Rng, capability, run, second_opinion};
+
+fn numbers(fs: &Fs) -> Numbers {
+    let groups = fs.qgroups().unwrap();
+    groups.iter().map(|group| (group.id.to_string(), (group.referenced, group.exclusive))).collect()
+}
+
+fn referenced(fs: &Fs, id: QgroupId) -> Option<u64> {
+    fs.sync().unwrap();
+    fs.qgroups().unwrap().iter().find(|group| group.id == id).map(|group| group.referenced)
+}
+
+/// Makes Linux enable simple quotas, which btrfs-progs 6.2 cannot.
+fn enable_in_linux(mount: &LoopMount) {
+    let script = "import fcntl, os, struct, sys
+fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0xC0109428, struct.pack('QQ', 4, 0))";
+    run("python3", ["-c", script, &mount.path().to_string_lossy()]).unwrap();
+}
+
+fn of(number: u64) -> QgroupId {
+    QgroupId::new(0, number).unwrap()
+}
+
+#[test]
+fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    const NODE: u64 = 4096;
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    let fs = open(&image, "");
+    let a = fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    write(&fs, a, "old", 0, &Rng::new(1).bytes(200 << 10));
+    fs.sync().unwrap();
+    fs.enable_quotas(QuotaKind::Simple).unwrap();
+    let status = fs.quota_status().unwrap();
+    assert!(status.simple && status.consistent && status.rescan.is_none(), "{status:?}");
+    assert_eq!(fs.start_quota_rescan().unwrap_err().errno(), 22);
+    assert_eq!(referenced(&fs, of(256)), Some(0), "what exists already is not counted");
+    write(&fs, a, "new", 0, &Rng::new(2).bytes(400 << 10));
+    assert_eq!(referenced(&fs, of(256)), Some((400 << 10) + NODE));
+    // A snapshot costs its root, a clone nothing, and a write is charged to the writer.
+    let s = fs.snapshot(a.root, TOP, b"s", false).unwrap();
+    assert_eq!((referenced(&fs, of(256)), referenced(&fs, of(257))), (Some((400 << 10) + NODE), Some(NODE)));
+    write(&fs, s, "new", 0, &Rng::new(3).bytes(100 << 10));
+    let from = fs.lookup(a, b"new").unwrap().id;
+    write(&fs, TOP, "clone", 0, b"x");
+    fs.clone_range(from, 0, fs.lookup(TOP, b"clone").unwrap().id, 0, 400 << 10).unwrap();
+    assert_eq!(referenced(&fs, of(257)), Some((100 << 10) + NODE));
+    assert_eq!(referenced(&fs, of(5)), Some(NODE));
+    second_opinion(image.path()).unwrap();
+    // The group of a deleted subvolume stays as long as its extents are in use.
+    fs.delete_subvolume(TOP, b"a", None).unwrap();
+    settle(&fs);
+    assert_eq!(referenced(&fs, of(256)), Some(400 << 10));
+    assert_eq!(fs.destroy_qgroup(of(256)).unwrap_err().errno(), 16);
+    assert_eq!(fs.clear_stale_qgroups().unwrap(), 0);
+    second_opinion(image.path()).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    // Linux continues with these numbers.
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let shown = numbers_shown(&mount);
+    assert_eq!((shown["0/256"].0, shown["0/257"].0), (400 << 10, (100 << 10) + NODE));
+    run("bash", ["-ec", &format!("cd {} && rm clone s/new && sync", mount.path().display())]).unwrap();
+    assert_eq!(numbers_shown(&mount)["0/256"].0, 0);
+    assert!(mount.kernel_complaints().is_empty(), "{:?}", mount.kernel_complaints());
+    mount.close().unwrap();
+    second_opinion(image.path()).unwrap();
+    let fs = open(&image, "");
+    assert_eq!(fs.clear_stale_qgroups().unwrap(), 1);
+    // Enabled again, they start from nothing.
+    fs.disable_quotas().unwrap();
+    write(&fs, s, "between", 0, &[1; 50_000]);
+    fs.sync().unwrap();
+    second_opinion(image.path()).unwrap();
+    fs.enable_quotas(QuotaKind::Simple).unwrap();
+    assert_eq!(referenced(&fs, of(257)), Some(0));
+    fs.unlink(s, b"between").unwrap();
+    assert_eq!(referenced(&fs, of(257)), Some(NODE));
+    second_opinion(image.path()).unwrap();
+    fs.close().unwrap();
+}
+
+#[test]
+fn nested_subvolumes_join_the_groups_of_their_holder() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image, "");
+    let (one, two) = (QgroupId::new(1, 1).unwrap(), QgroupId::new(1, 2).unwrap());
+    let p = fs.create_subvolume(TOP, b"p", &ROOT).unwrap();
+    fs.enable_quotas(QuotaKind::Simple).unwrap();
+    fs.create_qgroup(one).unwrap();
+    fs.create_qgroup(two).unwrap();
+    write(&fs, p, "f", 0, &Rng::new(1).bytes(300 << 10));
+    fs.sync().unwrap();
+    assert!(!fs.assign_qgroup(QgroupId::of_subvolume(p.root), one).unwrap());
+    assert_eq!(referenced(&fs, one), Some((300 << 10) + 16384));
+    let nested = fs.create_subvolume(p, b"nested", &ROOT).unwrap();
+    let named = fs.create_subvolume_in(p, b"named", &ROOT, &[two]).unwrap();
+    let outside = fs.snapshot(p.root, TOP, b"outside", false).unwrap();
+    let parents = |root: ubtrfs_format::RootId| {
+        let groups = fs.qgroups().unwrap();
+        groups.iter().find(|group| group.id == QgroupId::of_subvolume(root)).unwrap().parents.clone()
+    };
+    assert_eq!((parents(nested.root), parents(named.root), parents(outside.root)), (vec![one], vec![two], vec![]));
+    // A limit of the group holds for all of them.
+    fs.limit_qgroup(one, Some(Some(2 << 20)), None).unwrap();
+    let (mut at, file) = (0, {
+        write(&fs, nested, "f", 0, b"x");
+        fs.lookup(nested, b"f").unwrap().id
+    });
+    let errno = loop {
+        match fs.write(file, at, &vec![7; 64 << 10]) {
+            Ok(_) => at += 64 << 10,
+            Err(error) => break error.errno(),
+        }
+    };
+    assert_eq!(errno, 122);
+    assert!(referenced(&fs, one).unwrap() <= 2 << 20);
+    fs.unlink(nested, b"f").unwrap();
+    // Leaving a group takes along what is charged.
+    assert!(!fs.remove_qgroup(QgroupId::of_subvolume(p.root), one).unwrap());
+    assert_eq!(referenced(&fs, one), referenced(&fs, QgroupId::of_subvolume(nested.root)));
+    second_opinion(image.path()).unwrap();
+    fs.close().unwrap();
+}
+
+/// Makes Linux delete everything, and checks that nothing stays charged but the root nodes.
+fn empty_by_linux(image: &Path, rounds: &Rounds) {
+    let mount = LoopMount::new(image, "").unwrap();
+    let names = rounds.names.join(" ");
+    let script = format!(
+        "cd {} && btrfs -q subvolume delete {names} && sync && btrfs subvolume sync -s 1 . && sync",
+        mount.path().display()
+    );
+    run("bash", ["-ec", &script]).unwrap();
+    let shown = numbers_shown(&mount);
+    assert!(shown.iter().all(|(id, (bytes, _))| *bytes <= if id == "0/5" { 16384 } else { 0 }), "{shown:?}");
+    let complaints = mount.kernel_complaints();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    mount.close().unwrap();
+    second_opinion(image).unwrap();
+}
+
+fn turn_of_linux(mount: &LoopMount, rounds: &mut Rounds, turn: usize) {
+    let mut script = String::new();
+    for number in 0..4 {
+        let name = rounds.names[rounds.rng.index(rounds.names.len())].clone();
+        let file = rounds.rng.below(60);
+        script += &match rounds.rng.below(6) {
+            0 if rounds.names.len() < 12 => {
+                let new = format!("l{turn}-{number}");
+                rounds.names.push(new.clone());
+                format!("btrfs -q subvolume snapshot {name} {new}\n")
+            }
+            1 if rounds.names.len() > 3 => {
+                rounds.names.retain(|other| *other != name);
+                format!("btrfs -q subvolume delete {name}\n")
+            }
+            2 => format!("for f in $(seq 40); do head -c 5000 /dev/urandom > {name}/small$f; done\n"),
+            3 => format!("rm -f {name}/f{file} {name}/small{file}\n"),
+            4 => "btrfs balance start -dusage=50 -musage=50 . > /dev/null\n".to_owned(),
+            _ => format!("head -c 90000 /dev/urandom | dd of={name}/f{file} conv=notrunc status=none\n"),
+        };
+    }
+    script += "sync; btrfs subvolume sync -s 1 . > /dev/null; sync\n";
+    run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
+}
+
+/// Random changes in turns with Linux, with relocations on both sides.
+fn random_turns(seed: u64, image: &Image, nr_turns: usize, names: &[&str]) {
+    eprintln!("UBTRFS_SEED={seed}");
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut rounds = Rounds { rng: Rng::new(seed), names, next: 0 };
+    for turn in 0..nr_turns {
+        let fs = open(image, "");
+        if turn == 0 && fs.lookup(TOP, b"a").is_err() {
+            fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+            (0..10).for_each(|_| rounds.step(&fs));
+            fs.enable_quotas(QuotaKind::Simple).unwrap();
+            let (one, two) = (QgroupId::new(1, 1).unwrap(), QgroupId::new(2, 1).unwrap());
+            fs.create_qgroup(one).unwrap();
+            fs.create_qgroup(two).unwrap();
+            fs.assign_qgroup(of(256), one).unwrap();
+            fs.assign_qgroup(one, two).unwrap();
+        }
+        for _ in 0..3 {
+            (0..1 + rounds.rng.below(12)).for_each(|_| rounds.step(&fs));
+            if rounds.rng.one_in(3) {
+                let groups = fs.block_groups();
+                let start = groups[rounds.rng.index(groups.len())].start;
+                // A group cannot be moved if there is no room elsewhere.
+                let _ = fs.relocate_block_group(start, &Job::new());
+            }
+            settle(&fs);
+            second_opinion(image.path()).unwrap_or_else(|error| panic!("UBTRFS_SEED={seed} our turn {turn}: {error}"));
+        }
+        let ours = numbers(&fs);
+        fs.close().unwrap();
+        drop(fs);
+        let mount = LoopMount::new(image.path(), "").unwrap();
+        assert_eq!(ours, numbers_shown(&mount), "UBTRFS_SEED={seed} turn {turn}");
+        turn_of_linux(&mount, &mut rounds, turn);
+        let complaints = mount.kernel_complaints();
+        assert!(complaints.is_empty(), "{complaints:?}");
+        mount.close().unwrap();
+        second_opinion(image.path()).unwrap_or_else(|error| panic!("UBTRFS_SEED={seed} Linux's turn {turn}: {error}"));
+    }
+    empty_by_linux(image.path(), &rounds);
+}
+
+#[test]
+fn linux_and_ubtrfs_take_turns_with_simple_quotas() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    random_turns(Rng::seed_or(6), &image, 6, &["a"]);
+}
+
+#[test]
+fn simple_quotas_of_linux_stay_exact_under_our_writes() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let before =
+        "btrfs -q subvolume create a; for f in $(seq 60); do head -c $((f * 2000)) /dev/urandom > a/f$f; done; sync";
+    let after = "btrfs -q subvolume create b; for f in $(seq 60); do head -c $((f * 2000)) /dev/urandom > a/g$f; done
+        btrfs -q subvolume snapshot a old; cp --reflink=always a/g60 old/copy; sync";
+    let at = mount.path().display().to_string();
+    run("bash", ["-ec", &format!("cd {at} && {before}")]).unwrap();
+    enable_in_linux(&mount);
+    run("bash", ["-ec", &format!("cd {at} && {after}")]).unwrap();
+    mount.close().unwrap();
+    random_turns(Rng::seed_or(7), &image, 4, &["a", "b", "old"]);
+}
