@@ -1,6 +1,6 @@
 //! Tests of lost output: a full disk, a pipe without a reader, a closed descriptor. Each command runs once for each of
-//! its outputs and each way to lose that output. A lost result is an error, never a panic, and the command's change is
-//! kept.
+//! its outputs and each way to lose that output. A command whose output cannot be written exits with an error and does
+//! not panic, and the change that the command made is kept.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

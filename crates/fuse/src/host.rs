@@ -1,5 +1,5 @@
 //! [`MountHost`]: the mount as commands of crate `control` use it. The host finds the inodes that descriptors refer to,
-//! and makes the kernel forget changed names.
+//! and makes the kernel forget changed names, data and attributes.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;

@@ -25,8 +25,8 @@ fn key_of(ino: Ino, name: &[u8]) -> Key {
     Key::new(ino.0, KeyType::XATTR_ITEM, name_hash(name))
 }
 
-/// Whether an inode has attributes; unknown until the first lookup. Most inodes have none, but programs query some on
-/// most accesses.
+/// Whether an inode has extended attributes; unknown until the first lookup. Most inodes have no extended attributes,
+/// but programs ask for certain names at most accesses.
 ///
 /// The value is set from the tree under the inode's state lock. Before an attribute is added, the value is set to
 /// [`Self::SOME`] under the inode's state lock, held for writing. Removing the last attribute does not change the

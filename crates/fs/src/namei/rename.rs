@@ -1,5 +1,6 @@
 //! Renaming: plain, without replacing, exchanging, leaving a whiteout. For subvolumes, see
-//! [`crate::subvolume::rename`].
+//! [`crate::subvolume::rename`]. The inodes are locked in the order of I3 of [`crate::inode::state`], by `Locked` of
+//! [`crate::namei::link`].
 //!
 //! - I1. The rename lock is held from the check for loops until the items are put, so the parents of directories do not
 //!   change in between.

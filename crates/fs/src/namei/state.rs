@@ -46,7 +46,7 @@ impl Names {
         !self.undeleted.lock().is_empty()
     }
 
-    /// Blocks other renames that move directories while the guard lives, so that a rename can rule out loops.
+    /// Blocks other renames while the guard lives, so that a rename can rule out loops of directories.
     pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {
         self.rename_lock.lock()
     }

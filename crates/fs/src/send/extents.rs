@@ -112,8 +112,8 @@ impl FileDiff {
             let item = item.map(|item| decode_of(self.root, &item.key(), &item, self.sectorsize)).transpose()?;
             let item = item.filter(|item| item.end > end);
             let last = end - end % sector..end.next_multiple_of(sector);
-            // The old end is inside this sector. The receiver lacks the rest of the sector, even if both trees map it
-            // to the same extent.
+            // The old end is inside this sector. The receiver lacks the sector's bytes past the old end, even if the old
+            // and the new snapshot map the sector to the same extent.
             if let Some(item) = item.as_ref().filter(|item| item.is_data()) {
                 if self.options.no_data {
                     self.update(last, pipeline)?;

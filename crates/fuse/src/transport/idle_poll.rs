@@ -68,8 +68,8 @@ impl IdlePoll {
             self.wait_for_burst();
             match self.turn() {
                 Ended::Quiet => {}
-                // Park instead of sleeping, so that `stop` can wake this thread: the end of the connection waits for
-                // this thread.
+                // Park instead of sleeping, so that `stop` can wake this thread: whoever closes the connection waits
+                // until this thread has ended.
                 Ended::Crowded => std::thread::park_timeout(REST),
                 Ended::Stopped => return,
             }

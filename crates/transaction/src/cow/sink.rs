@@ -1,14 +1,15 @@
 //! Copy on write: how addresses and references change when a batch changes a tree.
 //!
 //! References are derived here, from the reports of `apply`, and nowhere else. The table is for a block that tree R
-//! stops using. R's references carry its id; the block's references carry the block's address:
+//! stops using. A reference that tree R holds names the id of R; a reference that the block holds names the address of
+//! the block (a full backref):
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
-//! | only R, by its id | keep their references | loses R's reference |
-//! | only R, full backref | lose the block's reference, gain R's | loses R's reference |
-//! | several, R owns it, no full backref | gain the block's reference (R's moves to the copy) | loses R's reference; full backref is set |
-//! | several otherwise | gain R's reference | loses R's reference |
+//! | only R, by its id | keep their references | loses the reference held by R |
+//! | only R, full backref | lose the reference held by the block, gain one held by R | loses the reference held by R |
+//! | several, R owns it, no full backref | gain a reference held by the block (the one held by R moves to the copy) | loses the reference held by R; full backref is set |
+//! | several otherwise | gain a reference held by R | loses the reference held by R |
 //!
 //! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From the
 //! snapshot until the end of the commit, blocks of this transaction may have several users too, and the tree's

@@ -4,8 +4,8 @@
 //! overlap, and no item covers data without checksums.
 //!
 //! Changes are made in one sweep in address order. One item is *open*: checksums are appended to it, up to the size
-//! limit. The open item moves to the batch when it is full, when the next change lies beyond the part that the sweep
-//! has reached, and at the end of the sweep.
+//! limit. The open item is put into the batch when it has reached that limit, when the next change starts above
+//! `Sweep::consumed`, when the rest of a cut item needs an item of its own, and at the end of the sweep.
 //!
 //! I1. Existing items that start below `Sweep::consumed` and may have changed are in the open item or in the batch.
 //! I2. The open item ends at or below `consumed`, or at the end of the last inserted run.

@@ -83,8 +83,8 @@ impl LogBlocks {
                 return;
             }
         }
-        // Long-lived blocks lie between the idle addresses. Allocate new space, unless more than about half of the
-        // space is idle.
+        // No run of idle addresses is long enough, because blocks that stay in use lie between them. Allocate new
+        // space, unless more than about half of the log's space is idle.
         let len_bytes = nodesize * (wanted as u64).next_multiple_of(RUN_BLOCKS);
         let taken: u64 = self.taken.iter().map(|extent| extent.len_bytes).sum();
         let is_worth_it = self.idle.len() as u64 * nodesize <= taken / 2 + len_bytes;
