@@ -1,31 +1,21 @@
 //! Image files and block devices.
 //!
-//! Protection against other users:
-//!
-//! | | image file | block device |
-//! |---|---|---|
-//! | read-write | flock exclusive; its unused loop devices held with O_EXCL | O_EXCL and flock exclusive |
-//! | read-only | flock shared | flock shared |
-//! | both | refused if mounted, directly or through a loop device | refused if mounted |
-//!
-//! Invariants:
-//! - I1. The lock is taken before the size is read or changed.
-//! - I2. The lock on a block device includes its parts (the file behind a loop device, the devices below a device
-//!   mapper's device), because a file and the loop device over it are one image.
+//! - I1. The lock (`exclusive_use`) is taken before the size is read or changed.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, IoSlice, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::direct::Direct;
-use crate::mounted::{self, KernelUse};
+use crate::exclusive_use::{check_kind, claim_image, lock, lock_parts, refuse_mounted_block_device};
+use crate::mounted;
+use crate::open_error::{OpenError, classify, file_size_limit};
 use crate::{Device, check_range, discard};
 
 /// The access for which a device is opened.
@@ -35,200 +25,6 @@ pub enum Access {
     ReadOnly,
     /// Reading and writing; excludes all others.
     ReadWrite,
-}
-
-/// The reason why a device cannot be opened. The text of the error is one line that tells users what to do.
-#[derive(Debug)]
-pub enum OpenError {
-    /// The file does not exist.
-    Missing {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The parent directory of a new file does not exist.
-    NoDirectory {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// A file to create exists already.
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Another process has the file open.
-    Locked {
-        /// The file.
-        path: PathBuf,
-        /// The process, if known.
-        by: Option<String>,
-    },
-    /// The kernel has mounted the file.
-    Mounted {
-        /// The file.
-        path: PathBuf,
-        /// The loop device over the file, if there is one.
-        through: Option<PathBuf>,
-        /// The mount point, if it is in this namespace.
-        at: Option<PathBuf>,
-    },
-    /// A FUSE server has mounted the file.
-    Served {
-        /// The file.
-        path: PathBuf,
-        /// The loop device over the file, if there is one.
-        through: Option<PathBuf>,
-        /// The mount point.
-        at: PathBuf,
-        /// The filesystem type, such as `fuse.ubtrfs`.
-        kind: String,
-    },
-    /// A part of the block device, such as the file behind a loop device, is in use.
-    BackingInUse {
-        /// The block device.
-        path: PathBuf,
-        /// The reason why that part cannot be opened.
-        backing: Box<OpenError>,
-    },
-    /// The filesystem that holds the file, or the block device, is read-only.
-    ReadOnlyHost {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is immutable or append-only.
-    Immutable {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The block device refuses writes.
-    WriteProtected {
-        /// The device.
-        path: PathBuf,
-    },
-    /// The process has a limit on the size of files, which this file would exceed.
-    SizeLimit {
-        /// The file.
-        path: PathBuf,
-        /// The limit in bytes.
-        limit: u64,
-    },
-    /// The path names neither a regular file nor a block device.
-    NotRegular {
-        /// The file.
-        path: PathBuf,
-        /// The kind of file.
-        what: &'static str,
-    },
-    /// The system denies access.
-    Permission {
-        /// The file.
-        path: PathBuf,
-        /// The wanted access.
-        access: Access,
-    },
-    /// A block device is smaller than requested.
-    TooSmall {
-        /// The device.
-        path: PathBuf,
-        /// Size of the device.
-        len_bytes: u64,
-        /// Requested size.
-        wanted: u64,
-    },
-    /// Any other error of the system.
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-}
-
-impl std::fmt::Display for OpenError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Missing { path } => {
-                write!(
-                    f,
-                    "{} does not exist; check the path, or make an image with `ubtrfs mkfs -b SIZE`",
-                    path.display()
-                )
-            }
-            Self::NoDirectory { path } => {
-                write!(f, "the directory {} does not exist; check the path, or create the directory", path.display())
-            }
-            Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", path.display()),
-            Self::Locked { path, by } => {
-                let by = by.as_deref().unwrap_or("another process");
-                write!(f, "{} is in use by {by}; unmount it, or wait until that process ends", path.display())
-            }
-            Self::Mounted { path, through, at } => {
-                write!(f, "{} is mounted by the kernel", path.display())?;
-                if let Some(through) = through {
-                    write!(f, " through {}", through.display())?;
-                }
-                match at {
-                    Some(at) => write!(f, " at {}; unmount it first", at.display()),
-                    None => write!(f, " or part of another device; unmount or release it first"),
-                }
-            }
-            Self::Served { path, through, at, kind } => {
-                let by = kind.strip_prefix("fuse.").unwrap_or(kind);
-                write!(f, "{} is mounted by {by}", path.display())?;
-                if let Some(through) = through {
-                    write!(f, " through {}", through.display())?;
-                }
-                let command = if by == "ubtrfs" { "ubtrfs umount" } else { "umount" };
-                write!(f, " at {0}; unmount it first, with: {command} {0}", at.display())
-            }
-            Self::BackingInUse { path, backing } => {
-                write!(f, "the file or device behind {} is in use: {backing}", path.display())
-            }
-            Self::ReadOnlyHost { path } => write!(
-                f,
-                "{} cannot be written, because its filesystem or device is read-only; remount that read-write, or open the image read-only (-o ro)",
-                path.display()
-            ),
-            Self::Immutable { path } => write!(
-                f,
-                "{0} is immutable or append-only (see: lsattr {0}); clear the flag with `chattr -i -a {0}`, or open the image read-only (-o ro)",
-                path.display()
-            ),
-            Self::WriteProtected { path } => write!(
-                f,
-                "{0} is write-protected; allow writes with `blockdev --setrw {0}`, or open it read-only (-o ro)",
-                path.display()
-            ),
-            Self::SizeLimit { path, limit } => write!(
-                f,
-                "{} is larger than the {limit} bytes that this process may write to a file; raise that limit (ulimit -f)",
-                path.display()
-            ),
-            Self::NotRegular { path, what } => {
-                write!(f, "{} is {what}; give an image file or a block device", path.display())
-            }
-            Self::Permission { path, access } => {
-                let what = if *access == Access::ReadOnly { "read" } else { "read and write" };
-                write!(
-                    f,
-                    "no permission to {what} {}; change its mode or owner, or run as another user",
-                    path.display()
-                )
-            }
-            Self::TooSmall { path, len_bytes, wanted } => {
-                write!(f, "{} has {len_bytes} bytes, not {wanted}; give a smaller size", path.display())
-            }
-            Self::Io { path, source } => write!(f, "cannot open {}: {source}", path.display()),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { source, .. } => Some(source),
-            _ => None,
-        }
-    }
 }
 
 /// An image file or block device.
@@ -246,7 +42,7 @@ pub struct FileDevice {
     /// Whether a flush failed; then no later flush succeeds (I4 of the crate).
     flush_failed: AtomicBool,
     /// Files held open for their locks: loop devices over the image, which the kernel cannot mount then, or the files
-    /// and devices that a block device is made of (I2).
+    /// and devices that a block device is made of.
     _held: Vec<File>,
 }
 
@@ -396,113 +192,6 @@ impl FileDevice {
             self.len_bytes()
         )))
     }
-}
-
-/// Whether this is a block device. Fails if the file is neither a block device nor a regular file.
-fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
-    let kind = metadata.file_type();
-    let refuse = |what| Err(OpenError::NotRegular { path: path.to_owned(), what });
-    match () {
-        () if kind.is_block_device() => Ok(true),
-        () if kind.is_file() => Ok(false),
-        () if kind.is_dir() => refuse("a directory"),
-        () if kind.is_char_device() => refuse("a character device"),
-        () if kind.is_fifo() => refuse("a pipe"),
-        () => refuse("a special file"),
-    }
-}
-
-/// Maximum size in bytes of a file that this process writes; `None` if there is no limit.
-fn file_size_limit() -> Option<u64> {
-    rustix::process::getrlimit(rustix::process::Resource::Fsize).current
-}
-
-fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
-    let path = path.to_owned();
-    match source.kind() {
-        io::ErrorKind::NotFound => OpenError::Missing { path },
-        io::ErrorKind::AlreadyExists => OpenError::Exists { path },
-        // EPERM means that the file is immutable or append-only: a missing permission gives EACCES.
-        _ if access == Access::ReadWrite && Errno::from_io_error(&source) == Some(Errno::PERM) => {
-            OpenError::Immutable { path }
-        }
-        io::ErrorKind::PermissionDenied => OpenError::Permission { path, access },
-        io::ErrorKind::ReadOnlyFilesystem => OpenError::ReadOnlyHost { path },
-        io::ErrorKind::FileTooLarge => match file_size_limit() {
-            Some(limit) => OpenError::SizeLimit { path, limit },
-            None => OpenError::Io { path, source },
-        },
-        _ if mounted::is_busy(&source) => OpenError::Mounted { path, through: None, at: None },
-        _ => OpenError::Io { path, source },
-    }
-}
-
-/// Fails if an open image file or block device is in use, by any path: locked by a process, or mounted or held by the
-/// kernel. On success, `file` holds the lock until it is closed.
-pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
-    let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
-    if check_kind(path, &metadata)? {
-        refuse_mounted_block_device(path, metadata.rdev())?;
-        lock(file, path, Access::ReadWrite, &metadata)?;
-        return lock_parts(path, Access::ReadWrite, metadata.rdev()).map(drop);
-    }
-    lock(file, path, Access::ReadWrite, &metadata)?;
-    claim_image(path, Access::ReadOnly, &metadata).map(drop)
-}
-
-/// Locks the files and devices that a block device is made of (I2).
-fn lock_parts(path: &Path, access: Access, rdev: u64) -> Result<Vec<File>, OpenError> {
-    let mut locked = Vec::new();
-    for part in mounted::parts_of_block_device(rdev) {
-        let in_use = |backing| OpenError::BackingInUse { path: path.to_owned(), backing: Box::new(backing) };
-        // Skip a part that this user cannot open: another user has attached it and is responsible for it.
-        let open = |write| File::options().read(true).write(write).open(&part);
-        let Ok(file) = open(access == Access::ReadWrite).or_else(|_| open(false)) else { continue };
-        let Ok(metadata) = file.metadata() else { continue };
-        lock(&file, &part, access, &metadata).map_err(in_use)?;
-        locked.push(file);
-    }
-    Ok(locked)
-}
-
-fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), OpenError> {
-    mounted::use_of_block_device(rdev).map_or(Ok(()), |kernel_use| Err(in_use(path, None, kernel_use)))
-}
-
-fn claim_image(path: &Path, access: Access, metadata: &Metadata) -> Result<Vec<File>, OpenError> {
-    let hold = access == Access::ReadWrite;
-    let claimed = mounted::use_of_image(metadata.dev(), metadata.ino(), hold);
-    claimed.map_err(|(node, kernel_use)| in_use(path, Some(node), kernel_use))
-}
-
-fn in_use(path: &Path, through: Option<PathBuf>, kernel_use: KernelUse) -> OpenError {
-    let path = path.to_owned();
-    match kernel_use {
-        KernelUse::Mounted(at) => OpenError::Mounted { path, through, at: Some(at) },
-        KernelUse::Served { at, kind } => OpenError::Served { path, through, at, kind },
-        KernelUse::Exclusive => OpenError::Mounted { path, through, at: None },
-    }
-}
-
-/// Takes the advisory lock. Retries, because device managers lock block devices briefly while they probe them.
-fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata) -> Result<(), OpenError> {
-    let operation = match access {
-        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
-        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
-    };
-    // A forked process shares the lock until its exec, so image files are retried too.
-    let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 8 };
-    for nr_try in 1..=nr_tries {
-        match rustix::fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
-            // A file on a filesystem without locks is opened unprotected.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if nr_try < nr_tries => std::thread::sleep(Duration::from_millis(25)),
-            Err(Errno::WOULDBLOCK) => break,
-            Err(errno) => return Err(OpenError::Io { path: path.to_owned(), source: errno.into() }),
-        }
-    }
-    Err(OpenError::Locked { path: path.to_owned(), by: mounted::lock_holder(metadata.dev(), metadata.ino()) })
 }
 
 /// Makes the name of a new file durable.

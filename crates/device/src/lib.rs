@@ -24,20 +24,24 @@ use std::io::{self, IoSlice};
 mod aligned_buf;
 mod direct;
 mod discard;
+mod exclusive_use;
 mod file;
 mod fuse_ring;
 mod io_ring;
 mod memory;
 mod mount_ioctl;
 mod mounted;
+mod open_error;
 mod queues;
 mod stdio;
 
 pub use aligned_buf::AlignedBuf;
-pub use file::{Access, FileDevice, OpenError, refuse_in_use};
+pub use exclusive_use::refuse_in_use;
+pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
+pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 
 /// A device of fixed size with positioned I/O. Only [`Device::grow_to_end`] changes the size.

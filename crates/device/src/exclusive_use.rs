@@ -1,0 +1,104 @@
+//! Exclusive use of an image file or block device: locks, and the refusal of one that is mounted or in use.
+//!
+//! | | image file | block device |
+//! |---|---|---|
+//! | read-write | flock exclusive; its unused loop devices held with O_EXCL | O_EXCL and flock exclusive |
+//! | read-only | flock shared | flock shared |
+//! | both | refused if mounted, directly or through a loop device | refused if mounted |
+//!
+//! - I1. The lock on a block device includes its parts (the file behind a loop device, the devices below a device
+//!   mapper's device), because a file and the loop device over it are one image.
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::file::Access;
+use crate::mounted::{self, KernelUse};
+use crate::open_error::OpenError;
+
+/// Fails if an open image file or block device is in use, by any path: locked by a process, or mounted or held by the
+/// kernel. On success, `file` holds the lock until it is closed.
+pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
+    let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
+    if check_kind(path, &metadata)? {
+        refuse_mounted_block_device(path, metadata.rdev())?;
+        lock(file, path, Access::ReadWrite, &metadata)?;
+        return lock_parts(path, Access::ReadWrite, metadata.rdev()).map(drop);
+    }
+    lock(file, path, Access::ReadWrite, &metadata)?;
+    claim_image(path, Access::ReadOnly, &metadata).map(drop)
+}
+
+/// Locks the files and devices that a block device is made of (I1).
+pub(crate) fn lock_parts(path: &Path, access: Access, rdev: u64) -> Result<Vec<File>, OpenError> {
+    let mut locked = Vec::new();
+    for part in mounted::parts_of_block_device(rdev) {
+        let in_use = |backing| OpenError::BackingInUse { path: path.to_owned(), backing: Box::new(backing) };
+        // Skip a part that this user cannot open: another user has attached it and is responsible for it.
+        let open = |write| File::options().read(true).write(write).open(&part);
+        let Ok(file) = open(access == Access::ReadWrite).or_else(|_| open(false)) else { continue };
+        let Ok(metadata) = file.metadata() else { continue };
+        lock(&file, &part, access, &metadata).map_err(in_use)?;
+        locked.push(file);
+    }
+    Ok(locked)
+}
+
+pub(crate) fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), OpenError> {
+    mounted::use_of_block_device(rdev).map_or(Ok(()), |kernel_use| Err(in_use(path, None, kernel_use)))
+}
+
+pub(crate) fn claim_image(path: &Path, access: Access, metadata: &Metadata) -> Result<Vec<File>, OpenError> {
+    let hold = access == Access::ReadWrite;
+    let claimed = mounted::use_of_image(metadata.dev(), metadata.ino(), hold);
+    claimed.map_err(|(node, kernel_use)| in_use(path, Some(node), kernel_use))
+}
+
+fn in_use(path: &Path, through: Option<PathBuf>, kernel_use: KernelUse) -> OpenError {
+    let path = path.to_owned();
+    match kernel_use {
+        KernelUse::Mounted(at) => OpenError::Mounted { path, through, at: Some(at) },
+        KernelUse::Served { at, kind } => OpenError::Served { path, through, at, kind },
+        KernelUse::Exclusive => OpenError::Mounted { path, through, at: None },
+    }
+}
+
+/// Takes the advisory lock. Retries, because device managers lock block devices briefly while they probe them.
+pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata) -> Result<(), OpenError> {
+    let operation = match access {
+        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
+        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+    };
+    // A forked process shares the lock until its exec, so image files are retried too.
+    let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 8 };
+    for nr_try in 1..=nr_tries {
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            // A file on a filesystem without locks is opened unprotected.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if nr_try < nr_tries => std::thread::sleep(Duration::from_millis(25)),
+            Err(Errno::WOULDBLOCK) => break,
+            Err(errno) => return Err(OpenError::Io { path: path.to_owned(), source: errno.into() }),
+        }
+    }
+    Err(OpenError::Locked { path: path.to_owned(), by: mounted::lock_holder(metadata.dev(), metadata.ino()) })
+}
+
+/// Whether this is a block device. Fails if the file is neither a block device nor a regular file.
+pub(crate) fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
+    let kind = metadata.file_type();
+    let refuse = |what| Err(OpenError::NotRegular { path: path.to_owned(), what });
+    match () {
+        () if kind.is_block_device() => Ok(true),
+        () if kind.is_file() => Ok(false),
+        () if kind.is_dir() => refuse("a directory"),
+        () if kind.is_char_device() => refuse("a character device"),
+        () if kind.is_fifo() => refuse("a pipe"),
+        () => refuse("a special file"),
+    }
+}

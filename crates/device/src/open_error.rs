@@ -1,0 +1,229 @@
+//! [`OpenError`]: why an image file or block device cannot be opened, and what the user can do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use crate::file::Access;
+use crate::mounted;
+
+/// The reason why a device cannot be opened. The text of the error is one line that tells users what to do.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The file does not exist.
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The parent directory of a new file does not exist.
+    NoDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file to create exists already.
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another process has the file open.
+    Locked {
+        /// The file.
+        path: PathBuf,
+        /// The process, if known.
+        by: Option<String>,
+    },
+    /// The kernel has mounted the file.
+    Mounted {
+        /// The file.
+        path: PathBuf,
+        /// The loop device over the file, if there is one.
+        through: Option<PathBuf>,
+        /// The mount point, if it is in this namespace.
+        at: Option<PathBuf>,
+    },
+    /// A FUSE server has mounted the file.
+    Served {
+        /// The file.
+        path: PathBuf,
+        /// The loop device over the file, if there is one.
+        through: Option<PathBuf>,
+        /// The mount point.
+        at: PathBuf,
+        /// The filesystem type, such as `fuse.ubtrfs`.
+        kind: String,
+    },
+    /// A part of the block device, such as the file behind a loop device, is in use.
+    BackingInUse {
+        /// The block device.
+        path: PathBuf,
+        /// The reason why that part cannot be opened.
+        backing: Box<OpenError>,
+    },
+    /// The filesystem that holds the file, or the block device, is read-only.
+    ReadOnlyHost {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is immutable or append-only.
+    Immutable {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The block device refuses writes.
+    WriteProtected {
+        /// The device.
+        path: PathBuf,
+    },
+    /// The process has a limit on the size of files, which this file would exceed.
+    SizeLimit {
+        /// The file.
+        path: PathBuf,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// The path names neither a regular file nor a block device.
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+        /// The kind of file.
+        what: &'static str,
+    },
+    /// The system denies access.
+    Permission {
+        /// The file.
+        path: PathBuf,
+        /// The wanted access.
+        access: Access,
+    },
+    /// A block device is smaller than requested.
+    TooSmall {
+        /// The device.
+        path: PathBuf,
+        /// Size of the device.
+        len_bytes: u64,
+        /// Requested size.
+        wanted: u64,
+    },
+    /// Any other error of the system.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Missing { path } => {
+                write!(
+                    f,
+                    "{} does not exist; check the path, or make an image with `ubtrfs mkfs -b SIZE`",
+                    path.display()
+                )
+            }
+            Self::NoDirectory { path } => {
+                write!(f, "the directory {} does not exist; check the path, or create the directory", path.display())
+            }
+            Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", path.display()),
+            Self::Locked { path, by } => {
+                let by = by.as_deref().unwrap_or("another process");
+                write!(f, "{} is in use by {by}; unmount it, or wait until that process ends", path.display())
+            }
+            Self::Mounted { path, through, at } => {
+                write!(f, "{} is mounted by the kernel", path.display())?;
+                if let Some(through) = through {
+                    write!(f, " through {}", through.display())?;
+                }
+                match at {
+                    Some(at) => write!(f, " at {}; unmount it first", at.display()),
+                    None => write!(f, " or part of another device; unmount or release it first"),
+                }
+            }
+            Self::Served { path, through, at, kind } => {
+                let by = kind.strip_prefix("fuse.").unwrap_or(kind);
+                write!(f, "{} is mounted by {by}", path.display())?;
+                if let Some(through) = through {
+                    write!(f, " through {}", through.display())?;
+                }
+                let command = if by == "ubtrfs" { "ubtrfs umount" } else { "umount" };
+                write!(f, " at {0}; unmount it first, with: {command} {0}", at.display())
+            }
+            Self::BackingInUse { path, backing } => {
+                write!(f, "the file or device behind {} is in use: {backing}", path.display())
+            }
+            Self::ReadOnlyHost { path } => write!(
+                f,
+                "{} cannot be written, because its filesystem or device is read-only; remount that read-write, or open the image read-only (-o ro)",
+                path.display()
+            ),
+            Self::Immutable { path } => write!(
+                f,
+                "{0} is immutable or append-only (see: lsattr {0}); clear the flag with `chattr -i -a {0}`, or open the image read-only (-o ro)",
+                path.display()
+            ),
+            Self::WriteProtected { path } => write!(
+                f,
+                "{0} is write-protected; allow writes with `blockdev --setrw {0}`, or open it read-only (-o ro)",
+                path.display()
+            ),
+            Self::SizeLimit { path, limit } => write!(
+                f,
+                "{} is larger than the {limit} bytes that this process may write to a file; raise that limit (ulimit -f)",
+                path.display()
+            ),
+            Self::NotRegular { path, what } => {
+                write!(f, "{} is {what}; give an image file or a block device", path.display())
+            }
+            Self::Permission { path, access } => {
+                let what = if *access == Access::ReadOnly { "read" } else { "read and write" };
+                write!(
+                    f,
+                    "no permission to {what} {}; change its mode or owner, or run as another user",
+                    path.display()
+                )
+            }
+            Self::TooSmall { path, len_bytes, wanted } => {
+                write!(f, "{} has {len_bytes} bytes, not {wanted}; give a smaller size", path.display())
+            }
+            Self::Io { path, source } => write!(f, "cannot open {}: {source}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// Names the reason for a failed system call on `path`.
+pub(crate) fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => OpenError::Missing { path },
+        io::ErrorKind::AlreadyExists => OpenError::Exists { path },
+        // EPERM means that the file is immutable or append-only: a missing permission gives EACCES.
+        _ if access == Access::ReadWrite && Errno::from_io_error(&source) == Some(Errno::PERM) => {
+            OpenError::Immutable { path }
+        }
+        io::ErrorKind::PermissionDenied => OpenError::Permission { path, access },
+        io::ErrorKind::ReadOnlyFilesystem => OpenError::ReadOnlyHost { path },
+        io::ErrorKind::FileTooLarge => match file_size_limit() {
+            Some(limit) => OpenError::SizeLimit { path, limit },
+            None => OpenError::Io { path, source },
+        },
+        _ if mounted::is_busy(&source) => OpenError::Mounted { path, through: None, at: None },
+        _ => OpenError::Io { path, source },
+    }
+}
+
+/// Maximum size in bytes of a file that this process writes; `None` if there is no limit.
+pub(crate) fn file_size_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current
+}
