@@ -23,7 +23,6 @@
 #![forbid(unsafe_code)]
 
 mod balance;
-mod clock;
 mod compression;
 mod devices;
 mod error;

@@ -21,7 +21,6 @@ mod trees;
 mod unfinished;
 
 use std::io::IoSlice;
-use std::sync::Arc;
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
@@ -256,22 +255,10 @@ fn backup(fs: &Filesystem, total_bytes: u64) -> RootBackup {
 }
 
 fn write(device: &dyn Device, offset: u64, data: &[u8]) -> Result<()> {
-    device.write_vectored_at(offset, &[IoSlice::new(data)]).map_err(|source| Error::Io {
-        op: "write",
-        device: device.describe(),
-        offset,
-        len_bytes: data.len() as u64,
-        source: Arc::new(source),
-    })
+    let failed = |source| Error::io("write", device.describe(), offset, data.len() as u64, source);
+    device.write_vectored_at(offset, &[IoSlice::new(data)]).map_err(failed)
 }
 
 fn flush(device: &dyn Device) -> Result<()> {
-    let failed = |source| Error::Io {
-        op: "flush",
-        device: device.describe(),
-        offset: 0,
-        len_bytes: 0,
-        source: Arc::new(source),
-    };
-    device.flush().map_err(failed)
+    device.flush().map_err(|source| Error::io("flush", device.describe(), 0, 0, source))
 }

@@ -72,14 +72,9 @@ impl Default for MkfsOptions {
             root_owner: (0, 0),
             force: false,
             discard: true,
-            now: now(),
+            now: Timespec::now(),
         }
     }
-}
-
-fn now() -> Timespec {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timespec { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }
 }
 
 /// Incompat features that a new filesystem may have.

@@ -1,7 +1,5 @@
 //! Detects the content of a device by the magic numbers of common formats, and wipes the magic numbers.
 
-use std::sync::Arc;
-
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
@@ -99,9 +97,7 @@ fn zero(device: &dyn Device, start: u64, end: u64) -> Result<()> {
 
 fn read(device: &dyn Device, offset: u64, buf: &mut [u8]) -> Result<()> {
     let len_bytes = buf.len() as u64;
-    let failed =
-        |source| Error::Io { op: "read", device: device.describe(), offset, len_bytes, source: Arc::new(source) };
-    device.read_at(offset, buf).map_err(failed)
+    device.read_at(offset, buf).map_err(|source| Error::io("read", device.describe(), offset, len_bytes, source))
 }
 
 #[cfg(test)]

@@ -26,7 +26,6 @@
 #![forbid(unsafe_code)]
 
 mod backref;
-mod clock;
 mod commit;
 mod cow;
 #[cfg(test)]

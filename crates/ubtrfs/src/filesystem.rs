@@ -17,7 +17,7 @@ use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 use crate::dir::ReadDir;
 use crate::error::{Error, Result, ResultExt};
 use crate::file::{File, OpenOptions};
-use crate::metadata::{Metadata, timespec};
+use crate::metadata::Metadata;
 use crate::path::{self, Follow};
 
 /// A btrfs filesystem that is open in this process.
@@ -534,7 +534,7 @@ impl Filesystem {
     /// # Errors
     /// `NotFound`; `ReadOnlyFilesystem`.
     pub fn set_times(&self, path: impl AsRef<Path>, accessed: SystemTime, modified: SystemTime) -> Result<()> {
-        let at = |time| Some(SetTime::At(timespec(time)));
+        let at = |time: SystemTime| Some(SetTime::At(time.into()));
         let set = SetAttr { atime: at(accessed), mtime: at(modified), ..SetAttr::default() };
         self.set_attributes("change times of", path.as_ref(), Follow::No, &set)
     }

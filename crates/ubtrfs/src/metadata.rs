@@ -159,21 +159,6 @@ pub(crate) fn system_time(time: Timespec) -> Option<SystemTime> {
     at?.checked_add(Duration::from_nanos(u64::from(time.nsec)))
 }
 
-/// Converts a time for the disk. A time beyond 64 bits of seconds becomes the nearest possible time.
-pub(crate) fn timespec(time: SystemTime) -> Timespec {
-    match time.duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(after) => Timespec { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },
-        Err(error) => {
-            let before = error.duration();
-            let whole = i64::try_from(before.as_secs()).map_or(i64::MIN, |secs| -secs);
-            match before.subsec_nanos() {
-                0 => Timespec { sec: whole, nsec: 0 },
-                nanos => Timespec { sec: whole.saturating_sub(1), nsec: 1_000_000_000 - nanos },
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,7 +167,7 @@ mod tests {
     fn times_go_both_ways_also_before_1970() {
         for (sec, nsec) in [(0, 0), (1, 5), (-1, 0), (-1, 999_999_999), (-2, 1), (1 << 40, 7), (-(1 << 40), 7)] {
             let time = Timespec { sec, nsec };
-            assert_eq!(timespec(system_time(time).unwrap()), time);
+            assert_eq!(Timespec::from(system_time(time).unwrap()), time);
         }
     }
 

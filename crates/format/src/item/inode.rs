@@ -1,5 +1,7 @@
 //! Inode items and the names that refer to inodes.
 
+use std::time::SystemTime;
+
 use bitflags::bitflags;
 
 use crate::codec::{Field, Reader};
@@ -57,6 +59,33 @@ disk_struct! {
         otime: Timespec,
     }
 }
+
+impl Timespec {
+    /// The time of the system clock.
+    pub fn now() -> Self {
+        SystemTime::now().into()
+    }
+}
+
+impl From<SystemTime> for Timespec {
+    /// Converts a time for the disk. A time beyond 64 bits of seconds becomes the nearest possible one.
+    fn from(time: SystemTime) -> Self {
+        match time.duration_since(SystemTime::UNIX_EPOCH) {
+            Ok(after) => Self { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },
+            Err(error) => {
+                let before = error.duration();
+                let whole = i64::try_from(before.as_secs()).map_or(i64::MIN, i64::saturating_neg);
+                // Nanoseconds count forward from the second before.
+                match NANOS_PER_SEC.checked_sub(before.subsec_nanos()).filter(|nsec| *nsec < NANOS_PER_SEC) {
+                    None => Self { sec: whole, nsec: 0 },
+                    Some(nsec) => Self { sec: whole.saturating_sub(1), nsec },
+                }
+            }
+        }
+    }
+}
+
+const NANOS_PER_SEC: u32 = 1_000_000_000;
 
 impl InodeItem {
     /// The known flags.

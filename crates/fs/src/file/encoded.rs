@@ -7,10 +7,9 @@
 use std::sync::Arc;
 
 use ubtrfs_format::Logical;
-use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags, Timespec};
 use ubtrfs_transaction::{DataExtent, DataReservation};
 
-use crate::clock::now;
 use crate::compression::{self, MAX_UNCOMPRESSED};
 use crate::file::read::check_regular;
 use crate::file::truncate::lock;
@@ -158,7 +157,7 @@ impl Fs {
             return Err(error);
         }
         self.drop_pending(state, range);
-        let time = now();
+        let time = Timespec::now();
         (state.item.mtime, state.item.ctime) = (time, time);
         state.item.sequence += 1;
         state.item.nbytes = plan.nbytes(state.item.nbytes);

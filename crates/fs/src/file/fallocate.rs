@@ -12,10 +12,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_format::Logical;
-use ubtrfs_format::item::{FileExtentBody, InodeFlags};
+use ubtrfs_format::item::{FileExtentBody, InodeFlags, Timespec};
 use ubtrfs_transaction::{DataExtent, DataReservation, MetadataReservation};
 
-use crate::clock::now;
 use crate::file::read::check_regular;
 use crate::file::truncate::lock;
 use crate::inode::state::{Inode, InodeState};
@@ -355,7 +354,7 @@ impl Fs {
         plan: ExtentPlan,
         reservation: MetadataReservation<'_>,
     ) {
-        let time = now();
+        let time = Timespec::now();
         state.item.mtime = time;
         state.item.ctime = time;
         self.put_untouched(inode, state, plan, reservation);

@@ -17,7 +17,6 @@ use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, Timespec};
 use ubtrfs_transaction::{DataExtent, DataReservation, QuotaReservation};
 
-use crate::clock::now;
 use crate::file::read::check_regular;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::writeback_lock::ExclusiveGuard;
@@ -48,7 +47,7 @@ impl Fs {
         check_regular(&state)?;
         // If the size stays the same, Linux changes no times, except for ftruncate and O_TRUNC, whose callers set the
         // times.
-        let time = (size != state.item.size).then(now);
+        let time = (size != state.item.size).then(Timespec::now);
         // If the size stays the same, preallocated extents past the end of the file are dropped.
         if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
             drop(reservation);

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::item::InodeFlags;
+use ubtrfs_format::item::{InodeFlags, Timespec};
 use ubtrfs_transaction::DataReservation;
 
-use crate::clock::now;
 use crate::file::read::check_regular;
 use crate::inode::buf_pool::{BUF_MAX, Buf};
 use crate::inode::state::{Inode, InodeState};
@@ -99,7 +98,7 @@ impl Fs {
         }
         state.item.size = state.item.size.max(end);
         if !keeps_times {
-            let time = now();
+            let time = Timespec::now();
             state.item.mtime = time;
             state.item.ctime = time;
         }

@@ -8,7 +8,6 @@ use ubtrfs_format::item::{InodeItem, Timespec};
 use ubtrfs_format::{FormatError, Ino, Key, KeyType};
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::change_gate::ChangeGate;
 use crate::inode::state::{Inode, InodeState};
@@ -181,7 +180,7 @@ impl Fs {
 
     /// Updates an access time by the mount's rules. Errors are ignored: the access itself succeeded.
     pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
-        let now = now();
+        let now = Timespec::now();
         let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
         if !wanted || inode.home.is_read_only() || inode.id.is_stub() || self.read_only().is_some() {
             return;

@@ -3,7 +3,6 @@
 use ubtrfs_format::item::{InodeFlags, Timespec};
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
@@ -67,7 +66,7 @@ impl Fs {
         if set.mode.is_some() && state.file_type_bits() != mode::SYMLINK {
             self.plan_acl_mode(&mut changes, (&inode, &state), new_mode.unwrap_or_default())?;
         }
-        let time = now();
+        let time = Timespec::now();
         apply(&mut state, set, new_mode, time);
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
@@ -84,7 +83,7 @@ impl Fs {
         let reservation = self.reserve(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
         state.item.mode &= mode::TYPE | kept | !(mode::SETUID | mode::SETGID);
-        state.item.ctime = now();
+        state.item.ctime = Timespec::now();
         let op = self.engine.begin(reservation);
         inode.put_item(&op, &mut state);
         Ok(())
@@ -97,7 +96,7 @@ impl Fs {
         let inode = self.inode(id)?;
         inode.home.check_writable()?;
         let mut state = inode.write()?;
-        apply(&mut state, set, set.mode, now());
+        apply(&mut state, set, set.mode, Timespec::now());
         Ok(self.attr_of(&inode, &state))
     }
 
@@ -166,7 +165,7 @@ impl Fs {
         let mut changes = Vec::new();
         self.plan_compression_flags(&mut changes, &inode, &mut state, flags)?;
         apply_ioctl_flags(&mut state, flags);
-        state.item.ctime = now();
+        state.item.ctime = Timespec::now();
         state.item.sequence = state.item.sequence.wrapping_add(1);
         state.inherit = None;
         let op = self.engine.begin(reservation);

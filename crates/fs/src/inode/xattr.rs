@@ -5,12 +5,11 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, NAME_LEN_MAX};
+use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, NAME_LEN_MAX, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_transaction::{Geometry, Tree};
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
@@ -328,7 +327,7 @@ pub(crate) fn check_may_change(state: &InodeState) -> Result<()> {
 }
 
 fn attribute_changed(state: &mut InodeState) {
-    state.item.ctime = now();
+    state.item.ctime = Timespec::now();
     state.item.sequence = state.item.sequence.wrapping_add(1);
     state.inherit = None;
 }

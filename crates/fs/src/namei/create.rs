@@ -10,7 +10,6 @@ use ubtrfs_format::{Ino, Key, KeyType, objectid};
 use ubtrfs_transaction::TreeChanges;
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
@@ -54,7 +53,7 @@ impl Fs {
         slot.check_free()?;
         slot.check_room(&self.geometry)?;
         let index = next_index(&dir_inode, &mut dir_state)?;
-        let time = now();
+        let time = Timespec::now();
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
         let ino = draft.inode.id.ino;
         let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE + name.bytes.len());
@@ -81,7 +80,7 @@ impl Fs {
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
         let new = NewInode::file(mode);
-        let draft = self.draft(&dir_inode, &mut dir_state, new, caller, now())?;
+        let draft = self.draft(&dir_inode, &mut dir_state, new, caller, Timespec::now())?;
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 1);
         self.inodes.mark_without_name(draft.inode.id);
         let op = self.engine.begin(reservation);

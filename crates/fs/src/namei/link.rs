@@ -8,7 +8,6 @@ use ubtrfs_format::item::{FileType, InodeFlags, Timespec};
 use ubtrfs_transaction::TransHandle;
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::xattr::check_may_change;
@@ -79,7 +78,7 @@ impl Fs {
         slot.plan_add(&mut changes, tree, &self.geometry, target, index)?;
         dir_item::plan_add_ref(&mut changes, tree, &self.geometry, id.ino, dir.ino, name, index)?;
 
-        let time = now();
+        let time = Timespec::now();
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, tree, changes);
         let dir_state = locked.of(&dir_inode);
@@ -166,7 +165,7 @@ impl Fs {
             let index = told.map_or_else(|| plan_remove_ref(&mut changes, &inode, dir.ino, name), Ok)?;
             victim.slot.plan_remove(&mut changes, &dir_inode.home.tree, index)?;
 
-            let time = now();
+            let time = Timespec::now();
             let op = self.engine.begin(reservation);
             dir_item::put_changes(&op, &dir_inode.home.tree, changes);
             let dir_state = locked.of(&dir_inode);
@@ -206,7 +205,7 @@ impl Fs {
         victim.slot.plan_remove(&mut changes, tree, items.index)?;
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, tree, changes);
-        entry_changed(&mut dir_state, now(), None, Some(name));
+        entry_changed(&mut dir_state, Timespec::now(), None, Some(name));
         dir.put_item(&op, &mut dir_state);
         items.delete(&op, tree);
         Ok(true)
@@ -236,7 +235,7 @@ impl Fs {
         dir_item::plan_remove(&mut changes, &dir.home.tree, dir.id.ino, name, index)?;
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &dir.home.tree, changes);
-        entry_changed(&mut state, now(), None, Some(name));
+        entry_changed(&mut state, Timespec::now(), None, Some(name));
         dir.put_item(&op, &mut state);
         Ok(())
     }

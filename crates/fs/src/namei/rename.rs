@@ -11,7 +11,6 @@ use ubtrfs_format::item::{DirEntry, Timespec};
 use ubtrfs_format::{Ino, RootId};
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
@@ -183,7 +182,7 @@ impl Fs {
                 (false, false) => {}
             }
         }
-        let time = now();
+        let time = Timespec::now();
         let mut changes = Vec::with_capacity(12);
         plan_unlink(&mut changes, source, from.dir.id.ino, from.name)?;
         if let Some(target) = &to.inode {
@@ -243,7 +242,7 @@ impl Fs {
         self.plan_place(&mut changes, locked, to, source.id.ino, source_target)?;
         self.plan_place(&mut changes, locked, from, target.id.ino, target_target)?;
 
-        let time = now();
+        let time = Timespec::now();
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &source.home.tree, changes);
         if locked.of(source).is_dir() || locked.of(target).is_dir() {

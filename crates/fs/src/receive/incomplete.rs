@@ -16,14 +16,13 @@
 //!   over the checksums of these commands.
 
 use ubtrfs_format::hash::crc32c_raw;
-use ubtrfs_format::item::RootFlags;
+use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_format::{Generation, KeyType, RootId};
 use ubtrfs_stream::FrameHeader;
 use ubtrfs_transaction::Received;
 use uuid::Uuid;
 
 use super::error::ReceiveProblem;
-use crate::clock::now;
 use crate::inode::xattr;
 use crate::items::dir_item;
 use crate::types::{Caller, InodeId, XattrFlags};
@@ -213,7 +212,7 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
         let stransid = Generation(sent.ctransid);
-        op.set_subvolume_received(root, Received { uuid: sent.uuid, stransid, rtime: now() });
+        op.set_subvolume_received(root, Received { uuid: sent.uuid, stransid, rtime: Timespec::now() });
         drop(op);
         drop(state);
         Ok(self.engine.commit()?)

@@ -16,7 +16,6 @@ use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId
 use uuid::Uuid;
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::acl::Acl;
 use crate::items::dir_item::{self, Change, HashedName, NameSlot};
@@ -150,7 +149,7 @@ impl Fs {
         slot.check_room(&self.geometry)?;
         let index = next_index(&dir_inode, &mut state)?;
         let default_acl = inherited(&dir_inode, &mut state)?.default_acl.clone().filter(|_| self.options.acl);
-        let time = now();
+        let time = Timespec::now();
         let id = self.engine.new_root_id()?;
         let location = dir_item::subvolume_location(id);
         let mut changes = Vec::with_capacity(3);

@@ -18,10 +18,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use ubtrfs_format::item::Timespec;
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::file::truncate::forget_dirty_past;
 use crate::inode::cache::InodeCache;
@@ -125,7 +125,7 @@ impl Fs {
             let op = self.engine.begin(reservation);
             dir_item::put_changes(&op, &dir_inode.home.tree, changes);
             let state = locked.of(&dir_inode);
-            entry_changed(state, now(), None, Some(name));
+            entry_changed(state, Timespec::now(), None, Some(name));
             dir_inode.put_item(&op, state);
             op.delete(&roots, down);
             op.delete(&roots, up);

@@ -7,12 +7,11 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::item::{FileType, RootRef};
+use ubtrfs_format::item::{FileType, RootRef, Timespec};
 use ubtrfs_format::{Key, RootId};
 use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Fs;
-use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
@@ -97,7 +96,7 @@ impl Fs {
             if let Some(target) = target.as_ref().filter(|_| is_exchange) {
                 references.push(self.plan_arrive(&mut changes, &mut locked, (&to, &from), target)?);
             }
-            let time = now();
+            let time = Timespec::now();
             let mut whiteout = None;
             if flags.contains(RenameFlags::WHITEOUT) {
                 let draft = self.draft_whiteout(dir, &mut locked, caller, time)?;

@@ -31,13 +31,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::ExtentFlags;
+use ubtrfs_format::item::{ExtentFlags, Timespec};
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
 
-use crate::clock::now;
 use crate::cow::child_refs::{ChildRefs, Users, kind_of};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
@@ -106,7 +105,7 @@ impl Engine {
         if let Some(item) = &mut state.item {
             if is_subvolume && new_root != old_root {
                 item.ctransid = transid;
-                item.ctime = now();
+                item.ctime = Timespec::now();
             }
             let bytes_used = item.bytes_used.checked_add(nr_made * nodesize).ok_or_else(|| {
                 let (value, expected) = (item.bytes_used, "expected the size of the tree");
