@@ -156,13 +156,7 @@ impl Volumes {
     fn read_segment(&self, chunk: &Chunk, segment: Segment, piece: &mut [u8]) -> Result<()> {
         let stripe = &chunk.item.stripes[segment.stripe];
         let offset = stripe.offset.advance(segment.offset).0;
-        let io_error = |device, source| Error::Io {
-            op: "read",
-            device,
-            offset,
-            len_bytes: segment.len_bytes,
-            source: Arc::new(source),
-        };
+        let io_error = |device, source| Error::io("read", device, offset, segment.len_bytes, source);
         let not_given = || not_given(chunk.geometry.has_parity());
         let Some(member) = self.member(stripe.devid) else { return Err(io_error(missing(stripe.devid), not_given())) };
         let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given())) };
@@ -254,13 +248,7 @@ impl Volumes {
     /// Writes a segment of a stripe.
     pub(crate) fn write_stripe(&self, stripe: &Stripe, segment: Segment, bufs: &[IoSlice<'_>]) -> Result<()> {
         let offset = stripe.offset.advance(segment.offset).0;
-        let io_error = |device, source| Error::Io {
-            op: "write",
-            device,
-            offset,
-            len_bytes: segment.len_bytes,
-            source: Arc::new(source),
-        };
+        let io_error = |device, source| Error::io("write", device, offset, segment.len_bytes, source);
         let member: Arc<Member> =
             self.member(stripe.devid).ok_or_else(|| io_error(missing(stripe.devid), not_given(false)))?;
         let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given(false))) };
@@ -298,13 +286,10 @@ impl Volumes {
         let stripe = &chunk.item.stripes[segment.stripe];
         let Some(backend) = self.member(stripe.devid).and_then(|member| member.backend.clone()) else { return Ok(()) };
         let offset = stripe.offset.advance(segment.offset).0;
-        backend.discard(offset, segment.len_bytes).map_err(|source| Error::Io {
-            op: "discard",
-            device: backend.describe(),
-            offset,
-            len_bytes: segment.len_bytes,
-            source: Arc::new(source),
-        })
+        let len_bytes = segment.len_bytes;
+        backend
+            .discard(offset, len_bytes)
+            .map_err(|source| Error::io("discard", backend.describe(), offset, len_bytes, source))
     }
 }
 

@@ -15,7 +15,6 @@
 //!   superblock of this filesystem; it is the superblock that the last write replaced. The device's statistics count
 //!   each of the three cases, and the next write of the superblock repairs the device's copy.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -102,7 +101,7 @@ fn check_in_place(backend: &dyn ubtrfs_device::Device) -> Result<()> {
     backend.check_in_place().map_err(|source| {
         let device = backend.describe();
         tracing::error!("{device}: {source}. Nothing more is written.");
-        Error::Io { op: "check", device, offset: 0, len_bytes: backend.len_bytes(), source: Arc::new(source) }
+        Error::io("check", device, 0, backend.len_bytes(), source)
     })
 }
 
@@ -139,16 +138,11 @@ fn check(member: &Member) -> Result<()> {
     tracing::error!(
         "{device}: ANOTHER PROGRAM OR THE KERNEL HAS WRITTEN TO THIS FILESYSTEM: its superblock has {found}, but ubtrfs last wrote {ours}. ubtrfs stops writing."
     );
-    Err(Error::Io {
-        op: "check",
-        device,
-        offset: SUPERBLOCK_OFFSETS[0],
-        len_bytes: SUPERBLOCK_SIZE as u64,
-        source: Arc::new(std::io::Error::other(format!(
-            "it was changed by something else: its superblock has {found}, not {ours}; unmount it everywhere, look for a loop \
-             device over it with `losetup -j`, and run `ubtrfs check`"
-        ))),
-    })
+    let source = std::io::Error::other(format!(
+        "it was changed by something else: its superblock has {found}, not {ours}; unmount it everywhere, look for a loop \
+         device over it with `losetup -j`, and run `ubtrfs check`"
+    ));
+    Err(Error::io("check", device, SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE as u64, source))
 }
 
 /// Whether `found` is an invalid superblock of the filesystem of `ours` (O2). Other writers leave valid superblocks.

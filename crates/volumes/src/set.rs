@@ -473,7 +473,7 @@ impl Volumes {
             let Some(backend) = &member.backend else { continue };
             backend.flush().map_err(|source| {
                 member.count(Stat::Flush);
-                Error::Io { op: "flush", device: backend.describe(), offset: 0, len_bytes: 0, source: Arc::new(source) }
+                Error::io("flush", backend.describe(), 0, 0, source)
             })?;
         }
         Ok(())
@@ -531,7 +531,7 @@ impl Volumes {
         backend.write_at(offset, &raw).map_err(|source| {
             member.count(Stat::Write);
             let len_bytes = SUPERBLOCK_SIZE as u64;
-            Error::Io { op: "write", device: backend.describe(), offset, len_bytes, source: Arc::new(source) }
+            Error::io("write", backend.describe(), offset, len_bytes, source)
         })?;
         if let Some(primary) = &mut primary {
             primary.wrote(&raw);

@@ -56,13 +56,9 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
         return Ok(Found { superblock, mirror, primary_lost });
     }
     Err(match primary {
-        Err(Unusable::Io(source)) => Error::Io {
-            op: "read",
-            device: device.describe(),
-            offset: SUPERBLOCK_OFFSETS[0],
-            len_bytes: SUPERBLOCK_SIZE as u64,
-            source: source.into(),
-        },
+        Err(Unusable::Io(source)) => {
+            Error::io("read", device.describe(), SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE as u64, source)
+        }
         Err(Unusable::Invalid { cause, .. }) => Error::Refused {
             what: format!("{} has no valid superblock: {cause}", device.describe()),
             hint: "the mirrors are invalid too; restore the image from a backup",
