@@ -11,6 +11,7 @@ use std::path::Path;
 
 use common::check;
 use ubtrfs_check::Code;
+use ubtrfs_error::Errno;
 use ubtrfs_format::node::NodeView;
 use ubtrfs_format::{Key, KeyType, objectid};
 use ubtrfs_testkit::{
@@ -496,7 +497,7 @@ fn data_of_a_log_without_checksums_is_found_and_reading_it_fails_as_in_linux() {
     assert_eq!(codes(&image), [Code::CsumMissing]);
     let copy = Image::copy_of(image.path()).unwrap();
     let mount = LoopMount::new(copy.path(), "").unwrap();
-    assert_eq!(fs::read(mount.join("file")).unwrap_err().raw_os_error(), Some(5));
+    assert_eq!(fs::read(mount.join("file")).unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
     mount.close().unwrap();
     let mut target = FsTarget::open(image.path(), "").unwrap();
     assert_eq!(target.read(b"file", 0, content.len()), Err(5));

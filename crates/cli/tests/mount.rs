@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{
     Compare, Driver, Image, KernelImage, KernelImageSpec, LoopMount, Model, PathTarget, Rng, btrfs_check, capability,
@@ -149,7 +150,7 @@ fn a_filesystem_that_linux_filled_reads_equal() {
     let mount = Mount::new(made.image.path(), &["-r"]);
     compare_entries(&expected, &walk_path(mount.path()).unwrap(), Compare::ALL).unwrap();
     let error = fs::write(mount.join("new"), b"x").unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(30), "EROFS on a read-only mount: {error}");
+    assert_eq!(error.raw_os_error(), Some(Errno::ROFS.raw_os_error()), "EROFS on a read-only mount: {error}");
     mount.umount();
 }
 
@@ -451,7 +452,7 @@ fn a_write_that_does_not_fit_fails_when_it_is_made() {
         }
         assert!(taken < 256 << 20, "more was taken than there is");
     };
-    assert_eq!(error.raw_os_error(), Some(28), "ENOSPC: {error}");
+    assert_eq!(error.raw_os_error(), Some(Errno::NOSPC.raw_os_error()), "ENOSPC: {error}");
     // All data that write accepted is kept.
     file.sync_all().unwrap();
     drop(file);
@@ -533,7 +534,7 @@ fn remounting_read_only_and_back() {
         ok(&ubtrfs(words.into_iter().chain([mount.path().as_os_str()])));
     };
     remount("ro");
-    assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(30));
+    assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     remount("rw");
     fs::write(mount.join("a"), b"a").unwrap();
     remount("ro,noexec");
@@ -569,7 +570,7 @@ fn a_mount_that_was_opened_read_only_does_not_become_writable() {
     let words = ["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), image.path().as_os_str()];
     let output = ubtrfs(words.into_iter().chain([mount.path().as_os_str()]));
     assert_one_line(&output, &["opened read-only", "without ro"]);
-    assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(30));
+    assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     mount.umount();
 }
 

@@ -14,6 +14,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run as sh};
 
@@ -209,7 +210,11 @@ fn judge_life(image: &Image) {
     assert_eq!(fs::read_dir(linux.join("s/in")).unwrap().count(), 0);
     linux.close().unwrap();
     let linux = LoopMount::new(image.path(), "").unwrap();
-    assert_eq!(fs::write(linux.join("b/new"), b"").unwrap_err().raw_os_error(), Some(30), "b is read-only");
+    assert_eq!(
+        fs::write(linux.join("b/new"), b"").unwrap_err().raw_os_error(),
+        Some(Errno::ROFS.raw_os_error()),
+        "b is read-only"
+    );
     fs::write(linux.join("again/new"), b"").unwrap();
     linux.scrub().unwrap();
     linux.close().unwrap();
@@ -404,7 +409,7 @@ fn a_snapshot_holds_what_the_kernel_still_had() {
     fs::write(place.join("a/file"), &data).unwrap();
     ok(subvolume(["snapshot", "-r", &place.at("a"), &place.at("s")]));
     assert_eq!(fs::read(place.join("s/file")).unwrap(), data);
-    assert_eq!(fs::write(place.join("s/file"), b"").unwrap_err().raw_os_error(), Some(30));
+    assert_eq!(fs::write(place.join("s/file"), b"").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
     btrfs_check(place.finish().path()).unwrap();
 }
 

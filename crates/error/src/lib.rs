@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use rustix::io::Errno;
+pub use rustix::io::Errno;
 use ubtrfs_format::{Corrupt, FormatError, Logical, RootId};
 
 /// A failure of the engine below `fs`.

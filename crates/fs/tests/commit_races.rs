@@ -18,8 +18,8 @@ use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{HookDevice, Medium, MediumDevice, check_medium};
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
-const EIO: i32 = 5;
-const EROFS: i32 = 30;
+const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+const EROFS: i32 = rustix::io::Errno::ROFS.raw_os_error();
 
 struct Bed {
     fs: Arc<Fs>,

@@ -177,7 +177,7 @@ fn fill(fs: &Fs, len: usize) -> u64 {
             Ok(written) if written == len => nr_files += 1,
             Ok(_) => break,
             Err(error) => {
-                assert_eq!(error.errno(), 28, "{error}");
+                assert_eq!(error.errno(), rustix::io::Errno::NOSPC.raw_os_error(), "{error}");
                 break;
             }
         }

@@ -15,7 +15,7 @@ use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, SetAttr
 use ubtrfs_testkit::capability::kernel_oracle;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, second_opinion};
 
-const ENOSPC: i32 = 28;
+const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
 const MIB: u64 = 1 << 20;
 
 /// Accepted content by file name.

@@ -180,7 +180,7 @@ fn quotas_of_linux_stay_consistent_under_our_writes() {
     random_rounds(Rng::seed_or(3), &image, 15, false);
 }
 
-const EDQUOT: i32 = 122;
+const EDQUOT: i32 = rustix::io::Errno::DQUOT.raw_os_error();
 
 /// Writes to a new file until a write fails. Returns the bytes written, and the error number.
 fn fill(fs: &Fs, dir: InodeId, name: &str, piece: usize, most: u64) -> (u64, i32) {

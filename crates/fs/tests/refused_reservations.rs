@@ -22,7 +22,7 @@ use ubtrfs_testkit::capability::program;
 use ubtrfs_testkit::{Image, Rng, btrfs_check, second_opinion};
 use ubtrfs_transaction::{end_refusal, refuse_reservation_after};
 
-const ENOSPC: i32 = 28;
+const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
 const KIB: u64 = 1024;
 
 type Operation = fn(&Fs) -> Result<()>;

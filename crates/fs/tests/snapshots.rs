@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use rustix::io::Errno;
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode, RenameFlags};
 use ubtrfs_testkit::{
     Compare, Driver, FsTarget, Image, LoopMount, Model, Rng, TreeEntry, btrfs_check, capability, compare_entries,
-    judge, run, second_opinion, walk_path,
+    errno, judge, run, second_opinion, walk_path,
 };
 
 const ROOT: Caller = Caller::ROOT;
@@ -27,10 +28,6 @@ fn open(image: &Image, options: &str) -> Arc<Fs> {
     let options = MountOptions::parse(options).unwrap();
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
     Fs::open(vec![device], options).unwrap()
-}
-
-fn errno<T: std::fmt::Debug>(result: Result<T, Error>) -> i32 {
-    result.unwrap_err().errno()
 }
 
 fn new_file(fs: &Fs, dir: InodeId, name: &[u8], content: &[u8]) -> InodeId {
@@ -70,9 +67,9 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     new_file(&fs, home, b"small", b"inline");
     let nested = fs.create_subvolume(dir, b"nested", &ROOT).unwrap();
     new_file(&fs, nested, b"inner", b"inner");
-    assert_eq!(errno(fs.create_subvolume(TOP, b"home", &ROOT)), errno::<()>(Err(Error::Exists)));
-    assert_eq!(errno(fs.snapshot(home.root, TOP, b"home", true)), errno::<()>(Err(Error::Exists)));
-    assert_eq!(errno(fs.snapshot(RootId(999), TOP, b"x", true)), errno::<()>(Err(Error::NotFound)));
+    assert_eq!(errno(fs.create_subvolume(TOP, b"home", &ROOT)), Errno::EXIST);
+    assert_eq!(errno(fs.snapshot(home.root, TOP, b"home", true)), Errno::EXIST);
+    assert_eq!(errno(fs.snapshot(RootId(999), TOP, b"x", true)), Errno::NOENT);
     // Make snapshots inside their own sources.
     let read_only = fs.snapshot(home.root, dir, b"ro", true).unwrap();
     let writable = fs.snapshot(home.root, home, b"rw", false).unwrap();
@@ -81,7 +78,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     let in_snapshot =
         |root, path: &[u8]| path.split(|byte| *byte == b'/').fold(root, |at, name| fs.lookup(at, name).unwrap().id);
     assert_eq!(read(&fs, in_snapshot(read_only, b"dir/file")), [7; 100_000]);
-    assert_eq!(errno(fs.write(in_snapshot(read_only, b"dir/file"), 0, b"x")), rustix::io::Errno::ROFS.raw_os_error());
+    assert_eq!(errno(fs.write(in_snapshot(read_only, b"dir/file"), 0, b"x")), Errno::ROFS);
     fs.write(in_snapshot(writable, b"dir/file"), 99_990, &[1; 20]).unwrap();
     // A snapshot contains neither itself nor other subvolumes.
     assert!(fs.lookup(in_snapshot(read_only, b"dir"), b"ro").is_err());
@@ -97,14 +94,14 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     assert_eq!(of(writable).parent_uuid, of(home).uuid);
     // Subvolumes can be renamed, also into other subvolumes, but not into themselves.
     let none = RenameFlags::empty();
-    let (invalid, full) = (rustix::io::Errno::INVAL, rustix::io::Errno::NOTEMPTY);
-    assert_eq!(errno(fs.rename(TOP, b"home", dir, b"x", none)), invalid.raw_os_error());
-    assert_eq!(errno(fs.rename(TOP, b"home", nested, b"x", none)), invalid.raw_os_error());
-    assert_eq!(errno(fs.rename(TOP, b"home", TOP, b"top", none)), full.raw_os_error());
+    let (invalid, full) = (Errno::INVAL, Errno::NOTEMPTY);
+    assert_eq!(errno(fs.rename(TOP, b"home", dir, b"x", none)), invalid);
+    assert_eq!(errno(fs.rename(TOP, b"home", nested, b"x", none)), invalid);
+    assert_eq!(errno(fs.rename(TOP, b"home", TOP, b"top", none)), full);
     fs.rename(TOP, b"home", TOP, b"top", RenameFlags::EXCHANGE).unwrap();
     assert_eq!(fs.lookup(TOP, b"top").unwrap().id, home);
     fs.rename(TOP, b"home", TOP, b"top", RenameFlags::EXCHANGE).unwrap();
-    assert_eq!(errno(fs.rename(home, b"small", TOP, b"small", none)), rustix::io::Errno::XDEV.raw_os_error());
+    assert_eq!(errno(fs.rename(home, b"small", TOP, b"small", none)), Errno::XDEV);
     fs.rename(dir, b"nested", TOP, b"moved", none).unwrap();
     fs.rename(TOP, b"moved", TOP, b"moved again", none).unwrap();
     fs.rename(TOP, b"home", TOP, b"house", RenameFlags::NOREPLACE).unwrap();
@@ -114,7 +111,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     let list = fs.subvolumes().unwrap();
     fs.set_default_subvolume(home.root).unwrap();
     assert_eq!(fs.default_subvolume().unwrap(), home.root);
-    assert_eq!(errno(fs.delete_subvolume(TOP, b"house", None)), rustix::io::Errno::PERM.raw_os_error());
+    assert_eq!(errno(fs.delete_subvolume(TOP, b"house", None)), Errno::PERM);
     fs.set_default_subvolume(RootId::FS_TREE).unwrap();
     fs.close().unwrap();
     drop(fs);
@@ -365,10 +362,10 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     let dir = fs.create(sub, b"dir", NewInode::dir(0o755), &ROOT).unwrap().id;
     let nested = fs.create_subvolume(sub, b"nested", &ROOT).unwrap();
     let _ = nested;
-    assert_eq!(errno(fs.delete_subvolume(TOP, b"sub", None)), rustix::io::Errno::NOTEMPTY.raw_os_error());
-    assert_eq!(errno(fs.rmdir(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
+    assert_eq!(errno(fs.delete_subvolume(TOP, b"sub", None)), Errno::NOTEMPTY);
+    assert_eq!(errno(fs.rmdir(TOP, b"sub")), Errno::NOTEMPTY);
     fs.rmdir(sub, b"nested").unwrap();
-    assert_eq!(errno(fs.rmdir(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
+    assert_eq!(errno(fs.rmdir(TOP, b"sub")), Errno::NOTEMPTY);
     fs.open_inode(id).unwrap();
     fs.open_inode(dir).unwrap();
     fs.delete_subvolume(TOP, b"sub", None).unwrap();
@@ -457,7 +454,7 @@ fn an_id_is_given_once_while_the_filesystem_is_open() {
     let after = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
     assert_eq!(fs.lookup(TOP, b"sub").unwrap().id, after);
     assert!(after.root.0 > before.root.0, "{} after {}", after.root, before.root);
-    assert_eq!(errno(fs.create(TOP, b"sub", NewInode::dir(0o755), &ROOT)), errno::<()>(Err(Error::Exists)));
+    assert_eq!(errno(fs.create(TOP, b"sub", NewInode::dir(0o755), &ROOT)), Errno::EXIST);
     new_file(&fs, after, b"file", b"content");
     fs.close().unwrap();
     drop(fs);
@@ -528,7 +525,7 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
         let image = Image::kernel_made(160 << 20, mkfs).unwrap();
         let fs = open(&image, "commit=300");
         let sub = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
-        let full = |error: &Error| error.errno() == rustix::io::Errno::NOSPC.raw_os_error();
+        let full = |error: &Error| error.errno() == Errno::NOSPC.raw_os_error();
         let mut files = Vec::new();
         let mut snapshots: Vec<String> = Vec::new();
         let (mut nr_made, mut nr_full) = (0, 0);

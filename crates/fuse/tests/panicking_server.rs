@@ -158,8 +158,8 @@ impl Drop for Running {
 }
 
 fn failed<T>(result: io::Result<T>) -> bool {
-    const EIO: i32 = 5;
-    const EROFS: i32 = 30;
+    const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+    const EROFS: i32 = rustix::io::Errno::ROFS.raw_os_error();
     match result {
         Ok(_) => false,
         Err(error) => {

@@ -43,12 +43,12 @@ impl FsTarget {
 
     /// Looks up the inode at a path. A symlink at the end of the path is not followed.
     pub fn lookup(&self, path: &[u8]) -> Result<Attr, Errno> {
-        let mut attr = self.fs.getattr(self.fs.root()).map_err(errno)?;
+        let mut attr = self.fs.getattr(self.fs.root()).map_err(number)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
             if !attr.is_dir() {
                 return Err(Sys::NOTDIR.raw_os_error());
             }
-            attr = self.fs.lookup(attr.id, name).map_err(errno)?;
+            attr = self.fs.lookup(attr.id, name).map_err(number)?;
         }
         Ok(attr)
     }
@@ -77,7 +77,7 @@ impl FsTarget {
     }
 
     fn set(&self, path: &[u8], set: SetAttr) -> Result<(), Errno> {
-        self.fs.setattr(self.id(path)?, &set, &Caller::ROOT).map(drop).map_err(errno)
+        self.fs.setattr(self.id(path)?, &set, &Caller::ROOT).map(drop).map_err(number)
     }
 }
 
@@ -99,28 +99,28 @@ impl Target for FsTarget {
             symlink_target: None,
             ..NewInode::default()
         };
-        self.fs.create(dir, name, new, &Caller::ROOT).map(drop).map_err(errno)
+        self.fs.create(dir, name, new, &Caller::ROOT).map(drop).map_err(number)
     }
 
     fn symlink(&mut self, path: &[u8], content: &[u8]) -> Result<(), Errno> {
         let (dir, name) = self.parent(path)?;
-        self.fs.create(dir, name, NewInode::symlink(content), &Caller::ROOT).map(drop).map_err(errno)
+        self.fs.create(dir, name, NewInode::symlink(content), &Caller::ROOT).map(drop).map_err(number)
     }
 
     fn link(&mut self, old: &[u8], new: &[u8]) -> Result<(), Errno> {
         let id = self.id(old)?;
         let (dir, name) = self.parent(new)?;
-        self.fs.link(id, dir, name).map(drop).map_err(errno)
+        self.fs.link(id, dir, name).map(drop).map_err(number)
     }
 
     fn unlink(&mut self, path: &[u8]) -> Result<(), Errno> {
         let (dir, name) = self.parent(path)?;
-        self.fs.unlink(dir, name).map_err(errno)
+        self.fs.unlink(dir, name).map_err(number)
     }
 
     fn rmdir(&mut self, path: &[u8]) -> Result<(), Errno> {
         let (dir, name) = self.parent(path)?;
-        self.fs.rmdir(dir, name).map_err(errno)
+        self.fs.rmdir(dir, name).map_err(number)
     }
 
     fn rename(&mut self, old: &[u8], new: &[u8], op: RenameOp) -> Result<(), Errno> {
@@ -131,14 +131,14 @@ impl Target for FsTarget {
             RenameOp::NoReplace => RenameFlags::NOREPLACE,
             RenameOp::Exchange => RenameFlags::EXCHANGE,
         };
-        self.fs.rename(dir, name, new_dir, new_name, flags).map_err(errno)
+        self.fs.rename(dir, name, new_dir, new_name, flags).map_err(number)
     }
 
     fn write(&mut self, path: &[u8], offset: u64, data: &[u8]) -> Result<(), Errno> {
         let id = self.id(path)?;
         let mut done = 0;
         while done < data.len() {
-            match self.fs.write(id, offset + done as u64, &data[done..]).map_err(errno)? {
+            match self.fs.write(id, offset + done as u64, &data[done..]).map_err(number)? {
                 0 => return Err(Sys::IO.raw_os_error()),
                 more => done += more,
             }
@@ -147,7 +147,7 @@ impl Target for FsTarget {
     }
 
     fn read(&mut self, path: &[u8], offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
-        self.fs.read(self.id(path)?, offset, len).map_err(errno)
+        self.fs.read(self.id(path)?, offset, len).map_err(number)
     }
 
     fn truncate(&mut self, path: &[u8], len_bytes: u64) -> Result<(), Errno> {
@@ -161,7 +161,7 @@ impl Target for FsTarget {
             FallocateOp::PunchHole => FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE,
             FallocateOp::ZeroRange => FallocateMode::ZERO_RANGE,
         };
-        self.fs.fallocate(self.id(path)?, offset, len_bytes, mode).map_err(errno)
+        self.fs.fallocate(self.id(path)?, offset, len_bytes, mode).map_err(number)
     }
 
     fn copy_range(&mut self, from: &[u8], from_at: u64, to: &[u8], to_at: u64, len_bytes: u64) -> Result<(), Errno> {
@@ -169,7 +169,7 @@ impl Target for FsTarget {
         let mut done = 0;
         while done < len_bytes {
             let more =
-                self.fs.copy_range(source, from_at + done, sink, to_at + done, len_bytes - done).map_err(errno)?;
+                self.fs.copy_range(source, from_at + done, sink, to_at + done, len_bytes - done).map_err(number)?;
             if more == 0 {
                 break;
             }
@@ -192,19 +192,19 @@ impl Target for FsTarget {
     }
 
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        self.fs.setxattr(self.id(path)?, name, value, XattrFlags::empty(), &Caller::ROOT).map_err(errno)
+        self.fs.setxattr(self.id(path)?, name, value, XattrFlags::empty(), &Caller::ROOT).map_err(number)
     }
 
     fn remove_xattr(&mut self, path: &[u8], name: &[u8]) -> Result<(), Errno> {
-        self.fs.removexattr(self.id(path)?, name, &Caller::ROOT).map_err(errno)
+        self.fs.removexattr(self.id(path)?, name, &Caller::ROOT).map_err(number)
     }
 
     fn fsync(&mut self, path: &[u8]) -> Result<(), Errno> {
-        self.fs.fsync(self.id(path)?, false).map_err(errno)
+        self.fs.fsync(self.id(path)?, false).map_err(number)
     }
 
     fn sync(&mut self) -> Result<(), Errno> {
-        self.fs.sync().map_err(errno)
+        self.fs.sync().map_err(number)
     }
 }
 
@@ -318,7 +318,16 @@ fn digest(fs: &Fs, attr: &Attr) -> Result<u64> {
     Ok(hash.finish())
 }
 
+/// Returns the errno of a call that must fail.
+///
+/// # Panics
+/// If the call succeeded.
+pub fn errno<T: std::fmt::Debug>(result: ubtrfs_fs::Result<T>) -> rustix::io::Errno {
+    let error = result.expect_err("the call must fail");
+    rustix::io::Errno::from_raw_os_error(error.errno())
+}
+
 #[allow(clippy::needless_pass_by_value, reason = "the shape that map_err takes")]
-fn errno(error: ubtrfs_fs::Error) -> Errno {
+fn number(error: ubtrfs_fs::Error) -> Errno {
     error.errno()
 }

@@ -15,8 +15,8 @@ use ubtrfs_testkit::{
     FsTarget, Image, LoopMount, Medium, MediumDevice, NodeKind, Target, btrfs_check, capability, check_medium,
 };
 
-const EIO: i32 = 5;
-const EROFS: i32 = 30;
+const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+const EROFS: i32 = rustix::io::Errno::ROFS.raw_os_error();
 
 fn open(device: &Arc<MediumDevice>) -> FsTarget {
     let options = MountOptions::parse("commit=300").unwrap();

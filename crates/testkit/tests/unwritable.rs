@@ -17,7 +17,7 @@ use ubtrfs_testkit::{FaultDevice, FaultPlan, Image, Medium, MediumDevice, Rng, b
 
 const ROOT: Caller = Caller::ROOT;
 const REFUSED: [u8; 16] = *b"never on a disk!";
-const EIO: i32 = 5;
+const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
 const SECTOR: usize = 4096;
 
 struct Bed {

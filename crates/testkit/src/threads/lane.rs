@@ -91,7 +91,7 @@ impl Todo {
     }
 }
 
-const NOSPC: Errno = 28;
+const NOSPC: Errno = rustix::io::Errno::NOSPC.raw_os_error();
 /// A writeback lane continues after this time even if the device has not delayed a request.
 const STOP_LIMIT: Duration = Duration::from_millis(20);
 

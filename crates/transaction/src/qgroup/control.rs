@@ -501,9 +501,9 @@ fn no_group(id: QgroupId) -> Error {
     }
 }
 
-const ENOENT: i32 = 2;
-const EBUSY: i32 = 16;
-const EEXIST: i32 = 17;
-const EINVAL: i32 = 22;
-const ENOTCONN: i32 = 107;
-const EINPROGRESS: i32 = 115;
+const ENOENT: i32 = ubtrfs_error::Errno::NOENT.raw_os_error();
+const EBUSY: i32 = ubtrfs_error::Errno::BUSY.raw_os_error();
+const EEXIST: i32 = ubtrfs_error::Errno::EXIST.raw_os_error();
+const EINVAL: i32 = ubtrfs_error::Errno::INVAL.raw_os_error();
+const ENOTCONN: i32 = ubtrfs_error::Errno::NOTCONN.raw_os_error();
+const EINPROGRESS: i32 = ubtrfs_error::Errno::INPROGRESS.raw_os_error();
