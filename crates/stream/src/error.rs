@@ -102,7 +102,7 @@ pub enum Problem {
     Value {
         /// The attribute.
         attribute: Attribute,
-        /// What was found.
+        /// The value.
         value: u64,
         /// The allowed values, as a phrase.
         expected: &'static str,

@@ -1,6 +1,6 @@
 //! LZO1X in btrfs's framing.
 //!
-//! | what | bytes |
+//! | field | bytes |
 //! |---|---|
 //! | total length, including these 4 bytes | u32 LE |
 //! | for each sector of input, the length of its segment | u32 LE |

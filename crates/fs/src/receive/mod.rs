@@ -12,7 +12,7 @@
 //! | `walk`       | from paths to inodes, which confines the stream to its subvolume                             |
 //! | `origin`     | finding parents and clone sources                                                            |
 //! | `incomplete` | the mark of an incomplete subvolume, resuming it, and the `received_uuid` of a complete one  |
-//! | `error`      | what failed, at which command                                                                |
+//! | `error`      | a failed receive, with its command                                                           |
 //!
 //! Invariants:
 //! - R1. A stream changes nothing outside of the subvolumes that it makes. A path is walked name by name from the root

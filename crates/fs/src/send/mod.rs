@@ -7,8 +7,8 @@
 //! clones    where the receiver can clone an extent from
 //! sender    the commands of one subvolume: names, inodes, data, attributes
 //! pipeline  reading data ahead, encoding, writing in order
-//! changes   what changed between two snapshots, for people
-//! request   what is sent, and finding the parent
+//! changes   the changes between two snapshots, for people
+//! request   the subvolumes to send, and their parent
 //! ```
 //!
 //! The difference is walked by [`ubtrfs_tree::Diff`], twice in an incremental send: once for names, once for inodes. A
