@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ubtrfs_format::KeyType;
-use ubtrfs_testkit::Rng;
 use ubtrfs_testkit::hostile::{SeedImage, TARGETS, use_image};
+use ubtrfs_testkit::{Medium, Rng};
 
 /// An input that takes longer counts as a hang, even on a slow machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -51,6 +54,82 @@ fn absurd_sizes_of_files() {
         use_image(&medium, "");
     }
 }
+
+/// A place for a number in the items of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    KeyOffset,
+    /// Eight bytes of the content, from this offset on.
+    Content(usize),
+}
+
+/// Returns the places that the items of an image have.
+fn places(seed: &SeedImage) -> BTreeSet<(u64, KeyType, Place)> {
+    let places = RefCell::new(BTreeSet::new());
+    for owner in OWNERS {
+        seed.edited(&|of| of == owner, &|key, data| {
+            // The numbers of a file extent item follow one byte for its kind, those of a directory entry follow a key.
+            let (first, unaligned): (usize, &[usize]) = match key.item_type {
+                KeyType::EXTENT_DATA => (16, &[21, 29, 37, 45]),
+                KeyType::DIR_ITEM | KeyType::DIR_INDEX => (4, &[9, 17]),
+                _ => (data.len().min(440), &[]),
+            };
+            let mut places = places.borrow_mut();
+            places.insert((owner, key.item_type, Place::KeyOffset));
+            let contents = (0..first).step_by(4).chain(unaligned.iter().copied()).filter(|at| at + 8 <= data.len());
+            places.extend(contents.map(|at| (owner, key.item_type, Place::Content(at))));
+        });
+    }
+    places.into_inner()
+}
+
+/// Puts a number into the last item of a type in each leaf, or into all items of the type.
+fn with_number(seed: &SeedImage, place: (u64, KeyType, Place), value: u64, in_all: bool) -> Medium {
+    let (owner, item_type, place) = place;
+    seed.edited_leaves(&|of| of == owner, &|items| {
+        let found = items.iter_mut().rev().filter(|(key, _)| key.item_type == item_type);
+        let nr_items = if in_all && place != Place::KeyOffset { usize::MAX } else { 1 };
+        for (key, data) in found.take(nr_items) {
+            match place {
+                Place::KeyOffset => key.offset = value,
+                Place::Content(at) => {
+                    if let Some(field) = data.get_mut(at..at + 8) {
+                        field.copy_from_slice(&value.to_le_bytes());
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// Sums of numbers from an image do not wrap: each number of each type of item is set to values near the ends of its range.
+#[test]
+fn extreme_numbers_in_items() {
+    static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let before = std::panic::take_hook();
+    // A panic in a thread of the engine does not reach the test.
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.lock().unwrap().push(info.to_string());
+        before(info);
+    }));
+    let seed = SeedImage::get(0);
+    let mut failed = Vec::new();
+    for (round, place) in places(seed).into_iter().enumerate() {
+        let start = Instant::now();
+        for (nr, value) in EXTREMES.into_iter().enumerate() {
+            let medium = with_number(seed, place, value, (round + nr) % 2 == 0);
+            let _ = std::panic::catch_unwind(|| use_image(&medium, ""));
+            let panics = std::mem::take(&mut *PANICS.lock().unwrap());
+            failed.extend(panics.into_iter().map(|panic| format!("{place:?} is {value:#x}: {panic}")));
+        }
+        assert!(start.elapsed() < TIME_LIMIT, "{place:?} took {:?}", start.elapsed());
+    }
+    assert!(failed.is_empty(), "{} panics:\n{}", failed.len(), failed.join("\n"));
+}
+
+/// The trees of the image whose items are changed.
+const OWNERS: [u64; 7] = [1, 2, 3, 4, 5, 7, 10];
+const EXTREMES: [u64; 6] = [u64::MAX, u64::MAX - 1, u64::MAX - 4095, 1 << 63, (1 << 63) - 4096, u64::MAX << 32];
 
 fn random(wanted: &[&str], rounds: usize) {
     let seed = Rng::seed_or(61);

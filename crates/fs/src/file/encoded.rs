@@ -4,6 +4,8 @@
 //! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like other
 //!   data.
 
+#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
+
 use std::sync::Arc;
 
 use ubtrfs_format::Logical;
@@ -159,7 +161,7 @@ impl Fs {
         self.drop_pending(state, range);
         let time = Timespec::now();
         (state.item.mtime, state.item.ctime) = (time, time);
-        state.item.sequence += 1;
+        state.count_change();
         state.item.nbytes = plan.nbytes(state.item.nbytes);
         let op = self.engine.begin(reservation);
         plan.apply(&op, tree, ino);

@@ -7,7 +7,7 @@ use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 
 use crate::file::read::check_regular;
 use crate::inode::state::{Inode, InodeState};
-use crate::items::file_extent::extents_in;
+use crate::items::file_extent::{ExtentAt, extents_in};
 use crate::{Fs, InodeId, Result};
 
 /// The kind of an extent.
@@ -80,7 +80,7 @@ impl Fs {
         let pending = state.data.pending_in(from..next.unwrap_or(u64::MAX));
         extents.extend(pending.into_iter().map(|range| ExtentInfo {
             offset: range.start,
-            len_bytes: range.end - range.start,
+            len_bytes: range.end.saturating_sub(range.start),
             kind: ExtentKind::Delalloc,
             disk_bytenr: Logical(0),
             disk_len_bytes: 0,
@@ -97,9 +97,10 @@ impl Fs {
             return 0;
         }
         let disk_end = state.disk_size.next_multiple_of(u64::from(self.geometry.sectorsize));
-        let nbytes = state.item.nbytes.next_multiple_of(u64::from(self.geometry.sectorsize));
-        let len = |range: &Range<u64>| range.end - range.start;
-        if nbytes == disk_end && !state.has_flags(InodeFlags::PREALLOC) {
+        // Nothing bounds `nbytes` of a crafted image.
+        let nbytes = state.item.nbytes.checked_next_multiple_of(u64::from(self.geometry.sectorsize));
+        let len = |range: &Range<u64>| range.end.saturating_sub(range.start);
+        if nbytes == Some(disk_end) && !state.has_flags(InodeFlags::PREALLOC) {
             // Extent items cover everything up to the size on disk and nothing past it.
             return state.data.pending_in(disk_end..u64::MAX).iter().map(len).sum();
         }
@@ -108,7 +109,7 @@ impl Fs {
             // An estimate that is too high shows holes as data, which loses nothing.
             return pending.iter().map(len).sum();
         }
-        pending.iter().map(|range| len(range) - self.bytes_with_extents(inode, range).unwrap_or(0)).sum()
+        pending.iter().map(|range| len(range).saturating_sub(self.bytes_with_extents(inode, range).unwrap_or(0))).sum()
     }
 
     /// Counts the bytes of a range that have extents.
@@ -118,7 +119,9 @@ impl Fs {
             let sectorsize = self.geometry.sectorsize;
             let extents = extents_in(&inode.home.tree, inode.id.ino, from..range.end, STEP, sectorsize)?;
             let found = extents.iter().filter(|extent| !extent.is_hole());
-            bytes += found.map(|extent| extent.end.min(range.end) - extent.start.max(range.start)).sum::<u64>();
+            let inside = |extent: &ExtentAt| extent.end.min(range.end).saturating_sub(extent.start.max(range.start));
+            // Extents do not overlap, so the sum is at most the length of the range.
+            bytes = u64::saturating_add(bytes, found.map(inside).sum());
             match extents.last() {
                 Some(last) if extents.len() >= STEP && last.end < range.end => from = last.end,
                 _ => return Ok(bytes),

@@ -8,6 +8,8 @@
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
 //! - I3: data is dropped, and the size changed, only when the space for the change is reserved.
 
+#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -368,7 +370,7 @@ impl Fs {
         plan: ExtentPlan,
         reservation: MetadataReservation<'_>,
     ) {
-        state.item.sequence += 1;
+        state.count_change();
         let op = self.engine.begin(reservation);
         plan.apply(&op, &inode.home.tree, inode.id.ino);
         inode.put_item(&op, state);

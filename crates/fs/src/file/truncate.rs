@@ -9,6 +9,8 @@
 //! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at
 //!   a size between the old and the new one.
 
+#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -182,7 +184,7 @@ fn set_times(state: &mut InodeState, time: Option<Timespec>) {
     if let Some(time) = time {
         state.item.mtime = time;
         state.item.ctime = time;
-        state.item.sequence += 1;
+        state.count_change();
     }
 }
 

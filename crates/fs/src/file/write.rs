@@ -1,5 +1,7 @@
 //! Writing files. Data goes into memory, with space reserved for it; writeback puts it on disk.
 
+#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
+
 use std::sync::Arc;
 
 use ubtrfs_format::item::{InodeFlags, Timespec};
@@ -102,7 +104,7 @@ impl Fs {
             state.item.mtime = time;
             state.item.ctime = time;
         }
-        state.item.sequence += 1;
+        state.count_change();
         Ok(())
     }
 

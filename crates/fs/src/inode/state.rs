@@ -157,6 +157,11 @@ impl InodeState {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }
 
+    /// Counts a change of the content, as NFS servers expect. The count wraps, because it starts at any number from disk.
+    pub(crate) fn count_change(&mut self) {
+        self.item.sequence = self.item.sequence.wrapping_add(1);
+    }
+
     /// The item to put: the current item, with the size on disk (I1).
     pub(crate) fn disk_item(&self) -> InodeItem {
         let mut item = self.item.clone();
@@ -173,7 +178,7 @@ impl InodeState {
         Attr {
             id,
             size: item.size,
-            blocks: (round(item.nbytes) + round(new_bytes)) / 512,
+            blocks: round(item.nbytes).saturating_add(round(new_bytes)) / 512,
             blocks_are_final: self.data.is_clean(),
             mode: item.mode,
             nlink: item.nlink,

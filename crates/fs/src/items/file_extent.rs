@@ -75,8 +75,8 @@ pub(crate) fn extents_in(
         }
     }
     if from < range.end && found.len() < limit {
-        let last = extent_key(ino, range.end - 1);
-        for (key, item) in tree.range(&extent_key(ino, from), &last, limit - found.len())? {
+        let last = extent_key(ino, range.end.saturating_sub(1));
+        for (key, item) in tree.range(&extent_key(ino, from), &last, limit.saturating_sub(found.len()))? {
             found.push(decode(tree, &key, &item, sectorsize)?);
         }
     }
@@ -202,6 +202,7 @@ pub(crate) fn whole_extent(bytenr: Logical, len_bytes: u64) -> FileExtent {
 }
 
 /// An item for `range`, a part of the range of the item `at`. The item must not be inline.
+#[allow(clippy::arithmetic_side_effects, reason = "`range` is a part of the item, whose numbers were checked (I3)")]
 pub(crate) fn part_of(at: &ExtentAt, range: Range<u64>) -> FileExtent {
     let mut part = at.extent.clone();
     match &mut part.body {
@@ -228,6 +229,10 @@ pub(crate) struct ExtentPlan {
     bytes_added: u64,
 }
 
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "the numbers of each item were checked (I3), and items do not overlap (I1)"
+)]
 impl ExtentPlan {
     /// Number of items that are put or deleted.
     pub(crate) fn len(&self) -> usize {
@@ -241,7 +246,8 @@ impl ExtentPlan {
 
     /// The inode's `nbytes` after this plan, given the value before.
     pub(crate) fn nbytes(&self, before: u64) -> u64 {
-        (before + self.bytes_added).saturating_sub(self.bytes_removed)
+        // `before` is a value from disk that nothing bounds.
+        before.saturating_add(self.bytes_added).saturating_sub(self.bytes_removed)
     }
 
     /// Drops `range` (sector-aligned) from all of the file's items. Ranges that one plan drops do not overlap.

@@ -10,6 +10,10 @@ use crate::types::StatFs;
 
 impl Fs {
     /// Space as `df` shows it: bytes of the devices, divided by the number of copies of data.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "sums of bytes on the devices; `factor` and `bsize` are at least 1"
+    )]
     pub fn statfs(&self) -> Result<StatFs> {
         let usage = self.engine.usage();
         let superblock = self.engine.superblock();
@@ -52,12 +56,14 @@ impl Fs {
         // `nr_items` starts with one item for the root tree.
         let (mut nr_items, mut used) = (1, 0);
         for (tree, _) in trees.into_iter().filter(|(_, there)| *there) {
-            nr_items += 1;
-            used += self.engine.root_item(tree)?.map_or(0, |item| item.bytes_used);
+            nr_items = u64::saturating_add(nr_items, 1);
+            let bytes_used = self.engine.root_item(tree)?.map_or(0, |item| item.bytes_used);
+            // Nothing bounds `bytes_used` of a crafted image.
+            used = u64::saturating_add(used, bytes_used);
         }
-        nr_items += UNLINK_ITEMS + UNLINK_ITEMS * if free_space_tree { 2 } else { 1 };
-        let item_bytes = u64::from(self.geometry.nodesize) * 2 * TREE_HEIGHT_MAX;
-        Ok(used.max(nr_items * item_bytes).min(RESERVE_MAX))
+        nr_items = nr_items.saturating_add(if free_space_tree { 3 * UNLINK_ITEMS } else { 2 * UNLINK_ITEMS });
+        let item_bytes = u64::from(self.geometry.nodesize).saturating_mul(2 * TREE_HEIGHT_MAX);
+        Ok(used.max(nr_items.saturating_mul(item_bytes)).min(RESERVE_MAX))
     }
 }
 

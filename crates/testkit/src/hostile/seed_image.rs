@@ -18,13 +18,17 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
 use ubtrfs_format::Key;
-use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, NodeView, finish_block};
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, finish_block};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
 use super::lies;
+use crate::corruptor::{put_together, take_apart};
 use crate::{Image, Medium, RawBlock};
 
 const PAGE: usize = 4096;
+
+/// The items of a leaf.
+type Items = Vec<(Key, Vec<u8>)>;
 
 /// A live block.
 #[derive(Clone, Debug)]
@@ -170,20 +174,24 @@ impl SeedImage {
 
     /// Returns the image after `edit` changed the content of every item in the leaves of the wanted trees.
     pub fn edited(&self, wanted: &dyn Fn(u64) -> bool, edit: &dyn Fn(&Key, &mut [u8])) -> Medium {
+        self.edited_leaves(wanted, &|items| items.iter_mut().for_each(|(key, data)| edit(key, data)))
+    }
+
+    /// Returns the image after `edit` changed the items in each leaf of the wanted trees. The items are sorted afterwards. A
+    /// leaf without room for its items stays as it is.
+    pub fn edited_leaves(&self, wanted: &dyn Fn(u64) -> bool, edit: &dyn Fn(&mut Items)) -> Medium {
         let mut medium = self.medium.clone();
         for block in self.blocks.iter().filter(|block| wanted(block.owner)) {
             let mut raw = self.read_block(&medium, block);
-            let items: Vec<_> = match NodeView::new(&raw) {
-                Ok(view) if view.is_leaf() => {
-                    (0..view.nritems()).filter_map(|slot| Some((view.key(slot)?, view.item_range(slot)?))).collect()
-                }
-                _ => continue,
-            };
-            for (key, range) in items {
-                if let Some(data) = raw.get_mut(range) {
-                    edit(&key, data);
-                }
+            let is_leaf = raw[100] == 0;
+            let Some(mut items) = is_leaf.then(|| take_apart(&raw).ok()).flatten() else { continue };
+            edit(&mut items);
+            items.sort_by_key(|(key, _)| *key);
+            let used: usize = items.iter().map(|(_, data)| data.len() + ITEM_HEAD_SIZE).sum();
+            if used + HEADER_SIZE > raw.len() {
+                continue;
             }
+            raw = put_together(&raw, &items);
             finish_block(&mut raw, self.sb.csum_type().unwrap_or_default());
             for copy in &block.copies {
                 medium.write(*copy, &raw);

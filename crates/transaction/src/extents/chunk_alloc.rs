@@ -12,7 +12,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent};
 use ubtrfs_format::superblock::{SYS_CHUNK_ARRAY_SIZE, Superblock};
-use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_format::{FormatError, Key, KeyType, Logical, LogicalRange, RootId, objectid};
 use ubtrfs_space::{BlockGroup, Extent, Shortage, SpaceKind};
 use ubtrfs_tree::Batch;
 
@@ -101,11 +101,11 @@ impl Engine {
             added => added?,
         }
         let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
-        let end = logical.0 + chunk.length;
+        let range = LogicalRange::new("chunk", "length", logical, chunk.length)?;
         // List the chunk before it can be used, so that a commit that sees the group sees the chunk.
         self.pending_chunks.list.lock().push((logical, chunk));
         let reserved = self.volumes.reserved_ranges(logical);
-        let whole = std::iter::once(logical.0..end).collect();
+        let whole = std::iter::once(logical.0..range.end().0).collect();
         self.space.insert_block_group(group, whole, reserved)?;
         self.update_unallocated();
         Ok(true)
@@ -138,7 +138,11 @@ impl Engine {
                 let key = Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0);
                 dev_batch.push((key, Some(extent.encode().into())));
                 if let Some(mut item) = self.volumes.dev_item(stripe.devid) {
-                    item.bytes_used += length;
+                    item.bytes_used = item.bytes_used.checked_add(length).ok_or_else(|| {
+                        let expected = "expected the bytes of the device's extents";
+                        let (what, field, value) = ("DevItem", "bytes_used", item.bytes_used);
+                        Error::from(FormatError::Value { what, field, value, expected }).in_tree(RootId::CHUNK_TREE)
+                    })?;
                     self.volumes.set_dev_item(&item)?;
                 }
             }
@@ -252,6 +256,7 @@ pub(crate) struct RemovedGroups {
 }
 
 /// Bytes of each device extent of a chunk.
+#[allow(clippy::arithmetic_side_effects, reason = "`copies` is at least 1")]
 pub(crate) fn stripe_length(chunk: &ChunkItem) -> u64 {
     let nr_stripes = chunk.stripes.len() as u64;
     let flags = chunk.flags;
@@ -282,8 +287,9 @@ fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> 
             expected: "no room for another system chunk",
         }));
     }
-    superblock.sys_chunk_array[start..start + Key::SIZE].copy_from_slice(&key.encode());
-    superblock.sys_chunk_array[start + Key::SIZE..end].copy_from_slice(chunk);
+    let (key_bytes, chunk_bytes) = superblock.sys_chunk_array[start..end].split_at_mut(Key::SIZE);
+    key_bytes.copy_from_slice(&key.encode());
+    chunk_bytes.copy_from_slice(chunk);
     superblock.sys_chunk_array_size = u32::try_from(end).expect("at most SYS_CHUNK_ARRAY_SIZE");
     Ok(())
 }
