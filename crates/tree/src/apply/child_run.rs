@@ -58,8 +58,8 @@ impl ChildRun {
     /// Appends another run.
     pub(super) fn append(&mut self, other: Self) {
         self.children.extend(other.children);
-        self.nr_old += other.nr_old;
-        self.nr_written += other.nr_written;
+        self.nr_old = self.nr_old.saturating_add(other.nr_old);
+        self.nr_written = self.nr_written.saturating_add(other.nr_written);
     }
 
     pub(super) fn pop(&mut self) -> Option<ChildRef> {
@@ -71,7 +71,7 @@ impl ChildRun {
     }
 
     pub(super) fn add_old_children(&mut self, count: usize) {
-        self.nr_old += count;
+        self.nr_old = self.nr_old.saturating_add(count);
     }
 
     /// Takes the only child left at the end of the walk.
@@ -87,7 +87,7 @@ impl ChildRun {
 
     /// Whether all nodes but the last stay full, because the run grew at its end or grew a lot.
     fn grew_ascending(&self, capacity: usize) -> bool {
-        let grown = (self.nr_written + self.len()).saturating_sub(self.nr_old);
+        let grown = self.nr_written.saturating_add(self.len()).saturating_sub(self.nr_old);
         (grown > 0 && self.children.last().is_some_and(|child| child.built)) || grown > capacity / 8
     }
 }
@@ -96,14 +96,14 @@ impl Applier<'_> {
     /// Adds all pointers of a node to the run of its level, if the run is not empty and stays within a node's capacity.
     pub(super) fn pull_children(&mut self, node: &Arc<Node>) -> Result<bool> {
         let capacity = NodeBuilder::capacity(self.nodesize);
-        let run = self.run_above(node.level() - 1);
-        if run.is_empty() || run.len() + node.nritems() > capacity {
+        let run = self.run_below(node.level());
+        if run.is_empty() || run.len().saturating_add(node.nritems()) > capacity {
             return Ok(false);
         }
         run.add_old_children(node.nritems());
         self.dissolve(node)?;
         let tree = self.tree;
-        let run = self.run_above(node.level() - 1);
+        let run = self.run_below(node.level());
         for slot in 0..node.nritems() {
             run.push(ChildRef::untouched(&node.child_ptr(slot, tree)));
         }
@@ -113,7 +113,7 @@ impl Applier<'_> {
     /// Writes full nodes of this level while the run has pointers for more than two nodes.
     pub(super) fn cut_children(&mut self, level: u8) -> Result<()> {
         let capacity = NodeBuilder::capacity(self.nodesize);
-        while level < self.top && self.run_above(level - 1).len() > 2 * capacity {
+        while level < self.top && self.run_below(level).len() > capacity.saturating_mul(2) {
             self.write_children(level, capacity)?;
         }
         Ok(())
@@ -125,17 +125,17 @@ impl Applier<'_> {
         if self.is_underfull(level) {
             self.pull_left_children(level)?;
         }
-        let run = self.run_above(level - 1);
+        let run = self.run_below(level);
         let total = run.len();
         if total > capacity {
-            let shares = !run.grew_ascending(capacity) && total - capacity < capacity / 2;
+            let shares = !run.grew_ascending(capacity) && total.saturating_sub(capacity) < capacity / 2;
             self.write_children(level, if shares { total.div_ceil(2) } else { capacity })?;
         }
-        let rest = self.run_above(level - 1).len();
+        let rest = self.run_below(level).len();
         if rest > 0 {
             self.write_children(level, rest)?;
         }
-        *self.run_above(level - 1) = ChildRun::default();
+        *self.run_below(level) = ChildRun::default();
         self.free_reusable(level)
     }
 
@@ -144,12 +144,12 @@ impl Applier<'_> {
         let (capacity, tree) = (NodeBuilder::capacity(self.nodesize), self.tree);
         while self.is_underfull(level) {
             let Some(left) = self.left_neighbour(level)? else { return Ok(()) };
-            if self.run_above(level - 1).len() + left.nritems() > capacity {
+            if self.run_below(level).len().saturating_add(left.nritems()) > capacity {
                 return Ok(());
             }
             self.run_above(level).pop();
             self.dissolve(&left)?;
-            let run = self.run_above(level - 1);
+            let run = self.run_below(level);
             run.add_old_children(left.nritems());
             run.children.splice(0..0, (0..left.nritems()).map(|slot| ChildRef::untouched(&left.child_ptr(slot, tree))));
         }
@@ -161,13 +161,13 @@ impl Applier<'_> {
         let bytenr = self.new_address(level)?;
         let header = self.sink.header(bytenr, level);
         let mut builder = NodeBuilder::new(self.nodesize);
-        let run = self.run_above(level - 1);
-        run.nr_written += count;
+        let run = self.run_below(level);
+        run.nr_written = run.nr_written.saturating_add(count);
         for child in run.children.drain(..count) {
             assert!(builder.push(&child.key, child.bytenr, child.generation), "{count} pointers fit into a node");
         }
         let child = self.emit(builder.finish(&header))?;
         self.run_above(level).push(child);
-        self.cut_children(level + 1)
+        self.cut_children(level.saturating_add(1))
     }
 }

@@ -36,9 +36,9 @@ impl LeafRun {
     /// Whether the last two leaves should share their items evenly.
     fn shares(&self) -> bool {
         let (Some(full), Some(current)) = (&self.full, &self.current) else { return false };
-        let inserted = full.nr_inserted + current.nr_inserted;
-        let rows = full.nr_rows + current.nr_rows;
-        let ascending = current.last_inserted || inserted >= ROW_MIN * rows.max(1);
+        let inserted = full.nr_inserted.saturating_add(current.nr_inserted);
+        let rows = full.nr_rows.saturating_add(current.nr_rows);
+        let ascending = current.last_inserted || inserted >= rows.max(1).saturating_mul(ROW_MIN);
         !ascending && current.items.used_bytes() < full.items.used_bytes() / 2
     }
 }
@@ -68,8 +68,8 @@ impl Applier<'_> {
             let page = self.current_page();
             if page.items.push(key, data) {
                 if inserted {
-                    page.nr_inserted += 1;
-                    page.nr_rows += u32::from(!page.last_inserted);
+                    page.nr_inserted = page.nr_inserted.saturating_add(1);
+                    page.nr_rows = page.nr_rows.saturating_add(u32::from(!page.last_inserted));
                 }
                 page.last_inserted = inserted;
                 return Ok(());
@@ -83,7 +83,7 @@ impl Applier<'_> {
         while !slots.is_empty() {
             let page = self.current_page();
             let count = page.items.extend(&leaf.view(), slots.clone());
-            slots.start += count;
+            slots.start = slots.start.saturating_add(count);
             if count > 0 {
                 page.last_inserted = false;
             }
@@ -127,7 +127,7 @@ impl Applier<'_> {
         let bytenr = self.new_address(0)?;
         let header = self.sink.header(bytenr, 0);
         let root = self.emit(page.items.finish(&header))?;
-        self.stats.leaves_written += 1;
+        self.stats.leaves_written = self.stats.leaves_written.saturating_add(1);
         Ok(RootPtr { tree: self.tree, bytenr: root.bytenr, generation: root.generation, level: 0 })
     }
 
@@ -169,6 +169,10 @@ impl Applier<'_> {
     }
 
     /// Moves items from the full page to the current one until both hold about equally many bytes.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "bytes and items of the two pages, which a builder bounds to a leaf each"
+    )]
     fn share_last_two(&mut self) {
         let (Some(full), Some(current)) = (self.leaves.full.take(), self.leaves.current.take()) else { return };
         let total = full.items.used_bytes() + current.items.used_bytes();
@@ -197,8 +201,8 @@ impl Applier<'_> {
     }
 
     fn write_leaf(&mut self, page: Page) -> Result<()> {
-        self.stats.leaves_written += 1;
-        self.stats.leaf_bytes_used += page.items.used_bytes() as u64;
+        self.stats.leaves_written = self.stats.leaves_written.saturating_add(1);
+        self.stats.leaf_bytes_used = self.stats.leaf_bytes_used.saturating_add(page.items.used_bytes() as u64);
         let bytenr = self.new_address(0)?;
         let header = self.sink.header(bytenr, 0);
         let child = self.emit(page.items.finish(&header))?;
@@ -208,7 +212,7 @@ impl Applier<'_> {
 }
 
 fn head_and_data(view: &NodeView<'_>, slot: usize) -> usize {
-    ITEM_HEAD_SIZE + view.item(slot).map_or(0, <[u8]>::len)
+    ITEM_HEAD_SIZE.saturating_add(view.item(slot).map_or(0, <[u8]>::len))
 }
 
 fn current_bytes(view: &NodeView<'_>) -> usize {

@@ -21,11 +21,6 @@
 //! Modules: this module walks the tree, `parts` walks it in several threads, `leaf_run` packs items into leaves, and
 //! `child_run` packs pointers into internal nodes.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "counts, slots and sizes of nodes in memory, whose geometry `Node::new` has checked"
-)]
-
 mod changes;
 mod child_run;
 mod leaf_run;
@@ -65,12 +60,12 @@ pub struct ApplyStats {
 
 impl std::ops::AddAssign for ApplyStats {
     fn add_assign(&mut self, other: Self) {
-        self.batches += other.batches;
-        self.leaves_written += other.leaves_written;
-        self.nodes_written += other.nodes_written;
-        self.items_put += other.items_put;
-        self.items_deleted += other.items_deleted;
-        self.leaf_bytes_used += other.leaf_bytes_used;
+        self.batches = self.batches.saturating_add(other.batches);
+        self.leaves_written = self.leaves_written.saturating_add(other.leaves_written);
+        self.nodes_written = self.nodes_written.saturating_add(other.nodes_written);
+        self.items_put = self.items_put.saturating_add(other.items_put);
+        self.items_deleted = self.items_deleted.saturating_add(other.items_deleted);
+        self.leaf_bytes_used = self.leaf_bytes_used.saturating_add(other.leaf_bytes_used);
     }
 }
 
@@ -214,7 +209,7 @@ impl Applier<'_> {
     fn walk_internal(&mut self, touched: TouchedNode) -> Result<()> {
         let TouchedNode { node, changes } = touched;
         self.dissolve(&node)?;
-        self.run_above(node.level() - 1).add_old_children(node.nritems());
+        self.run_below(node.level()).add_old_children(node.nritems());
         let children = self.reached_children(&node, changes);
         self.walk_children(&node, 0..node.nritems(), &children, true)
     }
@@ -240,7 +235,7 @@ impl Applier<'_> {
             let Some(first) = first else { continue };
             self.pass_children(node, slot..reached)?;
             self.walk(TouchedNode { node: child, changes: first..below.end }, ptr)?;
-            slot = reached + 1;
+            slot = reached.saturating_add(1);
         }
         self.pass_children(node, slot..slots.end)
     }
@@ -263,8 +258,8 @@ impl Applier<'_> {
         if !at.is_multiple_of(READ_AHEAD) {
             return;
         }
-        let from = if at == 0 { 0 } else { (at + READ_AHEAD).min(children.len()) };
-        let coming = &children[from..(at + 2 * READ_AHEAD).min(children.len())];
+        let from = if at == 0 { 0 } else { at.saturating_add(READ_AHEAD).min(children.len()) };
+        let coming = &children[from..at.saturating_add(2 * READ_AHEAD).min(children.len())];
         if coming.len() > 1 {
             let ptrs: Vec<NodePtr> = coming.iter().map(|(slot, _)| node.child_ptr(*slot, self.tree)).collect();
             self.source.will_read(&ptrs);
@@ -273,9 +268,12 @@ impl Applier<'_> {
 
     fn walk_leaf(&mut self, touched: TouchedNode, ptr: NodePtr) -> Result<()> {
         let TouchedNode { node: leaf, changes } = touched;
-        if leaf.nritems() > 0 && self.batch.key(changes.start) > leaf.key(leaf.nritems() - 1) {
-            let need = ITEM_HEAD_SIZE + self.batch.value(changes.start).map_or(0, <[u8]>::len);
-            let free = self.nodesize - HEADER_SIZE - leaf.used_bytes();
+        if let Some(last) = leaf.nritems().checked_sub(1)
+            && self.batch.key(changes.start) > leaf.key(last)
+        {
+            let need = ITEM_HEAD_SIZE.saturating_add(self.batch.value(changes.start).map_or(0, <[u8]>::len));
+            // The items of a damaged leaf may overlap: then nothing is free.
+            let free = self.nodesize.saturating_sub(HEADER_SIZE).saturating_sub(leaf.used_bytes());
             // All changes come after the leaf's last item. If the changes do not fit into the leaf, the leaf stays
             // unchanged and a new leaf follows it.
             if need > free && !self.pull_leaf(&leaf)? {
@@ -306,18 +304,18 @@ impl Applier<'_> {
                 slot = at;
                 if found.is_ok() {
                     old = Some(leaf.item(at));
-                    slot += 1;
+                    slot = slot.saturating_add(1);
                 }
             }
             match batch.value(at) {
                 Some(value) => {
                     self.sink.item_changed(&key, old, Some(value))?;
                     self.put_item(&key, value, old.is_none())?;
-                    self.stats.items_put += 1;
+                    self.stats.items_put = self.stats.items_put.saturating_add(1);
                 }
                 None if old.is_some() => {
                     self.sink.item_changed(&key, old, None)?;
-                    self.stats.items_deleted += 1;
+                    self.stats.items_deleted = self.stats.items_deleted.saturating_add(1);
                 }
                 None => {}
             }
@@ -334,7 +332,7 @@ impl Applier<'_> {
         if slots.is_empty() {
             return Ok(());
         }
-        let child_level = node.level() - 1;
+        let child_level = node.level().saturating_sub(1);
         for level in 0..child_level {
             self.end_run(level)?;
         }
@@ -343,7 +341,7 @@ impl Applier<'_> {
             if !self.pull(&child)? {
                 break;
             }
-            slots.start += 1;
+            slots.start = slots.start.saturating_add(1);
         }
         if slots.is_empty() {
             return Ok(());
@@ -354,7 +352,7 @@ impl Applier<'_> {
         for slot in slots {
             run.push(ChildRef::untouched(&node.child_ptr(slot, tree)));
         }
-        self.cut_children(child_level + 1)
+        self.cut_children(node.level())
     }
 
     /// Adds a whole neighbour to the run of its level, if the run's last node has room for it.
@@ -370,7 +368,10 @@ impl Applier<'_> {
     fn is_underfull(&self, level: u8) -> bool {
         match level {
             0 => self.leaves.is_underfull(self.nodesize),
-            _ => self.internals.get(usize::from(level) - 1).is_some_and(|run| run.is_underfull(self.nodesize)),
+            _ => self
+                .internals
+                .get(usize::from(level).saturating_sub(1))
+                .is_some_and(|run| run.is_underfull(self.nodesize)),
         }
     }
 
@@ -381,6 +382,11 @@ impl Applier<'_> {
             self.internals.push(ChildRun::default());
         }
         &mut self.internals[index]
+    }
+
+    /// The run of pointers to the children of nodes of this level, which is at least 1.
+    fn run_below(&mut self, level: u8) -> &mut ChildRun {
+        self.run_above(level.saturating_sub(1))
     }
 
     /// Reads the left neighbour of a run: the last node in the run above, unless this walk made that node.
@@ -431,7 +437,7 @@ impl Applier<'_> {
     /// Passes a new node to the sink and returns its pointer.
     fn emit(&mut self, raw: Vec<u8>) -> Result<ChildRef> {
         let node = Arc::new(Node::new(raw.into_boxed_slice())?);
-        self.stats.nodes_written += 1;
+        self.stats.nodes_written = self.stats.nodes_written.saturating_add(1);
         let key = node.first_key().unwrap_or(Key::MIN);
         let child = ChildRef { key, bytenr: node.bytenr(), generation: node.generation(), built: true };
         self.sink.emit(node);
@@ -443,14 +449,14 @@ impl Applier<'_> {
         self.end_leaves()?;
         for level in 1..=LEVEL_MAX + 1 {
             let nothing_above = self.internals.iter().skip(usize::from(level)).all(ChildRun::is_empty);
-            let run = self.run_above(level - 1);
+            let run = self.run_below(level);
             if nothing_above && run.len() <= 1 {
                 let only = run.take_only();
                 for upper in level..=LEVEL_MAX {
                     self.free_reusable(upper)?;
                 }
                 return match only {
-                    Some(child) => self.shrink(child, level - 1),
+                    Some(child) => self.shrink(child, level.saturating_sub(1)),
                     None => self.empty_root(old),
                 };
             }
@@ -471,13 +477,17 @@ impl Applier<'_> {
             self.dissolve(&node)?;
             self.free_reusable(level)?;
             root = ChildRef::untouched(&node.child_ptr(0, self.tree));
-            level -= 1;
+            level = level.saturating_sub(1);
         }
         Ok(RootPtr { tree: self.tree, bytenr: root.bytenr, generation: root.generation, level })
     }
 }
 
 /// The end of the changes that belong to this child: those before the next child's key.
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "slots of a node, and positions in a batch, both far below the limits of usize"
+)]
 fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<usize>) -> usize {
     if slot + 1 == node.nritems() {
         return changes.end;
@@ -501,6 +511,7 @@ fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<
 }
 
 /// Searches a leaf like [`Node::search`], from a slot on; fast if the key is near.
+#[allow(clippy::arithmetic_side_effects, reason = "slots of a node; steps double up to their number")]
 fn gallop(leaf: &Node, from: usize, key: &Key) -> Result<usize, usize> {
     let (mut low, mut high, mut step) = (from, leaf.nritems(), 1);
     while low + step <= high {

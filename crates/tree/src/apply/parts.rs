@@ -16,7 +16,7 @@
 //! - I3. If a batch deletes nearly all items, the root may keep a single child until the next batch. Linux accepts such
 //!   roots.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Applier<'_> {
     pub(super) fn walk_parts(&mut self, touched: TouchedNode, sinks: &mut [PartSink<'_>]) -> Result<()> {
         let TouchedNode { node: root, changes } = touched;
         self.dissolve(&root)?;
-        self.run_above(root.level() - 1).add_old_children(root.nritems());
+        self.run_below(root.level()).add_old_children(root.nritems());
         let children = self.reached_children(&root, changes);
         let shares = shares(&children, sinks.len());
         if shares.len() < 2 {
@@ -52,7 +52,7 @@ impl Applier<'_> {
             let mut threads = Vec::with_capacity(shares.len());
             for (at, (share, sink)) in shares.iter().zip(sinks).enumerate() {
                 let from = if at == 0 { 0 } else { children[share.start].0 };
-                let to = shares.get(at + 1).map_or(root.nritems(), |next| children[next.start].0);
+                let to = shares.get(at.saturating_add(1)).map_or(root.nritems(), |next| children[next.start].0);
                 let (root, children) = (&root, &children[share.clone()]);
                 threads.push(scope.spawn(move || {
                     let mut applier = Applier::new(source, &mut **sink, batch, tree, last_address);
@@ -66,8 +66,8 @@ impl Applier<'_> {
         });
         for part in parts {
             let Part { children, stats } = part?;
-            self.run_above(root.level() - 1).append(children);
-            self.stats += stats;
+            self.run_below(root.level()).append(children);
+            self.stats.add_assign(stats);
         }
         self.cut_children(root.level())
     }
@@ -83,12 +83,16 @@ impl Applier<'_> {
         for level in 0..root.level() {
             self.end_run(level)?;
         }
-        let children = std::mem::take(self.run_above(root.level() - 1));
+        let children = std::mem::take(self.run_below(root.level()));
         Ok(Part { children, stats: self.stats })
     }
 }
 
 /// Splits the children into at most `count` ranges with about equal numbers of changes.
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "positions in a batch, in order; the product is below 2^64 because `number` is at most the number of threads"
+)]
 fn shares(children: &[(usize, Range<usize>)], count: usize) -> Vec<Range<usize>> {
     let (Some((_, first)), Some((_, last))) = (children.first(), children.last()) else { return Vec::new() };
     let (start, total) = (first.start, last.end - first.start);
