@@ -12,6 +12,11 @@
 //! I3. No item gets more than `max_csums` checksums. Items with more checksums, made by kernels with larger pages, stay
 //! unchanged.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "`Layout::check` checks the ends of items from disk; the other ranges are allocated extents"
+)]
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -84,13 +84,13 @@ impl DataLedger {
 
     /// Notes that these bytes were allocated.
     pub(crate) fn allocated(&self, extent: Extent) {
-        insert_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
+        insert_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.end());
     }
 
     /// Notes that these bytes are free again or covered by an extent item. Returns `false` if the bytes were not in
     /// `allocated`.
     pub(crate) fn forget_allocated(&self, extent: Extent) -> bool {
-        remove_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes)
+        remove_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.end())
     }
 
     /// Notes that extent items cover these extents, which are in address order. Tree blocks among the extents are
@@ -151,7 +151,7 @@ impl DataLedger {
         let Extents { allocated, frozen, .. } = &mut *extents;
         let mut unreferenced = Vec::new();
         for (bytenr, put) in frozen.iter() {
-            if remove_range(allocated, bytenr.0..bytenr.0 + put.len_bytes) {
+            if remove_range(allocated, bytenr.0..bytenr.advance(put.len_bytes).0) {
                 unreferenced.push(Extent { bytenr: *bytenr, len_bytes: put.len_bytes });
             }
         }
@@ -160,13 +160,14 @@ impl DataLedger {
             let mut frozen = self.frozen_csums.write();
             let csums = Arc::make_mut(&mut frozen);
             for extent in &unreferenced {
-                self.remove_csums(csums, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
+                self.remove_csums(csums, extent.bytenr.0..extent.end());
             }
         }
         unreferenced
     }
 
     /// Removes the checksums of a range of sectors.
+    #[allow(clippy::arithmetic_side_effects, reason = "entries are checksums of allocated extents")]
     fn remove_csums(&self, csums: &mut Csums, range: Range<u64>) {
         let covered = |sums: &Vec<u8>| (sums.len() / self.csum_size) as u64 * self.sectorsize;
         let bytes = |len_bytes: u64| (len_bytes / self.sectorsize) as usize * self.csum_size;
@@ -203,6 +204,10 @@ impl DataLedger {
     }
 
     /// The checksums of these sectors that are not in the csum tree yet.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "sectorsize is at least 4096, and a later start is above the first one"
+    )]
     pub(crate) fn lookup_csums(&self, at: Logical, len_bytes: u64) -> SectorCsums {
         let (sectorsize, csum_size) = (self.sectorsize, self.csum_size);
         let mut found = SectorCsums::absent(usize::try_from(len_bytes / sectorsize).unwrap_or(usize::MAX), csum_size);

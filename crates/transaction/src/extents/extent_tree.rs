@@ -447,6 +447,10 @@ impl<'a, 's> Record<'a, 's> {
     }
 
     /// Whether another inline reference fits: an item stays below a sixteenth of a leaf, as in the kernel.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "sizes of references of one item, which is at most as large as a leaf"
+    )]
     fn fits_inline(&self, inline: &InlineRef) -> bool {
         let limit = LeafBuilder::capacity(self.config.nodesize as usize) / 16 - ITEM_HEAD_SIZE;
         let size = |inline: &InlineRef| match inline {
@@ -463,7 +467,7 @@ impl<'a, 's> Record<'a, 's> {
     fn keyed_position(&mut self, reference: &RefKey) -> Result<KeyedPlace> {
         let base = Key::new(self.head.extent.bytenr.0, reference.key_type(), key_offset(reference));
         let chain = if matches!(reference, RefKey::Data { .. }) { HASH_CHAIN_MAX } else { 1 };
-        let end = Key { offset: base.offset.saturating_add(chain - 1), ..base };
+        let end = Key { offset: base.offset.saturating_add(chain.saturating_sub(1)), ..base };
         // Collect the references on disk, then the changes of this head, which take precedence.
         let mut on_disk = BTreeMap::new();
         let mut key = if self.has_keyed { self.probe.seek_ge(&base)? } else { None };

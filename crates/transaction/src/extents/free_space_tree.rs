@@ -9,6 +9,11 @@
 //! I2. A block group changes to bitmaps when extents would take more room than bitmaps, and back when extents take
 //!     clearly less ([`Thresholds`]).
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "`group_end` and `load_free_space` check the ends of groups and items; free ranges lie inside their group"
+)]
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -36,8 +36,11 @@ impl MovedExtents {
             return at;
         }
         let moves = self.moves.read();
-        let found = moves.range(..=at.0).next_back().map(|(start, (len_bytes, to))| (at.0 - start, len_bytes, to));
-        found.filter(|(offset, len_bytes, _)| offset < len_bytes).map_or(at, |(offset, _, to)| Logical(to.0 + offset))
+        let found = moves
+            .range(..=at.0)
+            .next_back()
+            .map(|(start, (len_bytes, to))| (at.0.saturating_sub(*start), len_bytes, to));
+        found.filter(|(offset, len_bytes, _)| offset < len_bytes).map_or(at, |(offset, _, to)| to.advance(offset))
     }
 
     /// Notes moves.
