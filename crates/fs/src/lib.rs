@@ -21,6 +21,7 @@
 //! - `compression`: zlib, lzo and zstd as btrfs uses them.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod balance;
 mod compression;

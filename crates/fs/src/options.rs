@@ -323,11 +323,12 @@ fn parse_id(text: &str) -> Option<u64> {
 
 /// Bytes with an optional suffix k, m or g.
 fn parse_size(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'k' | b'K' => (&text[..text.len() - 1], 10),
-        b'm' | b'M' => (&text[..text.len() - 1], 20),
-        b'g' | b'G' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
+    let digits = text.strip_suffix(|last: char| last.is_ascii_alphabetic()).unwrap_or(text);
+    let shift = match text.as_bytes().last()? {
+        b'k' | b'K' => 10,
+        b'm' | b'M' => 20,
+        b'g' | b'G' => 30,
+        _ => 0,
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }

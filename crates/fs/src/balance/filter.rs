@@ -58,7 +58,7 @@ fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
     let filters = args.filters();
     let percent = |part: u32| match part {
         0 => 0,
-        1..100 => u64::try_from(u128::from(group.len_bytes) * u128::from(part) / 100).unwrap_or(u64::MAX),
+        1..100 => u64::try_from(u128::from(group.len_bytes).saturating_mul(part.into()) / 100).unwrap_or(u64::MAX),
         // At 100 percent or more, no block group is too full.
         _ => u64::MAX,
     };

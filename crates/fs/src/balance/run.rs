@@ -13,6 +13,8 @@
 //!   block group that its filters take has the target profile, could not be moved, or is beyond the filters' limit on
 //!   the number of block groups.
 
+#![allow(clippy::arithmetic_side_effects, reason = "counts of block groups and tries")]
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

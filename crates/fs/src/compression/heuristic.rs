@@ -1,5 +1,7 @@
 //! A cheap estimate whether data is compressible, by the entropy of a sample of its bytes and by repetition.
 
+#![allow(clippy::arithmetic_side_effects, reason = "counts of bytes of a buffer")]
+
 /// Bytes in each sample. Samples begin [`SAMPLE_STRIDE`] bytes apart.
 const SAMPLE_LEN: usize = 16;
 const SAMPLE_STRIDE: usize = 256;

@@ -46,6 +46,7 @@ impl Default for Workspace {
     }
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "lengths inside of one sector of at most 64 KiB, and of the output")]
 impl Workspace {
     pub(super) fn compress(&mut self, input: &[u8], max_len: usize, sectorsize: usize) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(max_len.min(input.len()) + sectorsize);
@@ -118,6 +119,7 @@ fn word_at(input: &[u8], at: usize) -> u32 {
 
 /// Number of bytes in which the slices agree from the start.
 #[inline]
+#[allow(clippy::arithmetic_side_effects, reason = "lengths inside of one sector of at most 64 KiB")]
 fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     let mut len = 0;
     for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
@@ -131,6 +133,7 @@ fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     len + a[len.min(a.len())..].iter().zip(&b[len.min(b.len())..]).take_while(|(a, b)| a == b).count()
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "lengths inside of one sector of at most 64 KiB")]
 fn emit_literals(literals: &[u8], start: usize, out: &mut Vec<u8>) {
     let len = literals.len();
     if len == 0 {
@@ -151,6 +154,7 @@ fn emit_literals(literals: &[u8], start: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(literals);
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "lengths inside of one sector of at most 64 KiB")]
 fn emit_match(len: usize, distance: usize, out: &mut Vec<u8>) {
     if len <= NEAR_LEN && distance <= NEAR_DISTANCE {
         let distance = distance - 1;
@@ -184,6 +188,7 @@ fn emit_match(len: usize, distance: usize, out: &mut Vec<u8>) {
 }
 
 /// Encodes the rest of a length that did not fit: a zero byte per 255, then the remainder (1 to 255).
+#[allow(clippy::arithmetic_side_effects, reason = "lengths inside of one sector of at most 64 KiB")]
 fn emit_long(mut len: usize, out: &mut Vec<u8>) {
     while len > 255 {
         out.push(0);
@@ -207,19 +212,19 @@ pub(super) fn decompress(input: &[u8], out: &mut [u8], sectorsize: usize) -> Res
     let mut filled = 0;
     let mut scratch = Vec::new();
     while at < total && filled < out.len() {
-        let left = sectorsize - at % sectorsize;
-        if left < HEADER {
-            at += left;
+        let left = at.next_multiple_of(sectorsize).saturating_sub(at);
+        if (1..HEADER).contains(&left) {
+            at = at.saturating_add(left);
             if at >= total {
                 break;
             }
         }
         let len = field(at)?;
-        at += HEADER;
+        at = at.saturating_add(HEADER);
         let segment =
             at.checked_add(len).filter(|end| *end <= total).map(|end| &input[at..end]).ok_or(bad_stream("LZO", at))?;
         let target = &mut out[filled..];
-        filled += if target.len() >= sectorsize {
+        let unpacked = if target.len() >= sectorsize {
             lzokay::decompress::decompress(segment, &mut target[..sectorsize])
         } else {
             scratch.resize(sectorsize, 0);
@@ -230,7 +235,8 @@ pub(super) fn decompress(input: &[u8], out: &mut [u8], sectorsize: usize) -> Res
             })
         }
         .map_err(|_| bad_stream("LZO", at))?;
-        at += len;
+        filled = filled.saturating_add(unpacked);
+        at = at.saturating_add(len);
     }
     Ok(filled)
 }

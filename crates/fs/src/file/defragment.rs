@@ -6,6 +6,11 @@
 //! I1. The state lock of the inode is held from the first look at a piece's extents until their bytes are dirty, so
 //! that no newer data is replaced.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector; `decode` checks the numbers of extents"
+)]
+
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -5,6 +5,11 @@
 //!   during the read.
 //! - I2: every byte of the returned range is written to the caller's buffer: holes and preallocated extents as zeros.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "`decode` checks the numbers of extents (I3 of `items::file_extent`); all parts lie inside the buffer"
+)]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -146,8 +151,8 @@ impl Fs {
                 let verify = !state.has_flags(InodeFlags::NODATASUM);
                 match at.extent.compression {
                     Compression::None => {
-                        let start = regular.disk_bytenr.0 + regular.offset + in_item as u64;
-                        self.read_sectors(start, out, verify)?;
+                        let start = regular.disk_bytenr.advance(regular.offset).advance(in_item as u64);
+                        self.read_sectors(start.0, out, verify)?;
                     }
                     kind => {
                         let from = regular.offset as usize + in_item;

@@ -10,6 +10,8 @@
 //! - I4: pending data of the destination is dropped only after space for its replacement is reserved. A copy that fails
 //!   leaves the rest of the range unchanged, and leaves no extent past the end of the file.
 
+#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
+
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -49,7 +49,7 @@ impl Acl {
 
     /// The attribute's bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(4 + self.entries.len() * ENTRY_SIZE);
+        let mut out = Vec::with_capacity(self.entries.len().saturating_mul(ENTRY_SIZE).saturating_add(4));
         out.extend_from_slice(&VERSION.to_le_bytes());
         for entry in &self.entries {
             out.extend_from_slice(&entry.tag.to_le_bytes());

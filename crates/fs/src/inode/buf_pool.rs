@@ -1,5 +1,7 @@
 //! Memory for dirty data: reusable buffers in size classes.
 
+#![allow(clippy::arithmetic_side_effects, reason = "sizes of buffers in memory")]
+
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

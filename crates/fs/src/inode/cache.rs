@@ -130,10 +130,12 @@ impl InodeCache {
         map.inodes.remove(&id);
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the kernel cannot send 2^64 requests")]
     pub(crate) fn add_lookup(&self, id: InodeId) {
         self.shard(id).map.lock().users.entry(id).or_default().lookups += 1;
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the kernel cannot send 2^64 requests")]
     pub(crate) fn add_open(&self, id: InodeId) {
         self.shard(id).map.lock().users.entry(id).or_default().opens += 1;
     }
@@ -251,7 +253,7 @@ impl ShardMap {
                     || users.get(id).is_some_and(|users| users.opens > 0)
                     || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names())
             });
-            self.sweep_at = self.inodes.len() * 2;
+            self.sweep_at = self.inodes.len().saturating_mul(2);
         }
         self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
     }
@@ -317,7 +319,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        let product = u128::from(self.state ^ number) * u128::from(MIX);
+        let product = u128::from(self.state ^ number).wrapping_mul(u128::from(MIX));
         self.state = product as u64 ^ (product >> 64) as u64;
     }
 }

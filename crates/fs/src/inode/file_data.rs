@@ -17,6 +17,8 @@
 //! - I5: no two batches write back the same bytes at a time: data that is dirty again waits until the range under it is
 //!   written.
 
+#![allow(clippy::arithmetic_side_effects, reason = "ranges of dirty data in memory: writes end at most at `MAX_SIZE`")]
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;

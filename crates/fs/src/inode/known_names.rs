@@ -9,6 +9,8 @@
 //! - I2. A directory that had entries when it was loaded has no set. A directory whose set would exceed the memory
 //!   budget loses the set.
 
+#![allow(clippy::arithmetic_side_effects, reason = "sizes of filters in memory, which their budget bounds")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -17,6 +17,11 @@
 //! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory in addition to
 //!   the slots.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "offsets in a file and lengths in memory; `MAX_SIZE` and the budget bound them"
+)]
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -142,6 +142,7 @@ impl Subvolume {
     }
 
     /// Allocates numbers for new inodes.
+    #[allow(clippy::arithmetic_side_effects, reason = "a number is at most `LAST_INO`, and 256 numbers follow it")]
     pub(crate) fn allocate_inos(&self, which: NewInos) -> Result<Range<u64>> {
         let mut last = self.last_ino.lock();
         let highest = last.ok_or_else(|| {

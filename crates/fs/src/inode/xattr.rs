@@ -102,7 +102,8 @@ pub(crate) fn plan_set(
     let at = entries.iter().position(|entry| entry.name == name);
     // A value that is too large for any item is refused before the flags are checked.
     let value_bytes = value.as_ref().map_or(0, Vec::len);
-    if DirEntry::HEADER_SIZE + name.len() + value_bytes > dir_item::max_item_bytes(geometry) {
+    if DirEntry::HEADER_SIZE.saturating_add(name.len()).saturating_add(value_bytes) > dir_item::max_item_bytes(geometry)
+    {
         return Err(Error::ItemFull);
     }
     match (at, value) {

@@ -52,7 +52,7 @@ impl Change {
             Self::Put(key, value) => (key, Some(value)),
             Self::Delete(key) => (key, None),
             Self::PutEntries(key, mut entries) => {
-                let mut value = Vec::with_capacity(entries.len() * (DirEntry::HEADER_SIZE + 32));
+                let mut value = Vec::with_capacity(entries.len().saturating_mul(DirEntry::HEADER_SIZE + 32));
                 for entry in &mut entries {
                     if entry.transid == PENDING {
                         entry.transid = transid;
@@ -259,7 +259,8 @@ impl<'n> NameSlot<'n> {
     /// Plans the changes that remove the name, which has this index.
     pub(crate) fn plan_remove(self, changes: &mut Vec<Change>, tree: &Tree, index: u64) -> Result<()> {
         // Avoid decoding the entries if the name shares its hash with no other name, which is the usual case.
-        let is_alone = self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE + self.name.len());
+        let is_alone =
+            self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE.saturating_add(self.name.len()));
         let entries = if is_alone { Vec::new() } else { self.entries(tree)? };
         plan_no_entry(changes, (self.key, entries), self.name, index);
         Ok(())
@@ -272,7 +273,9 @@ impl<'n> NameSlot<'n> {
 
 /// Fails if a `DIR_ITEM` of this size has no room for another name.
 fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()> {
-    if item_bytes > 0 && item_bytes + DirEntry::HEADER_SIZE + name.len() > max_extended_bytes(geometry) {
+    if item_bytes > 0
+        && item_bytes.saturating_add(DirEntry::HEADER_SIZE).saturating_add(name.len()) > max_extended_bytes(geometry)
+    {
         return Err(Error::Overflow);
     }
     Ok(())
@@ -332,7 +335,7 @@ pub(crate) fn put_new_ref(
 }
 
 pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
-    DirEntry::HEADER_SIZE + entry.name.len() + entry.data.len()
+    DirEntry::HEADER_SIZE.saturating_add(entry.name.len()).saturating_add(entry.data.len())
 }
 
 /// Plans the changes that remove an entry. The entry's index comes from an inode or root reference.

@@ -315,7 +315,7 @@ impl Replay<'_> {
 
     fn resize_dir(&self, dir: Ino, name_len: usize, grows: bool) -> Result<()> {
         if let Some(mut item) = self.inode_item(dir)? {
-            let bytes = 2 * name_len as u64;
+            let bytes = (name_len as u64).saturating_mul(2);
             item.size = if grows { item.size.saturating_add(bytes) } else { item.size.saturating_sub(bytes) };
             self.put_inode(dir, &item);
         }
@@ -475,7 +475,7 @@ impl Replay<'_> {
         };
         for gap in self.csums.gaps(start..start.saturating_add(len_bytes)) {
             let at = ubtrfs_format::Logical(gap.start);
-            for (at, csums) in self.engine.logged_csums(self.log, at, gap.end - gap.start)? {
+            for (at, csums) in self.engine.logged_csums(self.log, at, gap.end.saturating_sub(gap.start))? {
                 self.op.add_csums(at, csums);
             }
             self.csums.insert(gap);
@@ -515,7 +515,7 @@ impl Replay<'_> {
             _ => InodeExtref::decode_all(item).map(|refs| refs.len()),
         };
         for (key, item) in self.tree.range(&start, &end, usize::MAX)? {
-            nr_links += count(&key, &item).map_err(in_tree(self.tree))?;
+            nr_links = nr_links.saturating_add(count(&key, &item).map_err(in_tree(self.tree))?);
         }
         Ok(u32::try_from(nr_links).unwrap_or(u32::MAX))
     }

@@ -32,7 +32,7 @@ impl MemoryBudget {
         Self {
             dirty_bytes,
             read_bytes: rest / 16,
-            engine_bytes: rest / 2 + (rest / 4).saturating_sub(dirty_bytes),
+            engine_bytes: (rest / 2).saturating_add((rest / 4).saturating_sub(dirty_bytes)),
             inode_bytes: rest / 16,
         }
     }

@@ -56,7 +56,7 @@ impl Fs {
         let time = Timespec::now();
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
         let ino = draft.inode.id.ino;
-        let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE + name.bytes.len());
+        let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE.saturating_add(name.bytes.len()));
 
         // Count users before the items are visible: a thread that finds an inode without links checks for users.
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
@@ -65,7 +65,7 @@ impl Fs {
         let attr = draft.put(&mut changes, 1, self);
         dir_item::put_new_ref(&mut changes, (ino, dir.ino), name.bytes, index, &mut buf);
         slot.put_add(&mut changes, (dir_item::inode_location(ino), draft.file_type as u8), index, &mut buf);
-        dir_state.next_index = Some(index + 1);
+        dir_state.next_index = index.checked_add(1);
         entry_changed(&mut dir_state, time, Some(name), None);
         dir_inode.put_item_among(&mut changes, &mut dir_state);
         quota.spend();
@@ -187,8 +187,8 @@ impl Fs {
             }
             next.numbers.next()
         };
-        next.nr_given += 1;
-        next.nr_dirs += u64::from(for_dir);
+        next.nr_given = next.nr_given.saturating_add(1);
+        next.nr_dirs = next.nr_dirs.saturating_add(u64::from(for_dir));
         number.map(Ino).ok_or(ubtrfs_error::Error::NoSpace.into())
     }
 
@@ -325,7 +325,7 @@ pub(crate) fn entry_changed(
     added: Option<HashedName<'_>>,
     removed: Option<&[u8]>,
 ) {
-    let bytes = |name: Option<&[u8]>| 2 * name.map_or(0, <[u8]>::len) as u64;
+    let bytes = |name: Option<&[u8]>| (name.map_or(0, <[u8]>::len) as u64).saturating_mul(2);
     dir.item.size = dir.item.size.saturating_add(bytes(added.map(|name| name.bytes))).saturating_sub(bytes(removed));
     if let (Some(names), Some(name)) = (&mut dir.known_names, added)
         && !names.add(name.hash)

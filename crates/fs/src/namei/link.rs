@@ -82,14 +82,14 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, tree, changes);
         let dir_state = locked.of(&dir_inode);
-        dir_state.next_index = Some(index + 1);
+        dir_state.next_index = index.checked_add(1);
         entry_changed(dir_state, time, Some(name.into()), None);
         dir_inode.put_item(&op, dir_state);
         let state = locked.of(&inode);
         if state.item.nlink == 0 {
             op.delete(tree, orphan_key(id.ino));
         }
-        state.item.nlink += 1;
+        state.item.nlink = state.item.nlink.saturating_add(1);
         self.inodes.mark_linked(id);
         inode_changed(state, time);
         inode.put_item(&op, state);

@@ -148,7 +148,7 @@ impl Fs {
                 continue;
             }
             let id = if at == 0 { dir } else { self.shown_parent(dir).unwrap_or(dir) };
-            if !emit(DirEntryOut { id, name, file_type: FileType::Directory, next_cookie: at + 1 }) {
+            if !emit(DirEntryOut { id, name, file_type: FileType::Directory, next_cookie: at.saturating_add(1) }) {
                 return Ok(());
             }
         }
@@ -164,7 +164,7 @@ impl Fs {
                 batch.read(&inode.home.tree, dir, index, limit)?
             };
             let is_last = count < limit;
-            limit = (limit * 2).min(READDIR_BATCH);
+            limit = limit.saturating_mul(2).min(READDIR_BATCH);
             for (entry, name) in batch.entries() {
                 let Some(next) = entry.index.checked_add(1) else { return Ok(()) };
                 index = next;

@@ -46,7 +46,7 @@ impl UnloadedItems {
         let (mut keys, mut index, mut item) = (Vec::with_capacity(8), Ok(None), Ok(None));
         let start = Key::new(ino.0, KeyType::INODE_ITEM, 0);
         let end = Key::new(ino.0, KeyType(u8::MAX), u64::MAX);
-        tree.visit(&start, &end, limit + 1, |key, bytes| {
+        tree.visit(&start, &end, limit.saturating_add(1), |key, bytes| {
             if *key == start {
                 item = InodeItem::decode(bytes).map(Some);
             } else if *key == ref_key {
@@ -117,7 +117,7 @@ impl Fs {
         let (mut keys, mut index) = (Vec::with_capacity(4), Ok(None));
         let start = inode.item_key().successor().unwrap_or(Key::MAX);
         let mut visit = |start: &Key, end: &Key| {
-            inode.home.tree.visit(start, end, limit + 1, |key, item| {
+            inode.home.tree.visit(start, end, limit.saturating_add(1), |key, item| {
                 if *key == ref_key {
                     index = InodeRef::find_index(item, name);
                 }
@@ -196,7 +196,7 @@ impl Fs {
         let end = inode.last_key();
         loop {
             let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
-            let step = reservation.nr_items() - 2;
+            let step = reservation.nr_items().saturating_sub(2);
             let mut keys = Vec::with_capacity(4);
             let is_last = inode.home.tree.visit(&start, &end, step, |key, _| keys.push(*key))? < step;
             if has_extents && !is_last {

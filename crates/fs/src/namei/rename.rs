@@ -274,7 +274,7 @@ impl Fs {
         dir_item::plan_add(changes, tree, &self.geometry, dir, end.name, target, index)?;
         dir_item::plan_add_ref(changes, tree, &self.geometry, ino, dir, end.name, index)?;
         // If the rename fails, the index stays unused, which is harmless.
-        state.next_index = Some(index + 1);
+        state.next_index = index.checked_add(1);
         Ok(())
     }
 

@@ -281,7 +281,7 @@ impl Current {
         offset.checked_add(data.len() as u64).ok_or(Error::FileTooBig)?;
         while !data.is_empty() {
             let written = fs.write(id, offset, data)?;
-            (offset, data) = (offset + written as u64, &data[written..]);
+            (offset, data) = (offset.saturating_add(written as u64), &data[written..]);
         }
         Ok(())
     }
@@ -314,7 +314,7 @@ impl Current {
         let id = self.walk.inode(session.fs, path)?;
         let encoded = Encoded { kind, sectorsize, bytes, ram_bytes, skip, len };
         let is_stored = session.fs.write_encoded(id, offset, &encoded, session.options.force_decompress)?;
-        session.report.nr_stored_encoded += u64::from(is_stored);
+        session.report.nr_stored_encoded = session.report.nr_stored_encoded.saturating_add(u64::from(is_stored));
         Ok(())
     }
 

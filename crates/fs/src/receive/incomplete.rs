@@ -53,7 +53,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// Counts a command.
     pub(crate) fn add(&mut self, header: &FrameHeader) {
-        self.nr_commands += 1;
+        self.nr_commands = self.nr_commands.saturating_add(1);
         self.digest = crc32c_raw(self.digest, &header.crc.to_le_bytes());
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn read_all(
     let mut nr_streams = 0;
     let failure = loop {
         match reader.stream() {
-            Ok(Some(_)) => nr_streams += 1,
+            Ok(Some(_)) => nr_streams = u64::saturating_add(nr_streams, 1),
             Ok(None) if nr_streams == 0 => {
                 break Some(StreamError { position: Position::default(), problem: Problem::Empty });
             }

@@ -163,7 +163,7 @@ impl Session<'_> {
             let command = parse(header, bytes)?;
             self.step(header, &command)?;
         }
-        self.report.nr_bytes += batch.len_bytes();
+        self.report.nr_bytes = self.report.nr_bytes.saturating_add(batch.len_bytes());
         job.advance(batch.len_bytes());
         Ok(())
     }
@@ -199,7 +199,7 @@ impl Session<'_> {
                 if applied.is_ok() {
                     current.progress.add(header);
                 }
-                self.report.nr_commands += 1;
+                self.report.nr_commands = self.report.nr_commands.saturating_add(1);
                 applied
             }
             Err(problem) => {
@@ -214,7 +214,7 @@ impl Session<'_> {
     /// Counts the error of a command. Returns the error if there are too many errors, or if later commands cannot be
     /// applied.
     fn tolerate(&mut self, error: ReceiveError) -> Result<(), ReceiveError> {
-        self.report.nr_errors += 1;
+        self.report.nr_errors = self.report.nr_errors.saturating_add(1);
         if error.ends_stream() || (self.options.max_errors > 0 && self.report.nr_errors >= self.options.max_errors) {
             return Err(error);
         }

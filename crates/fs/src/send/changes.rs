@@ -148,7 +148,7 @@ fn new_extents(fs: &Fs, tree: &SentTree, start: &Key, since: Generation) -> Resu
             stack.pop();
             continue;
         }
-        let at = std::mem::replace(slot, *slot + 1);
+        let at = std::mem::replace(slot, slot.saturating_add(1));
         if !node.is_leaf() {
             let child = node.child_ptr(at, root.tree);
             if child.generation >= since {
@@ -156,7 +156,7 @@ fn new_extents(fs: &Fs, tree: &SentTree, start: &Key, since: Generation) -> Resu
             }
             continue;
         }
-        looked_at += 1;
+        looked_at = usize::saturating_add(looked_at, 1);
         if looked_at > PAGE_ITEMS {
             page.next = Some(node.key(at));
             return Ok(page);

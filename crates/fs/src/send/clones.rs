@@ -9,6 +9,11 @@
 //!   the receiver has, or was written or cloned earlier in this stream and does not change any more.
 //! - C2. Linux clones whole sectors, except at the end of both files.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "`decode_of` checks the numbers of extents, and `SentTree::inode` the sizes of files"
+)]
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

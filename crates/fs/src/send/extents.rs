@@ -13,6 +13,11 @@
 //!   extended by a hole, which is cloned into place, and then truncated. Holes are cloned after all other changes,
 //!   because of E2.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "`decode_of` checks the numbers of extents, and `SentTree::inode` the sizes of files"
+)]
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -219,12 +224,14 @@ impl FileDiff {
     fn clone_holes(&mut self, clones: &Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let Some(longest) = self.holes.iter().map(|hole| hole.end - hole.start).max() else { return Ok(()) };
         let start = self.size.max(self.present).next_multiple_of(u64::from(self.sectorsize));
-        pipeline.command(&Command::Truncate { path: &self.path, size: start + longest })?;
+        // Items may lie far past the end of a crafted file.
+        let end = start.checked_add(longest).ok_or(crate::Error::FileTooBig)?;
+        pipeline.command(&Command::Truncate { path: &self.path, size: end })?;
         for hole in std::mem::take(&mut self.holes) {
             let from = clones.own_file(Arc::clone(&self.path), start);
             self.clone_range(&from, hole.start, hole.end - hole.start, pipeline)?;
         }
-        self.present = start + longest;
+        self.present = end;
         Ok(())
     }
 

@@ -20,6 +20,8 @@
 //!   ends.
 //! - M2. Recursion is a stack of tasks, because a chain of dependencies may be as long as the list of movers.
 
+#![allow(clippy::arithmetic_side_effects, reason = "counts of names, and depths of paths in memory")]
+
 use std::collections::{HashMap, HashSet};
 
 use ubtrfs_format::Ino;

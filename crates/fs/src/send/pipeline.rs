@@ -10,6 +10,11 @@
 //! - P2. After a failure nothing more is written, and no thread waits. The first failure is reported.
 //! - P3. Data is verified against its checksums before it is written.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "lengths of pieces in memory; `decode_of` checks the numbers of extents"
+)]
+
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Arc;

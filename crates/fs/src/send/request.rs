@@ -66,7 +66,7 @@ impl Fs {
             };
             let subvolume = One { id, parent, clone_sources: &clone_sources, version };
             let header = !request.joined || index == 0;
-            let end = !request.joined || index + 1 == nr;
+            let end = !request.joined || index.saturating_add(1) == nr;
             self.send_one(request, &subvolume, (header, end), output, job)?;
             // With a parent, later subvolumes are sent as differences to the parent too, and may clone from the
             // subvolume that was just sent.

@@ -555,7 +555,7 @@ struct DirTimes {
 impl DirTimes {
     /// Notes a change. If there are too many directories, returns the directory whose times have to be sent now.
     fn touch(&mut self, dir: u64) -> Option<u64> {
-        self.clock += 1;
+        self.clock = self.clock.saturating_add(1);
         if let Some(age) = self.ages.insert(dir, self.clock) {
             self.by_age.remove(&age);
         }

@@ -154,7 +154,7 @@ impl Fs {
         let location = dir_item::subvolume_location(id);
         let mut changes = Vec::with_capacity(3);
         slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
-        state.next_index = Some(index + 1);
+        state.next_index = index.checked_add(1);
         entry_changed(&mut state, time, Some(HashedName::from(name)), None);
         // The directory stays locked until the commit has made the subvolume. Until the commit, no thread sees the name
         // or changes the directory.

@@ -155,7 +155,7 @@ impl Fs {
         if let Some(place) = self.place_of(id)?
             && depth < MAX_NESTING
         {
-            path = self.subvolume_path(place.parent, paths, depth + 1)?;
+            path = self.subvolume_path(place.parent, paths, depth.saturating_add(1))?;
             for name in self.names_up(InodeId { root: place.parent, ino: Ino(place.root_ref.dirid) })? {
                 push_name(&mut path, &name);
             }

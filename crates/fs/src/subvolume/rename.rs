@@ -224,7 +224,7 @@ impl Fs {
         let index = next_index(&to.dir, state)?;
         dir_item::plan_add(changes, tree, &self.geometry, dir.ino, to.name, thing.target, index)?;
         // If the rename fails, the index stays unused, which is harmless.
-        state.next_index = Some(index + 1);
+        state.next_index = index.checked_add(1);
         let value = RootRef { dirid: dir.ino.0, sequence: index, name: to.name.to_vec() }.encode();
         Ok(Some(Reference { id, old_parent: from.dir.id.root, parent: dir.root, value }))
     }

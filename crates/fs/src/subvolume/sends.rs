@@ -47,7 +47,8 @@ impl Sends {
         }
         let ids: Vec<RootId> = ids.collect();
         for id in &ids {
-            *state.sending.entry(*id).or_default() += 1;
+            let nr_sends = state.sending.entry(*id).or_default();
+            *nr_sends = nr_sends.saturating_add(1);
         }
         Ok(Sending { sends: self, ids })
     }
@@ -58,7 +59,7 @@ impl Sends {
         if !state.sending.is_empty() {
             return Err(Error::InProgress("a subvolume is being sent; try it again when that is done"));
         }
-        state.moving += 1;
+        state.moving = state.moving.saturating_add(1);
         Ok(Moving(self))
     }
 
@@ -78,7 +79,7 @@ impl Drop for Sending<'_> {
         let mut state = self.sends.state.lock();
         for id in &self.ids {
             if let Some(count) = state.sending.get_mut(id) {
-                *count -= 1;
+                *count = count.saturating_sub(1);
                 if *count == 0 {
                     state.sending.remove(id);
                 }
@@ -89,6 +90,7 @@ impl Drop for Sending<'_> {
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().moving -= 1;
+        let mut state = self.0.state.lock();
+        state.moving = state.moving.saturating_sub(1);
     }
 }

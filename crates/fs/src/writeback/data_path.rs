@@ -59,7 +59,7 @@ impl DataPath {
         if data.queued.is_none() {
             let mut queue = self.queue.lock();
             let at = queue.next;
-            queue.next += 1;
+            queue.next = queue.next.saturating_add(1);
             queue.inodes.insert(at, Arc::clone(inode));
             data.queued = Some(at);
         }
@@ -101,7 +101,7 @@ impl DataPath {
         let mut queue = self.queue.lock();
         let at = data.queued.unwrap_or(queue.next);
         if data.queued.is_none() {
-            queue.next += 1;
+            queue.next = queue.next.saturating_add(1);
         }
         queue.inodes.remove(&at);
         queue.inodes.insert(at | FAILED, Arc::clone(inode));

@@ -21,6 +21,8 @@
 //! - I6: data that cannot be written stops no other write or commit; its file's fsync fails
 //!   ([`crate::writeback::errors`]).
 
+#![allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

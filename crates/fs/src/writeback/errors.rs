@@ -62,7 +62,7 @@ impl WritebackErrors {
         if state.files.len() >= MOST_FILES && !state.files.contains_key(&id) {
             state.files.retain(|_, failure| failure.is_failing || !failure.is_seen);
         }
-        let at = self.clock.fetch_add(1, Ordering::Relaxed) + 1;
+        let at = self.clock.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let failure = Failure { at, errno: error.errno(), is_seen: false, is_failing: true };
         let was_failing = state.files.insert(id, failure).is_some_and(|old| old.is_failing);
         if !was_failing {
@@ -128,7 +128,7 @@ impl WritebackErrors {
 impl Fs {
     /// Returns a number for a newly opened file descriptor, to be passed to [`Fs::fsync_descriptor`].
     pub fn open_descriptor(&self) -> Descriptor {
-        self.data.errors.clock.fetch_add(1, Ordering::Relaxed) + 1
+        self.data.errors.clock.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
     /// Forgets a number that [`Fs::open_descriptor`] returned.
@@ -158,7 +158,7 @@ mod tests {
     const FILE: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino(257) };
 
     fn open(errors: &WritebackErrors) -> Descriptor {
-        errors.clock.fetch_add(1, Ordering::Relaxed) + 1
+        errors.clock.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
     #[test]

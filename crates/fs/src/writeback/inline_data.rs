@@ -59,6 +59,10 @@ impl Fs {
 
     /// Maximum length of an inline extent: the limit of the mount option, but less than a sector, and no more than an
     /// empty leaf has room for.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "a leaf has more room than a header, and a sector more than a byte"
+    )]
     pub(crate) fn max_inline(&self) -> usize {
         let leaf = item_len_max(self.geometry.nodesize as usize) - FileExtent::HEADER_SIZE;
         leaf.min(self.options.max_inline as usize).min(self.geometry.sectorsize as usize - 1)

@@ -10,6 +10,11 @@
 //!   existing extent of the file.
 //! - I3: allocated bytes that no unit uses are released.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "ranges of dirty data end at most at `MAX_SIZE`, rounded up; extents are allocated ones"
+)]
+
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

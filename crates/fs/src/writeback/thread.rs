@@ -63,7 +63,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
             while *calls == 0 {
                 shared.wake.wait(&mut calls);
             }
-            *calls -= 1;
+            *calls = calls.saturating_sub(1);
             shared.woken.store(false, Ordering::Release);
         }
         if shared.stopped.load(Ordering::Acquire) {
