@@ -260,8 +260,8 @@ impl<'t> Moves<'t> {
         Ok(Moved { made: self.made, relinked })
     }
 
-    /// Removes deleted directories that hold nothing that is still needed. The other deleted directories are *late*: they
-    /// stay until the inodes that move out of them, and the deleted directories in them, have left.
+    /// Removes deleted directories that hold nothing that is still needed. The other deleted directories are *late*:
+    /// they stay until the inodes that move out of them, and the deleted directories in them, have left.
     fn find_late(&mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         self.late = self.dead.iter().map(|dir| (*dir, Late::default())).collect();
         let mut inside: Vec<(u64, Node)> = Vec::new();
