@@ -19,7 +19,7 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_fuse::MountConfig;
 use ubtrfs_fuse::protocol::{Attr, Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs, Time};
-use ubtrfs_fuse::transport::{Config, Connection, Handler, Place, Transport};
+use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Place, Transport};
 
 /// Mount a filesystem that does nothing: names in memory, data dropped
 #[derive(clap::Args, Clone, Debug)]
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         limits: Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND },
         transport: if args.no_io_uring { Transport::DevFuse } else { Transport::Auto },
         nr_threads: args.threads,
-        idle_poll: args.idle_poll,
+        idle_poll: if args.idle_poll { IdlePolling::On } else { IdlePolling::Off },
     };
     let device = ubtrfs_fuse::mount(&args.dir, &mount)?;
     let connection = Connection::open(device, &config).context("the FUSE session failed")?;

@@ -194,10 +194,19 @@ const HEADER_ROOM: usize = 4096;
 
 /// Whether the kernel lets FUSE servers use rings: a parameter of the fuse module, off by default.
 pub fn has_fuse_rings() -> bool {
+    rings_switch() == Some(b'Y')
+}
+
+/// Whether the kernel supports rings for FUSE servers, and root can switch them on.
+pub fn fuse_rings_are_off() -> bool {
+    rings_switch() == Some(b'N')
+}
+
+fn rings_switch() -> Option<u8> {
     let mut switch = [0];
-    let read = File::open("/sys/module/fuse/parameters/enable_uring")
-        .and_then(|mut file| io::Read::read_exact(&mut file, &mut switch));
-    read.is_ok() && switch == *b"Y"
+    let mut file = File::open("/sys/module/fuse/parameters/enable_uring").ok()?;
+    io::Read::read_exact(&mut file, &mut switch).ok()?;
+    Some(switch[0])
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ mod stdio;
 pub use aligned_buf::AlignedBuf;
 pub use exclusive_use::refuse_in_use;
 pub use file::{Access, FileDevice};
-pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
+pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
 pub use memory::MemoryDevice;
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
 pub use open_error::OpenError;

@@ -20,7 +20,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
 
-use crate::transport::Transport;
+use crate::transport::{IdlePolling, Transport};
 
 /// The type that `mount` and /proc/mounts show.
 pub const SUBTYPE: &str = "ubtrfs";
@@ -56,7 +56,7 @@ pub struct MountConfig {
     pub transport: Transport,
     /// Keep a processor awake while requests follow each other closely. In a virtual machine, the polling makes answers
     /// faster, and costs the time of one processor.
-    pub idle_poll: bool,
+    pub idle_poll: IdlePolling,
     /// Let the kernel collect small writes before it sends them. Off by default, so that a write without space fails at
     /// once. With the writeback cache, the kernel accepts writes without reserving space, and a failure is reported
     /// only at fsync and close.
@@ -87,7 +87,7 @@ impl Default for MountConfig {
             dirsync: false,
             nr_threads: 0,
             transport: Transport::Auto,
-            idle_poll: false,
+            idle_poll: IdlePolling::Off,
             writeback_cache: false,
             no_xattrs: false,
             no_open: false,
@@ -555,8 +555,20 @@ pub(crate) fn set_read_ahead(dir: &Path) {
     }
 }
 
-/// The read-ahead to set: the size of the largest request.
+/// The read-ahead to set: the size of the usual largest request.
 const READ_AHEAD_KIB: u32 = crate::server::MAX_WRITE >> 10;
+
+/// The largest write request that the kernel makes: 1 MiB, or more if root raised the limit for all FUSE servers
+/// (`sysctl fs.fuse.max_pages_limit`, Linux 6.13).
+pub(crate) fn max_write() -> u32 {
+    max_write_by(&std::fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").unwrap_or_default())
+}
+
+fn max_write_by(max_pages_limit: &str) -> u32 {
+    const MAX: u32 = 4 << 20;
+    let pages: u32 = max_pages_limit.trim().parse().unwrap_or(0);
+    pages.saturating_mul(4096).clamp(crate::server::MAX_WRITE, MAX)
+}
 
 /// All mounts of the device with this number: `mount --bind` shows one filesystem in several places.
 pub(crate) fn mounts_of_device(device: &[u8]) -> Vec<MountInfo> {
@@ -629,6 +641,12 @@ mod tests {
         assert!(file.contains("not a directory"), "{file}");
         let full = check(Path::new("/etc"), &config).unwrap_err().to_string();
         assert!(full.contains("nonempty"), "{full}");
+    }
+
+    #[test]
+    fn requests_are_as_large_as_the_kernel_allows() {
+        let limits = ["", "16\n", "256\n", "512\n", "65535\n"].map(max_write_by);
+        assert_eq!(limits, [1 << 20, 1 << 20, 1 << 20, 2 << 20, 4 << 20]);
     }
 
     #[test]

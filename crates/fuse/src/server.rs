@@ -35,7 +35,7 @@ use crate::host::MountHost;
 use crate::ioctl::{self, IoctlCaller};
 use crate::mount::MountConfig;
 use crate::node::Nodes;
-use crate::protocol::{Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs};
+use crate::protocol::{Entry, Features, Operation, Reply, Request, Setattr, Statfs};
 use crate::seek::PageFlusher;
 use crate::subvolume_ioctl::{self, Command};
 use crate::transport::{Handler, Place};
@@ -52,11 +52,9 @@ const COPY_MAX: u64 = 1 << 30;
 /// Entries fetched at once for readdirplus.
 const PLUS_BATCH: usize = 32;
 /// Background requests (readahead, writeback) that the kernel keeps in flight.
-const MAX_BACKGROUND: u16 = 64;
-/// Largest write request.
+pub(crate) const MAX_BACKGROUND: u16 = 64;
+/// Largest write request, unless the kernel allows more.
 pub(crate) const MAX_WRITE: u32 = 1 << 20;
-/// Limits that the server announces to the kernel.
-pub(crate) const LIMITS: Limits = Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND };
 
 /// Cached pages stay valid across opens (`FOPEN_KEEP_CACHE`), and direct writes may run side by side
 /// (`FOPEN_PARALLEL_DIRECT_WRITES`).

@@ -24,6 +24,7 @@ use crate::caller::Groups;
 use crate::host::MountHost;
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
 use crate::name_cache::NameCache;
+use crate::protocol::Limits;
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::seek::PageFlusher;
 use crate::server::{self, Server};
@@ -61,7 +62,7 @@ impl Session {
         let device = mount::mount(dir, config)?;
         let how = Config {
             features: server::features(&fs, config),
-            limits: server::LIMITS,
+            limits: Limits { max_write: mount::max_write(), max_background: server::MAX_BACKGROUND },
             transport: config.transport,
             nr_threads: config.nr_threads,
             idle_poll: config.idle_poll,

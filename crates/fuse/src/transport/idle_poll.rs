@@ -8,11 +8,25 @@
 //!   after [`QUIET`] without a request.
 //! - P2. The spinning thread yields to other threads: if they kept it from running for [`CROWDED`], it sleeps for
 //!   [`REST`].
+//! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is dear on this machine ([`DEAR`], measured when serving
+//!   begins), and for at most [`SHARE`] of the time: a burst may take [`SAVED_MAX`], which is saved up between bursts.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+/// Whether an idle processor is kept awake while requests follow each other closely.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IdlePolling {
+    /// Never.
+    #[default]
+    Off,
+    /// Always.
+    On,
+    /// Where waking a processor is dear, and for a limited share of the time (P3).
+    Auto,
+}
 
 /// State shared by the spinning thread and the threads that take requests.
 #[derive(Debug, Default)]
@@ -31,7 +45,34 @@ pub(super) struct IdlePoll {
 enum Ended {
     Quiet,
     Crowded,
+    /// The time that the thread may spin is used up (P3).
+    Spent,
     Stopped,
+}
+
+/// The time that the thread may spin (P3).
+#[derive(Debug)]
+struct Budget {
+    saved: Duration,
+    /// When `saved` was computed.
+    at: Instant,
+}
+
+impl Budget {
+    fn full(now: Instant) -> Self {
+        Self { saved: SAVED_MAX, at: now }
+    }
+
+    /// The time that the thread may spin from now on.
+    fn at(&mut self, now: Instant) -> Duration {
+        self.saved = SAVED_MAX.min(self.saved + now.saturating_duration_since(self.at) / SHARE);
+        self.at = now;
+        self.saved
+    }
+
+    fn spend(&mut self, spun: Duration) {
+        self.saved = self.saved.saturating_sub(spun);
+    }
 }
 
 impl IdlePoll {
@@ -57,20 +98,31 @@ impl IdlePoll {
         }
     }
 
-    /// Keeps a processor awake until [`IdlePoll::stop`]. Only one thread may run this function.
-    pub(super) fn run(&self) {
-        // On Linux, nice sets the priority of the calling thread alone. Lowering the priority is always allowed.
+    /// Keeps a processor awake until [`IdlePoll::stop`]. Only one thread may run this method.
+    pub(super) fn run(&self, polling: IdlePolling) {
+        if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < DEAR {
+            return;
+        }
+        // On Linux this sets the priority of the thread alone. Lowering the priority is always allowed.
         if let Err(errno) = rustix::process::nice(LOWEST) {
             tracing::debug!("no processor is kept awake: {errno}");
             return;
         }
+        let mut budget = (polling == IdlePolling::Auto).then(|| Budget::full(Instant::now()));
         loop {
             self.wait_for_burst();
-            match self.turn() {
+            let started = Instant::now();
+            let limit = budget.as_mut().map_or(Duration::MAX, |budget| budget.at(started));
+            let ended = self.turn(limit);
+            if let Some(budget) = &mut budget {
+                budget.spend(started.elapsed());
+            }
+            match ended {
                 Ended::Quiet => {}
                 // Park instead of sleeping, so that `stop` can wake this thread: whoever closes the connection waits
                 // until this thread has ended.
                 Ended::Crowded => std::thread::park_timeout(REST),
+                Ended::Spent => std::thread::park_timeout(SAVED_MAX),
                 Ended::Stopped => return,
             }
         }
@@ -85,9 +137,11 @@ impl IdlePoll {
         self.asleep.store(false, Ordering::Relaxed);
     }
 
-    fn turn(&self) -> Ended {
+    /// Spins for at most `limit`.
+    fn turn(&self, limit: Duration) -> Ended {
         let mut nr_seen = self.nr_requests.load(Ordering::Relaxed);
         let mut last_look = Instant::now();
+        let started = last_look;
         let mut last_request = last_look;
         loop {
             (0..SPINS).for_each(|_| std::hint::spin_loop());
@@ -102,12 +156,50 @@ impl IdlePoll {
                 return Ended::Crowded;
             } else if now - last_request > QUIET {
                 return Ended::Quiet;
+            } else if now - started > limit {
+                return Ended::Spent;
             }
             last_look = now;
         }
     }
 }
 
+/// The time that a sleeping thread takes to run after another thread woke it: the median of some tries.
+fn wake_time() -> Duration {
+    let (woken_at, started) = (AtomicU64::new(0), Instant::now());
+    let nanos = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let mut times: Vec<u64> = std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let mut times = Vec::with_capacity(WAKE_TRIES);
+            while times.len() < WAKE_TRIES {
+                std::thread::park();
+                match woken_at.swap(0, Ordering::AcqRel) {
+                    0 => {}
+                    at => times.push(nanos().saturating_sub(at)),
+                }
+            }
+            times
+        });
+        while !sleeper.is_finished() {
+            // The other thread's processor goes idle meanwhile.
+            std::thread::sleep(WAKE_PAUSE);
+            woken_at.store(nanos().max(1), Ordering::Release);
+            sleeper.thread().unpark();
+        }
+        sleeper.join().unwrap_or_default()
+    });
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(Duration::ZERO, |nanos| Duration::from_nanos(*nanos))
+}
+
+const WAKE_TRIES: usize = 15;
+const WAKE_PAUSE: Duration = Duration::from_micros(500);
+/// A wake-up that takes longer is dear. A processor that is only idle, not halted by a hypervisor, wakes faster.
+const DEAR: Duration = Duration::from_micros(30);
+/// The thread may spin one part in so many of the time.
+const SHARE: u32 = 4;
+/// The longest time of spinning at once.
+const SAVED_MAX: Duration = Duration::from_secs(5);
 const LOWEST: i32 = 19;
 const BURST: u64 = 16;
 /// Longer than one request and the client's work until the next one.
@@ -130,7 +222,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 poll.wait_for_burst();
-                poll.turn()
+                poll.turn(Duration::MAX)
             });
             poll.started(waits.thread());
             while !poll.asleep.load(Ordering::Relaxed) {
@@ -144,6 +236,26 @@ mod tests {
         });
         poll.stop();
         poll.wait_for_burst();
-        assert_eq!(poll.turn(), Ended::Stopped);
+        assert_eq!(poll.turn(Duration::MAX), Ended::Stopped);
+    }
+    #[test]
+    fn a_share_of_the_time_may_be_spent() {
+        let start = Instant::now();
+        let mut budget = Budget::full(start);
+        assert_eq!(budget.at(start + SAVED_MAX), SAVED_MAX, "no more is saved");
+        budget.spend(SAVED_MAX);
+        assert_eq!(budget.at(start + SAVED_MAX), Duration::ZERO);
+        assert_eq!(budget.at(start + SAVED_MAX * 2), SAVED_MAX / SHARE);
+        let poll = IdlePoll::default();
+        poll.nr_requests.store(1, Ordering::Relaxed);
+        let spun = Instant::now();
+        assert!(matches!(poll.turn(Duration::from_micros(200)), Ended::Spent | Ended::Crowded));
+        assert!(spun.elapsed() >= Duration::from_micros(200) || cfg!(miri));
+    }
+
+    #[test]
+    fn waking_takes_a_measurable_time() {
+        let time = wake_time();
+        assert!(time > Duration::from_nanos(100) && time < Duration::from_secs(1), "{time:?}");
     }
 }

@@ -39,6 +39,7 @@ use crate::protocol::{
 pub use counts::RequestCounts;
 use counts::ThreadCounts;
 use idle_poll::IdlePoll;
+pub use idle_poll::IdlePolling;
 pub use worker_pool::Place;
 use worker_pool::WorkerPool;
 
@@ -73,7 +74,7 @@ pub struct Config {
     /// Threads that take requests from /dev/fuse; 0 for the default.
     pub nr_threads: usize,
     /// Keep a processor awake while requests follow each other closely.
-    pub idle_poll: bool,
+    pub idle_poll: IdlePolling,
 }
 
 /// A connection to the kernel after the INIT exchange.
@@ -83,7 +84,7 @@ pub struct Connection {
     rings: Option<ring::Rings>,
     max_write: usize,
     nr_threads: usize,
-    idle_poll: bool,
+    idle_poll: IdlePolling,
     counts: RequestCounts,
 }
 
@@ -156,9 +157,9 @@ impl Connection {
         dev_fuse::start(&shared, nr_dev_threads)?;
         let shared = &*shared;
         std::thread::scope(|scope| {
-            if self.idle_poll {
+            if self.idle_poll != IdlePolling::Off {
                 let thread = std::thread::Builder::new().name("fuse-idle-poll".to_owned());
-                match thread.spawn_scoped(scope, || shared.idle_poll.run()) {
+                match thread.spawn_scoped(scope, || shared.idle_poll.run(self.idle_poll)) {
                     Ok(running) => shared.idle_poll.started(running.thread()),
                     Err(error) => tracing::warn!("idle_poll is off: {error}"),
                 }

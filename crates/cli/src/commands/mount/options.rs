@@ -2,7 +2,7 @@
 
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_fs::MountOptions;
-use ubtrfs_fuse::transport::Transport;
+use ubtrfs_fuse::transport::{IdlePolling, Transport};
 use ubtrfs_fuse::{MountConfig, Mounted};
 
 use crate::common::parse_memory;
@@ -77,8 +77,9 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             "noopen" => config.no_open = true,
             "io_uring" => config.transport = Transport::Auto,
             "noio_uring" => config.transport = Transport::DevFuse,
-            "idle_poll" => config.idle_poll = true,
-            "noidle_poll" => config.idle_poll = false,
+            "idle_poll" | "idle_poll=on" => config.idle_poll = IdlePolling::On,
+            "noidle_poll" | "idle_poll=off" => config.idle_poll = IdlePolling::Off,
+            "idle_poll=auto" => config.idle_poll = IdlePolling::Auto,
             "loop" => continue,
             _ => {}
         }
@@ -131,6 +132,9 @@ fn is_ours(option: &str) -> bool {
             | "noio_uring"
             | "idle_poll"
             | "noidle_poll"
+            | "idle_poll=on"
+            | "idle_poll=off"
+            | "idle_poll=auto"
     )
 }
 
@@ -180,8 +184,9 @@ mod tests {
     #[test]
     fn processors_are_kept_awake_only_if_told() {
         assert_eq!(
-            ["noatime", "idle_poll", "idle_poll,noidle_poll"].map(|text| parsed(text).0.idle_poll),
-            [false, true, false]
+            ["noatime", "idle_poll", "idle_poll,noidle_poll", "idle_poll=auto", "idle_poll=auto,idle_poll=off"]
+                .map(|text| parsed(text).0.idle_poll),
+            [IdlePolling::Off, IdlePolling::On, IdlePolling::Off, IdlePolling::Auto, IdlePolling::Off]
         );
     }
 
@@ -195,6 +200,7 @@ mod tests {
         let error = parse(&["frobnicate=1".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("frobnicate=1"), "{error}");
         assert!(parse(&["threads=0".to_owned()]).is_err());
+        assert!(parse(&["idle_poll=sometimes".to_owned()]).is_err());
         let error = parse(&["memory=1".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("memory=1") && error.contains("at least 16M"), "{error}");
     }
