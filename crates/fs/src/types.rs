@@ -53,7 +53,7 @@ pub struct Attr {
     pub size: u64,
     /// `st_blocks`, units of 512 bytes.
     pub blocks: u64,
-    /// Whether `blocks` stays as it is until the next change: no data waits to be written back.
+    /// Whether `blocks` stays as it is until the next change. Otherwise writeback of pending data may change it.
     pub blocks_are_final: bool,
     /// `st_mode` with its type bits.
     pub mode: u32,

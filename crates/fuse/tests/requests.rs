@@ -308,6 +308,9 @@ fn attributes_are_requested_again_only_if_they_may_have_changed() {
     python(mount.path(), "for nr in range(50): open('f%d' % nr, 'wb').write(bytes(100000 if nr % 2 else 100))");
     const STAT: &str = "import os\nfor nr in range(50): print(os.stat('f%d' % nr).st_blocks)";
     let blocks = python(mount.path(), STAT);
+    std::thread::sleep(Duration::from_millis(1100));
+    let requests = mount.requests_of(STAT);
+    assert!(of(&requests, "getattr") <= 2, "the data of new files waits, but their blocks are known: {requests:?}");
     Channel::mount(mount.path()).unwrap().sync().unwrap();
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(python(mount.path(), STAT), blocks, "writeback changed the number of blocks");
@@ -332,6 +335,48 @@ assert os.stat('mapped').st_blocks == before + 8, (before, os.stat('mapped').st_
 ";
     python(mount.path(), MAPPED);
     mount.end();
+}
+
+/// Writes, overwrites and truncates files at random places, with and without compression. Where the server tells the kernel
+/// that `st_blocks` is final, writeback must not change it.
+#[test]
+fn blocks_that_are_final_stay_through_writeback() {
+    for options in ["commit=300", "commit=300,compress-force=zstd", "commit=300,max_inline=0"] {
+        let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
+        let fs = Fs::open(vec![device], MountOptions::parse(options).unwrap()).unwrap();
+        let mut rng = ubtrfs_testkit::Rng::new(7);
+        let mut nr_final = 0;
+        let files: Vec<_> = (0..40)
+            .map(|nr| {
+                fs.create(fs.root(), format!("{nr}").as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id
+            })
+            .collect();
+        for _ in 0..20 {
+            for id in &files {
+                let data = vec![7; 1 + rng.below(20_000) as usize];
+                match rng.below(4) {
+                    0 => fs
+                        .setattr(
+                            *id,
+                            &ubtrfs_fs::SetAttr { size: Some(rng.below(60_000)), ..Default::default() },
+                            &Caller::ROOT,
+                        )
+                        .map(drop),
+                    1 => fs.write(*id, rng.below(50_000), &data).map(drop),
+                    _ => fs.write(*id, fs.getattr(*id).unwrap().size, &data).map(drop),
+                }
+                .unwrap();
+            }
+            let before: Vec<_> = files.iter().map(|id| fs.getattr(*id).unwrap()).collect();
+            fs.sync().unwrap();
+            for before in before.iter().filter(|attr| attr.blocks_are_final) {
+                nr_final += 1;
+                assert_eq!(fs.getattr(before.id).unwrap().blocks, before.blocks, "{options}: {before:?}");
+            }
+        }
+        assert!(nr_final > 100, "{options}: {nr_final}");
+        fs.close().unwrap();
+    }
 }
 
 #[test]

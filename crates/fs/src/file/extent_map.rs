@@ -96,12 +96,8 @@ impl Fs {
         if state.data.is_clean() {
             return 0;
         }
-        let disk_end = state.disk_size.next_multiple_of(u64::from(self.geometry.sectorsize));
-        // Nothing bounds `nbytes` of a crafted image.
-        let nbytes = state.item.nbytes.checked_next_multiple_of(u64::from(self.geometry.sectorsize));
         let len = |range: &Range<u64>| range.end.saturating_sub(range.start);
-        if nbytes == Some(disk_end) && !state.has_flags(InodeFlags::PREALLOC) {
-            // Extent items cover everything up to the size on disk and nothing past it.
+        if let Some(disk_end) = self.end_of_covered(state) {
             return state.data.pending_in(disk_end..u64::MAX).iter().map(len).sum();
         }
         let pending = state.data.pending_in(0..u64::MAX);
@@ -110,6 +106,21 @@ impl Fs {
             return pending.iter().map(len).sum();
         }
         pending.iter().map(|range| len(range).saturating_sub(self.bytes_with_extents(inode, range).unwrap_or(0))).sum()
+    }
+
+    /// Whether `st_blocks` stays as it is when pending data is written back: nothing is pending, or each pending byte past
+    /// the covered ones gets an extent, and no other does.
+    pub(crate) fn blocks_are_final(&self, state: &InodeState) -> bool {
+        state.data.is_clean() || self.end_of_covered(state).is_some()
+    }
+
+    /// The end of the file's last sector on disk, if extent items cover everything before this end and nothing past it.
+    fn end_of_covered(&self, state: &InodeState) -> Option<u64> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let disk_end = state.disk_size.next_multiple_of(sectorsize);
+        // Nothing bounds `nbytes` of a crafted image.
+        let is_covered = state.item.nbytes.checked_next_multiple_of(sectorsize) == Some(disk_end);
+        (is_covered && !state.has_flags(InodeFlags::PREALLOC)).then_some(disk_end)
     }
 
     /// Counts the bytes of a range that have extents.

@@ -138,7 +138,8 @@ impl Fs {
 
     /// Returns the attributes that `stat` shows. May read extent items, so it must not be called inside an operation.
     pub(crate) fn attr_of(&self, inode: &Inode, state: &InodeState) -> Attr {
-        state.attr(inode.id, self.geometry.sectorsize, self.new_bytes(inode, state))
+        let blocks = (self.new_bytes(inode, state), self.blocks_are_final(state));
+        state.attr(inode.id, self.geometry.sectorsize, blocks)
     }
 
     /// Keeps the inode until [`Fs::release_inode`], even if it is unlinked.

@@ -171,15 +171,16 @@ impl InodeState {
         item
     }
 
-    /// The attributes for `stat`. `new_bytes` is the pending data that has no extent yet.
-    pub(crate) fn attr(&self, id: InodeId, sectorsize: u32, new_bytes: u64) -> Attr {
+    /// The attributes for `stat`. `new_bytes` is the pending data that has no extent yet; see
+    /// [`Fs::blocks_are_final`](crate::Fs::blocks_are_final).
+    pub(crate) fn attr(&self, id: InodeId, sectorsize: u32, (new_bytes, blocks_are_final): (u64, bool)) -> Attr {
         let item = &self.item;
         let round = |bytes: u64| bytes.checked_next_multiple_of(u64::from(sectorsize)).unwrap_or(bytes);
         Attr {
             id,
             size: item.size,
             blocks: round(item.nbytes).saturating_add(round(new_bytes)) / 512,
-            blocks_are_final: self.data.is_clean(),
+            blocks_are_final,
             mode: item.mode,
             nlink: item.nlink,
             uid: item.uid,
