@@ -3,6 +3,7 @@
 //! | command     | needs                                                                 |
 //! |-------------|-----------------------------------------------------------------------|
 //! | resize      | the rights of an administrator ([`Context::require_admin`])           |
+//! | min_size    | the rights of an administrator                                        |
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,11 @@ pub enum Request {
         devid: u64,
         /// The new size.
         to: NewSize,
+    },
+    /// Returns the smallest size to which a device can be shrunk by moving whole block groups: [`Response::MinSize`].
+    MinSize {
+        /// The device.
+        devid: u64,
     },
 }
 
@@ -51,6 +57,8 @@ pub enum Response {
         /// Bytes that the filesystem uses after the resize.
         now: u64,
     },
+    /// A size in bytes.
+    MinSize(u64),
 }
 
 impl NewSize {
@@ -69,23 +77,26 @@ impl NewSize {
 impl Request {
     /// See [`crate::Request::is_long`].
     pub(crate) fn is_long(&self) -> bool {
-        true
+        matches!(self, Self::Resize { .. })
     }
 
     /// See [`crate::Request::changes`].
     pub(crate) fn changes(&self) -> bool {
-        true
+        matches!(self, Self::Resize { .. })
     }
 }
 
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
-    let Request::Resize { devid, to } = request;
     context.require_admin()?;
+    let (Request::Resize { devid, .. } | Request::MinSize { devid }) = request;
     let devid = DevId(devid);
     if !context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
         let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show");
         return Err(Failure::new(Errno::NODEV, text));
     }
+    let Request::Resize { to, .. } = request else {
+        return Ok(Response::MinSize(context.fs.min_device_size(devid)?));
+    };
     let (before, has) = context.fs.device_size(devid)?;
     let wanted = to.bytes(before, has).ok_or_else(|| {
         Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes; the requested change is out of range"))

@@ -34,6 +34,8 @@ pub struct FileDevice {
     /// Used by large reads and writes.
     direct: Direct,
     path: PathBuf,
+    /// `path` from the root, because the working directory may change.
+    full_path: PathBuf,
     len_bytes: AtomicU64,
     access: Access,
     is_block: bool,
@@ -106,7 +108,8 @@ impl FileDevice {
                 // Remove the new file. Errors of the removal are ignored, because the first error is more useful.
                 let _ = std::fs::remove_file(path);
             });
-        opened.map(|device| Self { path: shown.to_owned(), ..device })
+        let full_path = std::path::absolute(shown).unwrap_or_else(|_| shown.to_owned());
+        opened.map(|device| Self { path: shown.to_owned(), full_path, ..device })
     }
 
     /// Locks an open file. `parts` are the locked files and devices that a block device is made of.
@@ -132,6 +135,7 @@ impl FileDevice {
             file,
             direct,
             path: path.to_owned(),
+            full_path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
             len_bytes: AtomicU64::new(len_bytes),
             access,
             is_block,
@@ -279,6 +283,10 @@ impl Device for FileDevice {
 
     fn describe(&self) -> String {
         self.path.display().to_string()
+    }
+
+    fn location(&self) -> String {
+        self.full_path.display().to_string()
     }
 
     fn is_read_only(&self) -> bool {

@@ -77,6 +77,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The name for messages: the path.
     fn describe(&self) -> String;
 
+    /// The absolute path, for programs with other working directories.
+    fn location(&self) -> String {
+        self.describe()
+    }
+
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
 

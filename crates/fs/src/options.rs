@@ -76,8 +76,12 @@ pub struct MountOptions {
     pub atime: AtimeMode,
     /// Do not update access times of directories.
     pub nodiratime: bool,
-    /// Tell devices about freed space.
+    /// Tell devices about freed space in each commit.
     pub discard: bool,
+    /// Tell devices about freed space in the background.
+    pub discard_async: bool,
+    /// Empty a data block group when removals bring its used part below this percentage. 0 means never.
+    pub bg_reclaim_threshold: u32,
     /// Write out all dirty data at every commit. Parsed, but not read by the engine: periodic commits write all dirty
     /// data in any case.
     pub flushoncommit: bool,
@@ -115,6 +119,8 @@ impl Default for MountOptions {
             atime: AtimeMode::default(),
             nodiratime: false,
             discard: false,
+            discard_async: false,
+            bg_reclaim_threshold: 0,
             flushoncommit: false,
             devices: Vec::new(),
             degraded: false,
@@ -257,10 +263,16 @@ impl MountOptions {
             "strictatime" => self.atime = AtimeMode::Strictatime,
             "nodiratime" => self.nodiratime = true,
             "discard" => match value {
-                None | Some("sync" | "async") => self.discard = true,
+                None | Some("sync") => (self.discard, self.discard_async) = (true, false),
+                Some("async") => (self.discard, self.discard_async) = (false, true),
                 Some(_) => return Err(bad(option, "expected discard, discard=sync or discard=async")),
             },
-            "nodiscard" => self.discard = false,
+            "nodiscard" => (self.discard, self.discard_async) = (false, false),
+            "bg_reclaim_threshold" => {
+                let percent = needs_value()?.parse().ok().filter(|percent| *percent <= 100);
+                self.bg_reclaim_threshold =
+                    percent.ok_or_else(|| bad(option, "expected a percentage from 0 to 100"))?;
+            }
             "flushoncommit" => self.flushoncommit = true,
             "device" => self.devices.push(PathBuf::from(needs_value()?)),
             "degraded" => self.degraded = true,
@@ -349,7 +361,7 @@ mod tests {
         assert_eq!(options.subvolid, Some(RootId::FS_TREE));
         assert_eq!((options.commit_secs, options.max_inline), (5, 1024));
         assert_eq!(options.devices.len(), 2);
-        assert!(options.discard && options.degraded && !options.acl && options.flushoncommit);
+        assert!(options.discard_async && !options.discard && options.degraded && !options.acl && options.flushoncommit);
         assert_eq!(options.atime, AtimeMode::Noatime);
     }
 

@@ -192,6 +192,37 @@ fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
     judge(image.path(), "", &[(&tree, Compare::MODEL)]).unwrap();
 }
 
+/// With metadata, data and holes between them in random places, a device shrinks to the size that is named as possible.
+#[test]
+fn a_device_shrinks_to_the_size_that_is_named() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(2 << 30, &[]).unwrap();
+    let target = open(of_file(&image)).unwrap();
+    let fs = Arc::clone(target.fs());
+    for number in 0..60_u8 {
+        let id = fs.create(TOP, format!("file-{number}").as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &vec![number; 16 << 20]).unwrap();
+    }
+    fs.sync().unwrap();
+    for number in 13..47_u8 {
+        fs.unlink(TOP, format!("file-{number}").as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    let tree = target.walk().unwrap();
+    let least = fs.min_device_size(DevId(1)).unwrap();
+    let allocated = |fs: &Fs| fs.space_usage().devices[0].allocated;
+    assert!(least >= allocated(&fs) && least < 1800 * MIB, "{least}");
+    fs.resize_device(DevId(1), least, &Job::new()).unwrap();
+    assert_eq!(fs.device_size(DevId(1)).unwrap().0, least);
+    compare_entries(&tree, &target.walk().unwrap(), Compare::MODEL).unwrap();
+    assert!(fs.min_device_size(DevId(7)).is_err());
+    drop(fs);
+    target.close().unwrap();
+    judge(image.path(), "", &[(&tree, Compare::MODEL)]).unwrap();
+}
+
 fn nospc() -> i32 {
     Error::ItemFull.errno()
 }

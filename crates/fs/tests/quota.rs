@@ -11,7 +11,9 @@ mod quota_rounds;
 use std::path::Path;
 
 use quota_rounds::{Numbers, ROOT, Rounds, TOP, numbers_shown, open, settle, write};
-use ubtrfs_fs::{Defragment, FallocateMode, Fs, InodeId, Job, NewInode, QgroupId, QuotaKind, SetAttr};
+use ubtrfs_fs::{
+    Defragment, FallocateMode, Fs, InodeId, Job, NewInode, QgroupId, QuotaKind, RenameFlags, SetAttr, XattrFlags,
+};
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, btrfs_check_output, capability, run};
 
 fn report(image: &Path) -> (Numbers, Numbers) {
@@ -469,6 +471,45 @@ fn defragmentation_holes_and_truncation_obey_limits() {
     }
     settle(&fs);
     judge_numbers(image.path(), "with limits");
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}
+
+/// At the limit, Linux refuses each of these changes. Removals work.
+#[test]
+fn names_attributes_and_subvolumes_obey_limits() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image, "");
+    let a = fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    let free = fs.create_subvolume(TOP, b"free", &ROOT).unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
+    let new = |dir, name: &str| fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+    let (file, other) = (new(a, "file"), new(a, "other"));
+    fs.setxattr(file, b"user.old", b"value", XattrFlags::empty(), &ROOT).unwrap();
+    fs.write(file, 0, &Rng::new(1).bytes(3 << 20)).unwrap();
+    settle(&fs);
+    fs.limit_qgroup(QgroupId::of_subvolume(a.root), Some(Some(1 << 20)), None).unwrap();
+    let refused = |what: &str, errno: Option<i32>| assert_eq!(errno, Some(EDQUOT), "{what}");
+    let errno = |error: ubtrfs_fs::Error| error.errno();
+    refused("link", fs.link(file, a, b"hard").err().map(errno));
+    refused("rename", fs.rename(a, b"file", a, b"renamed", RenameFlags::empty()).err().map(errno));
+    refused("setxattr", fs.setxattr(other, b"user.new", b"value", XattrFlags::empty(), &ROOT).err().map(errno));
+    refused("tmpfile", fs.tmpfile(a, 0o600, &ROOT).err().map(errno));
+    refused("subvolume", fs.create_subvolume(a, b"in", &ROOT).err().map(errno));
+    refused("snapshot", fs.snapshot(a.root, a, b"in", false).err().map(errno));
+    refused("snapshot of another", fs.snapshot(free.root, a, b"in", false).err().map(errno));
+    fs.removexattr(file, b"user.old", &ROOT).unwrap();
+    fs.snapshot(a.root, TOP, b"elsewhere", false).unwrap();
+    fs.unlink(a, b"other").unwrap();
+    fs.unlink(a, b"file").unwrap();
+    settle(&fs);
+    fs.link(new(a, "now"), a, b"hard").unwrap();
+    settle(&fs);
+    judge_numbers(image.path(), "after refusals");
     fs.close().unwrap();
     drop(fs);
     btrfs_check(image.path()).unwrap();

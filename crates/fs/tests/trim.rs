@@ -19,8 +19,98 @@ const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
 
 fn open(image: &Image) -> Arc<Fs> {
+    open_with(image, "")
+}
+
+fn open_with(image: &Image, options: &str) -> Arc<Fs> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
-    Fs::open(vec![device], MountOptions::default()).unwrap()
+    Fs::open(vec![device], MountOptions::parse(options).unwrap()).unwrap()
+}
+
+/// Waits until something that a background thread does is done.
+fn wait_until(what: &str, is_done: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_done() {
+        assert!(begun.elapsed().as_secs() < 60, "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn asynchronous_discards_follow_removals() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open_with(&image, "discard=async");
+    let bytes = || image.path().metadata().unwrap().blocks() * 512;
+    let write = |name: &str, len: usize, byte: u8| {
+        let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+        fs.write(id, 0, &vec![byte; len]).unwrap();
+        id
+    };
+    let kept = write("kept", 5 << 20, 1);
+    write("gone", 100 << 20, 2);
+    fs.sync().unwrap();
+    let full = bytes();
+    fs.unlink(TOP, b"gone").unwrap();
+    fs.sync().unwrap();
+    // New data takes a part of the freed space before it is discarded.
+    let new = write("new", 20 << 20, 3);
+    fs.sync().unwrap();
+    wait_until("the freed space is discarded", || bytes() + (75 << 20) < full);
+    for (id, len, byte) in [(kept, 5 << 20, 1), (new, 20 << 20, 3)] {
+        assert!(fs.read(id, 0, len).unwrap() == vec![byte; len]);
+    }
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_block_group_that_falls_below_the_threshold_is_emptied() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let reclaimed = |fs: &Fs| {
+        let text = fs.metrics_text();
+        let line = text.lines().find(|line| line.starts_with("ubtrfs_block_groups_reclaimed_total")).unwrap();
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    for threshold in [0, 30] {
+        let image = Image::kernel_made(2 << 30, &[]).unwrap();
+        let fs = open_with(&image, &format!("bg_reclaim_threshold={threshold}"));
+        let data = || {
+            let groups = fs.block_groups();
+            groups.into_iter().filter(|group| group.flags == ubtrfs_format::item::BlockGroupFlags::DATA).count()
+        };
+        for number in 0..50_u8 {
+            let id = fs.create(TOP, format!("f{number}").as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+            fs.write(id, 0, &vec![number; 16 << 20]).unwrap();
+        }
+        fs.sync().unwrap();
+        let before = data();
+        assert!(before >= 4, "{before}");
+        // The thread has seen the full block groups.
+        std::thread::sleep(std::time::Duration::from_secs(5));
+        for number in (0..50_u8).filter(|number| number % 10 != 0) {
+            fs.unlink(TOP, format!("f{number}").as_bytes()).unwrap();
+        }
+        fs.sync().unwrap();
+        if threshold > 0 {
+            wait_until("block groups are emptied", || reclaimed(&fs) >= 1.0 && data() < before);
+        } else {
+            std::thread::sleep(std::time::Duration::from_secs(5));
+            assert!(reclaimed(&fs) == 0.0, "off by default");
+        }
+        for number in (0..50_u8).step_by(10) {
+            let id = fs.lookup(TOP, format!("f{number}").as_bytes()).unwrap().id;
+            assert!(fs.read(id, 0, 16 << 20).unwrap() == vec![number; 16 << 20]);
+        }
+        fs.close().unwrap();
+        drop(fs);
+        btrfs_check(image.path()).unwrap();
+    }
 }
 
 fn trim(fs: &Fs) -> u64 {

@@ -30,6 +30,7 @@ use crate::extents::data_ledger::DataLedger;
 use crate::extents::device_size::Resizes;
 use crate::extents::emptying::Relocations;
 use crate::extents::moved_extents::MovedExtents;
+use crate::extents::trim::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
 use crate::health::abort::AbortState;
@@ -50,6 +51,8 @@ pub struct OpenOptions {
     pub memory_bytes: u64,
     /// Whether freed data space is discarded on the devices.
     pub discard: bool,
+    /// Whether freed space is noted for [`Engine::discard_freed`]. Not together with `discard`.
+    pub discard_later: bool,
     /// Whether the caller replays a log ([`Engine::take_log`]) before any other work. Without a replay, a filesystem
     /// with a log opens read-only.
     pub replay_log: bool,
@@ -57,7 +60,7 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { read_only: false, memory_bytes: 256 << 20, discard: false, replay_log: false }
+        Self { read_only: false, memory_bytes: 256 << 20, discard: false, discard_later: false, replay_log: false }
     }
 }
 
@@ -158,6 +161,7 @@ pub struct Engine {
     pub(crate) conversion: Conversion,
     pub(crate) resizes: Resizes,
     pub(crate) relocations: Relocations,
+    pub(crate) freed: FreedExtents,
     pub(crate) tree_log: TreeLog,
     pub(crate) quotas: Quotas,
     pub(crate) stats: Stats,
@@ -210,6 +214,7 @@ impl Engine {
             conversion: Conversion::default(),
             resizes: Resizes::default(),
             relocations: Relocations::default(),
+            freed: FreedExtents::default(),
             tree_log: TreeLog::new(parts.found_log),
             quotas: Quotas::default(),
             stats: Stats::default(),

@@ -35,7 +35,7 @@ use ubtrfs_format::{DevId, Logical};
 
 use crate::allocation::{self, DeviceSpace};
 use crate::chunk_map::Chunk;
-use crate::profile::Segment;
+use crate::profile::{STRIPE_LEN, Segment};
 use crate::set::{Volumes, unmapped};
 
 /// The requested layout of a chunk.
@@ -131,6 +131,33 @@ impl Volumes {
             stripes.push(kept.or_else(|| place_stripe(&mut spaces, chunk.item.length))?);
         }
         Some(ChunkItem { flags, stripes, ..(*chunk.item).clone() })
+    }
+
+    /// The smallest size, at least `least`, at which all stripes past the end of a device find holes below the end, in the
+    /// order in which a resize moves them. `None` if there is no such device. Smaller sizes need extents to move into the
+    /// free space of other chunks.
+    pub fn min_device_len(&self, devid: DevId, least: u64) -> Option<u64> {
+        let space = self.device_spaces(false).into_iter().find(|space| space.devid == devid)?;
+        let mut stripes: Vec<Range<u64>> = Vec::new();
+        for (_, chunk) in self.chunks().into_iter().rev() {
+            let own = chunk.stripes.iter().filter(|stripe| stripe.devid == devid);
+            stripes.extend(own.map(|stripe| stripe.offset.0..stripe.offset.0.saturating_add(chunk.length)));
+        }
+        let fits = |end: u64| {
+            let mut cut = [DeviceSpace { total_bytes: end, ..space.clone() }];
+            let mut past = stripes.iter().filter(|stripe| stripe.end > end);
+            past.all(|stripe| place_stripe(&mut cut, allocation::len_bytes(stripe)).is_some())
+        };
+        let (mut low, mut high) = (least.div_ceil(STRIPE_LEN), space.total_bytes.div_ceil(STRIPE_LEN));
+        while low < high {
+            let middle = low.midpoint(high);
+            if fits(middle.saturating_mul(STRIPE_LEN)) {
+                high = middle;
+            } else {
+                low = middle.saturating_add(1);
+            }
+        }
+        Some(low.saturating_mul(STRIPE_LEN).min(space.total_bytes.max(least)))
     }
 
     /// Makes every write to the chunk at `logical` also go to the stripes of `target`, a plan of

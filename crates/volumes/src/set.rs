@@ -364,7 +364,7 @@ impl Volumes {
             uuid: space.uuid,
             total_bytes: space.total_bytes,
             bytes_used: space.used.iter().map(allocation::len_bytes).sum(),
-            path: self.member(space.devid).and_then(|member| member.backend.as_ref().map(|b| b.describe())),
+            path: self.member(space.devid).and_then(|member| member.backend.as_ref().map(|b| b.location())),
         };
         spaces.iter().map(summary).collect()
     }

@@ -9,7 +9,7 @@ use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyRes
 
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
-use crate::common::{parse_size, print_out, warn};
+use crate::common::{parse_size, print_error, print_out, warn};
 use crate::job::with_progress;
 
 /// Move block groups: compact, convert or drain them
@@ -105,13 +105,9 @@ pub(crate) fn with_long_filters(args: Vec<OsString>) -> Vec<OsString> {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Start(args) => start(*args),
-        Command::Resume(args) => {
-            let (path, image) = (args.path.or_image(), &args.image);
-            let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume)?))?;
-            tell(&report)
-        }
-        Command::Pause(args) => stop(args, Request::Pause),
-        Command::Cancel(args) => stop(args, Request::Cancel),
+        Command::Resume(args) => resume(args).or_else(without_balance),
+        Command::Pause(args) => stop(args, Request::Pause).or_else(without_balance),
+        Command::Cancel(args) => stop(args, Request::Cancel).or_else(without_balance),
         Command::Status(args) => {
             let path = args.path.or_image();
             let status =
@@ -153,6 +149,21 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     }));
     let report = with_channel(&path, &image, Use::Write, |channel| done(call_long(channel, request)?))?;
     tell(&report)
+}
+
+fn resume(args: PlainArgs) -> anyhow::Result<ExitCode> {
+    let (path, image) = (args.path.or_image(), &args.image);
+    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume)?))?;
+    tell(&report)
+}
+
+/// As in btrfs-progs, the exit status is 2 if there is no balance to pause, resume or cancel.
+fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
+    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno != ENOTCONN) {
+        return Err(error);
+    }
+    print_error(&error);
+    Ok(ExitCode::from(NO_BALANCE))
 }
 
 fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
@@ -302,6 +313,10 @@ fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), Strin
     let small = |number: u64| u32::try_from(number).map_err(|_| format!("filter {name}: {number} is too large"));
     Ok((small(start)?, small(end)?))
 }
+
+const ENOTCONN: i32 = 107;
+/// Exit status of a command on a balance that does not exist.
+const NO_BALANCE: u8 = 2;
 
 #[cfg(test)]
 mod tests {

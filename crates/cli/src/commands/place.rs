@@ -94,6 +94,10 @@ impl Target {
                 };
                 Ok((Self::Image(ImagePath { image: at.image.clone(), path: join(dirs) }), name.to_vec()))
             }
+            Self::Mounted(path) if is_file_or_device(path) && holds_btrfs(path) && !is_in_mount(path) => {
+                let image = path.display();
+                bail!("{image} is an image; name a file or directory in it: {image}:/PATH");
+            }
             Self::Mounted(path) => {
                 let Some(name) = path.file_name() else {
                     bail!("{} does not end in a name; name a subvolume", path.display());

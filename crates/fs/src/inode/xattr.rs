@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, NAME_LEN_MAX, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType};
-use ubtrfs_transaction::{Geometry, Tree};
+use ubtrfs_transaction::{Geometry, QuotaReservation, Tree};
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -238,6 +238,11 @@ impl Fs {
             return Err(Error::NotPermitted("only the superuser can use trusted attributes"));
         }
         let inode = self.inode_to_change(id)?;
+        // Removing an attribute frees space, so it works at a limit.
+        let quota = match value {
+            Some(_) => self.engine.reserve_metadata_quota(id.root)?,
+            None => QuotaReservation::default(),
+        };
         let reservation = self.reserve(XATTR_ITEMS)?;
         let mut state = inode.write()?;
         check_may_change(&state)?;
@@ -265,6 +270,7 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
+        quota.spend();
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, RootId};
 use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
+use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
@@ -38,6 +39,7 @@ pub struct Fs {
     pub(crate) data: DataPath,
     pub(crate) readahead: Readahead,
     pub(crate) balance: BalanceState,
+    pub(crate) reclaim: Reclaim,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
@@ -56,6 +58,7 @@ impl Fs {
                 read_only: options.read_only,
                 memory_bytes: budget.engine_bytes,
                 discard: options.discard,
+                discard_later: options.discard_async,
                 replay_log: !options.nologreplay,
             },
         )?;
@@ -67,6 +70,7 @@ impl Fs {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
             balance: BalanceState::default(),
+            reclaim: Reclaim::new(options.bg_reclaim_threshold),
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: Names::new(budget.inode_bytes / 2),
@@ -96,6 +100,7 @@ impl Fs {
             }
             fs.commit_thread.start(&fs);
             fs.data.threads.start(&fs);
+            fs.reclaim.start(&fs);
         }
         Ok(fs)
     }
@@ -151,6 +156,7 @@ impl Fs {
             return Ok(());
         }
         self.balance.close();
+        self.reclaim.stop();
         self.commit_thread.stop();
         self.data.threads.stop();
         self.readahead.stop();

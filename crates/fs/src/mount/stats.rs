@@ -23,6 +23,8 @@ impl Fs {
             "Memory limit for caches, delayed items and dirty data together",
             limit,
         ));
+        let help = "Number of nearly empty data block groups that bg_reclaim_threshold emptied";
+        out.push(Metric::counter("block_groups_reclaimed_total", help, self.reclaim.nr_reclaimed() as f64));
         let has_io_uring = f64::from(u8::from(self.engine.devices_have_io_uring()));
         let help = "1 if large reads and writes use several concurrent io_uring requests";
         out.push(Metric::gauge("device_io_uring", help, has_io_uring));

@@ -76,6 +76,7 @@ impl Fs {
     /// name. Without a name, the file is deleted with its last use.
     pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
         let dir_inode = self.inode_to_change(dir)?;
+        let quota = self.engine.reserve_metadata_quota(dir.root)?;
         let reservation = self.reserve(CREATE_ITEMS)?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
@@ -87,6 +88,7 @@ impl Fs {
         let mut changes = op.changes(&dir_inode.home.tree);
         let attr = draft.put(&mut changes, 0, self);
         changes.put(orphan_key(draft.inode.id.ino), []);
+        quota.spend();
         Ok(attr)
     }
 

@@ -64,6 +64,7 @@ impl Fs {
             NameSlot::read(&dir_inode.home.tree, dir.ino, name)?.check_free()?;
             return Err(Error::NotPermitted("a directory can have only one name"));
         }
+        let quota = self.engine.reserve_metadata_quota(dir.root)?;
         let reservation = self.reserve(LINK_ITEMS)?;
         let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
         check_dir_takes_names(locked.of(&dir_inode))?;
@@ -93,6 +94,7 @@ impl Fs {
         self.inodes.mark_linked(id);
         inode_changed(state, time);
         inode.put_item(&op, state);
+        quota.spend();
         drop(op);
         self.count_lookup(id);
         Ok(self.attr_of(&inode, state))

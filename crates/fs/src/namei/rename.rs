@@ -66,6 +66,7 @@ impl Fs {
         if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
             self.write_replacement(&dir, name, &new_dir, new_name);
         }
+        let _quota = self.engine.reserve_metadata_quota(new_dir.id.root)?;
         loop {
             let reservation = self.reserve(RENAME_ITEMS)?;
             let _rename = self.names.lock_renames();

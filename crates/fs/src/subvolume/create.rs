@@ -52,6 +52,8 @@ impl Fs {
         qgroups: &[QgroupId],
         stransid: Generation,
     ) -> Result<InodeId> {
+        // The name takes space in the subvolume that holds it.
+        let _quota = self.engine.reserve_metadata_quota(dir.root)?;
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
         self.make_subvolume(dir, name, (qgroups, stransid), reservation, |time, transid, default_acl| {
@@ -116,6 +118,7 @@ impl Fs {
     ) -> Result<InodeId> {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
+        let _quota = self.engine.reserve_metadata_quota(dir.root)?;
         self.flush_tagged(Some(source))?;
         let _subvolumes = self.subvolumes.lock();
         if self.subvolumes.is_deleted(source) {

@@ -570,13 +570,18 @@ impl Engine {
     }
 
     /// Makes the space that this commit freed usable again. With the discard option, discards freed space before it
-    /// becomes usable.
+    /// becomes usable; with asynchronous discards, notes the space for later.
     fn unpin(&self, transid: Generation) {
-        if !self.options.discard {
+        if !self.options.discard && !self.options.discard_later {
             self.space.unpin(transid);
             return;
         }
         let extents = self.space.start_unpin(transid);
+        if self.options.discard_later {
+            self.space.finish_unpin(&extents);
+            self.freed.note(&extents);
+            return;
+        }
         for extent in &extents {
             if let Err(error) = self.volumes.discard(extent.bytenr, extent.len_bytes) {
                 tracing::warn!("discard: {error}");

@@ -13,11 +13,12 @@ use std::ops::Range;
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentFlags, ExtentItem};
-use ubtrfs_format::node::{hex, verify_csum};
-use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_format::node::verify_csum;
+use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::Cursor;
 
 use crate::engine::Engine;
+use crate::extents::csum_tree::verify_sector;
 use crate::extents::extent_tree::lookup_extent;
 
 impl Engine {
@@ -121,14 +122,7 @@ impl Engine {
         let mut stored = stored.to_vec();
         let mut sector = vec![0; len];
         for _ in 0..MAX_TRIES {
-            let verify = |_: usize, raw: &[u8]| {
-                let computed = csum_type.compute(raw);
-                let computed = &computed[..csum_type.size()];
-                if stored == computed {
-                    return Ok(());
-                }
-                Err(FormatError::Checksum { what: "data sector", found: hex(&stored), computed: hex(computed) })
-            };
+            let verify = |_: usize, raw: &[u8]| verify_sector(csum_type, Some(&stored), raw);
             let read = self.volumes.read(at, &mut sector, len, &verify).and_then(|()| {
                 self.volumes.read_copy(at, &mut sector, 0)?;
                 Ok(verify(0, &sector)?)

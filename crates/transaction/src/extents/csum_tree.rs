@@ -21,9 +21,21 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
+use ubtrfs_format::csum::CsumType;
+use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder, hex};
 use ubtrfs_format::{Corrupt, FormatError, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
+
+/// Compares a sector with its stored checksum.
+pub(crate) fn verify_sector(csum_type: CsumType, stored: Option<&[u8]>, sector: &[u8]) -> Result<(), FormatError> {
+    let computed = csum_type.compute(sector);
+    let computed = &computed[..csum_type.size()];
+    if stored == Some(computed) {
+        return Ok(());
+    }
+    let found = stored.map_or_else(|| "missing".to_owned(), hex);
+    Err(FormatError::Checksum { what: "data sector", found, computed: hex(computed) })
+}
 
 /// Checksums of consecutive sectors, some of which may be absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

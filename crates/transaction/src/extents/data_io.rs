@@ -6,8 +6,7 @@ use std::io::IoSlice;
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentItem, InlineRef, RegularExtent};
-use ubtrfs_format::node::hex;
-use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical, RootId};
+use ubtrfs_format::{Corrupt, Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{Extent, Reservation, SpaceKind};
 
 use crate::engine::Engine;
@@ -222,19 +221,17 @@ impl Engine {
             return self.volumes.read(self.moved.current(at), buf, sectorsize, &|_, _| Ok(()));
         }
         let (at, csums) = self.current_csums_of(at, buf.len() as u64)?;
+        self.read_sectors(at, buf, &csums, true)
+    }
+
+    /// Reads whole sectors and compares them with their checksums. With `all`, a sector without a checksum is an error.
+    pub(crate) fn read_sectors(&self, at: Logical, buf: &mut [u8], csums: &SectorCsums, all: bool) -> Result<()> {
         let csum_type = self.geometry.csum_type;
+        let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
         let bad_sector = std::cell::Cell::new(0);
-        let check = |index: usize, sector: &[u8]| {
-            let computed = csum_type.compute(sector);
-            let computed = &computed[..csum_type.size()];
-            match csums.get(index) {
-                Some(stored) if stored == computed => Ok(()),
-                stored => {
-                    bad_sector.set(index);
-                    let found = stored.map_or_else(|| "missing".to_owned(), hex);
-                    Err(FormatError::Checksum { what: "data sector", found, computed: hex(computed) })
-                }
-            }
+        let check = |index: usize, sector: &[u8]| match csums.get(index) {
+            None if !all => Ok(()),
+            stored => csum_tree::verify_sector(csum_type, stored, sector).inspect_err(|_| bad_sector.set(index)),
         };
         self.volumes.read(at, buf, sectorsize, &check).map_err(|error| match error {
             Error::Corrupt(corrupt) => {

@@ -55,6 +55,19 @@ impl Engine {
         Ok((self.volumes.dev_item(devid).map_or(0, |item| item.total_bytes), has))
     }
 
+    /// The smallest size to which a device can be shrunk by moving whole chunks. Smaller sizes may work too, because
+    /// [`Engine::resize_device`] also moves extents into the free space of other block groups.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such device.
+    pub fn min_device_size(&self, devid: DevId) -> Result<u64> {
+        self.volumes.min_device_len(devid, DEVICE_LEN_MIN).ok_or_else(|| Error::Refused {
+            what: format!("device {devid} does not exist"),
+            hint: "see: ubtrfs filesystem show",
+        })
+    }
+
     /// Sets the number of bytes that the filesystem uses on a device, rounded down to whole sectors. Durable on return.
     /// Units of `job` are bytes that have to move.
     ///

@@ -5,8 +5,10 @@
 //!   discard. The space is reserved before it is allocated, so that space promised to other reservations stays free.
 //! - I2. Device space without chunks is discarded under the lock that is held while a chunk is placed.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
+use parking_lot::Mutex;
 use ubtrfs_error::Result;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::BlockGroupFlags;
@@ -20,7 +22,63 @@ const PIECE_BYTES: u64 = 64 << 20;
 /// If a piece cannot be reserved, smaller pieces are tried, down to this number of bytes.
 const PIECE_BYTES_MIN: u64 = 1 << 20;
 
+/// Maximum number of freed ranges that wait to be discarded. Further ones are not discarded, as without the option.
+const FREED_MAX: usize = 1 << 18;
+
+/// Freed ranges that are not discarded yet, for asynchronous discards. Owns the ranges, under a lock; no other lock is
+/// taken under it.
+#[derive(Debug, Default)]
+pub(crate) struct FreedExtents {
+    /// Ends of the ranges by their starts. Adjacent ranges are joined.
+    ranges: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl FreedExtents {
+    /// Notes freed extents.
+    pub(crate) fn note(&self, extents: &[Extent]) {
+        let mut ranges = self.ranges.lock();
+        for extent in extents {
+            if ranges.len() >= FREED_MAX {
+                return;
+            }
+            let (mut start, mut end) = (extent.bytenr.0, extent.end());
+            if let Some((&before, &before_end)) = ranges.range(..=start).next_back()
+                && before_end >= start
+            {
+                (start, end) = (before, end.max(before_end));
+            }
+            while let Some((&next, &next_end)) = ranges.range(start..=end).next() {
+                ranges.remove(&next);
+                end = end.max(next_end);
+            }
+            ranges.insert(start, end);
+        }
+    }
+
+    fn take(&self) -> BTreeMap<u64, u64> {
+        std::mem::take(&mut *self.ranges.lock())
+    }
+}
+
 impl Engine {
+    /// Discards the space that commits freed since the last call and that is still free. For the option of asynchronous
+    /// discards.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::trim`]. The ranges that were not reached are not discarded later.
+    pub fn discard_freed(&self, job: &Job) -> Result<()> {
+        for (start, end) in self.freed.take() {
+            for group in self.space.block_groups() {
+                let part = start.max(group.start.0)..end.min(group.start.advance(group.len_bytes).0);
+                for free in self.free_ranges(&part) {
+                    self.trim_free(&group, free, job)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Discards free space on the devices: the free ranges of at least `min_bytes` in `range` (logical addresses), and
     /// all device space that belongs to no chunk. Commits first, so that space freed until now is included. Units of
     /// `job` are bytes of block groups. Returns the number of bytes discarded on the devices.

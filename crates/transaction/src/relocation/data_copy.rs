@@ -10,7 +10,7 @@ use std::ops::Range;
 use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::{Corrupt, FormatError, Logical, node::hex};
+use ubtrfs_format::Logical;
 use ubtrfs_space::Extent;
 
 use crate::engine::Engine;
@@ -207,34 +207,10 @@ impl Engine {
         let csums = self.csums_of(Logical(from), len_bytes).map_err(Copying::Unreadable)?;
         let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
         buf.clear();
-        buf.extend_with(len, |content| self.read_sectors(Logical(from), content, &csums))
+        buf.extend_with(len, |content| self.read_sectors(Logical(from), content, &csums, false))
             .map_err(Copying::Unreadable)?;
         self.write_data(Logical(to), buf).map_err(Copying::Failed)?;
         Ok(csums)
-    }
-
-    /// Reads sectors and compares their checksums. Data without checksums is read without verification.
-    fn read_sectors(&self, at: Logical, buf: &mut [u8], csums: &SectorCsums) -> Result<()> {
-        let csum_type = self.geometry.csum_type;
-        let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
-        let bad_sector = std::cell::Cell::new(0);
-        let check = |index: usize, sector: &[u8]| {
-            let Some(stored) = csums.get(index) else { return Ok(()) };
-            let computed = csum_type.compute(sector);
-            let computed = &computed[..csum_type.size()];
-            if stored == computed {
-                return Ok(());
-            }
-            bad_sector.set(index);
-            Err(FormatError::Checksum { what: "data sector", found: hex(stored), computed: hex(computed) })
-        };
-        self.volumes.read(at, buf, sectorsize, &check).map_err(|error| match error {
-            Error::Corrupt(corrupt) => {
-                let bytenr = Logical(at.0.saturating_add((bad_sector.get() * sectorsize) as u64));
-                Corrupt { bytenr: Some(bytenr), tree: None, ..corrupt }.into()
-            }
-            other => other,
-        })
     }
 }
 

@@ -9,6 +9,7 @@ mod blocks;
 mod dump_super;
 mod dump_tree;
 mod json_stream;
+mod min_dev_size;
 mod resolve;
 mod tree_stats;
 mod trees;
@@ -32,6 +33,7 @@ enum Command {
     InodeResolve(resolve::InodeArgs),
     SubvolidResolve(resolve::SubvolidArgs),
     Rootid(resolve::PathArgs),
+    MinDevSize(min_dev_size::Args),
 }
 
 /// Runs the command of the group.
@@ -43,5 +45,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::InodeResolve(args) => resolve::inode(args),
         Command::SubvolidResolve(args) => resolve::subvolid(args),
         Command::Rootid(args) => resolve::rootid(args),
+        Command::MinDevSize(args) => min_dev_size::run(&args),
     }
 }

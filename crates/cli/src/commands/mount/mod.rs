@@ -46,9 +46,10 @@ pub(crate) struct Args {
     /// other options need a new mount.
     ///
     /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
-    /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, flushoncommit,
-    /// device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl,
-    /// notreelog, nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
+    /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, discard=async,
+    /// bg_reclaim_threshold=PERCENT (empty a data block group when removals bring it below), flushoncommit, device=PATH,
+    /// degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl, notreelog,
+    /// nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
     ///
     /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev,
     /// nosuid, noexec, dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring,

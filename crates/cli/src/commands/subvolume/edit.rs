@@ -189,9 +189,8 @@ fn for_each(
         }
         for target in targets {
             // Connect through the parent directory, because the subvolume may not exist yet.
-            let near = target.split().map_or_else(|_| target.clone(), |(dir, _)| dir);
-            let near =
-                if std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir()) { target.clone() } else { near };
+            let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
+            let near = if is_dir { target.clone() } else { target.split()?.0 };
             with_channel_of(&near, options, Use::Write, owner, |channel| work(channel, target))?;
         }
     }
