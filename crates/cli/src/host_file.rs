@@ -21,7 +21,6 @@ use std::rc::Rc;
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
-use ubtrfs_format::item::is_entry_name;
 
 use crate::interrupt::{self, Noted};
 
@@ -251,10 +250,7 @@ impl Write for HostFile {
 
 /// Fails for names that could lead out of a directory.
 pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
-    if !is_entry_name(name) {
-        bail!("'{}' is not a valid file name", crate::commands::offline::text::printable(name));
-    }
-    Ok(())
+    ubtrfs_archive::walk::check_name(name)
 }
 
 /// Fails for an image that a process has open or the kernel has mounted (I2). Pipes, sockets and character devices are

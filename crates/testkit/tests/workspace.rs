@@ -42,6 +42,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "ubtrfs-transaction",
         ],
     ),
+    ("ubtrfs-archive", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-fs"]),
     (
         "ubtrfs-control",
         &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-error", "ubtrfs-device", "ubtrfs-transaction", "ubtrfs-fs"],
@@ -52,11 +53,21 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     (
         "ubtrfs",
-        &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-fs", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fuse"],
+        &[
+            "ubtrfs-format",
+            "ubtrfs-error",
+            "ubtrfs-device",
+            "ubtrfs-fs",
+            "ubtrfs-archive",
+            "ubtrfs-mkfs",
+            "ubtrfs-check",
+            "ubtrfs-fuse",
+        ],
     ),
     (
         "ubtrfs-cli",
         &[
+            "ubtrfs-archive",
             "ubtrfs-format",
             "ubtrfs-stream",
             "ubtrfs-error",

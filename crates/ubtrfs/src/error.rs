@@ -38,6 +38,10 @@ enum Reason {
     Device(#[from] ubtrfs_device::OpenError),
     #[error(transparent)]
     Host(#[from] io::Error),
+    /// An error of an archive with its causes, and the errno of the first cause that has one.
+    #[cfg(feature = "import")]
+    #[error("{text}")]
+    Archive { text: String, errno: Option<i32> },
 }
 
 impl Error {
@@ -61,6 +65,8 @@ impl Error {
 
         let errno = match &self.0.reason {
             Reason::Filesystem(error) => return error.errno(),
+            #[cfg(feature = "import")]
+            Reason::Archive { errno, .. } => return errno.unwrap_or(Errno::INVAL.raw_os_error()),
             Reason::Device(OpenError::Io { source, .. }) | Reason::Host(source) => {
                 return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }
@@ -114,6 +120,17 @@ impl From<ubtrfs_error::Error> for Cause {
 impl From<ubtrfs_device::OpenError> for Cause {
     fn from(error: ubtrfs_device::OpenError) -> Self {
         Self(error.into())
+    }
+}
+
+#[cfg(feature = "import")]
+impl From<anyhow::Error> for Cause {
+    fn from(error: anyhow::Error) -> Self {
+        let errno = error.chain().find_map(|cause| {
+            let of_fs = cause.downcast_ref().map(ubtrfs_fs::Error::errno);
+            of_fs.or_else(|| cause.downcast_ref::<io::Error>()?.raw_os_error())
+        });
+        Self(Reason::Archive { text: format!("{error:#}"), errno })
     }
 }
 

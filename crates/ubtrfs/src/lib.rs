@@ -39,6 +39,7 @@
 //! | your own storage instead of an image file | [`Device`], [`Filesystem::make_on`], [`Filesystem::open_devices`] |
 //! | options of a new or an opened filesystem | [`MkfsOptions`], [`MountOptions`] |
 //! | checking a filesystem without changing it | [`check()`] |
+//! | unpacking and writing tar archives (feature `import`) | `Filesystem::import`, `Filesystem::export` |
 //! | mounting it through FUSE (feature `fuse`) | `Filesystem::mount` |
 //!
 //! Sizes, lengths and offsets are in bytes.
@@ -63,6 +64,8 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+#[cfg(feature = "import")]
+mod archive;
 mod dir;
 mod error;
 mod file;
@@ -75,12 +78,16 @@ mod subvolume;
 mod tree;
 mod verify;
 
+#[cfg(feature = "import")]
+pub use archive::ArchiveEvent;
 pub use dir::{DirEntry, ReadDir};
 pub use error::{Error, Result};
 pub use file::{File, OpenOptions};
 pub use filesystem::{Filesystem, Usage};
 pub use metadata::{FileKind, Metadata};
 pub use subvolume::{SnapshotAccess, Subvolume};
+#[cfg(feature = "import")]
+pub use ubtrfs_archive::{ExportOptions, ExportReport, ImportOptions, ImportReport};
 pub use ubtrfs_check::{Code, Options as CheckOptions, Problem, Report};
 pub use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice};
 pub use ubtrfs_format::CsumType;

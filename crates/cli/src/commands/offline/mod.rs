@@ -6,9 +6,8 @@
 //!   failed, its error is reported.
 //! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
 //!
-//! `import/mod.rs` confines an archive to its target directory, and `copy/host.rs` a copy to a directory of the host.
+//! `import` of crate `archive` confines an archive to its target directory, and `copy/host.rs` a copy to a directory of the host.
 
-mod archive;
 pub(crate) mod copy;
 pub(crate) mod edit;
 pub(crate) mod export;
@@ -16,7 +15,6 @@ pub(crate) mod import;
 pub(crate) mod list;
 pub(crate) mod text;
 
-use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -24,8 +22,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+pub(crate) use ubtrfs_archive::walk::{
+    COPY_LEN, Name, PassedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces, write_all,
+};
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::Ino;
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
 use crate::common::parse_memory;
@@ -170,19 +170,6 @@ pub(crate) fn mount_options(options: &ImageOptions) -> anyhow::Result<MountOptio
     Ok(parsed)
 }
 
-/// Returns the names of a path, without empty names and `.`; `..` removes the name before it (I2).
-pub(crate) fn normal_names(path: &[u8]) -> Vec<&[u8]> {
-    let mut names = Vec::new();
-    for name in path.split(|byte| *byte == b'/') {
-        match name {
-            b"" | b"." => {}
-            b".." => drop(names.pop()),
-            name => names.push(name),
-        }
-    }
-    names
-}
-
 /// Looks up a path of an image. Follows symbolic links on the way; a symbolic link at the end of the path is followed
 /// only with `follow`.
 pub(crate) fn lookup(fs: &Fs, at: &ImagePath, follow: bool) -> anyhow::Result<Attr> {
@@ -203,114 +190,6 @@ pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(I
     Ok((attr.id, name))
 }
 
-/// Joins names: `/a/b` from `a` and `b`.
-pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
-    let mut path = vec![b'/'];
-    path.extend(names.join(&b'/'));
-    path
-}
-
-/// Returns the path of a name in a directory.
-pub(crate) fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
-    let mut path = dir.to_vec();
-    if !path.ends_with(b"/") {
-        path.push(b'/');
-    }
-    path.extend(name);
-    path
-}
-
-/// An entry of a directory.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Name {
-    pub(crate) name: Vec<u8>,
-    pub(crate) id: InodeId,
-}
-
-/// Reads the names in a directory, sorted by their bytes, without `.` and `..`.
-pub(crate) fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> {
-    let mut names = Vec::new();
-    fs.readdir(dir, 0, &mut |entry| {
-        if entry.name != b"." && entry.name != b".." {
-            names.push(Name { name: entry.name.to_vec(), id: entry.id });
-        }
-        true
-    })?;
-    names.sort_unstable();
-    Ok(names)
-}
-
-/// Directories that a walk has visited. In a crafted image, a directory may have two names. A walk through a loop
-/// would never end, and a walk through directories shared at each of n levels would take 2^n steps.
-#[derive(Debug, Default)]
-pub(crate) struct PassedDirs(HashSet<InodeId>);
-
-impl PassedDirs {
-    /// Records a directory. Fails if the walk has visited the directory before.
-    pub(crate) fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
-        // The empty directories that a snapshot has in place of nested subvolumes all have one inode number.
-        let is_real = dir.ino >= Ino::ROOT_DIR;
-        if is_real && !self.0.insert(dir) {
-            bail!("the directory has two names, which is damage; check the image with: ubtrfs check");
-        }
-        Ok(())
-    }
-}
-
-/// Returns the ranges of a file that have data; the rest are holes.
-pub(crate) fn data_ranges(fs: &Fs, id: InodeId, size: u64) -> ubtrfs_fs::Result<Vec<(u64, u64)>> {
-    use ubtrfs_fs::{Error, SeekWhence};
-    let mut ranges = Vec::new();
-    let mut at = 0;
-    while at < size {
-        let start = match fs.seek(id, at, SeekWhence::Data) {
-            Ok(start) => start,
-            Err(Error::NoSuchOffset) => break,
-            Err(error) => return Err(error),
-        };
-        let end = fs.seek(id, start, SeekWhence::Hole)?.min(size);
-        if start >= end {
-            break;
-        }
-        ranges.push((start, end - start));
-        at = end;
-    }
-    Ok(ranges)
-}
-
-/// Reads a range of a file piece by piece. Bytes past the file's end are zeros.
-pub(crate) fn read_pieces(
-    fs: &Fs,
-    id: InodeId,
-    range: (u64, u64),
-    buf: &mut Vec<u8>,
-    mut piece: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let (mut at, end) = (range.0, range.0 + range.1);
-    buf.resize(COPY_LEN, 0);
-    while at < end {
-        let len = COPY_LEN.min(usize::try_from(end - at).unwrap_or(COPY_LEN));
-        let count = fs.read_into(id, at, &mut buf[..len])?;
-        buf[count..len].fill(0);
-        piece(at, &buf[..len])?;
-        at += len as u64;
-    }
-    Ok(())
-}
-
-/// Writes all of `data`.
-pub(crate) fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> ubtrfs_fs::Result<()> {
-    while !data.is_empty() {
-        let count = fs.write(id, offset, data)?;
-        if count == 0 {
-            return Err(ubtrfs_fs::Error::Engine(ubtrfs_error::Error::NoSpace));
-        }
-        offset += count as u64;
-        data = &data[count.min(data.len())..];
-    }
-    Ok(())
-}
-
 /// The type bits of a mode.
 pub(crate) fn type_of(mode: u32) -> u32 {
     mode & mode::TYPE
@@ -320,9 +199,6 @@ pub(crate) fn type_of(mode: u32) -> u32 {
 pub(crate) fn os_string(bytes: &[u8]) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }
-
-/// Bytes copied at once.
-pub(crate) const COPY_LEN: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -341,13 +217,5 @@ mod tests {
         assert_eq!(split("a.img:"), None);
         assert_eq!(split(":/a"), None);
         assert_eq!(split("host/file"), None);
-    }
-
-    #[test]
-    fn paths_do_not_lead_out() {
-        assert_eq!(join(&normal_names(b"/a/../../b/./c//d/")), b"/b/c/d");
-        assert_eq!(join(&normal_names(b"/..")), b"/");
-        assert_eq!(child_path(b"/", b"a"), b"/a");
-        assert_eq!(child_path(b"/a", b"b"), b"/a/b");
     }
 }

@@ -3,19 +3,7 @@
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::mode;
 
-/// Escapes the parts of a name that could disturb a terminal: control characters and bytes that are not UTF-8.
-pub(crate) fn printable(name: &[u8]) -> String {
-    let mut text = String::with_capacity(name.len());
-    for chunk in name.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            if character.is_control() { text.extend(character.escape_default()) } else { text.push(character) }
-        }
-        for byte in chunk.invalid() {
-            text.push_str(&format!("\\x{byte:02x}"));
-        }
-    }
-    text
-}
+pub(crate) use ubtrfs_archive::walk::printable;
 
 /// Formats a mode as `drwxr-xr-x`.
 pub(crate) fn mode_text(bits: u32) -> String {

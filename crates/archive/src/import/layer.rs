@@ -14,8 +14,7 @@ use std::collections::HashSet;
 use anyhow::{Context, bail};
 use ubtrfs_fs::{Error, Fs, InodeId};
 
-use super::super::text::printable;
-use super::super::{Name, PassedDirs, read_names};
+use crate::walk::{Name, PassedDirs, printable, read_names};
 
 /// The names that a layer has added so far.
 #[derive(Default)]

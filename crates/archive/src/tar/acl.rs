@@ -6,13 +6,13 @@
 use anyhow::{Context, bail};
 
 /// Name of the attribute that holds the access ACL.
-pub(in super::super) const ACCESS: &[u8] = b"system.posix_acl_access";
+pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Name of the attribute that holds the default ACL.
-pub(in super::super) const DEFAULT: &[u8] = b"system.posix_acl_default";
+pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// Parses `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without
 /// an id is a number, or is looked up in this system's `/etc/passwd` and `/etc/group`.
-pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
     let text = std::str::from_utf8(text).context("an ACL is not text")?;
     let mut entries = Vec::new();
     for entry in text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or_default().trim()) {
@@ -59,7 +59,7 @@ pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
 }
 
 /// The text of an attribute, with ids as numbers; `None` if the bytes are not an ACL.
-pub(super) fn to_text(value: &[u8]) -> Option<String> {
+pub(crate) fn to_text(value: &[u8]) -> Option<String> {
     let entries = value.strip_prefix(&2u32.to_le_bytes())?;
     let mut texts = Vec::new();
     for entry in entries.chunks(8) {

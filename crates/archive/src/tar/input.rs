@@ -11,7 +11,7 @@ use super::in_place::InPlace;
 use super::stream::Stream;
 
 /// The bytes of an archive, in order.
-pub(in super::super) struct Input {
+pub(crate) struct Input {
     source: Source,
     total: Option<u64>,
 }
@@ -22,14 +22,8 @@ enum Source {
 }
 
 impl Input {
-    /// Opens a file, or standard input for `-`, and starts to read it.
-    pub(in super::super) fn open(path: &Path) -> anyhow::Result<Self> {
-        if path == Path::new("-") {
-            if ubtrfs_device::stdin_was_closed() {
-                bail!("standard input is closed; give an archive or a pipe");
-            }
-            return Self::stream(io::stdin(), path);
-        }
+    /// Opens a file and starts to read it.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let meta = file.metadata().with_context(|| format!("cannot open {}", path.display()))?;
         if meta.is_dir() {
@@ -46,13 +40,14 @@ impl Input {
         Ok(Self { source, total: Some(meta.len()) })
     }
 
-    fn stream(mut source: impl Read + Send + 'static, path: &Path) -> anyhow::Result<Self> {
+    /// Starts to read a stream. `path` names it in messages.
+    pub(crate) fn stream(mut source: impl Read + Send + 'static, path: &Path) -> anyhow::Result<Self> {
         let (magic, method) = begin(&mut source, path)?;
         Ok(Self { source: Source::Stream(Stream::start(io::Cursor::new(magic).chain(source), method)?), total: None })
     }
 
     /// Bytes read from the file so far, before decompression.
-    pub(in super::super) fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         match &self.source {
             Source::InPlace(file) => file.taken(),
             Source::Stream(stream) => stream.taken(),
@@ -60,12 +55,12 @@ impl Input {
     }
 
     /// Length of the archive file, if it is known.
-    pub(in super::super) fn total(&self) -> Option<u64> {
+    pub(crate) fn total(&self) -> Option<u64> {
         self.total
     }
 
     /// Returns the file and the offset of the next bytes in it, if the archive is not compressed.
-    pub(super) fn place(&self) -> Option<(Arc<File>, u64)> {
+    pub(crate) fn place(&self) -> Option<(Arc<File>, u64)> {
         match &self.source {
             Source::InPlace(file) => Some(file.place()),
             Source::Stream(_) => None,
@@ -73,7 +68,7 @@ impl Input {
     }
 
     /// Returns the next bytes, at most `max`; an empty slice at the end.
-    pub(in super::super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
+    pub(crate) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         match &mut self.source {
             Source::InPlace(file) => file.next_piece(max),
             Source::Stream(stream) => stream.next_piece(max),
@@ -81,7 +76,7 @@ impl Input {
     }
 
     /// Skips `len` bytes. Fails if the input ends within these bytes.
-    pub(in super::super) fn skip(&mut self, len: u64) -> io::Result<()> {
+    pub(crate) fn skip(&mut self, len: u64) -> io::Result<()> {
         match &mut self.source {
             Source::InPlace(file) => file.skip(len),
             Source::Stream(stream) => stream.skip(len),
@@ -89,7 +84,7 @@ impl Input {
     }
 
     /// Fills a block; `false` at the end of the input, an error if the input ends within the block.
-    pub(in super::super) fn read_block<const N: usize>(&mut self, block: &mut [u8; N]) -> io::Result<bool> {
+    pub(crate) fn read_block<const N: usize>(&mut self, block: &mut [u8; N]) -> io::Result<bool> {
         let mut have = 0;
         while have < N {
             let piece = self.next_piece((N - have) as u64)?;
@@ -104,7 +99,7 @@ impl Input {
 
     /// Reads to the end of the input, so that damage in compressed bytes after the archive is found, and a program
     /// that writes to a pipe can finish.
-    pub(in super::super) fn drain(&mut self) -> io::Result<()> {
+    pub(crate) fn drain(&mut self) -> io::Result<()> {
         if let Source::Stream(stream) = &mut self.source {
             while !stream.next_piece(u64::MAX)?.is_empty() {}
         }
@@ -114,7 +109,7 @@ impl Input {
 
 /// How an archive is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method {
+pub(crate) enum Method {
     Plain,
     Gzip,
     Xz,
@@ -156,12 +151,12 @@ const MAGIC_LEN: u64 = 6;
 #[cfg(test)]
 impl Input {
     /// Makes a stream of these bytes.
-    pub(super) fn of(bytes: Vec<u8>) -> anyhow::Result<Self> {
+    pub(crate) fn of(bytes: Vec<u8>) -> anyhow::Result<Self> {
         Self::stream(io::Cursor::new(bytes), Path::new("test"))
     }
 
     /// Makes a file with these bytes.
-    pub(super) fn of_file(bytes: &[u8]) -> anyhow::Result<Self> {
+    pub(crate) fn of_file(bytes: &[u8]) -> anyhow::Result<Self> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), bytes)?;
         Self::open(file.path())

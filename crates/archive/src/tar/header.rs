@@ -3,21 +3,21 @@
 use super::BLOCK;
 
 /// One header block.
-pub(super) struct Header<'a>(pub(super) &'a [u8; BLOCK]);
+pub(crate) struct Header<'a>(pub(super) &'a [u8; BLOCK]);
 
 impl<'a> Header<'a> {
-    pub(super) fn bytes(&self, at: usize, len: usize) -> &'a [u8] {
+    pub(crate) fn bytes(&self, at: usize, len: usize) -> &'a [u8] {
         &self.0[at..at + len]
     }
 
     /// Reads a text field, up to the first zero.
-    pub(super) fn text(&self, at: usize, len: usize) -> &'a [u8] {
+    pub(crate) fn text(&self, at: usize, len: usize) -> &'a [u8] {
         let field = self.bytes(at, len);
         &field[..field.iter().position(|byte| *byte == 0).unwrap_or(len)]
     }
 
     /// Reads a number: octal digits, or (first bit set) big-endian two's complement.
-    pub(super) fn number(&self, at: usize, len: usize) -> Option<i64> {
+    pub(crate) fn number(&self, at: usize, len: usize) -> Option<i64> {
         let field = self.bytes(at, len);
         if field[0] & 0x80 != 0 {
             let negative = field[0] & 0x40 != 0;
@@ -36,7 +36,7 @@ impl<'a> Header<'a> {
     }
 
     /// Whether the checksum is right. Programs have summed signed or unsigned bytes, so either sum is accepted.
-    pub(super) fn checksum_matches(&self) -> bool {
+    pub(crate) fn checksum_matches(&self) -> bool {
         let Some(stored) = self.number(148, 8) else { return false };
         let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { self.0[at] };
         let unsigned: i64 = (0..BLOCK).map(|at| i64::from(counted(at))).sum();
@@ -44,16 +44,16 @@ impl<'a> Header<'a> {
         stored == unsigned || stored == signed
     }
 
-    pub(super) fn is_zero(&self) -> bool {
+    pub(crate) fn is_zero(&self) -> bool {
         self.0.iter().all(|byte| *byte == 0)
     }
 
-    pub(super) fn is_gnu(&self) -> bool {
+    pub(crate) fn is_gnu(&self) -> bool {
         self.bytes(257, 8) == b"ustar  \0"
     }
 
     /// The path: ustar's prefix and the name.
-    pub(super) fn path(&self) -> Vec<u8> {
+    pub(crate) fn path(&self) -> Vec<u8> {
         let name = self.text(0, 100);
         let prefix = self.text(345, 155);
         if self.bytes(257, 6) != b"ustar\0" || prefix.is_empty() {

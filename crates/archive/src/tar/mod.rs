@@ -1,7 +1,7 @@
 //! tar archives: ustar, GNU and pax, read and written as streams.
 //!
-//! Paths and links of members are returned as the archive has them. `import/mod.rs` confines the paths to its target
-//! directory, and `export.rs` chooses the names that it writes.
+//! Paths and links of members are returned as the archive has them. `import` confines the paths to its target
+//! directory, and `export` chooses the names that it writes.
 //!
 //! A header block, 512 bytes:
 //!
@@ -21,23 +21,23 @@
 //! | 329 | 16 | device major, minor |
 //! | 345 | 155 | prefix of the name (ustar), or times and sparse map (GNU) |
 
-pub(super) mod acl;
-pub(super) mod compressor;
+pub(crate) mod acl;
+pub(crate) mod compressor;
 mod header;
 mod in_place;
-pub(super) mod input;
-pub(super) mod read;
+pub(crate) mod input;
+pub(crate) mod read;
 mod stream;
-pub(super) mod write;
+pub(crate) mod write;
 
 use ubtrfs_format::item::Timespec;
 
 /// Length of a header; data and headers are padded to multiples of this length.
-pub(super) const BLOCK: usize = 512;
+pub(crate) const BLOCK: usize = 512;
 
 /// The type of an archive member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     File,
     HardLink,
     Symlink,
@@ -49,42 +49,42 @@ pub(super) enum Kind {
 
 /// A member of an archive, without its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
-    pub(super) path: Vec<u8>,
-    pub(super) kind: Kind,
+pub(crate) struct Member {
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: Kind,
     /// Target of a symbolic link, or path of a hard link.
-    pub(super) link: Vec<u8>,
+    pub(crate) link: Vec<u8>,
     /// Permission bits.
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) mtime: Timespec,
-    pub(super) atime: Option<Timespec>,
-    pub(super) major: u32,
-    pub(super) minor: u32,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mtime: Timespec,
+    pub(crate) atime: Option<Timespec>,
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
     /// Size of the file.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// The ranges of the file that have data, as offset and length; `None` if the file has no
     /// holes.
-    pub(super) sparse: Option<Vec<(u64, u64)>>,
+    pub(crate) sparse: Option<Vec<(u64, u64)>>,
     /// Extended attributes: names with their namespace, and values.
-    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Member {
     /// Returns the ranges of the file that have data, as offset and length.
-    pub(super) fn data_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn data_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let whole = self.sparse.is_none().then_some((0, self.size));
         whole.into_iter().chain(self.sparse.iter().flatten().copied())
     }
 
     /// Length of the member's data, without holes.
-    pub(super) fn data_bytes(&self) -> u64 {
+    pub(crate) fn data_bytes(&self) -> u64 {
         self.data_ranges().map(|(_, len)| len).sum()
     }
 
     /// The approximate memory that the member takes.
-    pub(super) fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         let sparse = self.sparse.as_ref().map_or(0, |ranges| size_of_val(ranges.as_slice()));
         size_of::<Self>() + self.path.len() + self.link.len() + xattrs + sparse
@@ -92,7 +92,7 @@ impl Member {
 }
 
 /// The number of bytes from `len` to the next multiple of [`BLOCK`].
-pub(super) fn padding(len: u64) -> usize {
+pub(crate) fn padding(len: u64) -> usize {
     // The remainder is less than a block.
     (len.wrapping_neg() % BLOCK as u64) as usize
 }

@@ -1,14 +1,14 @@
-//! `ubtrfs import TAR|- IMAGE:/path`: unpacks an archive into an image.
+//! Unpacks an archive into a filesystem.
 //!
 //! Invariants:
 //! - I1. Nothing outside the target directory is made or changed. Paths are resolved name by name, and symbolic links
 //!   on the way are followed as if the target were the root.
 //! - I2. Times and extended attributes of a directory are set at the end, after the last change in it. Otherwise new
 //!   files would change the directory's times and inherit its default ACL.
-//! - I3. A member that cannot be unpacked is reported and skipped, as by tar, and the exit status is 1. Errors that
+//! - I3. A member that cannot be unpacked is reported and skipped, as by tar. Errors that
 //!   would also affect the other members end the import ([`is_fatal`]); the first such error in archive order is
 //!   reported.
-//! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the
+//! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and for a layer the
 //!   names of the layer.
 //! - I5. A member whose name exists is first made under a temporary name, with its data and attributes. The existing
 //!   file is removed only when the member is complete and may replace it, so a failed member removes nothing.
@@ -17,132 +17,156 @@ mod contents;
 mod layer;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::io::Read;
+use std::path::Path;
 
 use anyhow::{Context, bail};
-use indicatif::ProgressBar;
 use rustix::io::Errno;
-use ubtrfs_device::Device;
 use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetTime, mode, rdev_from_parts};
 
 use self::contents::{Contents, ContentsThread};
 use self::layer::Layer;
-use super::archive::input::Input;
-use super::archive::read::Reader;
-use super::archive::{Kind, Member, acl};
-use super::text::printable;
-use super::{
-    ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_devices, with_image,
-};
-use crate::common::{calling_user, format_size, parse_size, print_out, progress_bytes, warn};
-use crate::new_image::NewImage;
+use crate::tar::input::Input;
+use crate::tar::read::Reader;
+use crate::tar::{Kind, Member, acl};
+use crate::walk::{join, normal_names, printable};
+use crate::{Event, Watch};
 
-/// Unpack a tar archive into an image, without a mount and without root
-///
-/// As with tar, files keep the archive's owners if root unpacks it; otherwise they belong to the current user.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    /// Archive, plain or compressed with gzip, xz or zstd; - for standard input
-    tar: PathBuf,
-    /// Image and directory to unpack into; a missing directory is made
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default())]
-    target: ImagePath,
-    /// Make and format the image with this size if it does not exist
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    create: Option<u64>,
-    /// Remove this many leading names from each path
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    strip_components: usize,
-    /// Make this user and group the owner of every file
-    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
-    owner: Option<(u32, u32)>,
-    /// Keep the archive's owners: the default for root; for other users, files belong to the current user by default
-    #[arg(long, conflicts_with = "owner")]
-    same_owner: bool,
-    /// The archive is a layer of an OCI image: apply its whiteouts (.wh.NAME, .wh..wh..opq) to the existing files
-    #[arg(long)]
-    oci_layer: bool,
-    /// Print a summary as JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    image: ImageOptions,
+/// An archive whose first header has been read.
+pub struct Archive {
+    reader: Reader,
+    first: Option<Member>,
+    /// The archive's name for messages.
+    name: String,
+    total_bytes: Option<u64>,
 }
 
-pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
-    if !args.same_owner && !rustix::process::geteuid().is_root() {
-        args.owner.get_or_insert_with(calling_user);
+impl std::fmt::Debug for Archive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Archive").field("name", &self.name).finish_non_exhaustive()
     }
-    let started = Instant::now();
-    // Start reading the archive before the image is made, so that an unreadable archive does not leave a new image.
-    let input = Input::open(&args.tar)?;
-    let progress = progress_bytes(input.total(), "import");
-    let mut reader = Reader::new(input);
-    let first = reader.next_member().with_context(|| format!("{}", args.tar.display()))?;
-    let work = |fs: &Fs| {
-        let mut import = Import::new(fs, &args)?;
-        import.run(&mut reader, first, &progress)?;
-        progress.set_message("commit");
-        Ok(import.counts)
-    };
-    let image = &args.target.image;
-    let counts = match args.create.filter(|_| !image.exists()) {
-        // Remove a new image if the import fails, because part of an archive is useless.
-        Some(size) => NewImage::create(image, size).and_then(|made| {
-            let options = mount_options(&args.image)?;
-            let device: Arc<dyn Device> = Arc::clone(made.device()) as Arc<dyn Device>;
-            ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
-                .with_context(|| format!("cannot format {}", image.display()))?;
-            let counts = with_devices(image, vec![device], options, Use::Write, work)?;
-            made.keep()?;
-            Ok(counts)
-        }),
-        None => with_image(image, &args.image, Use::Write, work),
-    };
-    progress.finish_and_clear();
-    let counts = counts?;
-    print_out(&counts.report(started.elapsed(), args.json))?;
-    Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    // The highest number does not stand for a user.
-    let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
-    let parsed = text.split_once(':').and_then(|(uid, gid)| Some((id(uid)?, id(gid)?)));
-    parsed.ok_or_else(|| format!("'{text}' is not an owner; write two numbers, for example 0:0"))
+impl Archive {
+    /// Opens an archive file, plain or compressed with gzip, xz or zstd, and reads its first header.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not a tar archive.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        Self::begin(Input::open(path)?, path)
+    }
+
+    /// Starts to read an archive from a stream, which another thread reads ahead. `name` is its name for messages.
+    ///
+    /// # Errors
+    /// The stream cannot be read, or is not a tar archive.
+    pub fn from_reader(source: impl Read + Send + 'static, name: &Path) -> anyhow::Result<Self> {
+        Self::begin(Input::stream(source, name)?, name)
+    }
+
+    fn begin(input: Input, path: &Path) -> anyhow::Result<Self> {
+        let (name, total_bytes) = (path.display().to_string(), input.total());
+        let mut reader = Reader::new(input);
+        let first = reader.next_member().with_context(|| name.clone())?;
+        Ok(Self { reader, first, name, total_bytes })
+    }
+
+    /// The length of the archive file in bytes, if it is known.
+    pub fn total_bytes(&self) -> Option<u64> {
+        self.total_bytes
+    }
 }
 
+/// Options of [`import()`].
+#[derive(Clone, Debug, Default)]
+pub struct ImportOptions {
+    /// The number of leading names to remove from each path.
+    pub strip_components: usize,
+    /// User and group that own every file; `None` for the owners in the archive.
+    pub owner: Option<(u32, u32)>,
+    /// User and group that own directories that are not in the archive, if `owner` is `None`.
+    pub dir_owner: (u32, u32),
+    /// Whether the archive is a layer of an OCI image, whose whiteouts (`.wh.NAME`, `.wh..wh..opq`) remove existing files.
+    pub oci_layer: bool,
+    /// Text before the target's path in messages, such as `disk.img:`.
+    pub place: String,
+}
+
+/// The numbers of an import.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-struct Counts {
-    entries: u64,
-    files: u64,
-    directories: u64,
-    symlinks: u64,
-    hard_links: u64,
-    devices: u64,
-    fifos: u64,
-    xattrs: u64,
-    whiteouts: u64,
-    bytes: u64,
+pub struct ImportReport {
+    /// Unpacked members.
+    pub entries: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Symbolic links.
+    pub symlinks: u64,
+    /// Hard links.
+    pub hard_links: u64,
+    /// Device files.
+    pub devices: u64,
+    /// Named pipes.
+    pub fifos: u64,
+    /// Extended attributes.
+    pub xattrs: u64,
+    /// Whiteouts of a layer.
+    pub whiteouts: u64,
+    /// Bytes of file data, without holes.
+    pub bytes: u64,
     /// Members that were reported and skipped.
-    failed: u64,
+    pub failed: u64,
 }
 
-impl Counts {
-    fn report(&self, elapsed: Duration, json: bool) -> String {
-        let seconds = elapsed.as_secs_f64();
-        if json {
-            let mut value = serde_json::to_value(self).unwrap_or_default();
-            value["seconds"] = seconds.into();
-            return format!("{value}\n");
+/// Unpacks an archive into the directory `target`, which is made if it does not exist. Does not commit.
+///
+/// # Errors
+/// The archive is damaged, or an error affects all members, such as a lack of space. A member that cannot be unpacked is
+/// reported as [`Event::Failed`], counted, and skipped.
+pub fn import(
+    fs: &Fs,
+    archive: &mut Archive,
+    target: &[u8],
+    options: &ImportOptions,
+    watch: Watch<'_>,
+) -> anyhow::Result<ImportReport> {
+    let target_name = format!("{}{}", options.place, printable(target));
+    let job = Job { options, watch, archive: archive.name.clone(), target: target_name };
+    let mut import = Import::new(fs, &job, target)?;
+    let first = archive.first.take();
+    import.run(&mut archive.reader, first)?;
+    Ok(import.counts)
+}
+
+/// The fixed parts of an import, which both threads use.
+struct Job<'a> {
+    options: &'a ImportOptions,
+    watch: Watch<'a>,
+    /// The archive's name.
+    archive: String,
+    /// The target's name.
+    target: String,
+}
+
+impl Job<'_> {
+    /// Reports a skipped member, unless its error ends the import (I3).
+    fn pass_over(&self, error: anyhow::Error) -> anyhow::Result<()> {
+        if is_fatal(&error) {
+            return Err(error);
         }
-        let rate = format_size((self.bytes as f64 / seconds.max(1e-9)) as u64);
-        let bytes = format_size(self.bytes);
-        let failed = if self.failed == 0 { String::new() } else { format!("; {} failed", self.failed) };
-        format!("imported {} entries, {bytes} in {seconds:.2} s ({rate}/s){failed}\n", self.entries)
+        (self.watch)(Event::Failed(&error));
+        Ok(())
+    }
+
+    fn cannot_import(&self, path: &[u8]) -> String {
+        format!("cannot import '{}' of {} into {}", printable(path), self.archive, self.target)
+    }
+
+    /// The owner of directories that are not in the archive.
+    fn dir_caller(&self) -> Caller {
+        let (uid, gid) = self.options.owner.unwrap_or(self.options.dir_owner);
+        Caller { uid, gid, umask: 0 }
     }
 }
 
@@ -175,22 +199,9 @@ fn is_fatal(error: &anyhow::Error) -> bool {
         || error.chain().any(|cause| cause.is::<Fatal>() || cause.is::<std::io::Error>())
 }
 
-/// Reports a skipped member, unless its error ends the import (I3).
-fn pass_over(error: anyhow::Error) -> anyhow::Result<()> {
-    if is_fatal(&error) {
-        return Err(error);
-    }
-    warn(&format!("{error:#}"));
-    Ok(())
-}
-
 /// Whether a path contains `..`, so that it may name a different file than it seems to.
 fn leaves_its_place(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').any(|name| name == b"..")
-}
-
-fn cannot_import(args: &Args, path: &[u8]) -> String {
-    format!("cannot import '{}' of {} into {}", printable(path), args.tar.display(), args.target)
 }
 
 /// Names and values of extended attributes.
@@ -242,60 +253,58 @@ fn temporary_name() -> Vec<u8> {
 
 struct Import<'a> {
     fs: &'a Fs,
-    args: &'a Args,
+    job: &'a Job<'a>,
     /// The target directory.
     base: InodeId,
     dirs: FoundDirs,
     /// Times and attributes of directories, to set at the end (I2).
     dirs_to_finish: Vec<DirToFinish>,
-    /// The names of the layer, with `--oci-layer`.
+    /// The names of the layer, if the archive is a layer.
     layer: Option<Layer>,
     /// Memory that may still be kept until the end (I4).
     held_left: usize,
-    counts: Counts,
+    counts: ImportReport,
     /// The bytes of file data that were written when the last commit started.
     committed_bytes: u64,
 }
 
 impl<'a> Import<'a> {
-    fn new(fs: &'a Fs, args: &'a Args) -> anyhow::Result<Self> {
+    fn new(fs: &'a Fs, job: &'a Job<'a>, target: &[u8]) -> anyhow::Result<Self> {
         let mut base = fs.root();
-        let names = args.target.names();
+        let names = normal_names(target);
         for (index, name) in names.iter().enumerate() {
-            let path = || format!("{}:{}", args.target.image.display(), printable(&join(&names[..=index])));
+            let path = || format!("{}{}", job.options.place, printable(&join(&names[..=index])));
             base = match fs.lookup_path(&join(&names[..=index]), true) {
                 Ok(attr) if attr.is_dir() => attr.id,
                 Ok(_) => bail!("{} is not a directory; choose another target", path()),
                 Err(Error::NotFound) => {
-                    let (uid, gid) = args.owner.unwrap_or_else(calling_user);
-                    let caller = Caller { uid, gid, umask: 0 };
-                    fs.create(base, name, NewInode::dir(0o755), &caller).with_context(path)?.id
+                    fs.create(base, name, NewInode::dir(0o755), &job.dir_caller()).with_context(path)?.id
                 }
                 Err(error) => return Err(error).with_context(path),
             };
         }
         Ok(Self {
             fs,
-            args,
+            job,
             base,
             dirs: FoundDirs::default(),
             dirs_to_finish: Vec::new(),
-            layer: args.oci_layer.then(Layer::default),
+            layer: job.options.oci_layer.then(Layer::default),
             held_left: HELD_MAX,
-            counts: Counts::default(),
+            counts: ImportReport::default(),
             committed_bytes: 0,
         })
     }
 
     fn contents(&self) -> Contents<'a> {
-        Contents { fs: self.fs, args: self.args }
+        Contents { fs: self.fs, job: self.job }
     }
 
-    fn run(&mut self, reader: &mut Reader, first: Option<Member>, progress: &ProgressBar) -> anyhow::Result<()> {
+    fn run(&mut self, reader: &mut Reader, first: Option<Member>) -> anyhow::Result<()> {
         let contents = self.contents();
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
-            let made = self.members(reader, first, thread.as_mut(), progress);
+            let made = self.members(reader, first, thread.as_mut());
             // I3: files that were handed over come before the failed member in the archive, so an error of these files
             // is the one to report.
             self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
@@ -321,34 +330,33 @@ impl<'a> Import<'a> {
         reader: &mut Reader,
         first: Option<Member>,
         mut thread: Option<&mut ContentsThread<'_>>,
-        progress: &ProgressBar,
     ) -> anyhow::Result<()> {
         let mut next = first;
         while let Some(member) = next {
             let names = normal_names(&member.path);
-            if names.len() >= self.args.strip_components.max(1) || member.kind == Kind::Dir {
-                let names = names.get(self.args.strip_components..).unwrap_or_default();
+            if names.len() >= self.job.options.strip_components.max(1) || member.kind == Kind::Dir {
+                let names = names.get(self.job.options.strip_components..).unwrap_or_default();
                 // A directory without a name is the target itself. A directory that stripping left without a name is
                 // skipped.
-                if !names.is_empty() || (member.kind == Kind::Dir && self.args.strip_components == 0) {
+                if !names.is_empty() || (member.kind == Kind::Dir && self.job.options.strip_components == 0) {
                     let unpacked = self
                         .member(reader, &member, names, thread.as_deref_mut())
-                        .with_context(|| cannot_import(self.args, &member.path));
+                        .with_context(|| self.job.cannot_import(&member.path));
                     match unpacked {
                         Ok(()) => self.counts.entries += 1,
                         Err(error) => {
-                            pass_over(error)?;
+                            self.job.pass_over(error)?;
                             self.counts.failed += 1;
                         }
                     }
                 }
             }
-            progress.set_position(reader.input().taken());
+            (self.job.watch)(Event::Bytes(reader.input().taken()));
             if self.counts.bytes - self.committed_bytes >= COMMIT_BYTES {
                 self.committed_bytes = self.counts.bytes;
                 self.fs.start_commit();
             }
-            next = reader.next_member().with_context(|| format!("{}", self.args.tar.display()))?;
+            next = reader.next_member().with_context(|| self.job.archive.clone())?;
         }
         Ok(())
     }
@@ -530,7 +538,7 @@ impl<'a> Import<'a> {
             bail!("the path of its target '{target}' contains '..'");
         }
         let names = normal_names(&member.link);
-        let names = names.get(self.args.strip_components..).unwrap_or_default();
+        let names = names.get(self.job.options.strip_components..).unwrap_or_default();
         let Some((old_name, dirs)) = names.split_last() else { bail!("its target '{target}' is not in the archive") };
         let old = self
             .parent_dir(dirs)
@@ -602,9 +610,7 @@ impl<'a> Import<'a> {
                 }
                 Ok(_) => bail!("'{}' is not a directory", printable(&name)),
                 Err(Error::NotFound) => {
-                    let (uid, gid) = self.args.owner.unwrap_or_else(calling_user);
-                    let caller = Caller { uid, gid, umask: 0 };
-                    way.push(self.fs.create(here, &name, NewInode::dir(0o755), &caller)?.id);
+                    way.push(self.fs.create(here, &name, NewInode::dir(0o755), &self.job.dir_caller())?.id);
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -18,17 +18,16 @@ use std::thread::{Scope, ScopedJoinHandle};
 use anyhow::Context;
 use ubtrfs_fs::{Caller, Fs, InodeId, SetAttr, SetTime, XattrFlags};
 
-use super::super::archive::read::{DATA_CUT_OFF, Reader};
-use super::super::archive::{Kind, Member};
-use super::super::text::printable;
-use super::super::write_all;
-use super::{Args, Fatal, cannot_import, pass_over};
+use super::{Fatal, Job};
+use crate::tar::read::{DATA_CUT_OFF, Reader};
+use crate::tar::{Kind, Member};
+use crate::walk::{printable, write_all};
 
 /// Writes contents and attributes of members, but no names.
 #[derive(Clone, Copy)]
 pub(super) struct Contents<'a> {
     pub(super) fs: &'a Fs,
-    pub(super) args: &'a Args,
+    pub(super) job: &'a Job<'a>,
 }
 
 /// A file to complete, with the place of its data in the archive.
@@ -126,7 +125,7 @@ impl<'a> Contents<'a> {
     }
 
     pub(super) fn owner(self, member: &Member) -> (u32, u32) {
-        self.args.owner.unwrap_or((member.uid, member.gid))
+        self.job.options.owner.unwrap_or((member.uid, member.gid))
     }
 }
 
@@ -178,9 +177,9 @@ fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyh
         let mut files = batch.into_iter();
         let fatal = files.by_ref().find_map(|file| {
             let done = contents.handed_file(&file);
-            let error = done.with_context(|| cannot_import(contents.args, &file.member.path)).err()?;
+            let error = done.with_context(|| contents.job.cannot_import(&file.member.path)).err()?;
             nr_failed += 1;
-            pass_over(error).err()
+            contents.job.pass_over(error).err()
         });
         // Release the inodes of the remaining files (I1).
         if let Some(error) = fatal {

@@ -14,7 +14,7 @@ use anyhow::Context;
 use super::input::Method;
 
 /// Decompressed bytes, in order.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     full: Receiver<io::Result<Vec<u8>>>,
     empty: Sender<Vec<u8>>,
     current: Vec<u8>,
@@ -24,7 +24,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn start(source: impl Read + Send + 'static, method: Method) -> anyhow::Result<Self> {
+    pub(crate) fn start(source: impl Read + Send + 'static, method: Method) -> anyhow::Result<Self> {
         let taken = Arc::new(AtomicU64::new(0));
         let counted = Counted { source, taken: Arc::clone(&taken) };
         let (to_full, full) = sync_channel(QUEUE_LEN);
@@ -40,12 +40,12 @@ impl Stream {
     }
 
     /// See [`super::input::Input::taken`].
-    pub(super) fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
     /// See [`super::input::Input::next_piece`].
-    pub(super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
+    pub(crate) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         while self.at == self.current.len() {
             let Ok(buffer) = self.full.recv() else { return Ok(&[]) };
             let used = std::mem::replace(&mut self.current, buffer?);
@@ -60,7 +60,7 @@ impl Stream {
     }
 
     /// See [`super::input::Input::skip`].
-    pub(super) fn skip(&mut self, mut len: u64) -> io::Result<()> {
+    pub(crate) fn skip(&mut self, mut len: u64) -> io::Result<()> {
         while len > 0 {
             let piece = self.next_piece(len)?.len();
             if piece == 0 {

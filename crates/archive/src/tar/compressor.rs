@@ -7,16 +7,20 @@ use anyhow::bail;
 
 /// How to compress an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Compression {
+pub enum Compression {
+    /// Not at all.
     None,
+    /// gzip.
     Gzip,
+    /// xz.
     Xz,
+    /// Zstandard.
     Zstd,
 }
 
 impl Compression {
     /// Chooses the compression by a file's suffix. Fails for suffixes of methods that cannot be written.
-    pub(in super::super) fn of(path: &Path) -> anyhow::Result<Self> {
+    pub fn of(path: &Path) -> anyhow::Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let ends_in = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
         Ok(match () {
@@ -33,15 +37,20 @@ impl Compression {
 }
 
 /// A writer that compresses.
-pub(in super::super) enum Compressor<W: Write> {
+pub enum Compressor<W: Write> {
+    /// No compression.
     None(W),
+    /// gzip.
     Gzip(flate2::write::GzEncoder<W>),
+    /// xz.
     Xz(liblzma::write::XzEncoder<W>),
+    /// Zstandard.
     Zstd(zstd::stream::write::Encoder<'static, W>),
 }
 
 impl<W: Write> Compressor<W> {
-    pub(in super::super) fn new(out: W, compression: Compression) -> io::Result<Self> {
+    /// Starts to compress into `out`.
+    pub fn new(out: W, compression: Compression) -> io::Result<Self> {
         Ok(match compression {
             Compression::None => Self::None(out),
             Compression::Gzip => Self::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
@@ -51,7 +60,7 @@ impl<W: Write> Compressor<W> {
     }
 
     /// Writes the remaining bytes, and returns the inner writer.
-    pub(in super::super) fn finish(self) -> io::Result<W> {
+    pub fn finish(self) -> io::Result<W> {
         match self {
             Self::None(out) => Ok(out),
             Self::Gzip(out) => out.finish(),

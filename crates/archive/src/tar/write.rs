@@ -7,7 +7,7 @@ use ubtrfs_format::item::Timespec;
 use super::{BLOCK, Kind, Member, acl, padding};
 
 /// Writes members one by one.
-pub(in super::super) struct Writer<W: Write> {
+pub(crate) struct Writer<W: Write> {
     out: W,
     /// Bytes of the current member's data that have not been written yet.
     left: u64,
@@ -15,12 +15,12 @@ pub(in super::super) struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    pub(in super::super) fn new(out: W) -> Self {
+    pub(crate) fn new(out: W) -> Self {
         Self { out, left: 0, padding_len: 0 }
     }
 
     /// Begins a member. Calls of `data` must follow, with exactly `Member::data_bytes` bytes in total.
-    pub(in super::super) fn begin(&mut self, member: &Member) -> io::Result<()> {
+    pub(crate) fn begin(&mut self, member: &Member) -> io::Result<()> {
         assert_eq!(self.left, 0, "the member before is complete");
         let map = member.sparse.as_ref().map(|ranges| sparse_map(ranges, member.size));
         let data_len = member.data_bytes();
@@ -53,19 +53,19 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes data of the current member.
-    pub(in super::super) fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.left -= bytes.len() as u64;
         self.out.write_all(bytes)
     }
 
     /// Ends the current member.
-    pub(in super::super) fn end(&mut self) -> io::Result<()> {
+    pub(crate) fn end(&mut self) -> io::Result<()> {
         assert_eq!(self.left, 0, "all data was written");
         self.out.write_all(&ZEROS[..std::mem::take(&mut self.padding_len)])
     }
 
     /// Ends the archive with two blocks of zeros. The archive is not padded to tar's record of 20 blocks.
-    pub(in super::super) fn finish(mut self) -> io::Result<W> {
+    pub(crate) fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
         Ok(self.out)
@@ -240,9 +240,9 @@ const ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 #[cfg(test)]
 mod tests {
-    use super::super::input::Input;
-    use super::super::read::Reader;
     use super::*;
+    use crate::tar::input::Input;
+    use crate::tar::read::Reader;
 
     fn member(path: &[u8], kind: Kind) -> Member {
         let mtime = Timespec { sec: 1_700_000_000, nsec: 123_456_789 };

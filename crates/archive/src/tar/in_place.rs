@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::fs::{Advice, fadvise};
 
 /// A file and a position in it.
-pub(super) struct InPlace {
+pub(crate) struct InPlace {
     file: Arc<File>,
     len: u64,
     at: u64,
@@ -26,23 +26,23 @@ pub(super) struct InPlace {
 
 impl InPlace {
     /// Starts at the beginning of a file of length `len`.
-    pub(super) fn new(file: File, len: u64) -> Self {
+    pub(crate) fn new(file: File, len: u64) -> Self {
         let window = vec![0; WINDOW].into();
         Self { file: Arc::new(file), len, at: 0, window, window_at: 0, window_len: 0, ahead: 0 }
     }
 
     /// Returns the file, and the offset of the next bytes in it.
-    pub(super) fn place(&self) -> (Arc<File>, u64) {
+    pub(crate) fn place(&self) -> (Arc<File>, u64) {
         (Arc::clone(&self.file), self.at)
     }
 
     /// See [`super::input::Input::taken`].
-    pub(super) fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.at
     }
 
     /// See [`super::input::Input::next_piece`].
-    pub(super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
+    pub(crate) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         // The position never decreases.
         if self.at - self.window_at >= self.window_len as u64 {
             self.fill_window()?;
@@ -70,7 +70,7 @@ impl InPlace {
     }
 
     /// See [`super::input::Input::skip`].
-    pub(super) fn skip(&mut self, len: u64) -> io::Result<()> {
+    pub(crate) fn skip(&mut self, len: u64) -> io::Result<()> {
         let end = self.at.checked_add(len).filter(|end| *end <= self.len);
         self.at = end.ok_or(io::ErrorKind::UnexpectedEof)?;
         Ok(())

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_format::item::Timespec;
 
-use super::super::text::printable;
 use super::header::Header;
 use super::input::Input;
 use super::{BLOCK, Kind, Member, acl, padding};
+use crate::walk::printable;
 
 /// The members of an archive, in order.
-pub(in super::super) struct Reader {
+pub(crate) struct Reader {
     input: Input,
     /// Records of pax's global headers.
     global: Records,
@@ -46,7 +46,7 @@ struct Extras {
 }
 
 impl Reader {
-    pub(in super::super) fn new(input: Input) -> Self {
+    pub(crate) fn new(input: Input) -> Self {
         Self {
             input,
             global: Records::new(),
@@ -59,12 +59,12 @@ impl Reader {
     }
 
     /// Returns the input of this reader.
-    pub(in super::super) fn input(&self) -> &Input {
+    pub(crate) fn input(&self) -> &Input {
         &self.input
     }
 
     /// Returns the next member; skips unread data of the previous member.
-    pub(in super::super) fn next_member(&mut self) -> anyhow::Result<Option<Member>> {
+    pub(crate) fn next_member(&mut self) -> anyhow::Result<Option<Member>> {
         self.skip_rest()?;
         self.meta_left = META_MAX;
         let mut extras = Extras::default();
@@ -114,7 +114,7 @@ impl Reader {
     }
 
     /// Reads the member's data: each piece with its offset in the file.
-    pub(in super::super) fn for_each_piece(
+    pub(crate) fn for_each_piece(
         &mut self,
         member: &Member,
         mut piece: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
@@ -147,7 +147,7 @@ impl Reader {
 
     /// Returns the file and the offset of the member's data in it, if the archive is not compressed. In the file, the
     /// member's data ranges follow each other without gaps, so other code can read them without this reader.
-    pub(in super::super) fn place_of_data(&self) -> Option<(Arc<File>, u64)> {
+    pub(crate) fn place_of_data(&self) -> Option<(Arc<File>, u64)> {
         self.input.place()
     }
 
@@ -474,7 +474,7 @@ fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
 }
 
 /// The message for an archive that ends too early.
-pub(in super::super) const DATA_CUT_OFF: &str = "the archive ends within its data; download or copy it again";
+pub(crate) const DATA_CUT_OFF: &str = "the archive ends within its data; download or copy it again";
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Limit for the headers of one member: many attributes of 64 KiB each.
 const META_MAX: usize = 64 << 20;

@@ -1,0 +1,34 @@
+//! Tar archives: unpacks them into a filesystem, and writes directories of a filesystem as archives.
+//!
+//! - `import`: makes the files of an archive's members, and applies layers of OCI images.
+//! - `export`: writes a directory or file as an archive.
+//! - `tar`: the archive format (ustar, GNU, pax), and compression.
+//! - [`walk`]: paths, names and data of files, shared with the command line.
+//!
+//! Archives and images are untrusted input: `import` changes nothing outside of its target directory, and `export` writes
+//! no name that leads out of the directory in which the archive is unpacked.
+
+#![forbid(unsafe_code)]
+
+mod export;
+mod import;
+mod tar;
+pub mod walk;
+
+pub use export::{ExportOptions, ExportReport, export};
+pub use import::{Archive, ImportOptions, ImportReport, import};
+pub use tar::compressor::{Compression, Compressor};
+
+/// A message to the caller of [`import()`] or [`export()`].
+#[derive(Debug)]
+pub enum Event<'e> {
+    /// The number of bytes so far: of the archive that were read, or of file data that were written to it.
+    Bytes(u64),
+    /// A member or file was skipped, or is incomplete in the archive.
+    Failed(&'e anyhow::Error),
+    /// A file of this path was left out, because tar cannot store sockets.
+    Socket(&'e [u8]),
+}
+
+/// Receives the messages, from any thread.
+pub type Watch<'w> = &'w (dyn Fn(Event<'_>) + Sync);

@@ -1,0 +1,174 @@
+//! Paths, names and data of files in a filesystem.
+//!
+//! - I1. Paths never lead out of the filesystem: `..` stops at its root.
+
+use std::collections::HashSet;
+
+use anyhow::bail;
+use ubtrfs_format::Ino;
+use ubtrfs_format::item::is_entry_name;
+use ubtrfs_fs::{Fs, InodeId};
+
+/// Returns the names of a path, without empty names and `.`; `..` removes the name before it (I1).
+pub fn normal_names(path: &[u8]) -> Vec<&[u8]> {
+    let mut names = Vec::new();
+    for name in path.split(|byte| *byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    names
+}
+
+/// Joins names: `/a/b` from `a` and `b`.
+pub fn join(names: &[&[u8]]) -> Vec<u8> {
+    let mut path = vec![b'/'];
+    path.extend(names.join(&b'/'));
+    path
+}
+
+/// Returns the path of a name in a directory.
+pub fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = dir.to_vec();
+    if !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend(name);
+    path
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    /// The name.
+    pub name: Vec<u8>,
+    /// The inode that it names.
+    pub id: InodeId,
+}
+
+/// Reads the names in a directory, sorted by their bytes, without `.` and `..`.
+pub fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> {
+    let mut names = Vec::new();
+    fs.readdir(dir, 0, &mut |entry| {
+        if entry.name != b"." && entry.name != b".." {
+            names.push(Name { name: entry.name.to_vec(), id: entry.id });
+        }
+        true
+    })?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Directories that a walk has visited. In a crafted image, a directory may have two names. A walk through a loop
+/// would never end, and a walk through directories shared at each of n levels would take 2^n steps.
+#[derive(Debug, Default)]
+pub struct PassedDirs(HashSet<InodeId>);
+
+impl PassedDirs {
+    /// Records a directory. Fails if the walk has visited the directory before.
+    pub fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
+        // The empty directories that a snapshot has in place of nested subvolumes all have one inode number.
+        let is_real = dir.ino >= Ino::ROOT_DIR;
+        if is_real && !self.0.insert(dir) {
+            bail!("the directory has two names, which is damage; check the image with: ubtrfs check");
+        }
+        Ok(())
+    }
+}
+
+/// Returns the ranges of a file that have data; the rest are holes.
+pub fn data_ranges(fs: &Fs, id: InodeId, size: u64) -> ubtrfs_fs::Result<Vec<(u64, u64)>> {
+    use ubtrfs_fs::{Error, SeekWhence};
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let start = match fs.seek(id, at, SeekWhence::Data) {
+            Ok(start) => start,
+            Err(Error::NoSuchOffset) => break,
+            Err(error) => return Err(error),
+        };
+        let end = fs.seek(id, start, SeekWhence::Hole)?.min(size);
+        if start >= end {
+            break;
+        }
+        ranges.push((start, end - start));
+        at = end;
+    }
+    Ok(ranges)
+}
+
+/// Reads a range of a file piece by piece. Bytes past the file's end are zeros.
+pub fn read_pieces(
+    fs: &Fs,
+    id: InodeId,
+    range: (u64, u64),
+    buf: &mut Vec<u8>,
+    mut piece: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut at, end) = (range.0, range.0 + range.1);
+    buf.resize(COPY_LEN, 0);
+    while at < end {
+        let len = COPY_LEN.min(usize::try_from(end - at).unwrap_or(COPY_LEN));
+        let count = fs.read_into(id, at, &mut buf[..len])?;
+        buf[count..len].fill(0);
+        piece(at, &buf[..len])?;
+        at += len as u64;
+    }
+    Ok(())
+}
+
+/// Writes all of `data`.
+pub fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> ubtrfs_fs::Result<()> {
+    while !data.is_empty() {
+        let count = fs.write(id, offset, data)?;
+        if count == 0 {
+            return Err(ubtrfs_fs::Error::Engine(ubtrfs_error::Error::NoSpace));
+        }
+        offset += count as u64;
+        data = &data[count.min(data.len())..];
+    }
+    Ok(())
+}
+
+/// Escapes the parts of a name that could disturb a terminal: control characters and bytes that are not UTF-8.
+pub fn printable(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if character.is_control() { text.extend(character.escape_default()) } else { text.push(character) }
+        }
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    text
+}
+
+/// Fails for names that could lead out of a directory.
+///
+/// # Errors
+/// The name is `.` or `..`, is empty, or contains a slash or a zero byte.
+pub fn check_name(name: &[u8]) -> anyhow::Result<()> {
+    if !is_entry_name(name) {
+        bail!("'{}' is not a valid file name", printable(name));
+    }
+    Ok(())
+}
+
+/// Bytes copied at once.
+pub const COPY_LEN: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_do_not_lead_out() {
+        assert_eq!(join(&normal_names(b"/a/../../b/./c//d/")), b"/b/c/d");
+        assert_eq!(join(&normal_names(b"/..")), b"/");
+        assert_eq!(child_path(b"/", b"a"), b"/a");
+        assert_eq!(child_path(b"/a", b"b"), b"/a/b");
+    }
+}

@@ -1,0 +1,163 @@
+//! The ubtrfs command line: arguments, printing, exit status. Every command is a module of `commands`.
+//!
+//! Invariants:
+//! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1. For wrong arguments, clap's tips
+//!     and the usage follow in separate lines. User input and lost output never cause a panic: only `common` prints,
+//!     and it returns an error if a result cannot be printed.
+//! I2. stdout carries only results. Progress and warnings go to stderr, progress only on a terminal.
+//! I3. The program also accepts the command lines `mount.ubtrfs`, `mount.fuse.ubtrfs` and `ubtrfs DEVICE DIR -o ...`,
+//!     with which mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod commands;
+mod common;
+mod host_file;
+mod interrupt;
+mod job;
+mod logging;
+mod new_image;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Parser, Subcommand};
+
+/// btrfs in user space: make, mount, inspect and fill btrfs filesystems without the kernel's driver.
+#[derive(Parser)]
+#[command(name = "ubtrfs", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands of the program; each variant has an arm in `run`.
+#[derive(Subcommand)]
+enum Command {
+    Mkfs(commands::mkfs::Args),
+    Mount(commands::mount::Args),
+    Umount(commands::umount::Args),
+    Sync(commands::sync::Args),
+    Stats(commands::stats::Args),
+    Filesystem(commands::filesystem::Args),
+    Property(commands::property::Args),
+    Subvolume(commands::subvolume::Args),
+    Balance(commands::balance::Args),
+    Quota(commands::quota::Args),
+    Qgroup(commands::qgroup::Args),
+    Receive(commands::receive::Args),
+    Send(commands::send::Args),
+    Inspect(commands::inspect::Args),
+    Check(commands::check::Args),
+    Rescue(commands::rescue::Args),
+    Import(commands::offline::import::Args),
+    Export(commands::offline::export::Args),
+    Ls(commands::offline::list::LsArgs),
+    Cat(commands::offline::list::CatArgs),
+    Stat(commands::offline::list::StatArgs),
+    Cp(commands::offline::copy::Args),
+    Rm(commands::offline::edit::RmArgs),
+    Mkdir(commands::offline::edit::MkdirArgs),
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Mkfs(args) => commands::mkfs::run(args),
+        Command::Mount(args) => commands::mount::run(args),
+        Command::Umount(args) => commands::umount::run(args),
+        Command::Sync(args) => commands::sync::run(args),
+        Command::Stats(args) => commands::stats::run(args),
+        Command::Filesystem(args) => commands::filesystem::run(args),
+        Command::Property(args) => commands::property::run(args),
+        Command::Subvolume(args) => commands::subvolume::run(args),
+        Command::Balance(args) => commands::balance::run(args),
+        Command::Quota(args) => commands::quota::run(args),
+        Command::Qgroup(args) => commands::qgroup::run(args),
+        Command::Receive(args) => commands::receive::run(&args),
+        Command::Send(args) => commands::send::run(&args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Check(args) => Ok(commands::check::run(args)),
+        Command::Rescue(args) => commands::rescue::run(args),
+        Command::Import(args) => commands::offline::import::run(args),
+        Command::Export(args) => commands::offline::export::run(args),
+        Command::Ls(args) => commands::offline::list::run_ls(args),
+        Command::Cat(args) => commands::offline::list::run_cat(args),
+        Command::Stat(args) => commands::offline::list::run_stat(args),
+        Command::Cp(args) => commands::offline::copy::run(args),
+        Command::Rm(args) => commands::offline::edit::run_rm(args),
+        Command::Mkdir(args) => commands::offline::edit::run_mkdir(args),
+    }
+}
+
+/// Runs the program with the arguments of this process, and returns its exit status.
+pub fn main() -> ExitCode {
+    let args = commands::mount::as_mount_helper(std::env::args_os().collect::<Vec<OsString>>(), &subcommand_names());
+    let args = commands::balance::with_long_filters(args);
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let named = named_commands(&args);
+            let status = common::print_usage(&error, &named);
+            // `check` exits with another status, because its status 1 means a damaged filesystem.
+            let is_check = named == "ubtrfs check" && error.use_stderr();
+            return if is_check { ExitCode::from(commands::check::CANNOT_CHECK) } else { status };
+        }
+    };
+    lift_file_size_limit();
+    if matches!(cli.command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_)) {
+        interrupt::watch();
+    }
+    finish(run(cli.command))
+}
+
+/// Runs one command line, for tests in this process. The first argument is the program's name. Handles no signals.
+///
+/// # Errors
+/// The arguments are wrong.
+pub fn run_line(args: &[OsString]) -> Result<ExitCode, clap::Error> {
+    Cli::try_parse_from(args).map(|cli| finish(run(cli.command)))
+}
+
+fn finish(done: anyhow::Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| common::print_error(&error))
+}
+
+/// Raises the limit on file sizes (`ulimit -f`) as far as allowed, because an image is one large file. If a limit
+/// remains, a write past the limit fails. SIGXFSZ needs a handler, because the signal would otherwise end the program
+/// and lose all changes in memory.
+fn lift_file_size_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Fsize);
+    if limit.current.is_some() && setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None }).is_err() {
+        let _ = setrlimit(Resource::Fsize, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
+/// Returns the command that the arguments name, such as `ubtrfs subvolume list`.
+fn named_commands(args: &[OsString]) -> String {
+    use clap::CommandFactory;
+    let mut command = Cli::command();
+    let mut named = command.get_name().to_owned();
+    for word in args.iter().skip(1).map_while(|arg| arg.to_str()) {
+        let Some(sub) = command.find_subcommand(word).cloned() else { break };
+        named.push(' ');
+        named.push_str(sub.get_name());
+        command = sub;
+    }
+    named
+}
+
+/// Returns the first arguments that name a command instead of a device.
+fn subcommand_names() -> Vec<String> {
+    use clap::CommandFactory;
+    let command = Cli::command();
+    let mut names = Vec::new();
+    for sub in command.get_subcommands() {
+        names.push(sub.get_name().to_owned());
+        names.extend(sub.get_all_aliases().map(str::to_owned));
+    }
+    names
+}

@@ -1,0 +1,101 @@
+//! Tar archives: unpacking into a filesystem, and packing directories.
+
+use std::io::{Read, Write};
+use std::path::Path;
+
+use ubtrfs_archive::{Event, ExportOptions, ExportReport, ImportOptions, ImportReport};
+
+use crate::Filesystem;
+use crate::error::{Result, ResultExt};
+use crate::path::{self, Follow};
+
+/// The progress of [`Filesystem::import`] or [`Filesystem::export`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ArchiveEvent {
+    /// The number of bytes so far: of the archive that were read (before decompression), or of file data that were
+    /// written to it.
+    Bytes(u64),
+    /// A member or file was skipped, or its data is incomplete; the text names it and the reason.
+    Failed(String),
+    /// A socket of this path was left out, because tar cannot store sockets.
+    Socket(Vec<u8>),
+}
+
+impl From<Event<'_>> for ArchiveEvent {
+    fn from(event: Event<'_>) -> Self {
+        match event {
+            Event::Bytes(bytes) => Self::Bytes(bytes),
+            Event::Failed(error) => Self::Failed(format!("{error:#}")),
+            Event::Socket(path) => Self::Socket(path.to_vec()),
+        }
+    }
+}
+
+impl Filesystem {
+    /// Unpacks a tar archive, plain or compressed with gzip, xz or zstd, into the directory `to`, which is made if it
+    /// does not exist. Nothing outside of `to` is changed. Another thread reads the archive ahead and decompresses it.
+    /// `progress` is called from any thread.
+    ///
+    /// ```
+    /// use ubtrfs::{ArchiveEvent, ExportOptions, Filesystem, ImportOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let fs = Filesystem::make_in_memory(256 << 20)?;
+    /// fs.create_dir_all("/etc/app")?;
+    /// fs.write("/etc/app/config", "color = blue\n")?;
+    /// let (archive, _) = fs.export("/etc", Vec::new(), &ExportOptions::default(), &|_| {})?;
+    ///
+    /// let copy = Filesystem::make_in_memory(256 << 20)?;
+    /// let show = |event| match event {
+    ///     ArchiveEvent::Bytes(bytes) => print!("\r{bytes} bytes"),
+    ///     other => eprintln!("{other:?}"),
+    /// };
+    /// let report = copy.import(std::io::Cursor::new(archive), "/restored", &ImportOptions::default(), &show)?;
+    /// assert_eq!((report.files, report.failed), (1, 0));
+    /// assert_eq!(copy.read("/restored/app/config")?, b"color = blue\n");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The archive is damaged or cannot be read; ENOSPC; `ReadOnlyFilesystem`. Files that were made before the error stay.
+    /// A member that cannot be unpacked is no error: it is reported to `progress` and counted in
+    /// [`ImportReport::failed`].
+    pub fn import(
+        &self,
+        archive: impl Read + Send + 'static,
+        to: impl AsRef<Path>,
+        options: &ImportOptions,
+        progress: &(dyn Fn(ArchiveEvent) + Sync),
+    ) -> Result<ImportReport> {
+        let to = to.as_ref();
+        ubtrfs_archive::Archive::from_reader(archive, Path::new("the archive"))
+            .and_then(|mut archive| {
+                ubtrfs_archive::import(self.engine(), &mut archive, path::bytes(to), options, &|event| {
+                    progress(event.into());
+                })
+            })
+            .while_doing("import into", to)
+    }
+
+    /// Writes a directory with everything below it, or a file, as a tar archive. Names in the archive are sorted and
+    /// relative to the directory. Returns `out`, to which the whole archive was written. See [`import`](Self::import)
+    /// for an example.
+    ///
+    /// # Errors
+    /// `NotFound`; an error of `out`. A file that cannot be read is no error: it is reported to `progress` and counted
+    /// in [`ExportReport::failed`].
+    pub fn export<W: Write>(
+        &self,
+        from: impl AsRef<Path>,
+        out: W,
+        options: &ExportOptions,
+        progress: &(dyn Fn(ArchiveEvent) + Sync),
+    ) -> Result<(W, ExportReport)> {
+        let from = from.as_ref();
+        let start = self.resolve("export", from, Follow::Yes)?;
+        let name = from.file_name().map_or(&b"file"[..], std::os::unix::ffi::OsStrExt::as_bytes);
+        ubtrfs_archive::export(self.engine(), &start, name, out, options, &|event| progress(event.into()))
+            .while_doing("export", from)
+    }
+}
