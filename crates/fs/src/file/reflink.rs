@@ -90,22 +90,15 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let size = source.read()?.item.size;
         let len = if len == 0 { up_to_end(size, src_off)? } else { len };
-        let src_end = src_off.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"))?;
-        let dst_end = dst_off.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"))?;
+        let (src_end, dst_end) = check_ranges((src, src_off), (dst, dst_off), len, sectorsize)?;
         if len == 0 {
             return Ok(());
-        }
-        if !src_off.is_multiple_of(sectorsize) || !dst_off.is_multiple_of(sectorsize) {
-            return Err(Error::InvalidArgument("the offsets are not multiples of the sector size"));
         }
         if src_end > size {
             return Err(Error::InvalidArgument("the source ends before the range does"));
         }
         if !src_end.is_multiple_of(sectorsize) && (src_end != size || dst_end < target.read()?.item.size) {
             return Err(Error::InvalidArgument("the range's end is not a multiple of the sector size"));
-        }
-        if src == dst && src_off < dst_end && dst_off < src_end {
-            return Err(Error::InvalidArgument("the ranges overlap"));
         }
         if dst_end > MAX_SIZE {
             return Err(Error::FileTooBig);
@@ -131,22 +124,15 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let (size, dst_size) = (source.read()?.item.size, target.read()?.item.size);
         let len = if len == 0 { up_to_end(size, src_off)? } else { len };
-        let end = |offset: u64| offset.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"));
-        let (src_end, dst_end) = (end(src_off)?, end(dst_off)?);
+        let (src_end, dst_end) = check_ranges((src, src_off), (dst, dst_off), len, sectorsize)?;
         if len == 0 {
             return Ok(true);
-        }
-        if !src_off.is_multiple_of(sectorsize) || !dst_off.is_multiple_of(sectorsize) {
-            return Err(Error::InvalidArgument("the offsets are not multiples of the sector size"));
         }
         if src_end > size || dst_end > dst_size {
             return Err(Error::InvalidArgument("a file ends before the range does"));
         }
         if !len.is_multiple_of(sectorsize) && (src_end != size || dst_end != dst_size) {
             return Err(Error::InvalidArgument("the range's end is not a multiple of the sector size"));
-        }
-        if src == dst && src_off < dst_end && dst_off < src_end {
-            return Err(Error::InvalidArgument("the ranges overlap"));
         }
         job.add_total(len);
         let mut done = 0;
@@ -427,6 +413,25 @@ impl<'i> LockedPair<'i> {
 /// The length of a range that extends to the end of the file.
 fn up_to_end(size: u64, offset: u64) -> Result<u64> {
     size.checked_sub(offset).ok_or(Error::InvalidArgument("the source ends before the range does"))
+}
+
+/// Checks what cloning and deduplication require of their ranges: aligned offsets, and no overlap. Returns the ends of both
+/// ranges. Empty ranges need not be aligned.
+fn check_ranges(
+    (src, src_off): (InodeId, u64),
+    (dst, dst_off): (InodeId, u64),
+    len: u64,
+    sectorsize: u64,
+) -> Result<(u64, u64)> {
+    let end = |offset: u64| offset.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"));
+    let (src_end, dst_end) = (end(src_off)?, end(dst_off)?);
+    if len > 0 && !(src_off.is_multiple_of(sectorsize) && dst_off.is_multiple_of(sectorsize)) {
+        return Err(Error::InvalidArgument("the offsets are not multiples of the sector size"));
+    }
+    if src == dst && src_off < dst_end && dst_off < src_end {
+        return Err(Error::InvalidArgument("the ranges overlap"));
+    }
+    Ok((src_end, dst_end))
 }
 
 /// Fails if the file is immutable: a copy must not change it, even if the file was opened for writing before.
