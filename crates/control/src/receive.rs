@@ -154,7 +154,7 @@ fn failure_of(error: &ReceiveError) -> Failure {
         ReceiveProblem::Path(_) | ReceiveProblem::Order(_) => Errno::INVAL,
         ReceiveProblem::NotFollowed { .. } => Errno::LOOP,
         ReceiveProblem::NoParent { .. } | ReceiveProblem::NoCloneSource { .. } => Errno::NOENT,
-        ReceiveProblem::Changed { .. } => Errno::STALE,
+        ReceiveProblem::Writable { .. } => Errno::STALE,
         ReceiveProblem::TooMany { .. } => Errno::OVERFLOW,
         ReceiveProblem::Exists(_) | ReceiveProblem::Incomplete { .. } => Errno::EXIST,
         ReceiveProblem::NotSupported(_) => Errno::OPNOTSUPP,

@@ -62,7 +62,7 @@ pub enum ReceiveProblem {
     #[error(
         "the subvolume {uuid} is writable, so it may have changed since it was sent; it cannot serve as parent or clone source"
     )]
-    Changed {
+    Writable {
         /// The subvolume's UUID at the sender.
         uuid: Uuid,
     },

@@ -1,7 +1,7 @@
 //! Finds parents and clone sources among the subvolumes of this filesystem: by the UUID of the subvolume that they were
 //! received from, or by their own UUID.
 
-use ubtrfs_format::{Key, KeyType, RootId};
+use ubtrfs_format::{KeyType, RootId};
 use uuid::Uuid;
 
 use super::error::ReceiveProblem;
@@ -25,7 +25,7 @@ impl Fs {
     /// accepted too: if a received subvolume is sent again, the stream identifies it by its received UUID, but by the
     /// transid that it has at the second sender.
     pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
-        let mut changed = false;
+        let mut is_writable = false;
         for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {
             let mut usable = None;
             for id in self.ids_of_uuid(kind, uuid)? {
@@ -41,7 +41,7 @@ impl Fs {
                 };
                 match its_uuid == uuid {
                     false => {}
-                    true if !self.subvolume(id)?.is_read_only() => changed = true,
+                    true if !self.subvolume(id)?.is_read_only() => is_writable = true,
                     true if transid.0 == ctransid => return Ok(id),
                     true => usable = usable.or(Some(id)),
                 }
@@ -50,8 +50,8 @@ impl Fs {
                 return Ok(id);
             }
         }
-        Err(match (changed, part) {
-            (true, _) => ReceiveProblem::Changed { uuid },
+        Err(match (is_writable, part) {
+            (true, _) => ReceiveProblem::Writable { uuid },
             (false, Part::Parent) => ReceiveProblem::NoParent { uuid, ctransid },
             (false, Part::CloneSource) => ReceiveProblem::NoCloneSource { uuid, ctransid },
         })
@@ -62,16 +62,13 @@ impl Fs {
         if uuid.is_nil() {
             return Ok(Vec::new());
         }
-        let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let Some(tree) = self.engine.tree(RootId::UUID_TREE)? else {
-            let is_it = |info: &crate::SubvolumeInfo| match kind {
-                KeyType::UUID_KEY_SUBVOL => info.uuid == uuid,
-                _ => info.received_uuid == uuid,
-            };
-            return Ok(self.subvolumes()?.into_iter().filter(is_it).map(|info| info.id).collect());
+        if let Some(ids) = self.engine.subvolumes_of_uuid(kind, uuid)? {
+            return Ok(ids);
+        }
+        let is_it = |info: &crate::SubvolumeInfo| match kind {
+            KeyType::UUID_KEY_SUBVOL => info.uuid == uuid,
+            _ => info.received_uuid == uuid,
         };
-        let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
-        let ids = tree.get(&Key::new(word(high), kind, word(low)))?;
-        Ok(ids.map_or_else(Vec::new, |ids| ids.chunks_exact(size_of::<u64>()).map(|id| RootId(word(id))).collect()))
+        Ok(self.subvolumes()?.into_iter().filter(is_it).map(|info| info.id).collect())
     }
 }

@@ -334,8 +334,20 @@ impl Engine {
         Ok(len.saturating_add(size_of::<u64>()) <= item_len_max(self.geometry.nodesize as usize))
     }
 
-    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that
-    /// does not fit into a full item is left out.
+    /// The ids of the subvolumes with a UUID; `None` without a UUID tree.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the UUID tree cannot be read.
+    pub fn subvolumes_of_uuid(&self, kind: KeyType, uuid: Uuid) -> Result<Option<Vec<RootId>>> {
+        let Some(tree) = self.tree(RootId::UUID_TREE)? else { return Ok(None) };
+        let item = tree.get(&uuid_key(kind, uuid))?;
+        let ids = item.iter().flat_map(|ids| ids.chunks_exact(size_of::<u64>()));
+        Ok(Some(ids.map(|id| RootId(word(id))).collect()))
+    }
+
+    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that does
+    /// not fit into a full item is left out.
     fn set_uuid(
         &self,
         (kind, uuid): (KeyType, Uuid),
@@ -454,6 +466,10 @@ fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootI
 /// The key of a UUID's item in the UUID tree.
 fn uuid_key(kind: KeyType, uuid: Uuid) -> Key {
     let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
-    let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     Key::new(word(high), kind, word(low))
+}
+
+/// The little-endian number at the start of some bytes.
+fn word(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
