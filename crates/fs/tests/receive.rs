@@ -7,7 +7,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::item::{RootFlags, Timespec};
+use ubtrfs_format::item::{InodeFlags, RootFlags, Timespec};
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{
     Attr, Caller, ExtentKind, Fs, INCOMPLETE_XATTR, InodeId, Job, MountOptions, NewInode, ReceiveError, ReceiveOptions,
@@ -603,5 +603,20 @@ fn a_subvolume_that_is_moved_or_deleted_meanwhile_is_no_success_and_does_not_sta
     });
     assert!(deleted.is_err(), "{deleted:?}");
     assert_eq!(bed.names(TOP), [""; 0]);
+    bed.close();
+}
+
+#[test]
+fn flags_do_not_change_the_method_of_compression() {
+    let bed = Bed::new();
+    let commands = [
+        Command::Mkfile { path: b"f", ino: 257 },
+        Command::SetXattr { path: b"f", name: b"btrfs.compression", data: b"zstd" },
+        Command::Fileattr { path: b"f", attr: InodeFlags::NOATIME.bits() | InodeFlags::COMPRESS.bits() },
+    ];
+    bed.receive(&full("s", &commands)).unwrap();
+    let file = bed.find("s/f").unwrap();
+    assert_eq!(bed.fs.getxattr(file.id, b"btrfs.compression").unwrap(), b"zstd");
+    assert_eq!(file.flags, (InodeFlags::NOATIME | InodeFlags::COMPRESS).bits());
     bed.close();
 }

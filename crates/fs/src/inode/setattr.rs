@@ -174,6 +174,25 @@ impl Fs {
         Ok(())
     }
 
+    /// Sets the flags of `mask` to those in `flags`. Compression does not change, while an ioctl would also reset its method.
+    pub(crate) fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
+        let inode = self.inode_to_change(id)?;
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        let before = state.item.flags();
+        let after = (before & !mask) | (flags & mask);
+        if after == before {
+            return Ok(());
+        }
+        state.item.flags = after.bits();
+        state.item.ctime = now();
+        state.item.sequence = state.item.sequence.wrapping_add(1);
+        state.inherit = None;
+        let op = self.engine.begin(reservation);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+
     /// Plans the property for new flags. `FS_COMPR` sets the property to the mount's method (zlib if the mount has
     /// none); flags without `FS_COMPR`, or with `FS_NOCOMP`, remove it.
     fn plan_compression_flags(

@@ -13,9 +13,7 @@ use super::session::{ReceivedSubvolume, Session};
 use super::walk::Walk;
 use crate::file::encoded::Encoded;
 use crate::inode::xattr::CAPABILITY;
-use crate::types::{
-    Caller, FallocateMode, FlagRights, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode,
-};
+use crate::types::{Caller, FallocateMode, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode};
 use crate::{Error, Fs};
 
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
@@ -253,27 +251,8 @@ impl Current {
     /// Sets the flags that do not hinder later commands. btrfs-progs ignores all flags. Compression and copy-on-write
     /// follow attributes and mount options.
     fn fileattr(&mut self, fs: &Fs, path: &[u8], attr: u64) -> Result<()> {
-        const FS_SYNC: u32 = 0x8;
-        const FS_NODUMP: u32 = 0x40;
-        const FS_NOATIME: u32 = 0x80;
-        const FS_DIRSYNC: u32 = 0x1_0000;
-        let flags = [
-            (InodeFlags::SYNC, FS_SYNC),
-            (InodeFlags::NODUMP, FS_NODUMP),
-            (InodeFlags::NOATIME, FS_NOATIME),
-            (InodeFlags::DIRSYNC, FS_DIRSYNC),
-        ];
         let id = self.walk.inode(fs, path)?;
-        let before = fs.inode_flags(id)?;
-        let mut after = before;
-        for (disk, flag) in flags {
-            after = if attr & disk.bits() != 0 { after | flag } else { after & !flag };
-        }
-        if after == before {
-            return Ok(());
-        }
-        let rights = FlagRights { as_owner: true, immutable: true };
-        Ok(fs.set_inode_flags_with(id, after, &Caller::ROOT, rights)?)
+        Ok(fs.set_flags_of(id, RECEIVED_FLAGS, InodeFlags::from_bits_retain(attr))?)
     }
 
     fn write(&mut self, fs: &Fs, path: &[u8], mut offset: u64, mut data: &[u8]) -> Result<()> {
@@ -336,3 +315,7 @@ fn uncount(fs: &Fs, id: InodeId) {
         fs.forget(id, 1);
     }
 }
+
+/// Flags that a stream may set.
+const RECEIVED_FLAGS: InodeFlags =
+    InodeFlags::SYNC.union(InodeFlags::NODUMP).union(InodeFlags::NOATIME).union(InodeFlags::DIRSYNC);
