@@ -90,23 +90,28 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             };
             fs.send(&request, &mut output, job).map_err(failure_of)?;
         }
-        Request::Diff { old, new } => {
-            let mut lines = BufWriter::with_capacity(BUFFER, &mut output);
-            let changes = fs.changes_between(RootId(old), RootId(new), job, &mut |change| {
-                let line = serde_json::to_vec(&json_of(&change)).map_err(|error| Error::Output(error.into()))?;
-                lines.write_all(&line).and_then(|()| lines.write_all(b"\n")).map_err(Error::Output)
-            });
-            changes.and_then(|()| lines.flush().map_err(Error::Output)).map_err(failure_of)?;
-        }
+        Request::Diff { old, new } => write_lines(&mut output, |line| {
+            fs.changes_between(RootId(old), RootId(new), job, &mut |change| {
+                let text = serde_json::to_vec(&json_of(&change)).map_err(|error| Error::Output(error.into()))?;
+                line(&text)?;
+                line(b"\n")
+            })
+        })?,
         Request::FindNew { subvolume, generation } => {
-            let mut lines = BufWriter::with_capacity(BUFFER, &mut output);
-            let found = fs.find_new(RootId(subvolume), Generation(generation), job, &mut |line| {
-                lines.write_all(line).map_err(Error::Output)
-            });
-            found.and_then(|()| lines.flush().map_err(Error::Output)).map_err(failure_of)?;
+            write_lines(&mut output, |line| fs.find_new(RootId(subvolume), Generation(generation), job, line))?
         }
     }
     Ok(Response { bytes: output.bytes })
+}
+
+/// Buffers the bytes that `write` passes on, and writes them to `output`.
+fn write_lines(
+    output: &mut Output<'_>,
+    write: impl FnOnce(&mut dyn FnMut(&[u8]) -> ubtrfs_fs::Result<()>) -> ubtrfs_fs::Result<()>,
+) -> Result<()> {
+    let mut lines = BufWriter::with_capacity(BUFFER, output);
+    let written = write(&mut |bytes| lines.write_all(bytes).map_err(Error::Output));
+    written.and_then(|()| lines.flush().map_err(Error::Output)).map_err(failure_of)
 }
 
 fn json_of(change: &Change) -> serde_json::Value {
