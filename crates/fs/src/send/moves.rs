@@ -355,9 +355,9 @@ impl<'t> Moves<'t> {
             (mover.node, mover.is_dir, mover.to.clone())
         };
         if to.parent.is_new && !self.made.contains(&to.parent.ino) {
-            if making.contains(&to.parent.ino) {
-                // The new directory waits for the name of this mover. The mover moves into the new directory after that
-                // directory is made.
+            if self.is_being_made(to.parent, making)? {
+                // The new directory, or one above it, waits for the name of this mover. The mover moves there after the directory
+                // is made.
                 if self.movers[index].state != State::Orphan {
                     self.orphan(node, out)?;
                 }
@@ -378,6 +378,21 @@ impl<'t> Moves<'t> {
         self.rename(node, to, out)?;
         self.movers[index].state = State::Done;
         Ok(Wait::Nothing)
+    }
+
+    /// Whether a new directory or a new directory above it is in `making`.
+    fn is_being_made(&self, dir: Node, making: &HashSet<u64>) -> Result<bool> {
+        let mut at = dir;
+        for _ in 0..DEPTH_MAX {
+            if !at.is_new || self.made.contains(&at.ino) {
+                return Ok(false);
+            }
+            if making.contains(&at.ino) {
+                return Ok(true);
+            }
+            at = self.node_of_new(self.new.first_link(at.ino)?.parent)?;
+        }
+        Err(self.new.wrong("directory", dir.ino, "expected a path of at most 4096 names to the root"))
     }
 
     fn step_make(
