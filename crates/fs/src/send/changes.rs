@@ -11,7 +11,7 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::Job;
 use ubtrfs_tree::{Diff, Item, ItemChange, Node, NodePtr, NodeSource};
 
-use super::extents::Plan;
+use super::extents::{Plan, extent_at, sector_of_end};
 use super::moves::Moves;
 use super::tree::{Link, SentTree, is_regular, is_same};
 use crate::Fs;
@@ -347,10 +347,31 @@ fn finish(
     note("flags", before.flags != after.flags);
     attributes.extend(xattrs);
     let plan = Plan { size: after.size, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
-    let ranges = plan.changed_ranges(&old_extents, &new_extents);
+    let mut ranges = plan.changed_ranges(&old_extents, &new_extents);
+    // The bytes behind the old end are new, also where both trees map the same extent there.
+    if is_regular(&after)
+        && after.size > before.size
+        && let Some(sector) = sector_of_end(before.size, plan.sectorsize)
+        && extent_at(new, ino, before.size, plan.sectorsize)?.is_some_and(|item| item.is_data())
+    {
+        add_range(&mut ranges, before.size..sector.end.min(after.size));
+    }
     if attributes.is_empty() && ranges.is_empty() {
         return Ok(());
     }
     let changed = named(ChangeKind::Changed, &after, new.any_path(ino)?);
     found(Change { ranges, attributes, ..changed })
+}
+
+/// Adds a range to ranges in ascending order, and joins those that overlap or touch.
+fn add_range(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    ranges.push(range);
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, last| {
+        let joined = next.start <= last.end;
+        if joined {
+            last.end = last.end.max(next.end);
+        }
+        joined
+    });
 }

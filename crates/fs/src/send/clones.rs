@@ -30,6 +30,8 @@ use crate::items::file_extent::{ExtentAt, decode_of};
 /// A part of an extent that will be put at `at` in a file, and for which a clone source is wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
+    /// The file.
+    pub(super) ino: u64,
     pub(super) bytenr: Logical,
     /// Offset in the (decompressed) extent.
     pub(super) offset: u64,
@@ -55,6 +57,8 @@ pub(super) struct CloneFrom {
 /// The result of looking for a source of a wanted part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
+    /// This number of bytes at the start of the part was already sent to its place.
+    InPlace(u64),
     /// This number of bytes at the start of the part can be cloned from the source.
     Clone(CloneFrom, u64),
     /// This number of bytes at the start of the part has no source.
@@ -134,6 +138,9 @@ impl<'t> Clones<'t> {
         for part in self.sent.get(&wanted.bytenr.0).into_iter().flatten() {
             match wanted.offset.checked_sub(part.offset) {
                 None => nothing = nothing.min(part.offset - wanted.offset),
+                Some(inside) if inside < part.len && (part.ino, part.at + inside) == (wanted.ino, wanted.at) => {
+                    return Ok(Found::InPlace(wanted.len.min(part.len - inside)));
+                }
                 Some(inside) if inside < part.len => {
                     if let Some(len) = self.usable(part.len - inside, part.is_end, wanted) {
                         let path = self.own.any_path(part.ino)?.into();
@@ -148,7 +155,7 @@ impl<'t> Clones<'t> {
             for hint in hints {
                 match self.find_in(root, hint, wanted)? {
                     Found::Nothing(len) => nothing = nothing.min(len),
-                    found @ Found::Clone(..) => return Ok(found),
+                    found => return Ok(found),
                 }
             }
         }
@@ -203,7 +210,7 @@ impl<'t> Clones<'t> {
     }
 
     /// Notes a part of a file that has been sent to the receiver (C1).
-    pub(super) fn sent(&mut self, ino: u64, part: &Wanted) {
+    pub(super) fn sent(&mut self, part: &Wanted) {
         let is_full = self.sent.len() >= SENT_MAX;
         if is_full && !self.sent.contains_key(&part.bytenr.0) {
             return;
@@ -211,14 +218,14 @@ impl<'t> Clones<'t> {
         let parts = self.sent.entry(part.bytenr.0).or_default();
         let is_end = part.at + part.len == part.size;
         if let Some(last) = parts.last_mut()
-            && last.ino == ino
+            && last.ino == part.ino
             && last.at + last.len == part.at
             && last.offset + last.len == part.offset
         {
             last.len += part.len;
             last.is_end = is_end;
         } else if parts.len() < PARTS_MAX {
-            parts.push(SentPart { ino, at: part.at, offset: part.offset, len: part.len, is_end });
+            parts.push(SentPart { ino: part.ino, at: part.at, offset: part.offset, len: part.len, is_end });
         }
     }
 }

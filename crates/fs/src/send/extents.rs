@@ -8,7 +8,8 @@
 //! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must not end
 //!   before the end of the target file. If the old end is inside a sector, growing the file writes zeros into the rest
 //!   of that sector. So the sector at the old end is made a hole again if it is a hole in the new tree, and is sent if
-//!   it is data, even if both trees map it to the same extent.
+//!   it is data, even if both trees map it to the same extent. Shrinking the file rewrites the sector of the new end, so
+//!   that sector is cloned again if it was shared.
 //! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is
 //!   extended by a hole, which is cloned into place, and then truncated. Holes are cloned after all other changes,
 //!   because of E2.
@@ -99,7 +100,7 @@ impl FileDiff {
     }
 
     /// Sends the new size, if it differs (E2).
-    fn set_size(&mut self, new: &SentTree, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
+    fn set_size(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         if self.is_sized {
             return Ok(());
         }
@@ -108,34 +109,46 @@ impl FileDiff {
             return Ok(());
         }
         pipeline.command(&Command::Truncate { path: &self.path, size: self.size })?;
-        let sector = u64::from(self.sectorsize);
         let end = std::mem::replace(&mut self.present, self.size);
         self.is_changed = true;
-        if self.size > end && !end.is_multiple_of(sector) {
-            let key = |offset| Key::new(self.ino, KeyType::EXTENT_DATA, offset);
-            let item = new.last_le(&key(end), &key(0))?;
-            let item = item.map(|item| decode_of(self.root, &item.key(), &item, self.sectorsize)).transpose()?;
-            let item = item.filter(|item| item.end > end);
-            let last = end - end % sector..end.next_multiple_of(sector);
-            // The old end is inside this sector. The receiver lacks the sector's bytes past the old end, even if the old
-            // and the new snapshot map the sector to the same extent.
-            if let Some(item) = item.as_ref().filter(|item| item.is_data()) {
-                if self.options.no_data {
-                    self.update(last, pipeline)?;
-                } else if let FileExtentBody::Regular(regular) = &item.extent.body {
-                    let offset = regular.offset + (last.start - item.start);
-                    self.write(last.start, offset, last.end.min(self.size) - last.start, item, pipeline)?;
-                }
-                return Ok(());
-            }
-            if item.as_ref().is_none_or(|item| !item.is_data()) {
-                self.hole(last.clone(), pipeline)?;
+        if self.size < end {
+            return self.share_end(clones, pipeline);
+        }
+        let Some(sector) = sector_of_end(end, self.sectorsize) else { return Ok(()) };
+        match extent_at(clones.own(), self.ino, end, self.sectorsize)? {
+            Some(item) if item.is_data() => self.operate(&[Op::Data(sector, Arc::new(item))], clones, pipeline),
+            item => {
+                self.hole(sector.clone(), pipeline)?;
                 if item.is_some_and(|item| item.is_prealloc()) && pipeline.version() >= Version::V2 {
-                    self.fallocate(last, KEEP_SIZE, pipeline)?;
+                    self.fallocate(sector, KEEP_SIZE, pipeline)?;
                 }
+                Ok(())
             }
         }
-        Ok(())
+    }
+
+    /// Clones the sector in which the file ends, if the receiver has it elsewhere: when a file becomes shorter, the receiver
+    /// rewrites this sector.
+    fn share_end(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
+        let Some(sector) = sector_of_end(self.size, self.sectorsize).filter(|_| !self.options.no_data) else {
+            return Ok(());
+        };
+        let item = extent_at(clones.own(), self.ino, sector.start, self.sectorsize)?;
+        let Some((item, regular)) = item.as_ref().and_then(|item| Some((item, item.extent.disk_extent()?))) else {
+            return Ok(());
+        };
+        if !item.is_data() {
+            return Ok(());
+        }
+        clones.look_up([(regular.disk_bytenr, regular.disk_num_bytes, item.extent.generation)].into_iter())?;
+        let at = sector.start;
+        let offset = regular.offset + (at - item.start);
+        let wanted =
+            Wanted { ino: self.ino, bytenr: regular.disk_bytenr, offset, at, len: self.size - at, size: self.size };
+        match clones.find(&wanted)? {
+            Found::Clone(from, len) if len == wanted.len => self.clone_range(&from, at, len, pipeline),
+            _ => Ok(()),
+        }
     }
 
     /// Adds the next pair of items that differ: the items of the old and the new tree at one offset.
@@ -145,7 +158,7 @@ impl FileDiff {
         clones: &mut Clones<'_>,
         pipeline: &mut Pipeline<'_, '_>,
     ) -> Result<()> {
-        self.set_size(clones.own(), pipeline)?;
+        self.set_size(clones, pipeline)?;
         let Some(start) = old.as_ref().or(new.as_ref()).map(|item| item.start) else { return Ok(()) };
         if self.old.len() + self.new.len() >= WINDOW {
             self.work_until(start, clones, pipeline)?;
@@ -157,12 +170,13 @@ impl FileDiff {
 
     /// Sends the remaining changes.
     pub(super) fn finish(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
-        self.set_size(clones.own(), pipeline)?;
+        self.set_size(clones, pipeline)?;
         self.work_until(u64::MAX, clones, pipeline)?;
         self.clone_holes(clones, pipeline)?;
         if self.present != self.size {
             pipeline.command(&Command::Truncate { path: &self.path, size: self.size })?;
             self.is_changed = true;
+            self.share_end(clones, pipeline)?;
         }
         Ok(())
     }
@@ -171,6 +185,10 @@ impl FileDiff {
         let (old, new) = (cut(&mut self.old, limit), cut(&mut self.new, limit));
         let has_fallocate = pipeline.version() >= Version::V2;
         let ops = Plan { size: self.size, sectorsize: self.sectorsize, has_fallocate }.plan(&old, &new);
+        self.operate(&ops, clones, pipeline)
+    }
+
+    fn operate(&mut self, ops: &[Op], clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let extents = ops.iter().filter_map(|op| match op {
             Op::Data(_, item) => {
                 item.extent.disk_extent().map(|at| (at.disk_bytenr, at.disk_num_bytes, item.extent.generation))
@@ -183,10 +201,10 @@ impl FileDiff {
         for op in ops {
             self.is_changed = true;
             match op {
-                Op::Hole(range) => self.hole(range, pipeline)?,
-                Op::Allocate(range) => self.fallocate(range, KEEP_SIZE, pipeline)?,
-                Op::Data(range, _) if self.options.no_data => self.update(range, pipeline)?,
-                Op::Data(range, item) => self.data(range, &item, clones, pipeline)?,
+                Op::Hole(range) => self.hole(range.clone(), pipeline)?,
+                Op::Allocate(range) => self.fallocate(range.clone(), KEEP_SIZE, pipeline)?,
+                Op::Data(range, _) if self.options.no_data => self.update(range.clone(), pipeline)?,
+                Op::Data(range, item) => self.data(range.clone(), item, clones, pipeline)?,
             }
         }
         Ok(())
@@ -272,8 +290,9 @@ impl FileDiff {
         while at < end {
             let offset = regular.offset + (at - item.start);
             let bytenr = regular.disk_bytenr;
-            let wanted = Wanted { bytenr, offset, at, len: end - at, size: self.size };
+            let wanted = Wanted { ino: self.ino, bytenr, offset, at, len: end - at, size: self.size };
             let (len, is_sent) = match clones.find(&wanted)? {
+                Found::InPlace(len) => (len, true),
                 Found::Clone(from, len) => {
                     self.clone_range(&from, at, len, pipeline)?;
                     (len, from.is_sent)
@@ -284,7 +303,7 @@ impl FileDiff {
                 }
             };
             if !is_sent {
-                clones.sent(self.ino, &Wanted { len, ..wanted });
+                clones.sent(&Wanted { len, ..wanted });
             }
             at += len;
         }
@@ -338,6 +357,20 @@ impl FileDiff {
         }
         Ok(())
     }
+}
+
+/// The sector that contains the end of a file; `None` if the file ends between two sectors.
+pub(super) fn sector_of_end(end: u64, sectorsize: u32) -> Option<Range<u64>> {
+    let sector = u64::from(sectorsize);
+    (!end.is_multiple_of(sector)).then(|| end - end % sector..end.next_multiple_of(sector))
+}
+
+/// The item that maps an offset of a file; `None` for a hole without an item.
+pub(super) fn extent_at(tree: &SentTree, ino: u64, offset: u64, sectorsize: u32) -> Result<Option<ExtentAt>> {
+    let key = |offset| Key::new(ino, KeyType::EXTENT_DATA, offset);
+    let item = tree.last_le(&key(offset), &key(0))?;
+    let item = item.map(|item| decode_of(tree.id(), &item.key(), &item, sectorsize)).transpose()?;
+    Ok(item.filter(|item| item.end > offset))
 }
 
 /// Compares the mappings of a file in both trees.

@@ -70,14 +70,9 @@ struct Begun {
     file: Option<FileDiff>,
     /// Whether a command that changes the inode's times was sent.
     is_changed: bool,
-    capability: Capability,
+    /// Whether the `security.capability` attribute changed; it is sent late (S3).
+    has_new_capability: bool,
     has_inherited: bool,
-}
-
-/// The `security.capability` attribute, which is sent late (S3).
-enum Capability {
-    Unchanged,
-    Set,
 }
 
 impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
@@ -271,7 +266,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         } else {
             None
         };
-        current.begun = Some(Begun { path, file, is_changed, capability: Capability::Unchanged, has_inherited: false });
+        current.begun = Some(Begun { path, file, is_changed, has_new_capability: false, has_inherited: false });
         Ok(())
     }
 
@@ -421,7 +416,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         for (name, data) in after.iter().filter(|(name, data)| before.get(*name) != Some(data)) {
             begun.is_changed = true;
             if name == CAPABILITY {
-                begun.capability = Capability::Set;
+                begun.has_new_capability = true;
             } else if is_directory && INHERITED.contains(&&name[..]) {
                 begun.has_inherited = true;
             } else {
@@ -433,11 +428,9 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
 
     fn extent(&mut self, current: &mut Current, change: &ItemChange) -> Result<()> {
         let Some(file) = current.begun.as_mut().and_then(|begun| begun.file.as_mut()) else { return Ok(()) };
-        let decode = |tree: Option<&SentTree>, item: &Option<ubtrfs_tree::Item>| -> Result<Option<ExtentAt>> {
-            let (Some(tree), Some(item)) = (tree, item) else { return Ok(None) };
-            decode_of(tree.id(), &change.key, item, self.fs.geometry.sectorsize).map(Some)
-        };
-        let (old, new) = (decode(self.old, &change.old)?, decode(Some(self.new), &change.new)?);
+        let old = self.old.zip(change.old.as_ref()).map(|(old, item)| self.decode(old, &change.key, item));
+        let new = change.new.as_ref().map(|item| self.decode(self.new, &change.key, item));
+        let (old, new) = (old.transpose()?, new.transpose()?);
         file.push((old, new), &mut self.clones, self.pipeline)
     }
 
@@ -449,7 +442,9 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     fn finish(&mut self, mut current: Current) -> Result<()> {
         self.begin(&mut current)?;
         let Current { ino, item, old, begun, .. } = current;
-        let Some(Begun { path, mut file, mut is_changed, capability, has_inherited }) = begun else { return Ok(()) };
+        let Some(Begun { path, mut file, mut is_changed, has_new_capability, has_inherited }) = begun else {
+            return Ok(());
+        };
         let mut data_changed = false;
         if let Some(file) = &mut file {
             file.finish(&mut self.clones, self.pipeline)?;
@@ -468,7 +463,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             let permissions = u64::from(item.mode & mode::PERMISSIONS);
             self.pipeline.command(&Command::Chmod { path: &path, mode: permissions })?;
         }
-        let may_be_lost = new_owner || data_changed || matches!(capability, Capability::Set);
+        let may_be_lost = new_owner || data_changed || has_new_capability;
         if is_regular(&item)
             && may_be_lost
             && let Some(data) = self.new.xattr(ino, CAPABILITY)?
