@@ -1,26 +1,59 @@
-//! Runs many rounds of [`SendRound`]: `send_rounds -- --from SEED --rounds N [--operations N] [--keep DIR]`.
+//! Makes, sends and receives random chains of snapshots (see `testkit::send`):
+//!
+//! `send_rounds -- [--bed pairs|to-linux|from-linux] [--from SEED] [--rounds N] [--operations N] [--threads N] [--judge N] [--keep DIR]`
+//!
+//! Each round has its own seed. `pairs` runs rounds on several threads, and Linux judges every N-th one of them (0 for none).
+//! The exit status is 1 if a round failed.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
-use ubtrfs_testkit::send::SendRound;
+use anyhow::Result;
+use ubtrfs_testkit::receive_round;
+use ubtrfs_testkit::send::{PairRound, SendRound};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let value = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
     let number = |name: &str, default: u64| value(name).and_then(|text| text.parse().ok()).unwrap_or(default);
-    let (from, rounds) = (number("--from", 1), number("--rounds", 10));
+    let bed = value("--bed").map_or("pairs", String::as_str);
+    let (from, rounds, judge) = (number("--from", 1), number("--rounds", 10), number("--judge", 50));
     let operations = usize::try_from(number("--operations", 60)).unwrap_or(60);
-    let mut failed = Vec::new();
-    for seed in from..from + rounds {
-        let keep = value("--keep").map(|dir| std::path::Path::new(dir).join(seed.to_string()));
-        match (SendRound { seed, operations, keep }).run() {
-            Ok(()) => println!("seed {seed}: equal"),
-            Err(error) => {
-                println!("seed {seed}: {error:?}");
-                failed.push(seed);
+    let nr_streams = AtomicUsize::new(0);
+    let run = |seed: u64| -> Result<()> {
+        let keep = value("--keep").map(|dir| PathBuf::from(dir).join(seed.to_string()));
+        match bed {
+            "to-linux" => SendRound { seed, operations, keep }.run(),
+            "from-linux" => receive_round(seed, 4, operations, keep.as_deref()).map(drop),
+            _ => {
+                let by_linux = judge > 0 && seed.is_multiple_of(judge);
+                let nr = PairRound { seed, operations, by_linux, keep }.run()?;
+                nr_streams.fetch_add(nr, Ordering::Relaxed);
+                Ok(())
             }
         }
-    }
-    println!("{} of {rounds} rounds failed: {failed:?}", failed.len());
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    };
+    let threads = if bed == "pairs" { number("--threads", 2).max(1) } else { 1 };
+    let (next, failed, began) = (AtomicU64::new(from), AtomicU64::new(0), Instant::now());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + rounds {
+                        return;
+                    }
+                    if let Err(error) = run(seed) {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                        println!("seed {seed}: {error:?}");
+                    }
+                }
+            });
+        }
+    });
+    let (failed, streams) = (failed.into_inner(), nr_streams.into_inner());
+    println!("{failed} of {rounds} rounds failed; {streams} streams in {:.0} s", began.elapsed().as_secs_f64());
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

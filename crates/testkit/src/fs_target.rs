@@ -191,6 +191,15 @@ impl Target for FsTarget {
         self.set(path, SetAttr { mtime: Some(at), ..SetAttr::default() })
     }
 
+    fn set_atime(&mut self, path: &[u8], atime: (i64, u32)) -> Result<(), Errno> {
+        let at = SetTime::At(Timespec { sec: atime.0, nsec: atime.1 });
+        self.set(path, SetAttr { atime: Some(at), ..SetAttr::default() })
+    }
+
+    fn set_flags(&mut self, path: &[u8], flags: u32) -> Result<(), Errno> {
+        self.fs.set_inode_flags(self.id(path)?, flags, &Caller::ROOT).map_err(errno)
+    }
+
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {
         self.fs.setxattr(self.id(path)?, name, value, XattrFlags::empty(), &Caller::ROOT).map_err(number)
     }
@@ -211,9 +220,14 @@ impl Target for FsTarget {
 /// Returns everything below the root of an open filesystem, in the form that
 /// [`walk_path`](crate::walk_path) has for a mounted filesystem.
 pub fn walk_fs(fs: &Fs) -> Result<Vec<TreeEntry>> {
+    walk_fs_from(fs, fs.root())
+}
+
+/// Returns everything below a directory, like [`walk_fs`].
+pub fn walk_fs_from(fs: &Fs, dir: InodeId) -> Result<Vec<TreeEntry>> {
     let mut entries = Vec::new();
     let mut identities: HashMap<InodeId, Vec<usize>> = HashMap::new();
-    let mut stack = vec![(Vec::new(), fs.root())];
+    let mut stack = vec![(Vec::new(), dir)];
     while let Some((path, id)) = stack.pop() {
         let attr = fs.getattr(id).with_context(|| format!("getattr {}", show(&path)))?;
         if attr.is_dir() {

@@ -60,7 +60,7 @@ pub use corruptor::{Corruption, Corruptor, Damage};
 pub use driver::{Driver, DriverReport};
 pub use fault_device::{FaultDevice, FaultKind, FaultPlan};
 pub use faults::{FaultOutcome, FaultRun, FaultSweep, Start, silence_planned_panics};
-pub use fs_target::{FsTarget, errno, walk_fs};
+pub use fs_target::{FsTarget, errno, walk_fs, walk_fs_from};
 pub use history::{History, Promise, ReadFound};
 pub use hook_device::HookDevice;
 pub use image::Image;

@@ -139,6 +139,19 @@ impl Target for PathTarget {
         rustix::fs::utimensat(CWD, self.full(path), &times, AtFlags::SYMLINK_NOFOLLOW).map_err(sys)
     }
 
+    fn set_atime(&mut self, path: &[u8], atime: (i64, u32)) -> Result<(), Errno> {
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: atime.0, tv_nsec: atime.1.into() },
+            last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        };
+        rustix::fs::utimensat(CWD, self.full(path), &times, AtFlags::SYMLINK_NOFOLLOW).map_err(sys)
+    }
+
+    fn set_flags(&mut self, path: &[u8], flags: u32) -> Result<(), Errno> {
+        let file = self.open(path, false)?;
+        rustix::fs::ioctl_setflags(&file, rustix::fs::IFlags::from_bits_retain(flags)).map_err(sys)
+    }
+
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {
         rustix::fs::lsetxattr(self.full(path), OsStr::from_bytes(name), value, XattrFlags::empty()).map_err(sys)
     }

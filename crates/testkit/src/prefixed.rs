@@ -66,6 +66,12 @@ impl<T: Target> Target for Prefixed<T> {
     fn set_mtime(&mut self, path: &[u8], mtime: (i64, u32)) -> Result<(), Errno> {
         self.inner.set_mtime(&self.at(path), mtime)
     }
+    fn set_atime(&mut self, path: &[u8], atime: (i64, u32)) -> Result<(), Errno> {
+        self.inner.set_atime(&self.at(path), atime)
+    }
+    fn set_flags(&mut self, path: &[u8], flags: u32) -> Result<(), Errno> {
+        self.inner.set_flags(&self.at(path), flags)
+    }
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {
         self.inner.set_xattr(&self.at(path), name, value)
     }

@@ -32,6 +32,7 @@ pub fn receive_round(seed: u64, snapshots: usize, operations: usize, keep: Optio
     if done.is_err()
         && let Some(dir) = keep
     {
+        std::fs::create_dir_all(dir)?;
         for (index, stream) in streams.iter().enumerate() {
             std::fs::copy(stream.path(), dir.join(format!("seed-{seed}-s{index}")))?;
         }

@@ -12,9 +12,8 @@ use anyhow::{Context, Result, ensure};
 use tempfile::NamedTempFile;
 
 use crate::command::run;
-use crate::{
-    Compare, Driver, Image, LoopMount, Model, NodeKind, PathTarget, Rng, Target, TreeEntry, compare_entries, walk_path,
-};
+use crate::send::Operations;
+use crate::{Compare, Image, LoopMount, PathTarget, Rng, Target, TreeEntry, compare_entries, walk_path};
 
 /// Snapshots of one subvolume, `s0`, `s1` and so on, in a filesystem that Linux has mounted.
 #[derive(Debug)]
@@ -72,17 +71,10 @@ impl SnapshotChain {
         let mount = LoopMount::new(image.path(), options)?;
         let live = mount.join("live");
         run("btrfs", ["subvolume".as_ref(), "create".as_ref(), live.as_os_str()])?;
-        let mut driver = Driver::new(rng.next_u64(), 1 << 20);
-        let (mut model, mut target) = (Model::new(), PathTarget::new(&live));
+        let mut changes = Operations::new(rng.next_u64());
+        let mut target = PathTarget::new(&live);
         for index in 0..nr_snapshots {
-            driver
-                .run(&mut model, &mut target, operations)
-                .with_context(|| format!("seed {seed}, snapshot {index}"))?;
-            for _ in 0..operations / 20 {
-                reflink(&live, &mut target, &mut rng)?;
-            }
-            // Load the model again, because the model does not contain the reflinks.
-            model = Model::load(&live)?;
+            changes.run(&mut target, operations);
             target.sync().map_err(|errno| anyhow::anyhow!("sync: errno {errno}"))?;
             snapshot(&live, &mount.join(format!("s{index}")))?;
         }
@@ -211,22 +203,4 @@ fn data_used(mount: &Path) -> Result<u64> {
 fn snapshot(source: &Path, to: &Path) -> Result<()> {
     let args = ["subvolume".as_ref(), "snapshot".as_ref(), "-r".as_ref(), source.as_os_str(), to.as_os_str()];
     run("btrfs", args).map(drop)
-}
-
-/// Makes a random range of one file share a range of another, or of itself: Linux clones whole blocks that are copied
-/// within one filesystem.
-fn reflink(root: &Path, target: &mut PathTarget, rng: &mut Rng) -> Result<()> {
-    const BLOCK: u64 = 4096;
-    let files: Vec<TreeEntry> =
-        walk_path(root)?.into_iter().filter(|entry| entry.kind == NodeKind::File && entry.size >= BLOCK).collect();
-    if files.is_empty() {
-        return Ok(());
-    }
-    let (from, to) = (rng.pick(&files), rng.pick(&files));
-    let blocks = from.size / BLOCK;
-    let start = rng.below(blocks);
-    let len = 1 + rng.below(blocks - start);
-    // Overlapping ranges of one file are refused.
-    let _ = target.copy_range(&from.path, start * BLOCK, &to.path, rng.below(64) * BLOCK, len * BLOCK);
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Runs some rounds of `examples/receive_rounds.rs`, and the seeds that once failed.
+//! Some rounds of `examples/send_rounds.rs --bed from-linux`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,10 +1,17 @@
-//! Rounds of sending: chains of snapshots with random operations between them, made by Linux or by the engine, sent
-//! by the engine in every form, and received by Linux. The received snapshots must have the trees, holes and sharing
-//! of the sent snapshots.
+//! Rounds of sending: chains of snapshots with random operations between them. All beds make their operations with
+//! [`Operations`].
 //!
-//! `cargo run --release -p ubtrfs-testkit --example send_rounds -- --from SEED --rounds N` runs many rounds.
+//! ```text
+//! PairRound              made and sent by the engine, received by the engine, all in memory; some also by Linux
+//! SendRound              made by Linux or the engine, sent by the engine, received by Linux
+//! crate::receive_round   made and sent by Linux, received by the engine
+//! ```
+//!
+//! Trees, holes and sharing must be equal. `cargo run --release -p ubtrfs-testkit --example send_rounds -- --bed BED --from SEED
+//! --rounds N` runs many.
 
 mod operations;
+mod pairs;
 mod sharing;
 
 use std::fs::File;
@@ -14,20 +21,22 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, SendRequest};
+use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, ReceiveOptions, SendRequest};
 
 pub use operations::Operations;
-pub use sharing::{Differs, Sent, compare_extents};
+pub use pairs::PairRound;
+pub use sharing::{Differs, Sent, Tolerance, compare_extents};
 
 use crate::command::run;
-use crate::fs_target::FsTarget;
+use crate::fs_target::{FsTarget, walk_fs_from};
 use crate::image::Image;
 use crate::loop_mount::LoopMount;
+use crate::medium::{Medium, MediumDevice};
 use crate::path_target::PathTarget;
 use crate::prefixed::Prefixed;
 use crate::rng::Rng;
 use crate::target::{Errno, Target};
-use crate::tree_entry::{Compare, compare_trees};
+use crate::tree_entry::{Compare, compare_entries, compare_trees};
 
 /// One round.
 #[derive(Clone, Debug)]
@@ -61,6 +70,18 @@ pub fn open_at(image: &Path, options: &str) -> Result<Arc<Fs>> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadOnly)?);
     let options = if options.is_empty() { "ro".to_owned() } else { format!("ro,{options}") };
     Ok(Fs::open(vec![device], MountOptions::parse(&options)?)?)
+}
+
+/// Compares the extents of a chain in an image with those that Linux made of its streams.
+fn compare_images(source: &Path, target: &Path, sent: &[(&str, Vec<&str>)], form: Form) -> Result<Differs> {
+    let tolerance = Tolerance { prealloc: form.version < 2, tails: true, ends: true };
+    let sent: Vec<Sent<'_>> =
+        sent.iter().map(|(name, others)| Sent { name, others: others.clone(), tolerance }).collect();
+    let (from, to) = (open_at(source, "")?, open_at(target, "")?);
+    let differs = compare_extents(&from, &to, &sent)?;
+    from.close()?;
+    to.close()?;
+    Ok(differs)
 }
 
 /// The subvolume of this path.
@@ -195,7 +216,7 @@ impl SendRound {
         }
         from.close()?;
         to.close()?;
-        let differs = compare_extents(source.path(), target.path(), &sent, form.version >= 2)?;
+        let differs = compare_images(source.path(), target.path(), &sent, form)?;
         if differs.is_any() {
             for (path, name, _) in &streams {
                 keep_stream(path, name)?;
@@ -213,9 +234,9 @@ fn mkfs_args(rng: &mut Rng) -> &'static [&'static str] {
 /// Operations on a tree.
 pub type Change = fn(&mut dyn Target) -> Result<(), Errno>;
 
-/// Makes a snapshot after `first` and one after `second`, sends both (the second one as an increment), and compares
-/// what Linux receives. The filesystem is opened again for each change, so that numbers of deleted inodes are used
-/// again. Returns the temporary names in the increment.
+/// Makes a snapshot after `first` and one after `second`, sends both (the second one as an increment), and compares what Linux
+/// and the engine receive. The filesystem is opened again for each change, so that numbers of deleted inodes are used again. Returns the
+/// temporary names in the increment.
 pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<PathBuf>> {
     let source = Image::kernel_made(256 << 20, &[])?;
     let mount = LoopMount::new(source.path(), "")?;
@@ -243,6 +264,19 @@ pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<Pa
     for (path, (name, parent)) in streams.iter().zip([("s0", None), ("s1", Some("s0"))]) {
         fs.send(&request(&fs, name, parent, &[], form)?, &mut File::create(path)?, &Job::new())?;
     }
+    let ours = FsTarget::on_device(
+        Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &ubtrfs_mkfs::MkfsOptions::default())?)),
+        MountOptions::default(),
+    )?;
+    let ours = ours.fs();
+    for (path, name) in streams.iter().zip(["s0", "s1"]) {
+        ours.receive(ours.root(), File::open(path)?, &ReceiveOptions::default(), &Job::new(), &mut |_| {})
+            .map_err(|error| anyhow::anyhow!("the engine receives {name}: {error}"))?;
+        let walk = |fs: &Fs| walk_fs_from(fs, fs.lookup_path(name.as_bytes(), false)?.id);
+        compare_entries(&walk(&fs)?, &walk(ours)?, Compare::ALL)
+            .with_context(|| format!("the engine received {name}"))?;
+    }
+    ours.close()?;
     fs.close()?;
     let (from, to) = (LoopMount::new(source.path(), "ro")?, LoopMount::new(target.path(), "")?);
     for (path, name) in streams.iter().zip(["s0", "s1"]) {
@@ -251,8 +285,7 @@ pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<Pa
     }
     from.close()?;
     to.close()?;
-    let differs =
-        compare_extents(source.path(), target.path(), &[("s0", vec![]), ("s1", vec!["s0"])], form.version >= 2)?;
+    let differs = compare_images(source.path(), target.path(), &[("s0", vec![]), ("s1", vec!["s0"])], form)?;
     ensure!(!differs.is_any(), "extents: {differs:?}");
     // The names that the increment uses temporarily.
     let dump = run("btrfs", ["receive".as_ref(), "--dump".as_ref(), "-f".as_ref(), streams[1].as_os_str()])?;

@@ -1,5 +1,6 @@
 //! [`Operations`]: random operations that make hard differences: storms of renames, swaps and rotations of directories,
-//! directories below each other, names used again, links, reflinks, holes.
+//! directories below each other, names used again, links, reflinks, holes, files that grow back into extents that they had,
+//! flags, times, ACLs and capabilities.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +12,25 @@ use crate::target::{FallocateOp, NodeKind, RenameOp, Target};
 pub struct Operations {
     rng: Rng,
     nodes: BTreeMap<Vec<u8>, NodeKind>,
-    /// The last modification time that was set, in seconds.
+    /// The last time that was set, in seconds.
     clock: i64,
+    /// Files that were cut off, each with a reflink of its former content.
+    shrunk: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Operations {
     /// Starts with an empty tree.
     pub fn new(seed: u64) -> Self {
-        Self { rng: Rng::new(seed), nodes: BTreeMap::new(), clock: 1_000_000 }
+        Self { rng: Rng::new(seed), nodes: BTreeMap::new(), clock: 1_000_000, shrunk: Vec::new() }
     }
 
     /// Makes about `count` operations. Operations that the filesystem refuses are ignored.
     pub fn run(&mut self, target: &mut dyn Target, count: usize) {
         let storm = self.rng.below(4);
+        // A snapshot was made since the files were cut off.
+        for (path, backup) in std::mem::take(&mut self.shrunk) {
+            self.regrow(target, &path, &backup);
+        }
         for _ in 0..count {
             match storm {
                 0 => self.names(target),
@@ -246,8 +253,14 @@ impl Operations {
 
     fn data(&mut self, target: &mut dyn Target) {
         let Some(path) = self.file() else { return self.create(target) };
-        match self.rng.below(12) {
+        match self.rng.below(14) {
             0..=4 => self.write(target, &path),
+            12 => self.shrink(target, &path),
+            13 => {
+                let Some(index) = self.shrunk.len().checked_sub(1) else { return };
+                let (path, backup) = self.shrunk.swap_remove(self.rng.index(index + 1));
+                self.regrow(target, &path, &backup);
+            }
             5 => {
                 let size = self.offset();
                 let _ = target.truncate(&path, size);
@@ -285,6 +298,42 @@ impl Operations {
         }
     }
 
+    /// Cuts a file off, usually inside a block. A reflink keeps its content.
+    fn shrink(&mut self, target: &mut dyn Target, path: &[u8]) {
+        let backup = format!("backup{}", self.rng.below(4)).into_bytes();
+        if !self.nodes.contains_key(&backup) && target.create(&backup, NodeKind::File, 0o600, (0, 0)).is_ok() {
+            self.nodes.insert(backup.clone(), NodeKind::File);
+        }
+        if path == backup || target.truncate(&backup, 0).is_err() {
+            return;
+        }
+        let _ = target.copy_range(path, 0, &backup, 0, 1 << 30);
+        let size = if self.rng.one_in(6) { 4096 * self.rng.below(8) } else { self.rng.below(20_000) };
+        if target.truncate(path, size).is_ok() {
+            self.shrunk.push((path.to_vec(), backup));
+        }
+    }
+
+    /// Grows a file that was cut off, sometimes into the extent that it had.
+    fn regrow(&mut self, target: &mut dyn Target, path: &[u8], backup: &[u8]) {
+        match self.rng.below(8) {
+            0..=3 => {
+                let _ = target.copy_range(backup, 0, path, 0, 1 << 30);
+            }
+            4 => {
+                // The end stays as it is, and the blocks after it come back.
+                let block = 4096 * (1 + self.rng.below(3));
+                let _ = target.copy_range(backup, block, path, block, 1 << 30);
+            }
+            5 => {
+                let size = self.offset();
+                let _ = target.truncate(path, size);
+            }
+            6 => self.fallocate(target, path, FallocateOp::Allocate),
+            _ => self.write(target, path),
+        }
+    }
+
     fn fallocate(&mut self, target: &mut dyn Target, path: &[u8], op: FallocateOp) {
         let (offset, len) = (self.offset(), self.rng.below(100_000) + 1);
         let _ = target.fallocate(path, offset, len, op);
@@ -307,7 +356,7 @@ impl Operations {
     fn attributes(&mut self, target: &mut dyn Target) {
         let Some(path) = self.any(|_| true) else { return };
         let kind = self.nodes[&path];
-        match self.rng.below(6) {
+        match self.rng.below(11) {
             0 if kind != NodeKind::Symlink => {
                 let _ = target.chmod(&path, [0o600, 0o644, 0o4711, 0o2755, 0o1777][self.rng.index(5)]);
             }
@@ -329,11 +378,48 @@ impl Operations {
             5 if kind == NodeKind::File => {
                 let _ = target.set_xattr(&path, b"security.capability", &CAPABILITY);
             }
+            6 => {
+                self.clock += 13;
+                let _ = target.set_atime(&path, (self.clock, 987_654_321));
+            }
+            7 | 8 if kind == NodeKind::File || kind == NodeKind::Directory => self.flags(target, &path),
+            9 if kind != NodeKind::Symlink => {
+                let name = b"system.posix_acl_access";
+                let _ = match self.rng.one_in(3) {
+                    true => target.remove_xattr(&path, name),
+                    false => target.set_xattr(&path, name, &ACL),
+                };
+            }
+            10 if kind == NodeKind::File => {
+                let _ = target.remove_xattr(&path, b"security.capability");
+            }
             _ if kind == NodeKind::Directory => {
-                let _ = target.set_xattr(&path, b"system.posix_acl_default", &ACL);
+                let _ = match self.rng.one_in(3) {
+                    true => target.remove_xattr(&path, b"system.posix_acl_default"),
+                    false => target.set_xattr(&path, b"system.posix_acl_default", &ACL),
+                };
             }
             _ => {}
         }
+    }
+
+    /// Sets flags as chattr(1) does. Most settings clear +i and +a, which hinder later operations.
+    fn flags(&mut self, target: &mut dyn Target, path: &[u8]) {
+        const FLAGS: [u32; 12] = [
+            0,
+            0,
+            0x4,         // compression
+            0x8,         // synchronous updates
+            0x10,        // immutable
+            0x20,        // append only
+            0x40,        // no dump
+            0x80,        // no atime
+            0x400,       // no compression
+            0x40 | 0x80, // no dump, no atime
+            0x1_0000,    // synchronous directory updates
+            0x80_0000,   // no copy-on-write
+        ];
+        let _ = target.set_flags(path, FLAGS[self.rng.index(FLAGS.len())]);
     }
 }
 

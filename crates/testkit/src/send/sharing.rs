@@ -1,25 +1,23 @@
 //! Compares how two chains of snapshots store their files: where holes are, and which files share a block.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
 
 use anyhow::{Context, Result};
 use ubtrfs_format::item::Compression;
 use ubtrfs_fs::{ExtentKind, Fs};
 
-use super::open_at;
-use crate::fs_target::walk_fs;
+use crate::fs_target::walk_fs_from;
 use crate::target::NodeKind;
-use crate::tree_entry::show;
+use crate::tree_entry::{join, show};
 
-/// The differences between two chains.
+/// What differs between two chains.
 #[derive(Clone, Debug, Default)]
 pub struct Differs {
     /// Blocks that are holes in one chain only.
     pub holes: Vec<String>,
     /// Preallocated blocks of one chain only.
     pub prealloc: Vec<String>,
-    /// Blocks that are shared in the first chain but not in the second chain.
+    /// Blocks that are shared in the first chain and not in the second one.
     pub unshared: Vec<String>,
     /// Number of blocks in `unshared`.
     pub nr_unshared: usize,
@@ -39,41 +37,66 @@ enum Block {
     Prealloc,
 }
 
-/// The address of a block and 0, or the address of a compressed extent and the block's offset in the extent's data.
+/// The address of a block and 0, or the address of a compressed extent and the block's offset in its data.
 type Place = (u64, u64);
 type Blocks = BTreeMap<u64, Block>;
 
-/// A snapshot, and the snapshots from which its stream may clone.
-pub type Sent<'n> = (&'n str, Vec<&'n str>);
+/// A block of a source, and how many bytes of it the file uses: a block in which a file ends can be cloned only to the end of
+/// another file.
+type SourceBlock = (Place, u64);
 
-/// Compares these snapshots in two images. Without `prealloc`, preallocated blocks count as holes. The partial block
-/// at the end of a file is not compared. One other block of each file may be unshared: when Linux changes a file's
-/// size or preallocates, it writes zeros into the block at the former end, so this block may be a copy.
-pub fn compare_extents(source: &Path, target: &Path, sent: &[Sent<'_>], prealloc: bool) -> Result<Differs> {
+/// A snapshot.
+#[derive(Clone, Debug)]
+pub struct Sent<'n> {
+    /// Its name.
+    pub name: &'n str,
+    /// The snapshots from which its stream may clone.
+    pub others: Vec<&'n str>,
+    /// What may differ.
+    pub tolerance: Tolerance,
+}
+
+/// What may differ between a snapshot and the received one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tolerance {
+    /// Preallocated blocks may be holes.
+    pub prealloc: bool,
+    /// The block in which a file ends may be unshared. Version 1 makes a hole by extending the file, which rewrites this block.
+    pub tails: bool,
+    /// One more block of each file may be unshared: when Linux changes a file's size or preallocates, it writes zeros into the block
+    /// at the former end, so this block may be a copy.
+    pub ends: bool,
+}
+
+/// Compares these snapshots of the top-level subvolumes of two filesystems.
+pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Differs> {
     let mut differs = Differs::default();
-    // For each snapshot: the source's blocks, each with its places in the target.
-    let mut places: HashMap<&str, HashMap<Place, BTreeSet<Place>>> = HashMap::new();
-    for (name, others) in sent {
-        let options = format!("subvol={name}");
-        let (from, to) = (open_at(source, &options)?, open_at(target, &options)?);
-        let mut here: HashMap<Place, BTreeSet<Place>> = HashMap::new();
-        for entry in walk_fs(&from)?.into_iter().filter(|entry| entry.kind == NodeKind::File) {
-            let (one, other) = (blocks(&from, &entry.path)?, blocks(&to, &entry.path)?);
-            let what = |at: u64| format!("{name}/{} block {at} of {}", show(&entry.path), entry.size);
+    // For each snapshot, the places in the target of each block of the source.
+    let mut places: HashMap<&str, HashMap<SourceBlock, BTreeSet<Place>>> = HashMap::new();
+    for Sent { name, others, tolerance } in sent {
+        let mut here: HashMap<SourceBlock, BTreeSet<Place>> = HashMap::new();
+        let root = source.lookup_path(name.as_bytes(), false).with_context(|| (*name).to_owned())?.id;
+        for entry in walk_fs_from(source, root)?.into_iter().filter(|entry| entry.kind == NodeKind::File) {
+            let path = join(name.as_bytes(), &entry.path);
+            let (one, other) = (blocks(source, &path)?, blocks(target, &path)?);
+            let what = |at: u64| format!("{} block {at} of {}", show(&path), entry.size);
             let mut unshared = Vec::new();
             let keys: BTreeSet<u64> = one.keys().chain(other.keys()).copied().collect();
-            for at in keys.into_iter().filter(|at| (at + 1) * BLOCK <= entry.size) {
+            for at in keys.into_iter().filter(|at| *at * BLOCK < entry.size) {
+                let used = (entry.size - at * BLOCK).min(BLOCK);
                 match (one.get(&at), other.get(&at)) {
                     (before @ (Some(Block::Prealloc) | None), after @ (Some(Block::Prealloc) | None)) => {
-                        differs.prealloc.extend((prealloc && before != after).then(|| what(at)));
+                        differs.prealloc.extend((!tolerance.prealloc && before != after).then(|| what(at)));
                     }
                     (Some(Block::Prealloc) | None, _) | (_, Some(Block::Prealloc) | None) => {
                         differs.holes.push(what(at));
                     }
+                    (Some(Block::Data(_)), Some(Block::Data(_))) if tolerance.tails && used < BLOCK => {}
                     (Some(Block::Data(block)), Some(Block::Data(place))) => {
-                        let known = others.iter().filter_map(|other| places.get(other)?.get(block));
+                        let block = (*block, used);
+                        let known = others.iter().filter_map(|other| places.get(other)?.get(&block));
                         let known: BTreeSet<Place> = known.flatten().copied().collect();
-                        let mine = here.entry(*block).or_default();
+                        let mine = here.entry(block).or_default();
                         let is_shared = known.contains(place) || mine.contains(place);
                         let is_first = known.is_empty() && mine.is_empty();
                         if !is_shared && !is_first {
@@ -84,14 +107,12 @@ pub fn compare_extents(source: &Path, target: &Path, sent: &[Sent<'_>], prealloc
                     _ => {}
                 }
             }
-            if unshared.len() > 1 {
+            if unshared.len() > usize::from(tolerance.ends) {
                 differs.nr_unshared += unshared.len();
                 differs.unshared.extend(unshared.into_iter().take(4));
             }
         }
         places.insert(name, here);
-        from.close()?;
-        to.close()?;
     }
     differs.holes.truncate(20);
     differs.prealloc.truncate(20);
