@@ -205,6 +205,9 @@ impl Compare<'_> {
         if let (Some(bytes), None, Workload::Randwrite) = (limit_bytes, sizes.bytes, workload) {
             sizes.bytes = Some(2 * bytes);
         }
+        if workload == Workload::Receive {
+            sizes.stream = Some(self.scratch.join("stream"));
+        }
         // The side is dropped before the memory limit, because its server is in the limit's cgroup.
         let mut side = Side::new(kind, &setup)?;
         self.bench_run(workload, &side, &sizes, "prepare", &exec_args)?;
@@ -288,8 +291,14 @@ fn size_args(sizes: &Sizes) -> Vec<OsString> {
     if let Some(balance) = sizes.balance.and_then(|balance| balance.to_possible_value()) {
         args.extend(["--balance".into(), balance.get_name().into()]);
     }
-    if sizes.quotas {
-        args.push("--quotas".into());
+    if let Some(of) = sizes.of.to_possible_value() {
+        args.extend(["--of".into(), of.get_name().into()]);
+    }
+    if let Some(stream) = &sizes.stream {
+        args.extend(["--stream".into(), stream.into()]);
+    }
+    for (is_set, name) in [(sizes.quotas, "--quotas"), (sizes.incremental, "--incremental")] {
+        args.extend(is_set.then(|| name.into()));
     }
     args
 }

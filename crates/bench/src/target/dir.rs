@@ -4,10 +4,11 @@
 //! directories than a process may have open files.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
@@ -44,15 +45,24 @@ impl DirTarget {
 
     /// Runs `btrfs`, or `ubtrfs` if the directory is in a mount of ubtrfs.
     fn run(&self, command: &[&str], paths: &[&Path]) -> Result<()> {
+        let paths: Vec<PathBuf> = paths.iter().map(|path| self.path.join(path)).collect();
+        let paths = paths.iter().map(|path| path.as_os_str());
+        let args: Vec<&OsStr> = command.iter().map(OsStr::new).chain(paths).collect();
+        self.run_with(&args, File::options().write(true).open("/dev/null")?)
+    }
+
+    /// Runs `btrfs` or `ubtrfs` with this standard output.
+    fn run_with(&self, args: &[&OsStr], stdout: File) -> Result<()> {
         let program = match self.channel()? {
             Some(_) => machine::beside("ubtrfs")?,
             None => machine::program("btrfs")?,
         };
-        let mut call = Command::new(&program);
-        call.args(command).args(paths.iter().map(|path| self.path.join(path)));
-        let output = call.output().with_context(|| format!("cannot run {}", program.display()))?;
+        let call = Command::new(&program).args(args).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
+        let failed = || format!("cannot run {}", program.display());
+        let output = call.with_context(failed)?.wait_with_output().with_context(failed)?;
         if !output.status.success() {
-            bail!("{}: {}", command.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+            let command = args.join(OsStr::new(" "));
+            bail!("{}: {}", command.display(), String::from_utf8_lossy(&output.stderr).trim());
         }
         Ok(())
     }
@@ -213,6 +223,21 @@ impl Target for DirTarget {
 
     fn delete_subvolume(&self, dir: &PathBuf, name: &[u8]) -> Result<()> {
         self.run(&["subvolume", "delete"], &[&join(dir, name)])
+    }
+
+    fn send(&self, dir: &PathBuf, name: &[u8], parent: Option<&[u8]>, output: &Path) -> Result<()> {
+        let parent = parent.map(|parent| self.path.join(join(dir, parent)));
+        let mut args: Vec<&OsStr> = vec!["send".as_ref(), "-q".as_ref()];
+        args.extend(parent.iter().flat_map(|parent| ["-p".as_ref(), parent.as_os_str()]));
+        let snapshot = self.path.join(join(dir, name));
+        args.push(snapshot.as_os_str());
+        self.run_with(&args, super::open_to_append(output)?)
+    }
+
+    fn receive(&self, dir: &PathBuf, stream: &Path) -> Result<()> {
+        let into = self.path.join(dir);
+        let null = File::options().write(true).open("/dev/null")?;
+        self.run_with(&["receive".as_ref(), "-q".as_ref(), "-f".as_ref(), stream.as_os_str(), into.as_os_str()], null)
     }
 
     fn run_task(&self, what: Admin) -> Result<()> {

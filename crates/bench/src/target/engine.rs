@@ -1,14 +1,19 @@
 //! [`EngineTarget`]: an image opened in this process, with crate `fs` and without a mount.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use ubtrfs_control::{Channel, Request};
 use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::RootId;
 use ubtrfs_format::item::{FileType, Timespec};
-use ubtrfs_fs::{Caller, Fs, InodeId, Metric, MountOptions, NewInode, RenameFlags, SetAttr, SetTime};
+use ubtrfs_fs::{
+    Caller, Fs, InodeId, Job, Metric, MountOptions, NewInode, ReceiveOptions, RenameFlags, SendRequest, SetAttr,
+    SetTime,
+};
 
 use super::{Admin, Kind, Meta, Target};
 
@@ -185,6 +190,26 @@ impl Target for EngineTarget {
 
     fn delete_subvolume(&self, dir: &InodeId, name: &[u8]) -> Result<()> {
         Ok(self.fs.delete_subvolume(*dir, name, None)?)
+    }
+
+    fn send(&self, dir: &InodeId, name: &[u8], parent: Option<&[u8]>, output: &Path) -> Result<()> {
+        let subvolume = |name: &[u8]| -> Result<RootId> { Ok(self.fs.lookup(*dir, name)?.id.root) };
+        let request = SendRequest {
+            subvolumes: vec![subvolume(name)?],
+            parent: parent.map(subvolume).transpose()?,
+            clone_sources: Vec::new(),
+            version: 1,
+            compressed_data: false,
+            no_data: false,
+            joined: false,
+        };
+        let mut output = super::open_to_append(output)?;
+        Ok(self.fs.send(&request, &mut output, &Job::new())?)
+    }
+
+    fn receive(&self, dir: &InodeId, stream: &Path) -> Result<()> {
+        self.fs.receive(*dir, File::open(stream)?, &ReceiveOptions::default(), &Job::new(), &mut |_| {})?;
+        Ok(())
     }
 
     fn engine_metrics(&self) -> BTreeMap<String, f64> {

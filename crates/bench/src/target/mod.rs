@@ -8,6 +8,9 @@ pub(crate) mod dir;
 pub(crate) mod engine;
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::path::Path;
 
 use anyhow::Result;
 
@@ -96,6 +99,10 @@ pub(crate) trait Target: Sync {
     fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
     /// Deletes a subvolume. The space of the subvolume is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
+    /// Appends the stream of a read-only snapshot to a file: the whole snapshot, or its difference to `parent` in the same directory.
+    fn send(&self, dir: &Self::Dir, name: &[u8], parent: Option<&[u8]>, output: &Path) -> Result<()>;
+    /// Receives the streams in a file.
+    fn receive(&self, dir: &Self::Dir, stream: &Path) -> Result<()>;
     /// Does work on the whole filesystem. The work is durable on return.
     fn run_task(&self, what: Admin) -> Result<()>;
     /// Makes everything durable (T2).
@@ -104,4 +111,11 @@ pub(crate) trait Target: Sync {
     fn engine_metrics(&self) -> BTreeMap<String, f64> {
         BTreeMap::new()
     }
+}
+
+/// Opens a file at its end. Without `O_APPEND`, into which Linux cannot send.
+fn open_to_append(path: &Path) -> Result<File> {
+    let mut file = File::options().write(true).open(path)?;
+    file.seek(SeekFrom::End(0))?;
+    Ok(file)
 }

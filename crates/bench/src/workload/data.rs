@@ -85,6 +85,20 @@ pub(super) fn overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -
     })
 }
 
+/// Overwrites blocks of the file of the first thread at random places, `ops` times.
+pub(super) fn overwrite_some<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    let file = target.open(base, &name(0), true)?;
+    let mut block = random_block(params, 0);
+    let nr_blocks = (params.bytes / params.block).max(1);
+    let mut rng = Rng::new(params.seed);
+    for _ in 0..params.ops {
+        let offset = rng.below(nr_blocks) * params.block;
+        stamp(&mut block, offset ^ params.seed);
+        target.write(&file, offset, &block)?;
+    }
+    Ok(())
+}
+
 fn write_at_random<T: Target>(target: &T, params: &Params, thread: u64, file: &T::File) -> Result<Work> {
     let mut work = Work::new();
     let mut block = random_block(params, thread);

@@ -6,6 +6,7 @@ mod data;
 mod fsync;
 mod mixed;
 mod names;
+mod send;
 mod snapshot;
 mod untar;
 
@@ -16,6 +17,7 @@ use serde::Serialize;
 
 use crate::record::Work;
 use crate::target::{Admin, Target};
+pub(crate) use send::Sent;
 
 /// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -47,10 +49,14 @@ pub(crate) enum Workload {
     Balance,
     /// Overwrite every block of a file that a snapshot shares, in random order
     Overwrite,
+    /// Send a snapshot, or its difference to another one, into /dev/null
+    Send,
+    /// Receive the stream of a snapshot
+    Receive,
 }
 
 /// The sizes in the arguments. An omitted size has a default that depends on the workload.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Sizes {
     /// Files to make (fsmark, and synthetic archives)
     #[arg(long, value_name = "N")]
@@ -61,16 +67,16 @@ pub(crate) struct Sizes {
     /// Threads that make requests
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
-    /// Bytes of file data (seqwrite, seqread, randwrite, randread, snapshot)
+    /// Bytes of file data (seqwrite, seqread, randwrite, randread, snapshot, send, receive)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) bytes: Option<u64>,
     /// Bytes of a read or write
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) block: Option<u64>,
-    /// Operations (randread, fsync, mixed, snapshot)
+    /// Operations (randread, fsync, mixed, snapshot, send, receive)
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
-    /// Archive to unpack (untar, rm, find); a synthetic source tree if left out
+    /// Archive to unpack (untar, rm, find, send, receive); a synthetic source tree if left out
     #[arg(long, value_name = "FILE")]
     pub(crate) tar: Option<PathBuf>,
     /// Directory of this machine to copy (balance)
@@ -79,6 +85,15 @@ pub(crate) struct Sizes {
     /// What to do with the tree (balance)
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) balance: Option<Admin>,
+    /// What is sent (send, receive)
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Sent::Tree)]
+    pub(crate) of: Sent,
+    /// Send the difference to an earlier snapshot (send, receive)
+    #[arg(long)]
+    pub(crate) incremental: bool,
+    /// Where the stream is made (receive)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) stream: Option<PathBuf>,
     /// Enable quotas before the measurement (fsmark, balance, overwrite)
     #[arg(long)]
     pub(crate) quotas: bool,
@@ -99,6 +114,9 @@ pub(crate) struct Params {
     pub(crate) tar: Option<PathBuf>,
     pub(crate) source: PathBuf,
     pub(crate) balance: Admin,
+    pub(crate) of: Sent,
+    pub(crate) incremental: bool,
+    pub(crate) stream: Option<PathBuf>,
     pub(crate) quotas: bool,
     pub(crate) seed: u64,
 }
@@ -116,6 +134,10 @@ impl Params {
             Workload::Snapshot => (1, 1 << 30, 4096, 10),
             Workload::Balance => (1, 4 << 30, 4096, 16),
             Workload::Overwrite => (1, 512 << 20, 4096, 0),
+            Workload::Send | Workload::Receive => match sizes.of {
+                Sent::Database => (1, 4 << 30, 4096, 500_000),
+                Sent::Tree | Sent::Snapshots => (1, 0, 4096, 100),
+            },
             Workload::Untar | Workload::Rm | Workload::Find => (1, 0, 0, 0),
         };
         let files = if workload == Workload::Fsmark { 100_000 } else { 20_000 };
@@ -129,6 +151,9 @@ impl Params {
             tar: sizes.tar.clone(),
             source: sizes.source.clone().unwrap_or_else(|| "/usr".into()),
             balance: sizes.balance.unwrap_or(Admin::BalanceMetadata),
+            of: sizes.of,
+            incremental: sizes.incremental,
+            stream: sizes.stream.clone(),
             quotas: sizes.quotas,
             seed: sizes.seed,
         }
@@ -136,7 +161,7 @@ impl Params {
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Untar,
         Self::Fsmark,
         Self::Rm,
@@ -150,6 +175,8 @@ impl Workload {
         Self::Snapshot,
         Self::Balance,
         Self::Overwrite,
+        Self::Send,
+        Self::Receive,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -167,25 +194,35 @@ impl Workload {
             Self::Snapshot => "snapshot",
             Self::Balance => "balance",
             Self::Overwrite => "overwrite",
+            Self::Send => "send",
+            Self::Receive => "receive",
         }
     }
 
     /// Whether the workload unpacks an archive, in `measure` or `prepare`.
     pub(crate) fn needs_archive(self) -> bool {
-        matches!(self, Self::Untar | Self::Rm | Self::Find)
+        matches!(self, Self::Untar | Self::Rm | Self::Find | Self::Send | Self::Receive)
     }
 
     /// Whether `prepare` makes files, so that the caches must be emptied.
     pub(crate) fn has_preparation(self) -> bool {
         matches!(
             self,
-            Self::Rm | Self::Find | Self::Seqread | Self::Randread | Self::Mixed | Self::Balance | Self::Overwrite
+            Self::Rm
+                | Self::Find
+                | Self::Seqread
+                | Self::Randread
+                | Self::Mixed
+                | Self::Balance
+                | Self::Overwrite
+                | Self::Send
+                | Self::Receive
         )
     }
 
     /// Whether the workload needs subvolumes, which the null server lacks.
     pub(crate) fn needs_subvolumes(self) -> bool {
-        matches!(self, Self::Snapshot | Self::Balance | Self::Overwrite)
+        matches!(self, Self::Snapshot | Self::Balance | Self::Overwrite | Self::Send | Self::Receive)
     }
 
     /// Whether the workload's data must exceed memory, which is then limited equally for all sides.
@@ -201,6 +238,8 @@ impl Workload {
             Self::Mixed => mixed::prepare(target, params, base),
             Self::Balance => balance::prepare(target, params, base),
             Self::Overwrite => balance::prepare_overwrite(target, params, base),
+            Self::Send => send::prepare_send(target, params, base),
+            Self::Receive => send::prepare_receive(target, params, base),
             Self::Fsmark if params.quotas => target.run_task(Admin::EnableQuotas),
             Self::Untar | Self::Fsmark | Self::Seqwrite | Self::Randwrite | Self::Fsync | Self::Snapshot => Ok(()),
         }
@@ -222,6 +261,8 @@ impl Workload {
             Self::Snapshot => snapshot::measure(target, params, base),
             Self::Balance => balance::measure(target, params),
             Self::Overwrite => balance::overwrite(target, params, base),
+            Self::Send => send::send(target, params, base),
+            Self::Receive => send::receive(target, params, base),
         }
     }
 
@@ -230,6 +271,7 @@ impl Workload {
         match self {
             Self::Balance => balance::clean(target, params, base),
             Self::Overwrite => balance::clean(target, &Params { ops: 1, ..params.clone() }, base),
+            Self::Send | Self::Receive => send::clean(target, params, base, self == Self::Receive),
             _ => Ok(()),
         }
     }

@@ -1,0 +1,179 @@
+//! send and receive: measure sending snapshots into `/dev/null`, and receiving the streams of them.
+//!
+//! `prepare` makes snapshots of a subvolume:
+//!
+//! | `--of`    | subvolume                                    | changes before the next snapshot                              |
+//! |-----------|----------------------------------------------|---------------------------------------------------------------|
+//! | tree      | an unpacked archive                          | some percent of the files written, renamed, removed and added |
+//! | database  | one file, written from start to end          | random overwrites (`--ops`)                                   |
+//! | snapshots | an unpacked archive, `--ops` snapshots of it | three files                                                   |
+//!
+//! Without `--incremental`, the first snapshot is sent whole; with it, the second one is sent as the difference to the first. Of
+//! `snapshots`, all are sent: the first whole, the others as differences to their predecessors; with `--incremental`, only the
+//! others.
+//!
+//! For `receive`, each side makes its streams itself, in one file, and receives them next to the snapshots. There the parents are
+//! found by their own UUIDs.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::{Params, data, untar};
+use crate::machine;
+use crate::record::Work;
+use crate::rng::Rng;
+use crate::target::{Kind, Target};
+
+/// The content of the snapshots that are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Sent {
+    /// A source tree
+    Tree,
+    /// A file that is overwritten at random places
+    Database,
+    /// Many snapshots of a source tree
+    Snapshots,
+}
+
+const TREE: &[u8] = b"live";
+const RECEIVED: &[u8] = b"received";
+
+fn snapshot_name(number: u64) -> Vec<u8> {
+    format!("s{number}").into_bytes()
+}
+
+fn nr_snapshots(params: &Params) -> u64 {
+    match params.of {
+        Sent::Snapshots => params.ops.max(2),
+        Sent::Tree | Sent::Database => 2,
+    }
+}
+
+/// The snapshots to send, each with its parent.
+fn plan(params: &Params) -> Vec<(u64, Option<u64>)> {
+    let first = (0, None);
+    match (params.of, params.incremental) {
+        (Sent::Snapshots, is_incremental) => {
+            let rest = (1..nr_snapshots(params)).map(|number| (number, Some(number - 1)));
+            (!is_incremental).then_some(first).into_iter().chain(rest).collect()
+        }
+        (_, true) => vec![(1, Some(0))],
+        (_, false) => vec![first],
+    }
+}
+
+pub(super) fn prepare_send<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    let tree = target.make_subvolume(base, TREE)?;
+    match params.of {
+        Sent::Database => data::seqwrite(target, &Params { threads: 1, ..params.clone() }, &tree).map(drop)?,
+        Sent::Tree | Sent::Snapshots => untar::measure(target, params, &tree).map(drop)?,
+    }
+    for number in 0..nr_snapshots(params) {
+        if number > 0 {
+            match params.of {
+                Sent::Tree => change_tree(target, params, &tree)?,
+                Sent::Database => data::overwrite_some(target, params, &tree)?,
+                Sent::Snapshots => change_little(target, number, &tree)?,
+            }
+        }
+        target.sync()?;
+        target.snapshot(base, TREE, &snapshot_name(number))?;
+    }
+    Ok(())
+}
+
+pub(super) fn prepare_receive<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    prepare_send(target, params, base)?;
+    target.mkdir(base, RECEIVED, 0o755)?;
+    let stream = stream(params)?;
+    std::fs::write(stream, b"").with_context(|| format!("cannot write {}", stream.display()))?;
+    send_all(target, params, base, stream)
+}
+
+pub(super) fn send<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    let mut work = Work::new();
+    let started = Instant::now();
+    send_all(target, params, base, Path::new("/dev/null"))?;
+    work.timed = Some(started.elapsed());
+    work.ops = plan(params).len() as u64;
+    Ok(work)
+}
+
+pub(super) fn receive<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    let stream = stream(params)?;
+    machine::read_into_cache(stream)?;
+    let into = target.child(base, RECEIVED)?;
+    let mut work = Work::new();
+    let started = Instant::now();
+    target.receive(&into, stream)?;
+    target.sync()?;
+    work.timed = Some(started.elapsed());
+    work.ops = plan(params).len() as u64;
+    work.bytes = std::fs::metadata(stream)?.len();
+    Ok(work)
+}
+
+/// Removes the subvolumes, which [`super::remove_all`] cannot remove.
+pub(super) fn clean<T: Target>(target: &T, params: &Params, base: &T::Dir, has_received: bool) -> Result<()> {
+    if has_received {
+        let into = target.child(base, RECEIVED)?;
+        for (number, _) in plan(params) {
+            target.delete_subvolume(&into, &snapshot_name(number))?;
+        }
+    }
+    for number in 0..nr_snapshots(params) {
+        target.delete_subvolume(base, &snapshot_name(number))?;
+    }
+    target.delete_subvolume(base, TREE)
+}
+
+fn stream(params: &Params) -> Result<&Path> {
+    params.stream.as_deref().context("no place for the stream was given; use --stream FILE")
+}
+
+/// Appends the streams to a file.
+fn send_all<T: Target>(target: &T, params: &Params, base: &T::Dir, output: &Path) -> Result<()> {
+    for (number, parent) in plan(params) {
+        let parent = parent.map(snapshot_name);
+        target.send(base, &snapshot_name(number), parent.as_deref(), output)?;
+    }
+    Ok(())
+}
+
+/// Writes into one of 40 files, and renames, removes and adds one of 200 each.
+fn change_tree<T: Target>(target: &T, params: &Params, tree: &T::Dir) -> Result<()> {
+    let mut rng = Rng::new(params.seed);
+    let mut dirs = vec![tree.clone()];
+    while let Some(dir) = dirs.pop() {
+        for (name, kind) in target.list(&dir)? {
+            if kind == Kind::Dir {
+                dirs.push(target.child(&dir, &name)?);
+                continue;
+            }
+            let named = |prefix: &[u8]| [prefix, &name].concat();
+            match rng.below(200) {
+                // A symbolic link cannot be opened.
+                0..=4 => match target.open(&dir, &name, true) {
+                    Ok(file) => target.write(&file, 0, b"changed")?,
+                    Err(_) => continue,
+                },
+                5 => target.rename(&dir, &name, &named(b"renamed-"))?,
+                6 => target.unlink(&dir, &name)?,
+                7 => target.write(&target.create(&dir, &named(b"new-"), 0o644)?, 0, &[7; 5000])?,
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn change_little<T: Target>(target: &T, number: u64, tree: &T::Dir) -> Result<()> {
+    for index in 0..3 {
+        let file = target.create(tree, format!("new-{number}-{index}").as_bytes(), 0o644)?;
+        target.write(&file, 0, &[7; 5000])?;
+    }
+    Ok(())
+}
