@@ -6,6 +6,9 @@
 //!                                    +-- commands, encoded already -------------------+
 //! ```
 //!
+//! Commands and small runs of data are collected in batches, each of which is one job. Random writes of one file, and new files, are
+//! often neighbors on disk, so a reader reads the neighbors in its batch by one request.
+//!
 //! - P1. The queue holds at most [`QUEUE_BYTES`] of data, read or still to be read, and at most [`QUEUE_JOBS`] jobs.
 //! - P2. After a failure nothing more is written, and no thread waits. The first failure is reported.
 //! - P3. Data is verified against its checksums before it is written.
@@ -66,8 +69,27 @@ struct Run {
     parts: Vec<Data>,
 }
 
+/// A part of the stream that one job makes.
+#[derive(Debug, Default)]
+struct Batch {
+    /// Encoded commands, and the data that follows them.
+    runs: Vec<(Vec<u8>, Run)>,
+    nr_parts: usize,
+    /// Bytes of both.
+    bytes: u64,
+    /// Encoded commands after all data.
+    end: Vec<u8>,
+}
+
+/// A range of the device with plain data of several parts.
+#[derive(Debug)]
+struct Neighbors {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
 enum Work {
-    Read(Vec<u8>, Run),
+    Read(Batch),
     Ready(Vec<u8>),
     Failed(Error),
     Taken,
@@ -91,15 +113,22 @@ struct Shared<'e> {
     engine: &'e Engine,
     version: Version,
     queue: Mutex<Queue>,
-    changed: Condvar,
+    /// A slot can be read.
+    unread: Condvar,
+    /// The first slot is ready.
+    ready: Condvar,
+    /// The queue has room.
+    room: Condvar,
 }
 
 /// The input end of the pipeline, which takes commands and data.
 pub(super) struct Pipeline<'p, 'e> {
     shared: &'p Shared<'e>,
     job: &'p Job,
+    /// Encoded commands after the batch.
     pending: Vec<u8>,
     run: Option<Run>,
+    batch: Batch,
 }
 
 impl<'p> Pipeline<'p, '_> {
@@ -111,7 +140,14 @@ impl<'p> Pipeline<'p, '_> {
         job: &Job,
         walk: impl FnOnce(&mut Pipeline<'_, '_>) -> Result<T>,
     ) -> Result<T> {
-        let shared = Shared { engine, version, queue: Mutex::default(), changed: Condvar::new() };
+        let shared = Shared {
+            engine,
+            version,
+            queue: Mutex::default(),
+            unread: Condvar::new(),
+            ready: Condvar::new(),
+            room: Condvar::new(),
+        };
         let nr_readers = thread::available_parallelism().map_or(2, usize::from).clamp(1, READERS_MAX);
         let walked = thread::scope(|scope| {
             let _end = EndOnDrop(&shared);
@@ -119,7 +155,8 @@ impl<'p> Pipeline<'p, '_> {
                 scope.spawn(|| shared.read_all());
             }
             scope.spawn(|| shared.write_all(output, job));
-            let mut pipeline = Pipeline { shared: &shared, job, pending: Vec::new(), run: None };
+            let mut pipeline =
+                Pipeline { shared: &shared, job, pending: Vec::new(), run: None, batch: Batch::default() };
             let walked = walk(&mut pipeline)?;
             pipeline.flush()?;
             Ok(walked)
@@ -144,7 +181,7 @@ impl<'p> Pipeline<'p, '_> {
     pub(super) fn command(&mut self, command: &Command<'_>) -> Result<()> {
         self.end_run()?;
         encode(self.shared.version, command, &mut self.pending).map_err(not_encoded)?;
-        if self.pending.len() >= READY_BYTES { self.push_pending() } else { Ok(()) }
+        if self.pending.len() >= READY_BYTES { self.push_batch() } else { Ok(()) }
     }
 
     /// Appends data of a file.
@@ -172,24 +209,30 @@ impl<'p> Pipeline<'p, '_> {
 
     fn end_run(&mut self) -> Result<()> {
         let Some(run) = self.run.take() else { return Ok(()) };
-        let bytes = run.len;
-        let slot = Arc::new(Slot(Mutex::new(Work::Read(std::mem::take(&mut self.pending), run))));
-        self.push(slot, bytes, true)
+        let pending = std::mem::take(&mut self.pending);
+        self.batch.bytes += run.len + pending.len() as u64;
+        self.batch.nr_parts += run.parts.len();
+        self.batch.runs.push((pending, run));
+        let is_full = self.batch.bytes >= BATCH_BYTES || self.batch.nr_parts >= RUN_PARTS;
+        if is_full { self.push_batch() } else { Ok(()) }
     }
 
-    fn push_pending(&mut self) -> Result<()> {
-        if self.pending.is_empty() {
+    fn push_batch(&mut self) -> Result<()> {
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.end = std::mem::take(&mut self.pending);
+        batch.bytes += batch.end.len() as u64;
+        if batch.bytes == 0 {
             return Ok(());
         }
-        let bytes = self.pending.len() as u64;
-        let slot = Arc::new(Slot(Mutex::new(Work::Ready(std::mem::take(&mut self.pending)))));
-        self.push(slot, bytes, false)
+        let (bytes, is_read) = (batch.bytes, !batch.runs.is_empty());
+        let work = if is_read { Work::Read(batch) } else { Work::Ready(batch.end) };
+        self.push(Arc::new(Slot(Mutex::new(work))), bytes, is_read)
     }
 
     /// Hands all collected commands and data to the other threads.
     fn flush(&mut self) -> Result<()> {
         self.end_run()?;
-        self.push_pending()
+        self.push_batch()
     }
 
     /// Adds a slot to the queue, and waits while the queue is full (P1).
@@ -199,7 +242,7 @@ impl<'p> Pipeline<'p, '_> {
         while !queue.failed
             && (queue.slots.len() >= QUEUE_JOBS || (queue.bytes + bytes > QUEUE_BYTES && queue.bytes > 0))
         {
-            self.shared.changed.wait(&mut queue);
+            self.shared.room.wait(&mut queue);
         }
         if queue.failed {
             // The failure itself is reported when the pipeline ends.
@@ -211,7 +254,11 @@ impl<'p> Pipeline<'p, '_> {
         queue.slots.push_back((slot, bytes));
         queue.bytes += bytes;
         drop(queue);
-        self.shared.changed.notify_all();
+        if is_read {
+            self.shared.unread.notify_one()
+        } else {
+            self.shared.ready.notify_one()
+        };
         Ok(())
     }
 }
@@ -239,44 +286,86 @@ impl Shared<'_> {
                 if queue.ended {
                     return;
                 }
-                self.changed.wait(&mut queue);
+                self.unread.wait(&mut queue);
             };
             drop(queue);
             let work = std::mem::replace(&mut *slot.0.lock(), Work::Taken);
             let done = match work {
-                Work::Read(pending, run) => match self.read(pending, &run) {
+                Work::Read(batch) => match self.read(batch) {
                     Ok(bytes) => Work::Ready(bytes),
                     Err(error) => Work::Failed(error),
                 },
                 other => other,
             };
             *slot.0.lock() = done;
-            // Take the queue's lock once, so that the writer cannot miss the change between its check and its wait.
-            drop(self.queue.lock());
-            self.changed.notify_all();
+            // Under the queue's lock, the writer cannot miss the change between its check and its wait.
+            let queue = self.queue.lock();
+            if queue.slots.front().is_some_and(|(first, _)| Arc::ptr_eq(first, &slot)) {
+                self.ready.notify_one();
+            }
         }
     }
 
-    /// Reads and encodes data (P3).
-    fn read(&self, mut out: Vec<u8>, run: &Run) -> Result<Vec<u8>> {
-        out.reserve(run.len as usize + run.parts.len() * COMMAND_ROOM);
-        let mut plain = vec![0; run.len as usize];
-        // The range of `plain` that is read and not encoded yet.
-        let (mut from, mut to) = (0, 0);
-        for part in &run.parts {
-            if part.encoded {
-                self.encode_plain(run, &plain, from..to, &mut out)?;
-                self.encode_compressed(part, &mut out)?;
-                to += part.len as usize;
-                from = to;
-            } else {
-                let end = to + part.len as usize;
-                self.read_part(&part.source, &mut plain[to..end])?;
-                to = end;
+    /// Reads and encodes a batch (P3).
+    fn read(&self, batch: Batch) -> Result<Vec<u8>> {
+        let neighbors = self.read_neighbors(&batch)?;
+        let mut out = Vec::with_capacity(batch.bytes as usize + batch.nr_parts * COMMAND_ROOM);
+        let mut plain = Vec::new();
+        for (commands, run) in &batch.runs {
+            out.extend_from_slice(commands);
+            plain.resize(run.len as usize, 0);
+            // The range of `plain` that is read and not encoded yet.
+            let (mut from, mut to) = (0, 0);
+            for part in &run.parts {
+                if part.encoded {
+                    self.encode_plain(run, &plain, from..to, &mut out)?;
+                    self.encode_compressed(part, &mut out)?;
+                    to += part.len as usize;
+                    from = to;
+                } else {
+                    let end = to + part.len as usize;
+                    match Neighbors::part(&neighbors, &part.source, part.len as usize) {
+                        Some(bytes) => plain[to..end].copy_from_slice(bytes),
+                        None => self.read_part(&part.source, &mut plain[to..end])?,
+                    }
+                    to = end;
+                }
             }
+            self.encode_plain(run, &plain, from..to, &mut out)?;
         }
-        self.encode_plain(run, &plain, from..to, &mut out)?;
+        out.extend_from_slice(&batch.end);
         Ok(out)
+    }
+
+    /// Reads the plain parts of a batch that are neighbors on disk.
+    fn read_neighbors(&self, batch: &Batch) -> Result<Vec<Neighbors>> {
+        let sector = u64::from(self.engine.geometry().sectorsize);
+        let parts = batch.runs.iter().flat_map(|(_, run)| &run.parts);
+        let is_plain = |part: &&Data| !part.encoded && part.source.compression == Compression::None;
+        let mut ranges: Vec<(u64, u64, bool, usize)> = parts
+            .filter(is_plain)
+            .map(|part| {
+                let start = part.source.bytenr.0 + part.source.offset;
+                (start, start + part.len.next_multiple_of(sector), part.source.verify, 1)
+            })
+            .collect();
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, last| {
+            let joins = next.0 <= last.1 && next.2 == last.2 && next.1.max(last.1) - last.0 <= RUN_BYTES;
+            if joins {
+                last.1 = last.1.max(next.1);
+                last.3 += 1;
+            }
+            joins
+        });
+        let several = ranges.into_iter().filter(|(.., nr_parts)| *nr_parts > 1);
+        several
+            .map(|(start, end, verify, _)| {
+                let mut bytes = vec![0; (end - start) as usize];
+                self.engine.read_data(Logical(start), &mut bytes, verify)?;
+                Ok(Neighbors { start, bytes })
+            })
+            .collect()
     }
 
     fn encode_plain(&self, run: &Run, plain: &[u8], range: std::ops::Range<usize>, out: &mut Vec<u8>) -> Result<()> {
@@ -391,7 +480,7 @@ impl Shared<'_> {
                         queue.slots.pop_front();
                         queue.bytes -= bytes;
                         drop(queue);
-                        self.changed.notify_all();
+                        self.room.notify_one();
                         return Ok((Some(ready), false));
                     }
                     Work::Failed(error) => return Err(error),
@@ -400,8 +489,14 @@ impl Shared<'_> {
             } else if queue.ended {
                 return Ok((None, true));
             }
-            self.changed.wait(&mut queue);
+            self.ready.wait(&mut queue);
         }
+    }
+
+    fn notify_all(&self) {
+        self.unread.notify_all();
+        self.ready.notify_all();
+        self.room.notify_all();
     }
 
     /// Records a failure, and makes all threads stop (P2).
@@ -414,7 +509,17 @@ impl Shared<'_> {
         queue.slots.clear();
         queue.unread.clear();
         drop(queue);
-        self.changed.notify_all();
+        self.notify_all();
+    }
+}
+
+impl Neighbors {
+    /// The bytes of a part, if they are among `all`, which are sorted by address.
+    fn part<'n>(all: &'n [Self], source: &Source, len: usize) -> Option<&'n [u8]> {
+        let plain = (source.compression == Compression::None).then_some(source.bytenr.0 + source.offset)?;
+        let read = all.get(all.partition_point(|read| read.start <= plain).checked_sub(1)?)?;
+        let at = usize::try_from(plain - read.start).ok()?;
+        read.bytes.get(at..at.checked_add(len)?)
     }
 }
 
@@ -457,7 +562,7 @@ struct EndOnDrop<'p, 'e>(&'p Shared<'e>);
 impl Drop for EndOnDrop<'_, '_> {
     fn drop(&mut self) {
         self.0.queue.lock().ended = true;
-        self.0.changed.notify_all();
+        self.0.notify_all();
     }
 }
 
@@ -479,6 +584,8 @@ const QUEUE_JOBS: usize = 4096;
 /// Maximum number of bytes of a file's data that are read together.
 const RUN_BYTES: u64 = 1 << 20;
 const RUN_PARTS: usize = 256;
+/// Bytes that are collected in a batch before it is queued.
+const BATCH_BYTES: u64 = 256 << 10;
 /// Bytes of commands without data that are collected before they are queued.
 const READY_BYTES: usize = 128 << 10;
 /// Bytes written to the output at once.
