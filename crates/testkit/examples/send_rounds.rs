@@ -26,7 +26,10 @@ fn main() -> ExitCode {
         let keep = value("--keep").map(|dir| PathBuf::from(dir).join(seed.to_string()));
         match bed {
             "to-linux" => SendRound { seed, operations, keep }.run(),
-            "from-linux" => receive_round(seed, 4, operations, keep.as_deref()).map(drop),
+            "from-linux" => {
+                println!("seed {seed}: {}", receive_round(seed, 4, operations, keep.as_deref())?);
+                Ok(())
+            }
             _ => {
                 let by_linux = judge > 0 && seed.is_multiple_of(judge);
                 let nr = PairRound { seed, operations, by_linux, keep }.run()?;

@@ -197,7 +197,7 @@ impl Target for FsTarget {
     }
 
     fn set_flags(&mut self, path: &[u8], flags: u32) -> Result<(), Errno> {
-        self.fs.set_inode_flags(self.id(path)?, flags, &Caller::ROOT).map_err(errno)
+        self.fs.set_inode_flags(self.id(path)?, flags, &Caller::ROOT).map_err(|error| error.errno())
     }
 
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use ubtrfs_testkit::send::{Change, FORMS, PairRound, SendRound, check_pair};
+use ubtrfs_testkit::send::{Change, FORMS, PairRound, SendRound, check_pair, check_prefixes};
 use ubtrfs_testkit::{Errno, FallocateOp, NodeKind, RenameOp, Rng, Target, capability};
 
 #[test]
@@ -27,6 +27,14 @@ fn the_engine_receives_equal_trees_with_equal_sharing() {
         let by_linux = with_linux && seed.is_multiple_of(20);
         PairRound { seed, operations: 60, by_linux, keep: None }.run().unwrap();
     }
+}
+
+#[test]
+fn no_prefix_of_a_stream_is_received_or_leaves_anything() {
+    // `UBTRFS_STEP=1` tries every prefix.
+    let step = std::env::var("UBTRFS_STEP").map_or(997, |text| text.parse().unwrap());
+    let nr = (1..21).map(|seed| check_prefixes(seed, step).unwrap()).sum::<usize>();
+    println!("{nr} prefixes");
 }
 
 type Done = Result<(), Errno>;

@@ -24,7 +24,7 @@ use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, ReceiveOptions, SendRequest};
 
 pub use operations::Operations;
-pub use pairs::PairRound;
+pub use pairs::{PairRound, check_prefixes};
 pub use sharing::{Differs, Sent, Tolerance, compare_extents};
 
 use crate::command::run;

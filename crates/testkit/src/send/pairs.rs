@@ -119,6 +119,31 @@ impl PairRound {
     }
 }
 
+/// Makes, sends and receives a small chain, and each time first receives the prefixes of the stream whose lengths are multiples of
+/// `step`. Fails if one of them is received or leaves something. Returns the number of prefixes.
+pub fn check_prefixes(seed: u64, step: usize) -> Result<usize> {
+    let mut rng = Rng::new(seed);
+    let (medium, names) = PairRound { seed, operations: 8, by_linux: false, keep: None }.make_chain(&mut rng)?;
+    let source = open(&medium, "ro")?;
+    let sent = send_chain(&source, &names, &mut rng)?;
+    let device = Arc::new(MediumDevice::new(formatted(&mut rng)?));
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default())?;
+    let receive = |input: &[u8]| fs.receive(fs.root(), input, &ReceiveOptions::default(), &Job::new(), &mut |_| {});
+    let mut nr = 0;
+    for (index, one) in sent.iter().enumerate() {
+        for len in (0..one.stream.len()).step_by(step) {
+            ensure!(receive(&one.stream[..len]).is_err(), "{len} bytes of {} were received", one.describe(&sent));
+            ensure!(fs.subvolumes()?.len() == 1 + index, "{len} bytes of {} left a subvolume", one.describe(&sent));
+            nr += 1;
+        }
+        receive(&one.stream).map_err(|error| anyhow!("{}: {error}", one.describe(&sent)))?;
+    }
+    fs.close()?;
+    source.close()?;
+    check_medium(&device.content())?;
+    Ok(nr)
+}
+
 /// What a failed round leaves.
 #[derive(Default)]
 struct Failed {

@@ -63,8 +63,8 @@ pub struct Tolerance {
     pub prealloc: bool,
     /// The block in which a file ends may be unshared. Version 1 makes a hole by extending the file, which rewrites this block.
     pub tails: bool,
-    /// One more block of each file may be unshared: when Linux changes a file's size or preallocates, it writes zeros into the block
-    /// at the former end, so this block may be a copy.
+    /// The block in which a file ends may also be data instead of a hole, and one more block of each file may be unshared: when Linux
+    /// changes a file's size or preallocates, it writes zeros into the block at the new and the former end.
     pub ends: bool,
 }
 
@@ -84,6 +84,9 @@ pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Di
             let keys: BTreeSet<u64> = one.keys().chain(other.keys()).copied().collect();
             for at in keys.into_iter().filter(|at| *at * BLOCK < entry.size) {
                 let used = (entry.size - at * BLOCK).min(BLOCK);
+                if tolerance.ends && used < BLOCK {
+                    continue;
+                }
                 match (one.get(&at), other.get(&at)) {
                     (before @ (Some(Block::Prealloc) | None), after @ (Some(Block::Prealloc) | None)) => {
                         differs.prealloc.extend((!tolerance.prealloc && before != after).then(|| what(at)));
