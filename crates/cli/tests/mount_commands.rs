@@ -13,15 +13,9 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run, second_opinion};
 
-use common::{ok, refused};
+use common::{ok, refused, ubtrfs};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
-
-fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
-    command.output().unwrap()
-}
 
 /// Words of a command line.
 fn words(line: &str) -> Vec<&str> {

@@ -7,22 +7,12 @@ mod common;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh, second_opinion};
 
-use common::{ok, refused};
-
-fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
-    command.args(args).env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(path: &Path) -> String {
-    path.to_str().unwrap().to_owned()
-}
+use common::{ok, refused, text, ubtrfs};
 
 /// Streams of snapshot `A` and, as an increment to it, of snapshot `B`: sent from the filesystem that made them
 /// (`A.st`, `B.st`), and from a filesystem that received them (`A2.st`, `B2.st`).

@@ -7,32 +7,20 @@
 
 mod common;
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, SendOptions, SnapshotChain, btrfs_check, capability, run as sh};
 
-use common::{ok, refused};
+use common::{command, ok, refused, text, ubtrfs};
 
-fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
-    command.args(args).env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
-    command
-}
-
-fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    command(args).output().unwrap()
-}
-
-fn text(path: &Path) -> String {
-    path.to_str().unwrap().to_owned()
-}
+/// A seed whose streams are large.
+const SEED: u64 = 6;
 
 /// A mount, unmounted on drop.
 struct Mount(TempDir);
@@ -57,7 +45,7 @@ impl Drop for Mount {
 
 /// Two snapshots of an ordinary filesystem, and their streams.
 fn chain() -> (SnapshotChain, [tempfile::NamedTempFile; 2]) {
-    let chain = SnapshotChain::make(7, 2, 300).unwrap();
+    let chain = SnapshotChain::make(SEED, 2, 300).unwrap();
     let full = chain.send(0, &SendOptions { proto: 1, ..SendOptions::default() }).unwrap();
     let how = SendOptions { proto: 2, compressed_data: true, parent: Some(0), ..SendOptions::default() };
     let incremental = chain.send(1, &how).unwrap();

@@ -7,20 +7,11 @@ mod common;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{Compare, Image, LoopMount, Rng, capability, compare_trees, run};
 
-use common::{ok, refused};
-
-const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
-
-fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
-    command.output().unwrap()
-}
+use common::{ok, refused, ubtrfs};
 
 /// Makes an image with two snapshots, `s0` and `s1`, of the subvolume `live`.
 fn image() -> Image {
@@ -99,4 +90,26 @@ fn a_mount_and_its_image_send_equal_streams_that_linux_receives() {
     }
     from.close().unwrap();
     to.close().unwrap();
+}
+
+#[test]
+fn a_refused_send_leaves_the_file_as_it_is() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = image();
+    let dir = TempDir::with_prefix("ubtrfs-send-").unwrap();
+    let file = dir.path().join("stream");
+    let inside = format!("{}:/s0", image.path().display());
+    let send = |args: &[&str]| ubtrfs(["send", "-q", "-f", file.to_str().unwrap()].iter().chain(args));
+    fs::write(&file, vec![7; 4 << 20]).unwrap();
+    // A snapshot cannot be its own parent, which only the engine finds out.
+    refused(&send(&["-c", &inside, &inside]), &["none of the clone sources"]);
+    assert_eq!(fs::read(&file).unwrap(), vec![7; 4 << 20]);
+    // A longer content is replaced.
+    ok(send(&[&inside]));
+    let stream = fs::read(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    ok(send(&[&inside]));
+    assert!(stream.starts_with(b"btrfs-stream\0") && stream == fs::read(&file).unwrap());
 }

@@ -1,9 +1,33 @@
-//! Checks of command results, shared by tests.
+//! Running the program and checking its results, shared by tests.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::borrow::Borrow;
-use std::process::Output;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// The command line of the built program, without input.
+#[allow(dead_code, reason = "some tests run the program in other ways")]
+pub(crate) fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+    command.args(args).env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
+    command
+}
+
+/// Runs the built program. It is killed if it takes longer than two minutes.
+#[allow(dead_code, reason = "some tests run the program in other ways")]
+pub(crate) fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "120", env!("CARGO_BIN_EXE_ubtrfs")]).args(args);
+    command.env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null()).output().unwrap()
+}
+
+/// A path as text.
+#[allow(dead_code, reason = "some tests run the program in other ways")]
+pub(crate) fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
 
 /// Returns the output of a command, which must have succeeded.
 #[track_caller]

@@ -9,7 +9,7 @@ pub(crate) mod relay;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -62,8 +62,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "diff")]
     json: bool,
     /// Print counts, too
-    #[arg(short, long)]
-    verbose: bool,
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
     /// Print only errors
     #[arg(short, long, conflicts_with = "verbose")]
     quiet: bool,
@@ -113,24 +113,30 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if !args.quiet {
             args.subvolumes.iter().for_each(|target| print_err(&format!("At subvol {target}")));
         }
-        // The file is created after all checks, so that a wrong argument does not truncate an existing file.
-        let file = match &args.file {
-            Some(path) => Some(File::create(path).with_context(|| format!("cannot create {}", path.display()))?),
-            None => None,
-        };
+        // The file is created after all checks, so that a wrong argument does not create it.
+        let file = args.file.as_deref().map(open_output).transpose()?;
+        let replaces =
+            file.as_ref().is_some_and(|file| file.metadata().is_ok_and(|meta| meta.is_file() && meta.len() > 0));
         let output = file.as_ref().map_or(stdout.as_fd(), AsFd::as_fd);
         let bar =
             if args.quiet { indicatif::ProgressBar::hidden() } else { crate::common::progress_bytes(None, "sending") };
-        let done =
-            with_progress_by(bar, "sending", |job| call_with_output(channel, AnyRequest::Send(request), output, job));
+        let done = with_progress_by(bar, "sending", |job| {
+            call_with_output(channel, AnyRequest::Send(request), output, replaces, job)
+        });
         answer(done, first)
     })?;
-    if args.verbose {
+    if args.verbose > 0 {
         let seconds = began.elapsed().as_secs_f64().max(0.001);
         let rate = format_size((bytes as f64 / seconds) as u64);
         print_err(&format!("{} in {seconds:.2} s ({rate}/s)", format_size(bytes)));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Opens a file for a stream. Its content is replaced when the stream begins.
+fn open_output(path: &Path) -> anyhow::Result<File> {
+    let opened = File::options().write(true).create(true).truncate(false).open(path);
+    opened.with_context(|| format!("cannot create {}", path.display()))
 }
 
 /// Returns the number of bytes written, or an error that names the subvolume.

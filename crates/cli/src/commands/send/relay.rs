@@ -12,14 +12,16 @@ use rustix::io::Errno;
 use ubtrfs_control::{Channel, Failure, Request, Response};
 use ubtrfs_fs::Job;
 
-/// Runs a command that writes a stream, and copies the stream to `output`.
+/// Runs a command that writes a stream, into `output`. With `replaces`, the output is a file with content, which is removed when
+/// the first bytes of the stream arrive: a command that is refused leaves the file as it is.
 pub(crate) fn call_with_output(
     channel: &Channel<'_>,
     request: Request,
     output: BorrowedFd<'_>,
+    replaces: bool,
     job: &Job,
 ) -> Result<Response, Failure> {
-    if !channel.is_mount() {
+    if !channel.is_mount() && !replaces {
         return channel.call_with_stream(request, &[], output, job);
     }
     let failed = |error: io::Error| {
@@ -30,7 +32,7 @@ pub(crate) fn call_with_output(
     let mut output = File::from(output.try_clone_to_owned().map_err(failed)?);
     thread::scope(|scope| {
         // If the output fails, the relay closes `from`, and the server gets a broken pipe.
-        let relay = scope.spawn(move || relay(File::from(OwnedFd::from(from)), &mut output));
+        let relay = scope.spawn(move || relay(File::from(OwnedFd::from(from)), &mut output, replaces));
         let called = channel.call_with_stream(request, &[], to.as_fd(), job);
         drop(to);
         match relay.join() {
@@ -53,8 +55,9 @@ pub(crate) fn output_pipe() -> io::Result<(io::PipeReader, io::PipeWriter)> {
     Ok((from, to))
 }
 
-/// Copies everything from a pipe to an output, which may be non-blocking.
-fn relay(mut from: File, to: &mut File) -> io::Result<()> {
+/// Copies everything from a pipe to an output, which may be non-blocking. With `replaces`, the output is emptied first, when there
+/// is something to copy.
+fn relay(mut from: File, to: &mut File, mut replaces: bool) -> io::Result<()> {
     let mut buf = vec![0; BUFFER];
     loop {
         let len = match from.read(&mut buf) {
@@ -63,6 +66,9 @@ fn relay(mut from: File, to: &mut File) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         };
+        if std::mem::take(&mut replaces) {
+            to.set_len(0)?;
+        }
         let mut rest = &buf[..len];
         while !rest.is_empty() {
             match to.write(rest) {
