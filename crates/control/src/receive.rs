@@ -42,6 +42,8 @@ pub struct Request {
     pub keep: bool,
     /// Whether compressed data is always decompressed.
     pub force_decompress: bool,
+    /// Whether everything is read again and compared with the stream before a subvolume is complete.
+    pub verify: bool,
     /// Bytes of the stream, if known, for the progress.
     pub total_bytes: Option<u64>,
 }
@@ -57,6 +59,12 @@ pub struct Response {
     pub bytes: u64,
     /// Compressed extents that were stored as they are.
     pub stored_encoded: u64,
+    /// Files and directories that were verified.
+    pub verified_inodes: u64,
+    /// Bytes that were read again.
+    pub verified_bytes: u64,
+    /// Bytes among them that were compared with the stream.
+    pub compared_bytes: u64,
     /// Commands that failed.
     pub nr_errors: u64,
     /// The errors of the first commands that failed.
@@ -95,6 +103,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         max_errors: request.max_errors,
         keep: request.keep,
         force_decompress: request.force_decompress,
+        verify: request.verify,
         ended: Arc::clone(&ended),
     };
     // Without a buffer, nothing after the first end command is read.
@@ -126,6 +135,9 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         commands: report.nr_commands,
         bytes: report.nr_bytes,
         stored_encoded: report.nr_stored_encoded,
+        verified_inodes: report.verified.nr_inodes,
+        verified_bytes: report.verified.bytes_read,
+        compared_bytes: report.verified.bytes_compared,
         nr_errors: report.nr_errors,
         errors: report.errors.iter().map(ToString::to_string).collect(),
     })
@@ -151,9 +163,11 @@ fn failure_of(error: &ReceiveError) -> Failure {
         ReceiveProblem::Fs(error) => Errno::from_raw_os_error(error.errno()),
         ReceiveProblem::Stream(Problem::Io(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
         ReceiveProblem::Stream(_) => Errno::BADMSG,
+        ReceiveProblem::Differs { .. } => Errno::IO,
         ReceiveProblem::Path(_) | ReceiveProblem::Order(_) => Errno::INVAL,
         ReceiveProblem::NotFollowed { .. } => Errno::LOOP,
         ReceiveProblem::NoParent { .. } | ReceiveProblem::NoCloneSource { .. } => Errno::NOENT,
+        ReceiveProblem::InProgress(_) => Errno::BUSY,
         ReceiveProblem::Writable { .. } => Errno::STALE,
         ReceiveProblem::TooMany { .. } => Errno::OVERFLOW,
         ReceiveProblem::Exists(_) | ReceiveProblem::Incomplete { .. } => Errno::EXIST,

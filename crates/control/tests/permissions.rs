@@ -94,6 +94,7 @@ fn receive() -> Request {
         max_errors: 1,
         keep: false,
         force_decompress: false,
+        verify: false,
         total_bytes: None,
     })
 }

@@ -50,7 +50,9 @@ pub use file::encoded::Encoded;
 pub use file::extent_map::{ExtentInfo, ExtentKind};
 pub use mount::fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};
-pub use receive::{INCOMPLETE_XATTR, ReceiveError, ReceiveOptions, ReceiveProblem, ReceiveReport, ReceivedSubvolume};
+pub use receive::{
+    INCOMPLETE_XATTR, ReceiveError, ReceiveOptions, ReceiveProblem, ReceiveReport, ReceivedSubvolume, Verified,
+};
 pub use send::changes::{Change, ChangeKind};
 pub use send::request::SendRequest;
 pub use types::{

@@ -67,14 +67,19 @@ impl Bed {
     }
 
     fn names(&self, dir: InodeId) -> Vec<String> {
+        self.raw_names(dir).iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+    }
+
+    /// Names, which need not be UTF-8.
+    fn raw_names(&self, dir: InodeId) -> Vec<Vec<u8>> {
         let mut names = Vec::new();
         self.fs
             .readdir(dir, 0, &mut |entry| {
-                names.push(String::from_utf8_lossy(entry.name).into_owned());
+                names.push(entry.name.to_vec());
                 true
             })
             .unwrap();
-        names.retain(|name| name != "." && name != "..");
+        names.retain(|name| name != b"." && name != b"..");
         names.sort();
         names
     }
@@ -576,9 +581,9 @@ fn mutated_streams_harm_nothing() {
         assert!(bed.fs.read_only().is_none(), "round {round}: {:?}", bed.fs.read_only());
         assert_eq!(bed.fs.getattr(file).unwrap(), before, "round {round}");
         assert_eq!(bed.names(outside), ["file"]);
-        for name in bed.names(TOP) {
-            if name != "outside" && name != "s1" {
-                bed.fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
+        for name in bed.raw_names(TOP) {
+            if name != b"outside" && name != b"s1" {
+                bed.fs.delete_subvolume(TOP, &name, None).unwrap();
             }
         }
     }
@@ -618,5 +623,109 @@ fn flags_do_not_change_the_method_of_compression() {
     let file = bed.find("s/f").unwrap();
     assert_eq!(bed.fs.getxattr(file.id, b"btrfs.compression").unwrap(), b"zstd");
     assert_eq!(file.flags, (InodeFlags::NOATIME | InodeFlags::COMPRESS).bits());
+    bed.close();
+}
+
+/// Receives the first part of a stream, which is then kept as incomplete.
+fn stop_at(bed: &Bed, stream: &[u8], len: usize) {
+    let options = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
+    bed.receive_with(&stream[..len], &options).unwrap_err();
+    assert!(bed.find("s").is_some(), "it was kept");
+}
+
+fn resume(bed: &Bed, stream: &[u8]) -> Result<ReceiveReport, ReceiveError> {
+    bed.receive_with(stream, &ReceiveOptions { keep: true, ..ReceiveOptions::default() })
+}
+
+#[test]
+fn a_capability_survives_a_break_before_the_owner_is_set() {
+    const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let first = [
+        Command::Mkfile { path: b"o257-7-0", ino: 257 },
+        Command::SetXattr { path: b"o257-7-0", name: b"security.capability", data: &CAPABILITY },
+        Command::Rename { path: b"o257-7-0", to: b"f" },
+    ];
+    let whole = full("s", &[&first[..], &[Command::Chown { path: b"f", uid: 0, gid: 5 }]].concat());
+    // Without the end command.
+    let end = full("s", &first).len() - stream(Version::V2, &[Command::End]).len() + stream(Version::V2, &[]).len();
+    let bed = Bed::new();
+    stop_at(&bed, &whole, end);
+    resume(&bed, &whole).unwrap();
+    assert_eq!(bed.fs.getxattr(bed.find("s/f").unwrap().id, b"security.capability").unwrap(), CAPABILITY);
+    bed.close();
+}
+
+#[test]
+fn a_kept_subvolume_that_was_changed_is_not_resumed() {
+    let commands = [
+        Command::Mkdir { path: b"d", ino: 257 },
+        Command::Mkfile { path: b"d/f", ino: 258 },
+        Command::Write { path: b"d/f", offset: 0, data: b"content" },
+        Command::Mkfile { path: b"d/g", ino: 259 },
+    ];
+    let whole = full("s", &commands);
+    let id = |bed: &Bed, path: &str| bed.find(path).unwrap().id;
+    type Change = fn(&Bed, &dyn Fn(&Bed, &str) -> InodeId);
+    let changes: [(&str, Change); 4] = [
+        ("content", |bed, id| assert_eq!(bed.fs.write(id(bed, "s/d/f"), 0, b"other").unwrap(), 5)),
+        ("name", |bed, id| {
+            let _ = bed.fs.create(id(bed, "s"), b"new", NewInode::file(0o644), &Caller::ROOT).unwrap();
+        }),
+        ("removal", |bed, id| bed.fs.unlink(id(bed, "s/d"), b"f").unwrap()),
+        ("attribute", |bed, id| {
+            bed.fs.setxattr(id(bed, "s/d"), b"user.x", b"1", XattrFlags::empty(), &Caller::ROOT).unwrap();
+        }),
+    ];
+    for (what, change) in changes {
+        let bed = Bed::new();
+        stop_at(&bed, &whole, whole.len() - 20);
+        change(&bed, &id);
+        let error = resume(&bed, &whole).unwrap_err().to_string();
+        assert!(error.contains("it was changed since"), "{what}: {error}");
+        bed.close();
+    }
+    // Access times may change.
+    let bed = Bed::new();
+    stop_at(&bed, &whole, whole.len() - 20);
+    let atime = Some(ubtrfs_fs::SetTime::At(Timespec { sec: 77, nsec: 0 }));
+    let before = bed.find("s/d/f").unwrap();
+    let set = ubtrfs_fs::SetAttr { atime, ctime: Some(before.ctime), ..ubtrfs_fs::SetAttr::default() };
+    bed.fs.setattr(before.id, &set, &Caller::ROOT).unwrap();
+    resume(&bed, &whole).unwrap();
+    bed.close();
+}
+
+#[test]
+fn a_name_that_is_being_received_is_not_called_interrupted() {
+    /// Runs a second receive before it returns the end of the stream.
+    struct Slow<'b> {
+        bed: &'b Bed,
+        stream: &'b [u8],
+        rest: &'b [u8],
+    }
+    impl Read for Slow<'_> {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            if self.rest.len() == 30 {
+                while self.bed.find("s").is_none() {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                for keep in [false, true] {
+                    let options = ReceiveOptions { keep, ..ReceiveOptions::default() };
+                    let error = self.bed.receive_with(self.stream, &options).unwrap_err().to_string();
+                    assert!(error.contains("'s' is being received by another command"), "{error}");
+                }
+            }
+            let most = if self.rest.len() > 30 { self.rest.len() - 30 } else { self.rest.len() };
+            let len = most.min(out.len());
+            out[..len].copy_from_slice(&self.rest[..len]);
+            self.rest = &self.rest[len..];
+            Ok(len)
+        }
+    }
+    let whole = full("s", &small_tree());
+    let bed = Bed::new();
+    let input = Slow { bed: &bed, stream: &whole, rest: &whole };
+    bed.fs.receive(TOP, input, &ReceiveOptions::default(), &Job::new(), &mut |_| {}).unwrap();
+    assert!(bed.fails(&whole).contains("exists already"));
     bed.close();
 }

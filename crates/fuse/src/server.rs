@@ -7,8 +7,9 @@
 //!     fit into the answer gives its reference back.
 //! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
 //!     ([`TTL`]). The exception is `st_blocks`, which may change without a request when writeback allocates new data: see
-//!     [`Server::attr_ttl`]. If a request changes names that the kernel cannot expect it to change, the server tells
-//!     the kernel (`name_cache`).
+//!     [`Server::attr_ttl`]. The other exception is a subvolume that is being received, of which the kernel caches nothing but
+//!     data. If a request changes names that the kernel cannot expect it to change, the server tells the
+//!     kernel (`name_cache`).
 //! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
@@ -117,8 +118,16 @@ impl Server {
         self.nodes.id(node).ok_or(Error::Stale)
     }
 
+    /// How long the kernel may keep a name, or the absence of a name, in a directory.
+    fn name_ttl(&self, dir: InodeId) -> Duration {
+        if self.fs.is_being_received(dir.root) { Duration::ZERO } else { TTL }
+    }
+
     /// How long the kernel may keep attributes (S3).
     fn attr_ttl(&self, attr: &Attr) -> Duration {
+        if self.fs.is_being_received(attr.id.root) {
+            return Duration::ZERO;
+        }
         if attr.mode & mode::TYPE != mode::REGULAR {
             return TTL;
         }
@@ -137,7 +146,7 @@ impl Server {
             node: self.nodes.node(attr.id),
             generation: attr.generation.0,
             attr: wire_attr(attr, self.nodes.st_ino(attr.id)),
-            ttl: TTL,
+            ttl: self.name_ttl(attr.id),
             attr_ttl: self.attr_ttl(attr),
         }
     }
@@ -558,10 +567,11 @@ impl Server {
     }
 
     fn lookup(&self, parent: u64, name: &[u8], reply: &mut Reply<'_>) -> Result<()> {
-        match self.fs.lookup(self.id(parent)?, name) {
+        let dir = self.id(parent)?;
+        match self.fs.lookup(dir, name) {
             Ok(attr) => reply.entry(&self.entry(&attr)),
             // Let the kernel cache that the name does not exist.
-            Err(Error::NotFound) => reply.entry(&Entry::none(TTL)),
+            Err(Error::NotFound) => reply.entry(&Entry::none(self.name_ttl(dir))),
             Err(error) => return Err(error),
         }
         Ok(())

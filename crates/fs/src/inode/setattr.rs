@@ -185,7 +185,7 @@ impl Fs {
             return Ok(());
         }
         state.item.flags = after.bits();
-        state.item.ctime = now();
+        state.item.ctime = Timespec::now();
         state.item.sequence = state.item.sequence.wrapping_add(1);
         state.inherit = None;
         let op = self.engine.begin(reservation);

@@ -10,6 +10,7 @@ use ubtrfs_stream::{Command, Compression, FrameHeader};
 use super::error::ReceiveProblem;
 use super::incomplete::{INCOMPLETE_XATTR, Progress, Sent};
 use super::session::{ReceivedSubvolume, Session};
+use super::verify::Verifier;
 use super::walk::Walk;
 use crate::file::encoded::Encoded;
 use crate::inode::xattr::CAPABILITY;
@@ -35,10 +36,12 @@ pub(crate) struct Current {
     /// The capability that the last `set_xattr` set, and its path. A later `chown` removes the capability from the
     /// file, so the capability is set again: Linux before 5.8 sends `chown` after `set_xattr`.
     capability: Option<(Vec<u8>, Vec<u8>)>,
+    /// What is compared at the end, if that was asked for.
+    pub(crate) verifier: Option<Verifier>,
 }
 
 impl Current {
-    pub(crate) fn new(made: ReceivedSubvolume, name: Vec<u8>, sent: Sent, resumed: Progress) -> Self {
+    pub(crate) fn new(made: ReceivedSubvolume, name: Vec<u8>, sent: Sent, resumed: Progress, verifies: bool) -> Self {
         let walk = Walk::new(made.id);
         Self {
             made,
@@ -50,15 +53,17 @@ impl Current {
             walk,
             source_walk: None,
             capability: None,
+            verifier: verifies.then(Verifier::default),
         }
     }
 
     /// Skips a command that an earlier receive applied. Returns false, without a change, for any other command.
-    pub(crate) fn skips(&mut self, header: &FrameHeader) -> Result<bool> {
+    pub(crate) fn skips(&mut self, header: &FrameHeader, command: &Command<'_>) -> Result<bool> {
         if self.progress.nr_commands >= self.resumed.nr_commands {
             return Ok(false);
         }
         self.progress.add(header);
+        self.note_capability(command);
         if self.progress.nr_commands == self.resumed.nr_commands {
             self.check_resumed()?;
         }
@@ -90,6 +95,44 @@ impl Current {
 
     /// Applies a command, which neither begins nor ends a subvolume.
     pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
+        let fs = session.fs;
+        let is_removal = matches!(command, Command::Unlink { .. } | Command::Rmdir { .. });
+        let removed = match command.path() {
+            Some(path) if is_removal && self.verifier.is_some() => Some(self.walk.inode(fs, path)?),
+            _ => None,
+        };
+        self.change(session, command)?;
+        self.note_capability(command);
+        if let Some(verifier) = &mut self.verifier {
+            let id = match (removed, command) {
+                (Some(id), _) => id,
+                (None, Command::Rename { to, .. }) => self.walk.inode(fs, to)?,
+                (None, _) => self.walk.inode(fs, command.path().unwrap_or_default())?,
+            };
+            verifier.note(id.ino, command);
+        }
+        Ok(())
+    }
+
+    /// Updates `capability` after a command that was applied, now or by an earlier receive.
+    fn note_capability(&mut self, command: &Command<'_>) {
+        let is_of = |noted: &Option<(Vec<u8>, Vec<u8>)>, path: &[u8]| noted.as_ref().is_some_and(|(of, _)| of == path);
+        match *command {
+            Command::SetXattr { path, name, data } if name == CAPABILITY => {
+                self.capability = Some((path.to_vec(), data.to_vec()));
+            }
+            Command::RemoveXattr { path, name } if name == CAPABILITY && is_of(&self.capability, path) => {
+                self.capability = None;
+            }
+            Command::Chown { .. } => self.capability = None,
+            Command::Rename { path, to } if is_of(&self.capability, path) => {
+                self.capability = self.capability.take().map(|(_, value)| (to.to_vec(), value));
+            }
+            _ => {}
+        }
+    }
+
+    fn change(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
         let fs = session.fs;
         match *command {
             Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => {
@@ -138,7 +181,6 @@ impl Current {
                 if self.is_mark(id, name) {
                     return Ok(());
                 }
-                self.capability = None;
                 Ok(fs.removexattr(id, name, &Caller::ROOT)?)
             }
             Command::Write { path, offset, data } => self.write(fs, path, offset, data),
@@ -193,11 +235,6 @@ impl Current {
         let (new_dir, new_name) = self.walk.place(fs, to)?;
         fs.rename(dir, name, new_dir, new_name, RenameFlags::empty())?;
         self.walk.renamed(path, to);
-        if let Some((of, _)) = &mut self.capability
-            && of == path
-        {
-            *of = to.to_vec();
-        }
         Ok(())
     }
 
@@ -216,11 +253,7 @@ impl Current {
         if self.is_mark(id, name) {
             return Ok(());
         }
-        fs.setxattr(id, name, data, XattrFlags::empty(), &Caller::ROOT)?;
-        if name == CAPABILITY {
-            self.capability = Some((path.to_vec(), data.to_vec()));
-        }
-        Ok(())
+        Ok(fs.setxattr(id, name, data, XattrFlags::empty(), &Caller::ROOT)?)
     }
 
     fn chown(&mut self, fs: &Fs, path: &[u8], uid: u64, gid: u64) -> Result<()> {
@@ -228,10 +261,10 @@ impl Current {
             |id: u64| u32::try_from(id).map_err(|_| Error::InvalidArgument("the user or group id is too large"));
         let (uid, gid) = (Some(number(uid)?), Some(number(gid)?));
         let id = self.set(fs, path, SetAttr { uid, gid, ..SetAttr::default() })?;
-        if let Some((of, value)) = self.capability.take()
+        if let Some((of, value)) = &self.capability
             && of == path
         {
-            fs.setxattr(id, CAPABILITY, &value, XattrFlags::empty(), &Caller::ROOT)?;
+            fs.setxattr(id, CAPABILITY, value, XattrFlags::empty(), &Caller::ROOT)?;
         }
         Ok(())
     }

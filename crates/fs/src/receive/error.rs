@@ -75,6 +75,9 @@ pub enum ReceiveProblem {
     /// The name is taken.
     #[error("'{}' exists already", .0.escape_ascii())]
     Exists(Vec<u8>),
+    /// Another receive is making the subvolume that has the name.
+    #[error("'{}' is being received by another command", .0.escape_ascii())]
+    InProgress(Vec<u8>),
     /// The name belongs to a subvolume whose receive was interrupted.
     #[error("'{}' is left from a receive that did not end; {hint}", .name.escape_ascii())]
     Incomplete {
@@ -82,6 +85,14 @@ pub enum ReceiveProblem {
         name: Vec<u8>,
         /// What to do.
         hint: &'static str,
+    },
+    /// What was received differs from the stream when it is read again.
+    #[error("'{}' differs from the stream when it is read again: {what}", .path.escape_ascii())]
+    Differs {
+        /// The path.
+        path: Vec<u8>,
+        /// The part that differs.
+        what: &'static str,
     },
     /// The command needs something that this program does not support.
     #[error("{0}")]
@@ -97,7 +108,10 @@ impl fmt::Display for ReceiveError {
             write!(f, "{position}: ")?;
         }
         // The messages about unusable paths and taken names contain the path already.
-        let names_path = matches!(*self.problem, ReceiveProblem::Path(_) | ReceiveProblem::Exists(_));
+        let names_path = matches!(
+            *self.problem,
+            ReceiveProblem::Path(_) | ReceiveProblem::Exists(_) | ReceiveProblem::InProgress(_)
+        );
         if !self.path.is_empty() && !names_path {
             write!(f, "'{}': ", self.path.get(..MOST_SHOWN).unwrap_or(&self.path).escape_ascii())?;
         }

@@ -8,23 +8,28 @@
 //!                                                [stopped after N commands]
 //! ```
 //!
-//! - I1. The mark is "receiving" before the first command is applied. The mark becomes "stopped" only after all applied
-//!   commands. Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the
-//!   commands that the mark counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some
-//!   commands of the last transaction.
-//! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum
-//!   over the checksums of these commands.
+//! - I1. The mark is "receiving" before the first command is applied. The mark becomes "stopped" only after all applied commands.
+//!   Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the commands that the mark
+//!   counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some commands of the last transaction.
+//! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum over the
+//!   checksums of these commands.
+//! - I3. A stopped subvolume is resumed only if no inode in it has changed since: no change time is later than the mark. Only nodes
+//!   of the mark's transaction and later ones are searched. Reading files changes only access times.
+
+use std::sync::Arc;
 
 use ubtrfs_format::hash::crc32c_raw;
-use ubtrfs_format::item::{RootFlags, Timespec};
+use ubtrfs_format::item::{InodeItem, RootFlags, Timespec};
 use ubtrfs_format::{Generation, KeyType, RootId};
 use ubtrfs_stream::FrameHeader;
-use ubtrfs_transaction::Received;
+use ubtrfs_transaction::{CommittedTree, Received};
+use ubtrfs_tree::Item;
 use uuid::Uuid;
 
 use super::error::ReceiveProblem;
 use crate::inode::xattr;
 use crate::items::dir_item;
+use crate::subvolume::receives::ReceivesGuard;
 use crate::types::{Caller, InodeId, XattrFlags};
 use crate::{Error, Fs, Result};
 
@@ -62,6 +67,9 @@ impl Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     sent: Sent,
+    /// The time of the mark, and the transaction that ran then.
+    at: Timespec,
+    transid: u64,
     /// The progress when the receive stopped; `None` while the receive runs.
     stopped: Option<Progress>,
 }
@@ -74,8 +82,12 @@ impl Mark {
             None => "receiving".to_owned(),
             Some(Progress { nr_commands, digest }) => format!("stopped commands={nr_commands} digest={digest}"),
         };
-        format!("{state} uuid={uuid} ctransid={ctransid} parent={parent} parent_ctransid={parent_ctransid}")
-            .into_bytes()
+        let (Timespec { sec, nsec }, transid) = (self.at, self.transid);
+        format!(
+            "{state} uuid={uuid} ctransid={ctransid} parent={parent} parent_ctransid={parent_ctransid} sec={sec} nsec={nsec} \
+             transid={transid}"
+        )
+        .into_bytes()
     }
 
     fn decode(value: &[u8]) -> Option<Self> {
@@ -95,7 +107,8 @@ impl Mark {
             }
             _ => return None,
         };
-        Some(Self { sent, stopped })
+        let at = Timespec { sec: field("sec")?.parse().ok()?, nsec: field("nsec")?.parse().ok()? };
+        Some(Self { sent, at, transid: number("transid")?, stopped })
     }
 }
 
@@ -120,8 +133,29 @@ impl Fs {
 
     /// Marks the subvolume as being received or, with `stopped`, as stopped after these commands.
     pub(crate) fn set_mark(&self, root: RootId, sent: &Sent, stopped: Option<Progress>) -> Result<()> {
-        let value = Mark { sent: *sent, stopped }.encode();
-        self.setxattr(InodeId::root_of(root), INCOMPLETE_XATTR.as_bytes(), &value, XattrFlags::empty(), &Caller::ROOT)
+        let reservation = self.reserve(COMPLETE_ITEMS)?;
+        let inode = self.inode(InodeId::root_of(root))?;
+        let mut state = inode.write()?;
+        let (at, transid) = (Timespec::now(), self.engine.generation().0);
+        let value = Mark { sent: *sent, at, transid, stopped }.encode();
+        let mut changes = Vec::new();
+        let mark = (INCOMPLETE_XATTR.as_bytes(), Some(value));
+        xattr::plan_set(&mut changes, (&inode, &state), &self.geometry, mark, XattrFlags::empty())?;
+        state.item.ctime = at;
+        state.item.sequence = state.item.sequence.wrapping_add(1);
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+
+    /// Whether an inode of a subvolume changed after its mark was set (I3).
+    fn has_changed_since(&self, root: RootId, mark: &Mark) -> Result<bool> {
+        // Changes of the running transaction count, too.
+        self.flush_tagged(Some(root))?;
+        self.engine.commit()?;
+        let found = self.engine.with_committed_tree(root, |tree| is_any_newer(&tree, mark))?;
+        found.ok_or(Error::NotFound)?
     }
 
     /// Keeps an incomplete subvolume, durable on return (I1).
@@ -131,14 +165,15 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is
-    /// taken by anything that cannot be resumed.
+    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is taken by
+    /// anything that cannot be resumed. `receives` are the running receives.
     pub(crate) fn resumable(
         &self,
         dir: InodeId,
         name: &[u8],
         sent: &Sent,
         keep: bool,
+        receives: &ReceivesGuard<'_>,
     ) -> Result<Option<(RootId, Progress)>, ReceiveProblem> {
         let exists = || ReceiveProblem::Exists(name.to_vec());
         let id = match self.find_subvolume(dir, name) {
@@ -152,6 +187,9 @@ impl Fs {
         if !item.received_uuid.is_nil() || is_read_only || item.stransid.0 == 0 {
             return Err(exists());
         }
+        if receives.has(id) {
+            return Err(ReceiveProblem::InProgress(name.to_vec()));
+        }
         let incomplete = |hint| Err(ReceiveProblem::Incomplete { name: name.to_vec(), hint });
         let mark = match self.getxattr(InodeId::root_of(id), INCOMPLETE_XATTR.as_bytes()) {
             Ok(value) => Mark::decode(&value),
@@ -161,6 +199,9 @@ impl Fs {
         match mark {
             Some(Mark { sent: other, .. }) if other != *sent => {
                 incomplete("it is of another stream; delete it first: ubtrfs subvolume delete")
+            }
+            Some(found @ Mark { stopped: Some(_), .. }) if keep && self.has_changed_since(id, &found)? => {
+                incomplete("it was changed since; delete it first: ubtrfs subvolume delete")
             }
             Some(Mark { stopped: Some(progress), .. }) if keep => {
                 self.set_mark(id, sent, None)?;
@@ -219,8 +260,30 @@ impl Fs {
     }
 }
 
-/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a
-/// margin.
+/// Whether an inode in a tree has a change time after a mark.
+fn is_any_newer(tree: &CommittedTree, mark: &Mark) -> Result<bool> {
+    let root = tree.root();
+    let mut nodes = vec![root.node_ptr()];
+    while let Some(ptr) = nodes.pop() {
+        let node = tree.source().read_node(&ptr)?;
+        node.verify(&ptr)?;
+        for slot in 0..node.nritems() {
+            if !node.is_leaf() {
+                let child = node.child_ptr(slot, root.tree);
+                nodes.extend((child.generation.0 >= mark.transid).then_some(child));
+            } else if node.key(slot).item_type == KeyType::INODE_ITEM {
+                let item = InodeItem::decode(&Item::new(Arc::clone(&node), slot))
+                    .map_err(|cause| ubtrfs_format::Corrupt::new(cause).in_tree(root.tree))?;
+                if (item.ctime.sec, item.ctime.nsec) > (mark.at.sec, mark.at.nsec) {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a margin.
 const COMPLETE_ITEMS: usize = 8;
 
 #[cfg(test)]
@@ -232,10 +295,11 @@ mod tests {
         let sent = Sent { uuid: Uuid::from_u128(1), ctransid: 7, parent: None };
         let from = Sent { parent: Some((Uuid::from_u128(2), 3)), ..sent };
         let progress = Progress { nr_commands: 5, digest: u32::MAX };
+        let at = Timespec { sec: -5, nsec: 999_999_999 };
         for mark in [
-            Mark { sent, stopped: None },
-            Mark { sent: from, stopped: None },
-            Mark { sent: from, stopped: Some(progress) },
+            Mark { sent, at, transid: 8, stopped: None },
+            Mark { sent: from, at, transid: 8, stopped: None },
+            Mark { sent: from, at, transid: u64::MAX, stopped: Some(progress) },
         ] {
             assert_eq!(Mark::decode(&mark.encode()), Some(mark));
         }

@@ -12,6 +12,7 @@
 //! | `walk`       | from paths to inodes, which confines the stream to its subvolume                             |
 //! | `origin`     | finding parents and clone sources                                                            |
 //! | `incomplete` | the mark of an incomplete subvolume, resuming it, and the `received_uuid` of a complete one  |
+//! | `verify`     | reading what was received again, and comparing it with the stream                            |
 //! | `error`      | a failed receive, with its command                                                           |
 //!
 //! Invariants:
@@ -30,8 +31,10 @@ mod incomplete;
 mod input;
 mod origin;
 mod session;
+mod verify;
 mod walk;
 
 pub use error::{ReceiveError, ReceiveProblem};
 pub use incomplete::INCOMPLETE_XATTR;
 pub use session::{ReceiveOptions, ReceiveReport, ReceivedSubvolume};
+pub use verify::Verified;

@@ -17,7 +17,9 @@ use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{Progress, Sent};
 use super::input::{Batch, NR_BATCHES, read_all};
 use super::origin::Part;
+use super::verify::Verified;
 use super::walk::entry;
+use crate::subvolume::receives::Receiving;
 use crate::types::InodeId;
 use crate::{Error, Fs};
 
@@ -33,13 +35,22 @@ pub struct ReceiveOptions {
     pub keep: bool,
     /// Whether to decompress all data, and not to store compressed extents as they are.
     pub force_decompress: bool,
+    /// Whether to read everything again that a stream wrote, and to compare it, before its subvolume is complete.
+    pub verify: bool,
     /// Set when the receive ends. When the receive ends, a read of the input that waits for bytes must return.
     pub ended: Arc<AtomicBool>,
 }
 
 impl Default for ReceiveOptions {
     fn default() -> Self {
-        Self { only_first: false, max_errors: 1, keep: false, force_decompress: false, ended: Arc::default() }
+        Self {
+            only_first: false,
+            max_errors: 1,
+            keep: false,
+            force_decompress: false,
+            verify: false,
+            ended: Arc::default(),
+        }
     }
 }
 
@@ -54,6 +65,8 @@ pub struct ReceiveReport {
     pub nr_bytes: u64,
     /// Compressed extents that were stored as they are.
     pub nr_stored_encoded: u64,
+    /// What was read again, if that was asked for.
+    pub verified: Verified,
     /// Commands that failed. The receive fails when `max_errors` is reached.
     pub nr_errors: u64,
     /// The errors of the first failed commands.
@@ -97,9 +110,11 @@ impl Fs {
         self.inode_to_change(dir)?;
         let mut session = Session {
             fs: self,
+            job,
             dir,
             options,
             current: None,
+            receiving: None,
             sources: HashMap::new(),
             report: ReceiveReport::default(),
             made,
@@ -114,9 +129,12 @@ impl Fs {
 
 pub(crate) struct Session<'s> {
     pub(crate) fs: &'s Fs,
+    job: &'s Job,
     dir: InodeId,
     pub(crate) options: &'s ReceiveOptions,
     current: Option<Current>,
+    /// Registers the current subvolume as one that is being received.
+    receiving: Option<Receiving<'s>>,
     /// Clone sources that were found.
     sources: HashMap<(Uuid, u64), RootId>,
     pub(crate) report: ReceiveReport,
@@ -192,7 +210,7 @@ impl Session<'_> {
         }
         let no_subvolume = ReceiveProblem::Order("the stream does not begin with a subvolume");
         let Some(mut current) = self.current.take() else { return Err(at(no_subvolume, path)) };
-        let applied = match current.skips(header) {
+        let applied = match current.skips(header, command) {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let applied = current.apply(self, command);
@@ -239,7 +257,9 @@ impl Session<'_> {
         if !self.fs.has_room_for_received(sent.uuid)? {
             return Err(ReceiveProblem::TooMany { uuid: sent.uuid });
         }
-        let resumed = self.fs.resumable(dir, name, &sent, self.options.keep)?;
+        self.receiving = None;
+        let receives = self.fs.subvolumes.receives.lock();
+        let resumed = self.fs.resumable(dir, name, &sent, self.options.keep, &receives)?;
         let (id, target) = match resumed {
             Some((id, progress)) => (id, progress),
             None => {
@@ -250,6 +270,7 @@ impl Session<'_> {
                 (self.fs.make_incomplete(dir, name, &sent, parent)?, Progress::default())
             }
         };
+        self.receiving = Some(receives.begin(id));
         let made = ReceivedSubvolume {
             id,
             dir,
@@ -259,7 +280,7 @@ impl Session<'_> {
             nr_resumed: target.nr_commands,
         };
         (self.made)(&made);
-        self.current = Some(Current::new(made, name.to_vec(), sent, target));
+        self.current = Some(Current::new(made, name.to_vec(), sent, target, self.options.verify));
         Ok(())
     }
 
@@ -272,7 +293,12 @@ impl Session<'_> {
             problem: Box::new(problem),
         };
         current.check_resumed().map_err(at)?;
+        if let Some(verifier) = &current.verifier {
+            let done = verifier.verify(self.fs, current.made.id, self.job).map_err(at)?;
+            self.report.verified.add(&done);
+        }
         self.fs.complete_received(current.made.id, &current.sent).map_err(|error| at(error.into()))?;
+        self.receiving = None;
         if let Some(current) = self.current.take() {
             self.report.subvolumes.push(current.made);
         }

@@ -6,6 +6,7 @@
 //! - `list`: paths and parents of subvolumes, and the choice of the subvolume to mount.
 //! - `rename`: renames that move a subvolume.
 //! - `sends`: changes that are refused while a subvolume is being sent.
+//! - `receives`: the subvolumes that are being received.
 //! - `quota`, `resolve`, `search`: quota groups, paths of addresses and inodes, items of a tree.
 //!
 //! Crate `control` decides which users may call these functions (`control/src/subvolume.rs`).
@@ -14,6 +15,7 @@ pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod list;
 pub(crate) mod quota;
+pub(crate) mod receives;
 pub(crate) mod rename;
 pub(crate) mod resolve;
 mod search;

@@ -13,6 +13,7 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::subvolume::Subvolume;
 use crate::subvolume::delete::Deletions;
+use crate::subvolume::receives::Receives;
 use crate::subvolume::sends::Sends;
 
 /// The subvolumes in memory.
@@ -24,6 +25,7 @@ pub(crate) struct Subvolumes {
     flag_lock: Mutex<()>,
     pub(in crate::subvolume) deletions: Deletions,
     pub(crate) sends: Sends,
+    pub(crate) receives: Receives,
 }
 
 impl Subvolumes {

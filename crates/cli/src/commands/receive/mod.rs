@@ -26,7 +26,9 @@ use crate::job::with_progress_by;
 #[command(
     after_help = "Each subvolume is read-only when it is complete. If the receive fails or is interrupted, the incomplete \
                         one is deleted; with --keep it stays, marked by the attribute trusted.ubtrfs.incomplete, and the same \
-                        command with the same stream continues it."
+                        command with the same stream continues it. With --verify, data that the stream wrote is read from the \
+                        devices again and compared by checksum, and sizes, owners, modes and times are compared; cloned and \
+                        compressed data is read, which verifies its checksums on disk. If anything differs, the receive fails."
 )]
 pub(crate) struct Args {
     /// Directory in a mount or an image that receives the subvolumes
@@ -53,12 +55,15 @@ pub(crate) struct Args {
     /// Keep an incomplete subvolume, and continue a subvolume that was kept
     #[arg(long)]
     keep: bool,
+    /// Read everything again before a subvolume is complete, and compare it with the stream
+    #[arg(long)]
+    verify: bool,
     /// Print the commands of the stream instead of receiving it
-    #[arg(long, conflicts_with_all = ["keep", "json"])]
+    #[arg(long, conflicts_with_all = ["keep", "json", "verify"])]
     dump: bool,
     /// Print counts, too
-    #[arg(short, long)]
-    verbose: bool,
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
     /// Print only errors
     #[arg(short, long, conflicts_with = "verbose")]
     quiet: bool,
@@ -95,6 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             max_errors: args.max_errors,
             keep: args.keep,
             force_decompress: args.force_decompress,
+            verify: args.verify,
             total_bytes: size_of_file(stream),
         });
         let bar = if args.quiet {
@@ -127,6 +133,9 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             "commands": done.commands,
             "bytes": done.bytes,
             "stored_encoded": done.stored_encoded,
+            "verified_inodes": done.verified_inodes,
+            "verified_bytes": done.verified_bytes,
+            "compared_bytes": done.compared_bytes,
             "failed_commands": done.nr_errors,
         });
         print_out(&format!("{value}\n"))?;
@@ -136,7 +145,7 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             print_err(&format!("At {kind} {}", printable(&subvolume.path)));
         }
     }
-    if args.verbose {
+    if args.verbose > 0 {
         let seconds = began.elapsed().as_secs_f64().max(0.001);
         print_err(&format!(
             "{} commands, {} in {seconds:.2} s ({}/s), {} compressed extents stored as they are",
@@ -144,6 +153,14 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             format_size(done.bytes),
             format_size((done.bytes as f64 / seconds) as u64),
             done.stored_encoded,
+        ));
+    }
+    if args.verbose > 0 && args.verify {
+        print_err(&format!(
+            "verified {} files and directories: {} read, {} of them compared with the stream",
+            done.verified_inodes,
+            format_size(done.verified_bytes),
+            format_size(done.compared_bytes),
         ));
     }
     for error in &done.errors {

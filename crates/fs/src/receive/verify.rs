@@ -1,0 +1,198 @@
+//! [`Verifier`]: compares a received subvolume with its stream before it is complete: all data that the stream wrote is read from
+//! the devices again, and attributes are compared with the last commands that set them.
+//!
+//! - V1. Data is compared by checksum, command by command. Where a later command changes a part of a range, the range is only read,
+//!   so that its checksums on disk are verified. When a receive is resumed, only commands from there on are compared.
+//! - V2. Memory is bounded: ranges beyond [`RANGES_MAX`] are only read, too.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "ends of ranges are at least their starts, offsets are within the size of a file, and counts are bytes that were read"
+)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use ubtrfs_format::hash::crc32c_raw;
+use ubtrfs_format::item::Timespec;
+use ubtrfs_format::{Ino, RootId};
+use ubtrfs_stream::Command;
+use ubtrfs_transaction::Job;
+
+use super::error::ReceiveProblem;
+use crate::types::{InodeId, mode};
+use crate::{Error, Fs, SeekWhence};
+
+/// What a receive with verification read again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Files and directories that were compared.
+    pub nr_inodes: u64,
+    /// Bytes that were read.
+    pub bytes_read: u64,
+    /// Bytes among them that were compared with the stream.
+    pub bytes_compared: u64,
+}
+
+impl Verified {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.nr_inodes += other.nr_inodes;
+        self.bytes_read += other.bytes_read;
+        self.bytes_compared += other.bytes_compared;
+    }
+}
+
+/// The state that a stream gives to an inode.
+#[derive(Debug, Default)]
+struct Expected {
+    /// The path in the last command.
+    path: Vec<u8>,
+    size: Option<u64>,
+    mode: Option<u32>,
+    owner: Option<(u64, u64)>,
+    times: Option<(Timespec, Timespec)>,
+    /// Data by offset: its end, and its checksum.
+    data: BTreeMap<u64, (u64, u32)>,
+    may_be_gone: bool,
+}
+
+/// The expected state of the inodes that a stream changes.
+#[derive(Debug, Default)]
+pub(crate) struct Verifier {
+    inodes: HashMap<Ino, Expected>,
+    nr_ranges: usize,
+}
+
+impl Verifier {
+    /// Notes a command that was applied to an inode.
+    pub(crate) fn note(&mut self, ino: Ino, command: &Command<'_>) {
+        let expected = self.inodes.entry(ino).or_default();
+        let path = match *command {
+            Command::Rename { to, .. } => to,
+            _ => command.path().unwrap_or_default(),
+        };
+        if expected.path != path {
+            expected.path = path.to_vec();
+        }
+        let before = expected.data.len();
+        match *command {
+            Command::Write { offset, data, .. } => {
+                let end = offset.saturating_add(data.len() as u64);
+                expected.changed(offset..end);
+                expected.size = expected.size.map(|size| size.max(end));
+                if self.nr_ranges < RANGES_MAX && !data.is_empty() {
+                    expected.data.insert(offset, (end, crc32c_raw(!0, data)));
+                }
+            }
+            Command::EncodedWrite { offset, unencoded_file_len: len, .. } | Command::Clone { offset, len, .. } => {
+                let end = offset.saturating_add(len);
+                expected.changed(offset..end);
+                expected.size = expected.size.map(|size| size.max(end));
+            }
+            Command::Fallocate { offset, size, .. } => {
+                expected.changed(offset..offset.saturating_add(size));
+                // Whether the size changes depends on the mode.
+                expected.size = None;
+            }
+            Command::Truncate { size, .. } => {
+                expected.changed(size..u64::MAX);
+                expected.size = Some(size);
+            }
+            Command::Chmod { mode, .. } => expected.mode = Some(mode as u32 & mode::PERMISSIONS),
+            Command::Chown { uid, gid, .. } => {
+                // A new owner may clear mode bits.
+                (expected.owner, expected.mode) = (Some((uid, gid)), None);
+            }
+            // An ACL may change the mode.
+            Command::SetXattr { .. } | Command::RemoveXattr { .. } => expected.mode = None,
+            Command::Utimes { atime, mtime, .. } => expected.times = Some((atime, mtime)),
+            Command::Unlink { .. } | Command::Rmdir { .. } => expected.may_be_gone = true,
+            _ => {}
+        }
+        if !matches!(command, Command::Utimes { .. } | Command::Fileattr { .. } | Command::Rename { .. }) {
+            expected.times = None;
+        }
+        self.nr_ranges = (self.nr_ranges + expected.data.len()).saturating_sub(before);
+    }
+
+    /// Reads everything again, after it was written to the devices. Fails at the first difference.
+    pub(crate) fn verify(&self, fs: &Fs, root: RootId, job: &Job) -> Result<Verified, ReceiveProblem> {
+        // What is compared must come from the devices, and not from memory.
+        fs.flush_tagged(Some(root))?;
+        fs.engine.commit().map_err(Error::from)?;
+        let mut done = Verified::default();
+        let mut inodes: Vec<_> = self.inodes.iter().collect();
+        inodes.sort_unstable_by_key(|(ino, _)| **ino);
+        let mut buf = vec![0; BUFFER];
+        for (ino, expected) in inodes {
+            let id = InodeId { root, ino: *ino };
+            let attr = match fs.getattr(id) {
+                Err(Error::NotFound | Error::Stale) if expected.may_be_gone => continue,
+                attr => attr?,
+            };
+            let differs = |what: &'static str| ReceiveProblem::Differs { path: expected.path.clone(), what };
+            let check = |is_equal: bool, what| if is_equal { Ok(()) } else { Err(differs(what)) };
+            check(expected.size.is_none_or(|size| size == attr.size), "its size")?;
+            check(expected.mode.is_none_or(|mode| mode == attr.mode & mode::PERMISSIONS), "its mode")?;
+            let owner = (u64::from(attr.uid), u64::from(attr.gid));
+            check(expected.owner.is_none_or(|expected| expected == owner), "its owner")?;
+            check(expected.times.is_none_or(|times| times == (attr.atime, attr.mtime)), "its times")?;
+            done.nr_inodes += 1;
+            if attr.mode & mode::TYPE != mode::REGULAR {
+                continue;
+            }
+            let mut at = 0;
+            while at < attr.size {
+                job.check().map_err(Error::from)?;
+                if let Some((end, crc)) = expected.data.get(&at) {
+                    check(checksum(fs, id, at..*end, &mut buf)? == *crc, "its data")?;
+                    done.bytes_compared += end - at;
+                    done.bytes_read += end - at;
+                    at = *end;
+                    continue;
+                }
+                // Up to the next compared range, data is only read. Holes are skipped.
+                let next = expected.data.range(at..).next().map_or(attr.size, |(start, _)| *start);
+                let start = fs.seek(id, at, SeekWhence::Data).unwrap_or(next).min(next);
+                let hole = fs.seek(id, start, SeekWhence::Hole).ok().filter(|hole| *hole > start).unwrap_or(next);
+                let end = next.min(hole).min(start.saturating_add(BUFFER as u64));
+                checksum(fs, id, start..end, &mut buf)?;
+                done.bytes_read += end - start;
+                at = end;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Expected {
+    /// Forgets the data of ranges that a command changes (V1).
+    fn changed(&mut self, range: Range<u64>) {
+        let before = self.data.range(..range.start).next_back().filter(|(_, (end, _))| *end > range.start);
+        let first = before.map_or(range.start, |(start, _)| *start);
+        let gone: Vec<u64> = self.data.range(first..range.end).map(|(start, _)| *start).collect();
+        for start in gone {
+            self.data.remove(&start);
+        }
+    }
+}
+
+/// The checksum of a range of a file.
+fn checksum(fs: &Fs, id: InodeId, range: Range<u64>, buf: &mut [u8]) -> Result<u32, Error> {
+    let (mut at, mut crc) = (range.start, !0);
+    while at < range.end {
+        let len = usize::try_from(range.end - at).map_or(buf.len(), |left| left.min(buf.len()));
+        match fs.read_into(id, at, &mut buf[..len])? {
+            0 => break,
+            len => {
+                crc = crc32c_raw(crc, &buf[..len]);
+                at += len as u64;
+            }
+        }
+    }
+    Ok(crc)
+}
+
+/// Maximum number of ranges whose checksums are kept, about 50 bytes each.
+const RANGES_MAX: usize = 1 << 20;
+const BUFFER: usize = 1 << 20;
