@@ -524,6 +524,7 @@ fn mutated_streams_harm_nothing() {
     let file = bed.fs.create(outside, b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
     bed.fs.write(file, 0, b"untouched").unwrap();
     bed.fs.setxattr(file, b"user.x", b"1", XattrFlags::empty(), &Caller::ROOT).unwrap();
+    bed.fs.sync().unwrap();
     let before = bed.fs.getattr(file).unwrap();
     bed.receive(&full("s1", &small_tree())).unwrap();
     let packed = zstd_safe_compress(&[7; 131_072]);
