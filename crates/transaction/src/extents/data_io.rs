@@ -93,10 +93,21 @@ impl Engine {
             return Ok(reservation);
         }
         // Writeback replaces pessimistic reservations by extents; a commit frees pinned space.
-        self.reserve_with_reclaim(Some(self.admission.data_tickets()), granted, |_| {
+        let reclaimed = self.reserve_with_reclaim(Some(self.admission.data_tickets()), granted, |_| {
             self.flush_data()?;
             self.commit()
-        })
+        });
+        match reclaimed {
+            // During a commit of another thread, space is pinned, and the need of metadata in mixed block groups is
+            // counted twice (I5 of `handle/metadata_reservation.rs`). So the last attempt is between two commits.
+            Err(Error::NoSpace) => {
+                let has_room = || !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change);
+                let reserve = || self.space.reserve(SpaceKind::Data, bytes).ok().filter(|_| has_room());
+                let inner = self.try_between_commits(reserve)?.ok_or(Error::NoSpace)?;
+                Ok(DataReservation { inner, quota: QuotaReservation::default() })
+            }
+            done => done,
+        }
     }
 
     /// Reserves data space for a subvolume, within the limits of its quota groups.
