@@ -201,6 +201,51 @@ fn a_clone_makes_files_longer_where_the_kernel_keeps_sizes() {
     }
 }
 
+/// The kernel appends where it believes the file's end to be.
+#[test]
+fn an_append_after_a_clone_goes_to_the_new_end() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    for options in ["commit=30", "noallow_other", "writeback_cache"] {
+        let bed = Bed::new(options);
+        let source = Rng::new(1).bytes(100_000);
+        fs::write(bed.at("m/source"), &source).unwrap();
+        fs::write(bed.at("m/log"), "first\n").unwrap();
+        let mut log = fs::OpenOptions::new().append(true).open(bed.at("m/log")).unwrap();
+        std::io::Write::write_all(&mut log, b"second\n").unwrap();
+        ok(bed.ubtrfs("filesystem clone m/source m/log"));
+        std::io::Write::write_all(&mut log, b"third\n").unwrap();
+        drop(log);
+        let expected = [&source[..], b"third\n"].concat();
+        assert!(fs::read(bed.at("m/log")).unwrap() == expected, "{options}");
+        bed.unmount();
+        bed.mount(options);
+        assert!(fs::read(bed.at("m/log")).unwrap() == expected, "{options}, after a remount");
+        bed.check();
+    }
+}
+
+#[test]
+fn a_deduplication_shows_the_blocks_that_are_left() {
+    use std::os::unix::fs::MetadataExt;
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new("commit=30");
+    fs::write(bed.at("m/zeros"), vec![0; 1 << 20]).unwrap();
+    fs::File::create(bed.at("m/hole")).unwrap().set_len(1 << 20).unwrap();
+    ok(bed.ubtrfs("sync m"));
+    let blocks = || fs::metadata(bed.at("m/zeros")).unwrap().blocks();
+    assert_eq!(blocks(), 2048);
+    ok(bed.ubtrfs("filesystem dedupe m/hole m/zeros"));
+    let shown = blocks();
+    bed.unmount();
+    bed.mount("commit=30");
+    assert_eq!(shown, blocks());
+    bed.check();
+}
+
 #[test]
 fn printed_paths_of_a_mount_can_be_opened() {
     if !capability::fuse() || !capability::kernel_oracle() {

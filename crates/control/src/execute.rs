@@ -68,6 +68,12 @@ pub trait Host: Send + Sync {
         false
     }
 
+    /// Whether only the kernel makes files longer: it writes an append at its own idea of the file's end, which it learns
+    /// from its own changes and from attributes that it happens to request.
+    fn appends_by_own_size(&self) -> bool {
+        false
+    }
+
     /// Waits until the kernel has dropped all changed names from its cache. Must not be called while the kernel holds
     /// the lock of a directory.
     fn settle(&self) {}

@@ -181,7 +181,7 @@ fn clone(context: &Context<'_>, ranges: Ranges) -> Result<Response> {
     }
     let Ranges { source: from, target: to, len } = ranges;
     let before = context.fs.getattr(target.id)?;
-    if context.host.keeps_sizes() {
+    if context.host.appends_by_own_size() {
         let len = if len == 0 { context.fs.getattr(source.id)?.size.saturating_sub(from) } else { len };
         let size = to.saturating_add(len);
         if len > 0 && size > before.size {
@@ -204,7 +204,10 @@ fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
     let may = target.is_writable || context.caller.is_admin() || is_owner();
     permit(may, "the target is not open for writing and belongs to another user")?;
     let Ranges { source: from, target: to, len } = ranges;
-    Ok(context.fs.dedupe_range(source.id, from, target.id, to, len, context.job)?)
+    let deduped = context.fs.dedupe_range(source.id, from, target.id, to, len, context.job);
+    // The number of blocks may have changed, also before a failure.
+    context.host.forget_attributes(target.id);
+    Ok(deduped?)
 }
 
 fn compression(context: &Context<'_>, of: FileNr) -> Result<Option<String>> {

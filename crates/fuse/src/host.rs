@@ -159,6 +159,10 @@ impl Host for MountHost {
         self.writeback_cache
     }
 
+    fn appends_by_own_size(&self) -> bool {
+        true
+    }
+
     fn settle(&self) {
         self.names.settle();
     }

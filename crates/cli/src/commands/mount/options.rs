@@ -100,7 +100,13 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
     if config.no_open && config.writeback_cache {
         bail!("noopen and writeback_cache exclude each other: a refused write would be noticed too late; omit one");
     }
+    if config.no_open && config.allow_other {
+        // Such a change through a mapping stays in the kernel's page cache, where all users read it.
+        bail!("noopen lets users map files for writing that cannot be written; mount for one user: add noallow_other");
+    }
     let mut options = MountOptions::parse(&btrfs.join(","))?;
+    // As with noacl, modes decide alone, and new files inherit no ACL that nobody sees.
+    options.acl &= !config.no_xattrs;
     if let Some(bytes) = memory {
         options.memory_bytes = bytes;
     }
@@ -177,8 +183,12 @@ mod tests {
             (config.no_xattrs, config.no_open)
         };
         assert_eq!(spared("noatime"), (false, false));
-        assert_eq!((spared("noxattr"), spared("noopen,noxattr,xattr")), ((true, false), (false, true)));
-        assert!(parse(&["noopen,writeback_cache".to_owned()]).is_err());
+        let both = spared("noallow_other,noopen,noxattr,xattr");
+        assert_eq!((spared("noxattr"), both), ((true, false), (false, true)));
+        let refused = |text: &str| parse(&[text.to_owned()]).unwrap_err().to_string();
+        assert!(refused("noallow_other,noopen,writeback_cache").contains("exclude each other"));
+        assert!(refused("allow_other,noopen").contains("add noallow_other"));
+        assert_eq!((parsed("noxattr").1.acl, parsed("noatime").1.acl), (false, true));
     }
 
     #[test]
