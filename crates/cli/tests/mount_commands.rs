@@ -227,6 +227,28 @@ fn an_append_after_a_clone_goes_to_the_new_end() {
 }
 
 #[test]
+fn a_clone_removes_the_capabilities_of_its_target_as_a_write_does() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    const NAME: &str = "security.capability";
+    let bed = Bed::new("commit=30");
+    for name in ["m/source", "m/target"] {
+        fs::write(bed.at(name), vec![7; 8192]).unwrap();
+    }
+    // CAP_SETUID, permitted and effective, in the format of version 2 (linux/capability.h).
+    let mut value = [0; 20];
+    value[..4].copy_from_slice(&0x0200_0001_u32.to_le_bytes());
+    value[4..8].copy_from_slice(&(1_u32 << 7).to_le_bytes());
+    rustix::fs::setxattr(bed.at("m/target"), NAME, &value, rustix::fs::XattrFlags::empty()).unwrap();
+    ok(bed.ubtrfs("filesystem clone --length 4096 m/source m/target"));
+    let kept = rustix::fs::getxattr(bed.at("m/target"), NAME, &mut [0; 64]);
+    assert_eq!(kept, Err(rustix::io::Errno::NODATA));
+    bed.unmount();
+    bed.check();
+}
+
+#[test]
 fn a_deduplication_shows_the_blocks_that_are_left() {
     use std::os::unix::fs::MetadataExt;
     if !capability::fuse() || !capability::kernel_oracle() {
