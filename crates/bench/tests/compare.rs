@@ -52,7 +52,9 @@ fn all_sides_are_compared() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     let table = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(table.lines().count(), 2 + 4 * 4, "{table}");
+    let (rows, requests): (Vec<&str>, Vec<&str>) = table.lines().partition(|line| line.starts_with('|'));
+    assert_eq!((rows.len(), requests.len()), (2 + 4 * 4, 4 * 2), "{table}");
+    assert!(requests.iter().all(|line| line.contains(" requests an operation: ")), "{table}");
     let results: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(results["runs"].as_array().unwrap().len(), 4 * 4 * 2);
     let summary = results["summary"].as_array().unwrap();
