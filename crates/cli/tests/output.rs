@@ -176,6 +176,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
         ("inspect inode-resolve 257 a.img", true),
         ("inspect subvolid-resolve 5 a.img", true),
         ("inspect rootid a.img:/f", true),
+        ("inspect min-dev-size a.img", true),
         ("inspect dump-super a.img", true),
         ("inspect dump-super --json a.img", true),
         ("inspect dump-tree a.img", true),

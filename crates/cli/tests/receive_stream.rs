@@ -204,7 +204,10 @@ fn an_interrupted_receive_leaves_nothing_or_can_be_continued() {
     for (options, signal) in [(&[][..], Signal::INT), (&["--keep"][..], Signal::INT), (&["--keep"][..], Signal::KILL)] {
         let mut child = start(&place, options);
         let mut input = child.stdin.take().unwrap();
-        input.write_all(&stream[..half]).unwrap();
+        // Commands are applied in batches: a small batch is applied when the next bytes come after some time.
+        input.write_all(&stream[..half / 2]).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        input.write_all(&stream[half / 2..half]).unwrap();
         wait_for(&mount.0.path().join("s0"));
         std::thread::sleep(Duration::from_millis(300));
         kill_process(Pid::from_child(&child), signal).unwrap();

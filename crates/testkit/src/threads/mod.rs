@@ -170,7 +170,7 @@ impl Scenario {
         let mut target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, MountOptions::default())?;
         let mut make = |path: &str, kind| {
             let mode = if kind == NodeKind::Directory { 0o755 } else { 0o644 };
-            target.create(path.as_bytes(), kind, mode, (0, 0)).map_err(errno)
+            target.create(path.as_bytes(), kind, mode, (0, 0)).map_err(errno).with_context(|| path.to_owned())
         };
         for lane in 0..self.lanes.len() {
             make(&format!("lane-{lane}"), NodeKind::Directory)?;
@@ -196,7 +196,10 @@ impl Scenario {
             let all = target.fs().statfs()?;
             let more = (all.bavail * u64::from(all.bsize)).saturating_sub(free) >> 16 << 16;
             if more > 0 {
-                target.fallocate(b"filler", 0, more, crate::FallocateOp::Allocate).map_err(errno)?;
+                let filled = target.fallocate(b"filler", 0, more, crate::FallocateOp::Allocate).map_err(errno);
+                filled.with_context(|| {
+                    format!("the filler of {more} bytes, of {} available", all.bavail * u64::from(all.bsize))
+                })?;
             }
         }
         target.close()?;
