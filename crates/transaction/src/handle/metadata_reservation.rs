@@ -630,10 +630,10 @@ impl Engine {
         let (load, left) = match purpose {
             Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
             // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
-            // more items than estimated. So writeback may use more of the reserve than removals, because only removals
-            // may fail.
+            // more items than estimated. Then writeback uses the reserve. Removals may use more of the reserve than
+            // writeback, so that a removal can still make room when writeback finds none (I3).
             Purpose::Writeback => (self.admission.load.active(), reserve / 8),
-            Purpose::Removal => (self.admission.load.active(), reserve / 4),
+            Purpose::Removal => (self.admission.load.active(), reserve / 16),
         };
         let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);
         frozen + load.need(&self.metadata_use(metadata, purpose)) + left
