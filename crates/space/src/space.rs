@@ -89,22 +89,18 @@ impl Space {
         self.inner.state(kind).lock().remove_group(start.0)
     }
 
-    /// Removes a block group if nothing in it is used, allocated or pinned.
-    pub fn remove_empty_block_group(&self, start: Logical) -> Option<BlockGroup> {
-        let mut starts = self.inner.starts.write();
-        let mut state = self.inner.state(*starts.get(&start.0)?).lock();
-        if !state.group(start.0)?.is_empty() {
-            return None;
-        }
-        starts.remove(&start.0);
-        state.remove_group(start.0)
-    }
-
     /// Forbids or allows allocations in a block group.
     pub fn set_read_only(&self, start: Logical, read_only: bool) {
         if let Some(kind) = self.inner.kind_at(start).filter(|&(group, _)| group == start.0).map(|(_, kind)| kind) {
             self.inner.state(kind).lock().set_read_only(start.0, read_only);
         }
+    }
+
+    /// Forbids allocations in a block group, unless the reservations of data need the group's free space. Returns whether
+    /// the group is read-only now.
+    pub fn try_set_read_only(&self, start: Logical) -> bool {
+        let kind = self.inner.kind_at(start).filter(|&(group, _)| group == start.0).map(|(_, kind)| kind);
+        kind.is_some_and(|kind| self.inner.state(kind).lock().try_set_read_only(start.0))
     }
 
     /// Sets type and profile of a block group, and marks it dirty. The type must stay the same.

@@ -127,6 +127,18 @@ impl SpaceState {
         self.refill_global();
     }
 
+    /// Makes a block group read-only, unless reservations need its free space.
+    pub(crate) fn try_set_read_only(&mut self, start: u64) -> bool {
+        let Some(group) = self.groups.get(&start) else { return false };
+        let left = self.totals.free.saturating_sub(contribution(group).free);
+        // Metadata reservations may exceed the free space, so they need no particular block group.
+        let is_allowed = group.read_only || self.overcommits || left >= self.totals.may_use;
+        if is_allowed {
+            self.set_read_only(start, true);
+        }
+        is_allowed
+    }
+
     pub(crate) fn set_profile(&mut self, start: u64, flags: BlockGroupFlags) {
         let types = BlockGroupFlags::TYPES;
         self.update(start, |group| group.item.flags = (group.item.flags & types) | flags.difference(types));

@@ -11,7 +11,7 @@ use ubtrfs_error::Error;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_testkit::{Image, capability};
-use ubtrfs_transaction::{Engine, TransHandle, Tree};
+use ubtrfs_transaction::{Engine, Job, TransHandle, Tree};
 
 use common::{check, inode, open};
 
@@ -86,6 +86,42 @@ fn fill(engine: &Engine, tree: &Tree, from: u64, write: &dyn Fn(u64) -> Result<(
         }
     }
     unreachable!("the filesystem is full some day")
+}
+
+#[test]
+fn space_that_is_promised_to_dirty_data_stays() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for (mkfs, relocates) in [(&[][..], false), (&["-M"][..], false), (&[][..], true), (&["-M"][..], true)] {
+        let image = Image::kernel_made(256 * MIB, mkfs).unwrap();
+        let engine = open(image.path());
+        let reservations: Vec<_> = (0..).map_while(|_| engine.reserve_data(MIB).ok()).collect();
+        assert!(reservations.len() > 100, "{}", reservations.len());
+        // The first commit records the new block groups, and the second one could remove them: they are empty.
+        for _ in 0..3 {
+            engine.commit().unwrap();
+        }
+        if relocates {
+            for group in engine.block_groups() {
+                match engine.relocate_block_group(group.start, &Job::new()) {
+                    Ok(_) | Err(Error::NoSpace) => {}
+                    // The block group was empty, and a commit removed it.
+                    Err(error) => assert!(error.to_string().contains("there is no block group"), "{error}"),
+                }
+            }
+        }
+        let data = engine.usage().data;
+        assert!(data.free >= data.may_use, "{mkfs:?}: {data:?}");
+        for mut reservation in reservations {
+            let mut left = MIB;
+            while left > 0 {
+                let extent = engine.allocate_data(&mut reservation, left, 4096, None).expect("the space was promised");
+                left -= extent.len_bytes;
+            }
+        }
+        close_and_check(engine, image.path());
+    }
 }
 
 #[test]

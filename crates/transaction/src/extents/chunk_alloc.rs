@@ -163,8 +163,9 @@ impl Engine {
     }
 
     /// Removes empty block groups from space, except one of each kind, and returns the changes that remove these groups
-    /// from the trees. Until the commit is durable, the last superblock still maps the removed block groups, so their
-    /// device space is not reused before [`Engine::forget_chunks`].
+    /// from the trees. A group whose free space is reserved for dirty data stays. Until the commit is durable, the last
+    /// superblock still maps the removed block groups, so their device space is not reused before
+    /// [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
         let mut spared = BlockGroupFlags::SYSTEM;
@@ -206,7 +207,10 @@ impl Engine {
         // Make the group read-only, then check again that it is empty: a thread may have allocated in the group after
         // the first check.
         let was_read_only = self.space.is_read_only(group.start);
-        self.space.set_read_only(group.start, true);
+        if !self.space.try_set_read_only(group.start) {
+            self.migrations.end_removal(group.start);
+            return Ok(());
+        }
         let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
         let Some((logical, chunk)) = self.volumes.chunk_at(group.start).filter(|_| still_empty) else {
             self.space.set_read_only(group.start, was_read_only);

@@ -96,7 +96,7 @@ impl Engine {
     fn empty_group(&self, group: &BlockGroup, job: &Job) -> Result<RelocatedGroup> {
         let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
         self.keep_kind(group)?;
-        self.space.set_read_only(group.start, true);
+        self.close_to_allocations(group)?;
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_writes_in_place();
         }
@@ -146,6 +146,21 @@ impl Engine {
         Ok(())
     }
 
+    /// Makes the group read-only. If its free space is reserved for dirty data, first makes another group or writes the
+    /// data.
+    fn close_to_allocations(&self, group: &BlockGroup) -> Result<()> {
+        for _ in 0..MAX_WAITS {
+            if self.space.try_set_read_only(group.start) {
+                return Ok(());
+            }
+            if !self.add_chunk(kind_of(group))? {
+                self.flush_data()?;
+                self.commit()?;
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
     /// Makes another group if this group is the last of its type: new chunks take their profile from existing groups.
     fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
         let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
@@ -153,14 +168,7 @@ impl Engine {
         if groups.iter().any(|other| other.start != group.start && types(other) == types(group)) {
             return Ok(());
         }
-        let kind = if types(group).contains(BlockGroupFlags::SYSTEM) {
-            SpaceKind::System
-        } else if types(group).contains(BlockGroupFlags::METADATA) {
-            SpaceKind::Metadata
-        } else {
-            SpaceKind::Data
-        };
-        if self.add_chunk(kind)? { Ok(()) } else { Err(Error::NoSpace) }
+        if self.add_chunk(kind_of(group))? { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// Runs one step. Returns [`Moved::Nothing`] if the only extents left are those that could not be moved.
@@ -269,6 +277,16 @@ impl Engine {
 enum Moved {
     Some,
     Nothing,
+}
+
+fn kind_of(group: &BlockGroup) -> SpaceKind {
+    if group.flags.contains(BlockGroupFlags::SYSTEM) {
+        SpaceKind::System
+    } else if group.flags.contains(BlockGroupFlags::METADATA) {
+        SpaceKind::Metadata
+    } else {
+        SpaceKind::Data
+    }
 }
 
 /// Maximum number of extents in one step.
