@@ -51,7 +51,7 @@ fn seal(archive: &mut [u8]) {
         header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         let digits = header[124..136].iter().copied().filter(u8::is_ascii_digit);
         let size = digits.fold(0u64, |size, digit| size.wrapping_mul(8).wrapping_add(u64::from(digit & 7)));
-        // Links and directories have no data, whatever their size field contains.
+        // Links and directories have no data, regardless of their size field.
         let has_data = !matches!(header[156], b'1'..=b'6');
         at += 512;
         if has_data {

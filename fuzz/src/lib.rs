@@ -1,5 +1,5 @@
-//! Fuzz targets for the `ubtrfs` program: its commands run in this process, from arguments to exit status. The bodies of
-//! all other targets are in `ubtrfs_testkit::hostile`.
+//! Fuzz targets for the `ubtrfs` program: its commands run in this process, from arguments to exit status. The bodies
+//! of all other targets are in `ubtrfs_testkit::hostile`.
 //!
 //! - I1. A command changes nothing on the host except its target. [`Scratch::check`] verifies the files around the
 //!   target.

@@ -189,8 +189,8 @@ impl<W: Write> Export<'_, W> {
         self.put(Writer::end)
     }
 
-    /// Begins a member. If an error occurs before this call, the file is left out, and no other name becomes a link to
-    /// it.
+    /// Begins a member. If an error occurs before this call, the file is left out, and no other name of the file
+    /// becomes a link to it.
     fn begin(&mut self, attr: &Attr, member: &Member) -> anyhow::Result<()> {
         if member.kind != Kind::Dir && attr.nlink > 1 {
             self.first_names.insert(attr.id, member.path.clone());

@@ -5,8 +5,8 @@
 //! - `tar`: the archive format (ustar, GNU, pax), and compression.
 //! - [`walk`]: paths, names and data of files, shared with the command line.
 //!
-//! Archives and images are untrusted input: `import` changes nothing outside of its target directory, and `export` writes
-//! no name that leads out of the directory in which the archive is unpacked.
+//! Archives and images are untrusted input: `import` changes nothing outside of its target directory, and `export`
+//! writes no name that leads out of the directory in which the archive is unpacked.
 
 #![forbid(unsafe_code)]
 

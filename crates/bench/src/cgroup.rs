@@ -1,4 +1,4 @@
-//! [`MemoryLimit`]: a cgroup with a memory limit, of version 2 or 1, whichever has the machine's memory
+//! [`MemoryLimit`]: a cgroup with a memory limit, in the hierarchy (version 2 or 1) that has the machine's memory
 //! controller.
 //!
 //! The kernel charges to a cgroup the memory of its processes, and the page cache of the files that they

@@ -1,5 +1,5 @@
-//! `bench exec`: enters a cgroup, moves to a processor, and becomes another program. `compare` starts all programs this way,
-//! so that the limits hold from a program's first instruction.
+//! `bench exec`: enters a cgroup, moves to a processor, and becomes another program. `compare` starts all programs this
+//! way, so that the limits hold from a program's first instruction.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -49,7 +49,7 @@ pub(crate) struct Args {
     counts: Option<PathBuf>,
 }
 
-/// Serves until the mount is unmounted or a signal ends this process.
+/// Serves requests until the mount is unmounted or a signal ends this process.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let allow_other = !args.no_allow_other;
     let mount = MountConfig { fsname: "null".into(), subtype: "bench-null", allow_other, ..MountConfig::default() };

@@ -31,7 +31,7 @@ const REF_BUCKETS: usize = 1 << 16;
 /// Number of buckets for the names of one subvolume.
 const NAME_BUCKETS: usize = 1 << 12;
 
-/// At least this many blocks may be read again, however few tree blocks there are.
+/// At least this many blocks may be read again, even on a filesystem with fewer tree blocks.
 pub(crate) const REREADS_MIN: u64 = 1 << 21;
 /// Number of further reads allowed for each tree block. The limit is needed because subvolumes of a crafted image
 /// can share blocks in very many combinations.

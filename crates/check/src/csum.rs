@@ -1,7 +1,8 @@
 //! Checks the csum tree: that checksums belong to data, and that data matches its checksums.
 //!
 //! Invariants:
-//! - I1. Adjacent ranges are joined, so a contiguous run of checksums takes 16 bytes, however many csum items it has.
+//! - I1. Adjacent ranges are joined, so a contiguous run of checksums takes 16 bytes, regardless of its number of csum
+//!   items.
 
 use std::thread;
 

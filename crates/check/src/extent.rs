@@ -207,7 +207,7 @@ impl<'a> Checker<'a> {
         while let Some(piece) = pieces.next().or(data.is_empty().then_some(&[][..])) {
             let Ok(reference) = InlineRef::decode_keyed(&key, piece) else { break };
             if let InlineRef::ExtentData(of) = &reference {
-                // If that hash is the offset of another item's key, Linux takes the next free offset.
+                // If another item has that hash as the offset of its key, Linux takes the next free offset.
                 let hash = extent_data_ref_hash(of.root, of.objectid, of.offset);
                 if key.offset.wrapping_sub(hash) > COLLISIONS_MAX {
                     let text =

@@ -1,7 +1,8 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
-//! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on
-//! what the engine wrote. In the stack of crates, the checker is above `volumes`, like `tree` and `transaction`.
+//! The checker shares only the format, the devices and the chunk map with the engine, so it judges filesystems that the
+//! engine wrote independently of the engine. In the stack of crates, the checker is above `volumes`, like `tree` and
+//! `transaction`.
 //!
 //! The checker visits every tree once, in key order. A block that several trees share is visited only once. `walk`
 //! reads blocks (`reader`) and records references; the modules named after trees check items. A fact with two sides
@@ -60,7 +61,7 @@ pub struct Options {
 
 /// Receives the progress of a check.
 pub trait Progress {
-    /// Tells that a new part of the check begins. `total_bytes` is the number of bytes that the part will read, if
+    /// Reports that a new part of the check begins. `total_bytes` is the number of bytes that the part will read, if
     /// known.
     fn stage(&self, name: &'static str, total_bytes: Option<u64>);
     /// Tells that `bytes` more bytes were read.

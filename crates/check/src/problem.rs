@@ -183,7 +183,7 @@ pub(crate) struct Sink<'a> {
     tell: &'a mut dyn FnMut(Problem),
     limits: Limits,
     pub(crate) counts: BTreeMap<Code, u64>,
-    /// Code, block and slot of reported problems: a problem is reported once, however many trees share the block.
+    /// Code, block and slot of reported problems: a problem is reported once, even if several trees share the block.
     told: HashSet<(Code, u64, usize)>,
     muted: bool,
     total: u64,

@@ -2,7 +2,7 @@
 //!
 //! A group refers to an extent if a block or a file of one of its subvolumes refers to the extent. The group has the
 //! extent exclusively if no other subvolume refers to the extent. So the bytes are summed for each set of subvolumes
-//! that share extents. There are few such sets, however many extents there are.
+//! that share extents. There are few such sets, even if there are many extents.
 //!
 //! Simple quotas count an extent in the group of the subvolume that allocated it. The item of a data extent names that
 //! subvolume, and so does the header of a tree block.
@@ -28,7 +28,7 @@ use crate::walk::Event;
 pub(crate) struct Quota {
     /// Whether the groups' numbers are compared with counted numbers.
     active: bool,
-    /// With simple quotas, the generation that enabled them. They count extents of this and later generations.
+    /// With simple quotas, the generation that enabled them. Simple quotas count extents of this and later generations.
     simple_since: Option<u64>,
     listed: BTreeMap<u64, (QgroupInfo, Place)>,
     /// For each group, the groups that contain it.

@@ -154,7 +154,7 @@ pub(crate) fn each<T>(
     status
 }
 
-/// The current user and group, who become the owners of new files.
+/// The current user and group, which become the owners of new files.
 pub(crate) fn calling_user() -> (u32, u32) {
     if rustix::process::geteuid().is_root() {
         return (0, 0);

@@ -5,7 +5,7 @@
 //!   directory, and [`HostFile::keep`] renames the file. Until the renaming, an existing file keeps its content.
 //!   Without `keep`, or when the program is interrupted, the temporary file is removed; when the program is killed, it
 //!   remains.
-//! - I2. An image in use is never written, whatever path leads to it.
+//! - I2. An image in use is never written, under any path that leads to it.
 //! - I3. Devices and FIFOs are written in place, never removed or replaced.
 //! - I4. [`HostFile::in_dir`] touches only one name in one directory, and follows no links.
 

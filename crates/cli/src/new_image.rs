@@ -1,5 +1,5 @@
 //! [`NewImage`]: an image file that is being made. The file has a temporary name until the image is complete, so an
-//! interrupted command leaves no image, and a killed command leaves none under the final name.
+//! interrupted command leaves no image, and a killed command leaves no image under the final name.
 
 use std::ffi::OsStr;
 use std::fs::File;

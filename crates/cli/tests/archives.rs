@@ -1,5 +1,5 @@
-//! Tests of archives that demand much memory, and of OCI image layers: memory is bounded whatever an archive contains,
-//! and whiteouts are applied.
+//! Tests of archives that demand much memory, and of OCI image layers: memory is bounded for every archive, and
+//! whiteouts are applied.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -228,7 +228,7 @@ fn a_hard_link_does_not_remove_its_own_target() {
     ok(run(dir, 0, "check a.img"));
 }
 
-/// If a member is refused or incomplete, the existing file of that name stays.
+/// If a member is refused or incomplete, an existing file of that name is kept.
 #[test]
 fn a_member_that_fails_removes_nothing() {
     let long = "x".repeat(4095);
@@ -333,7 +333,7 @@ fn layers_hide_what_their_whiteouts_name() {
     if !program("tar") {
         return;
     }
-    // The layer's files stay whether its whiteouts come first or last.
+    // The layer's own files are kept, both if its whiteouts come first and if they come last.
     for is_last in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();

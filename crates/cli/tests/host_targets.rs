@@ -321,7 +321,7 @@ fn an_error_leaves_the_old_target_whole() {
         return;
     }
     let bed = Bed::new();
-    // The image has space for the old file, but not for the new one.
+    // The image has space for the old file, but not for the new file.
     let small = Image::empty(16 << 20).unwrap();
     sh("mkfs.ext4", ["-q".as_ref(), small.path().as_os_str()]).unwrap();
     let mnt = bed.join("small");

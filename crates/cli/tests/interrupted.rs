@@ -70,7 +70,7 @@ impl Bed {
     }
 }
 
-/// Counts the blocks of all files below a directory, while files appear and vanish.
+/// Counts the blocks of all files below a directory; files may appear and vanish meanwhile.
 fn blocks_below(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let blocks_of = |entry: fs::DirEntry| match entry.metadata() {

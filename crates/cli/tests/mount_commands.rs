@@ -201,7 +201,7 @@ fn a_clone_makes_files_longer_where_the_kernel_keeps_sizes() {
     }
 }
 
-/// The kernel appends where it believes the file's end to be.
+/// The kernel appends at the end of the file that it has cached.
 #[test]
 fn an_append_after_a_clone_goes_to_the_new_end() {
     if !capability::fuse() || !capability::kernel_oracle() {

@@ -64,8 +64,9 @@ fn run(line: &str, dir: &Path, stdout: Sink, stderr: Sink) -> Output {
     shell.spawn().unwrap().wait_with_output().unwrap()
 }
 
-/// Makes a device node for the test, so that a command that removes its target does not hit the machine's node. A user
-/// who cannot make device nodes gets the machine's node, because such a user cannot remove that node either.
+/// Makes a device node for the test, so that a command that removes its target does not hit the machine's node. Without
+/// the right to make device nodes, the machine's node is used: a user without this right cannot remove that node
+/// either.
 fn full_device(dir: &Path) -> PathBuf {
     let own = dir.join("full");
     if !own.exists() {

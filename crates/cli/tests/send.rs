@@ -103,7 +103,7 @@ fn a_refused_send_leaves_the_file_as_it_is() {
     let inside = format!("{}:/s0", image.path().display());
     let send = |args: &[&str]| ubtrfs(["send", "-q", "-f", file.to_str().unwrap()].iter().chain(args));
     fs::write(&file, vec![7; 4 << 20]).unwrap();
-    // A snapshot cannot be its own parent, which only the engine finds out.
+    // A snapshot cannot be its own parent; only the engine detects this.
     refused(&send(&["-c", &inside, &inside]), &["none of the clone sources"]);
     assert_eq!(fs::read(&file).unwrap(), vec![7; 4 << 20]);
     // A longer content is replaced.

@@ -1,9 +1,8 @@
-//! Checks whether a caller may change a directory. The server must check this permission where the kernel does not: an
-//! ioctl only needs the directory open for reading, and setxattr needs fewer rights than making a name.
+//! Checks whether a caller may change a directory. The server must check this permission, because the kernel does not:
+//! for an ioctl, it suffices that the directory is open for reading.
 //!
-//! Entries apply in the order of POSIX.1e: the owner's bits; else the entry of a named user; else the group entries, of
-//! which a single one must grant all wanted bits; else the bits of others. The mask limits every entry except owner and
-//! others.
+//! The first matching rule of POSIX.1e applies: the owner's bits, the entry of a named user, the group entries (one
+//! entry must grant all wanted bits), the bits of others. The mask limits every entry except owner and others.
 
 use ubtrfs_fs::{Attr, Error, Fs, InodeId, Result};
 

@@ -188,7 +188,7 @@ fn told(error: Error) -> Failure {
 }
 
 impl Start {
-    /// The block groups that a balance item is about.
+    /// The block groups that a balance item selects.
     pub fn of(item: &BalanceItem) -> Self {
         let filters = |kind: BalanceFlags, args| (item.flags & kind.bits() != 0).then(|| Filters::of(args));
         Self {

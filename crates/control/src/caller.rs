@@ -1,4 +1,4 @@
-//! [`Caller`]: the user who runs a command, and their rights.
+//! [`Caller`]: the user that runs a command, and the user's rights.
 //!
 //! - C1. A process that opened an image itself may run every command, because it can change the bytes anyway.
 //! - C2. A client's user comes from the connection (`SO_PEERCRED`). The client's groups and capabilities are looked up
@@ -79,7 +79,7 @@ impl Caller {
         self.is_capable(CAP_DAC_OVERRIDE)
     }
 
-    /// Whether the caller may list and search every directory, whatever its mode and ACL.
+    /// Whether the caller may list and search every directory, regardless of mode and ACL.
     pub(crate) fn reads_all_directories(&self) -> bool {
         self.overrides_modes() || self.is_capable(CAP_DAC_READ_SEARCH)
     }

@@ -49,7 +49,7 @@ pub trait Host: Send + Sync {
     /// Called before a command that changes something.
     fn note_change(&self) {}
 
-    /// Called after a command that made all earlier changes durable.
+    /// Notes that a command has made all earlier changes durable.
     fn note_sync(&self) {}
 
     /// Makes the kernel's caches forget a name that changed; `deleted` is the subvolume that had the name, if it was
@@ -68,8 +68,8 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Whether only the kernel makes files longer: it writes an append at its own idea of the file's end, which it learns
-    /// from its own changes and from attributes that it happens to request.
+    /// Whether only the kernel makes files longer: it writes an append at its own idea of the file's end, which it
+    /// learns from its own changes and from attributes that it happens to request.
     fn appends_by_own_size(&self) -> bool {
         false
     }

@@ -63,7 +63,7 @@ pub struct Response {
     pub verified_inodes: u64,
     /// Bytes that were read again.
     pub verified_bytes: u64,
-    /// Bytes among them that were compared with the stream.
+    /// The number of read bytes that were compared with the stream.
     pub compared_bytes: u64,
     /// Commands that failed.
     pub nr_errors: u64,

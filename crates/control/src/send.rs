@@ -6,7 +6,7 @@
 //! |                      | their owners may read                                                                         |
 //!
 //! So root may send from every mount, and an ordinary user from a mount of their own and from their images. The stream
-//! of a request to a mount is a pipe that the client made and relays: the server writes to nothing else.
+//! of a request to a mount is a pipe that the client made and reads: the server writes to nothing else.
 //!
 //! - O1. A client that does not read, or that goes away, does not block the mount: the pipe is non-blocking, and the
 //!   command ends when it is cancelled or the pipe is closed.

@@ -366,7 +366,7 @@ fn watch(
         }
         let now = job.progress();
         let now = Progress { done: now.done, total: now.total, step: now.step };
-        // A client that reads slowly gets fewer progress messages (K3).
+        // A client that reads slowly misses some progress messages (K3).
         if matches!(wire.push(&mut out, &[]), Ok(true))
             && now != shown
             && let Ok(bytes) = encode_answer(&Answer::Progress(now.clone()))

@@ -162,7 +162,7 @@ fn garbage_is_refused_and_harms_nobody() {
             1 => u32::try_from(body.len()).unwrap() + 1,
             _ => u32::try_from(body.len()).unwrap(),
         };
-        // The server may close before it has read everything.
+        // The server may close the connection before it has read the whole request.
         let _ = stream.write_all(&told.to_le_bytes()).and_then(|()| stream.write_all(&body));
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();

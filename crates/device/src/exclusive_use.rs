@@ -1,4 +1,4 @@
-//! Exclusive use of an image file or block device: locks, and the refusal of one that is mounted or in use.
+//! Exclusive use of an image file or block device: locks it, and refuses it if it is mounted or in use.
 //!
 //! | | image file | block device |
 //! |---|---|---|

@@ -73,7 +73,7 @@ impl FileDevice {
     }
 
     /// Creates a sparse image file of `size_bytes` and opens it read-write. An existing file is refused if
-    /// `exclusive_new` is set, or else resized. A block device must be large enough.
+    /// `exclusive_new` is set, and resized otherwise. A block device must be large enough.
     pub fn create(path: &Path, size_bytes: u64, exclusive_new: bool) -> Result<Self, OpenError> {
         if !exclusive_new && path.exists() {
             let mut device = Self::open(path, Access::ReadWrite)?;

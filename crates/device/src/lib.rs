@@ -12,9 +12,9 @@
 //! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
 //!   zeros in place of the lost content.
 //!
-//! `unsafe` is allowed in six files: `discard.rs` and `mount_ioctl.rs` for ioctls, `stdio.rs` for code that runs before `main` and for
-//! inherited files, `queues.rs` for memory shared with the kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring
-//! commands that name memory for the kernel to read and write.
+//! `unsafe` is allowed in six files: `discard.rs` and `mount_ioctl.rs` for ioctls, `stdio.rs` for code that runs before
+//! `main` and for inherited files, `queues.rs` for memory shared with the kernel, and `fuse_ring.rs` and `io_ring.rs`
+//! for io_uring commands that name memory for the kernel to read and write.
 
 #![deny(unsafe_code)]
 

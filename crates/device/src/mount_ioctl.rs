@@ -7,24 +7,24 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::ioctl;
 
-/// The ioctl of [`ask_mount`]: `_IOR('u', 0xb7, char[64])`. Its number states the length of the answer, so the kernel passes
-/// it on to FUSE servers.
+/// The ioctl of [`ask_mount`]: `_IOR('u', 0xb7, char[64])`. Its number states the length of the answer, so the kernel
+/// passes it on to FUSE servers.
 pub const ASK_MOUNT: u32 = 2 << 30 | (ASK_MOUNT_LEN as u32) << 16 | 0x75 << 8 | 0xb7;
 /// Bytes of the answer, zeros at its end included.
 pub const ASK_MOUNT_LEN: usize = 64;
 /// `FUSE_SUPER_MAGIC`, the type of filesystem that statfs(2) shows.
 const FUSE: i64 = 0x6573_5546;
 
-/// Asks the FUSE server of the mount that an open file or directory is in for a text. Fails with `ENOTTY` if it is in no FUSE
-/// mount, or if the server does not know this ioctl.
+/// Asks the FUSE server of the mount that an open file or directory is in for a text. Fails with `ENOTTY` if the file
+/// is not in a FUSE mount, or if the server does not know this ioctl.
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 pub fn ask_mount(file: impl AsFd) -> io::Result<Vec<u8>> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
     if !matches!(kind, FileType::RegularFile | FileType::Directory) || rustix::fs::fstatfs(&file)?.f_type != FUSE {
         return Err(Errno::NOTTY.into());
     }
-    // SAFETY: the ioctl of a file or directory in a FUSE mount is handled by the kernel's FUSE code, which writes at most as
-    // many bytes as the ioctl's number states: the length of the array.
+    // SAFETY: the ioctl of a file or directory in a FUSE mount is handled by the kernel's FUSE code, which writes at
+    // most as many bytes as the ioctl's number states: the length of the array.
     let answer =
         unsafe { ioctl::ioctl(file, ioctl::Getter::<{ ASK_MOUNT as ioctl::Opcode }, [u8; ASK_MOUNT_LEN]>::new())? };
     Ok(answer.split(|byte| *byte == 0).next().unwrap_or_default().to_vec())

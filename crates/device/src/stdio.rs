@@ -1,4 +1,5 @@
-//! Descriptors that the process inherited: which standard streams were closed, and close-on-exec for the others.
+//! Descriptors that the process inherited: records which standard streams were closed, and sets close-on-exec on all
+//! other descriptors.
 //!
 //! Before `main`, Rust opens /dev/null in place of each closed standard stream, so that no other file gets the stream's
 //! number. After that, `prog >&-` looks like `prog >/dev/null`, and the output would be lost without an error. So this
@@ -49,8 +50,8 @@ pub fn keep_files_from_children() {
     };
     for number in open.into_iter().filter(|number| *number > 2) {
         #[allow(unsafe_code, reason = "the number may belong to no open file")]
-        // SAFETY: only the descriptor's flag is set. If the descriptor was closed meanwhile, the call fails, or sets the
-        // flag on a file that another thread opened, which has it already.
+        // SAFETY: only the descriptor's flag is set. If the descriptor was closed meanwhile, the call fails, or sets
+        // the flag on a file that another thread opened, which has it already.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC);
     }

@@ -175,7 +175,7 @@ impl<'a> NodeView<'a> {
         Some((Logical(bytenr), Generation(generation)))
     }
 
-    /// Searches the keys: `Ok(slot)` of an equal key, or else `Err(slot)` of the first greater key.
+    /// Searches the keys: `Ok(slot)` of an equal key; without an equal key, `Err(slot)` of the first greater key.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.nritems());
         while low < high {

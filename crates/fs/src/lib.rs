@@ -8,7 +8,7 @@
 //!
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
 //! - `send`: subvolumes as streams, and differences of snapshots.
-//! - `balance`: moving the block groups that filters take.
+//! - `balance`: moving the block groups that filters select.
 //! - `devices`: sizes of devices, and moving block groups.
 //! - `receive`: applying send streams.
 //! - `subvolume`: subvolumes and snapshots.

@@ -192,7 +192,7 @@ fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
     judge(image.path(), "", &[(&tree, Compare::MODEL)]).unwrap();
 }
 
-/// With metadata, data and holes between them in random places, a device shrinks to the size that is named as possible.
+/// With metadata, data and holes at random places, a device can be shrunk to the size that `min_device_size` returns.
 #[test]
 fn a_device_shrinks_to_the_size_that_is_named() {
     if !capability::kernel_oracle() {
@@ -422,7 +422,7 @@ struct HoldingDevice {
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
     Off,
-    /// The next read begins the commit. The two ranges are the first and the second copy of the chunk.
+    /// The next read begins the commit. The two ranges are the two copies of the chunk.
     Armed([Range<u64>; 2]),
     /// The commit begins, and has written this number of runs of blocks to the first copy.
     Commit([Range<u64>; 2], u64),

@@ -1,5 +1,5 @@
 //! File content against a model: random operations on a few files, each mirrored in a byte vector. Then the filesystem
-//! is reopened, judged by `btrfs check --check-data-csum`, and read by Linux.
+//! is reopened, `btrfs check --check-data-csum` judges it, and Linux reads it.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 

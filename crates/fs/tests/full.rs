@@ -357,8 +357,8 @@ fn a_copy_that_fails_half_way_tells_how_far_it_came() {
     second_opinion(image.path()).unwrap();
 }
 
-/// Snapshots are taken and deleted, and block groups are emptied, beside writers. Some snapshots and moves find no space
-/// on such a small filesystem, but there is ample room for the writers.
+/// Snapshots are taken and deleted, and block groups are emptied, beside writers. Some snapshots and moves find no
+/// space on such a small filesystem, but there is ample room for the writers.
 #[test]
 fn snapshots_and_moves_let_no_other_change_fail_for_lack_of_space() {
     if !kernel_oracle() {
@@ -402,7 +402,7 @@ fn snapshots_and_moves_let_no_other_change_fail_for_lack_of_space() {
         scope.spawn(|| {
             while done.load(Ordering::Relaxed) < dirs.len() {
                 for group in fs.block_groups() {
-                    // A move may find no space, or a group that is gone.
+                    // A move may find no space, or the block group may have been removed.
                     if let Err(error) = fs.relocate_block_group(group.start, &Job::new()) {
                         println!("block group {}: {error}", group.start);
                     }

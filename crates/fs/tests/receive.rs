@@ -627,7 +627,7 @@ fn flags_do_not_change_the_method_of_compression() {
     bed.close();
 }
 
-/// Receives the first part of a stream, which is then kept as incomplete.
+/// Receives the first part of a stream, and keeps the incomplete subvolume.
 fn stop_at(bed: &Bed, stream: &[u8], len: usize) {
     let options = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
     bed.receive_with(&stream[..len], &options).unwrap_err();

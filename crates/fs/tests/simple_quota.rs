@@ -55,7 +55,8 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     assert_eq!(referenced(&fs, of(256)), Some(0), "what exists already is not counted");
     write(&fs, a, "new", 0, &Rng::new(2).bytes(400 << 10));
     assert_eq!(referenced(&fs, of(256)), Some((400 << 10) + NODE));
-    // A snapshot costs its root, a clone nothing, and a write is charged to the writer.
+    // A snapshot is charged for its root node, a clone is not charged, and a write is charged to the subvolume that is
+    // written to.
     let s = fs.snapshot(a.root, TOP, b"s", false).unwrap();
     assert_eq!((referenced(&fs, of(256)), referenced(&fs, of(257))), (Some((400 << 10) + NODE), Some(NODE)));
     write(&fs, s, "new", 0, &Rng::new(3).bytes(100 << 10));
@@ -85,7 +86,7 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     second_opinion(image.path()).unwrap();
     let fs = open(&image, "");
     assert_eq!(fs.clear_stale_qgroups().unwrap(), 1);
-    // Enabled again, they start from nothing.
+    // If simple quotas are enabled again, they start with no counted extents.
     fs.disable_quotas().unwrap();
     write(&fs, s, "between", 0, &[1; 50_000]);
     fs.sync().unwrap();
@@ -122,7 +123,7 @@ fn nested_subvolumes_join_the_groups_of_their_holder() {
         groups.iter().find(|group| group.id == QgroupId::of_subvolume(root)).unwrap().parents.clone()
     };
     assert_eq!((parents(nested.root), parents(named.root), parents(outside.root)), (vec![one], vec![two], vec![]));
-    // A limit of the group holds for all of them.
+    // A limit of the group applies to all of its subvolumes together.
     fs.limit_qgroup(one, Some(Some(2 << 20)), None).unwrap();
     let (mut at, file) = (0, {
         write(&fs, nested, "f", 0, b"x");
@@ -137,14 +138,14 @@ fn nested_subvolumes_join_the_groups_of_their_holder() {
     assert_eq!(errno, 122);
     assert!(referenced(&fs, one).unwrap() <= 2 << 20);
     fs.unlink(nested, b"f").unwrap();
-    // Leaving a group takes along what is charged.
+    // A subvolume that leaves a group takes its charged bytes out of the group's numbers.
     assert!(!fs.remove_qgroup(QgroupId::of_subvolume(p.root), one).unwrap());
     assert_eq!(referenced(&fs, one), referenced(&fs, QgroupId::of_subvolume(nested.root)));
     second_opinion(image.path()).unwrap();
     fs.close().unwrap();
 }
 
-/// Makes Linux delete everything, and checks that nothing stays charged but the root nodes.
+/// Makes Linux delete everything, and checks that only the root nodes stay charged.
 fn empty_by_linux(image: &Path, rounds: &Rounds) {
     let mount = LoopMount::new(image, "").unwrap();
     let names = rounds.names.join(" ");

@@ -1,4 +1,4 @@
-//! The callers of requests, and the privileges that a file loses when they change it.
+//! The callers of requests, and the privileges that a file loses when a caller changes it.
 //!
 //! A request carries the user and the primary group; the other groups and the capabilities are in /proc
 //! ([`LocalProcesses`]). A confined server has no /proc and asks its helper process.

@@ -5,8 +5,8 @@
 //! The server does not open directories (the kernel stops sending OPENDIR after the first ENOSYS), so a reader is
 //! identified by the offset at which it continues.
 //!
-//! - I1. At most `READERS_MAX` readers are remembered. A forgotten reader stops at the end that the directory has when
-//!   the reader continues.
+//! - I1. At most `READERS_MAX` readers are remembered. A reader whose end was dropped from the map stops at the end
+//!   that the directory has when the reader continues.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,5 @@
-//! Mounting and unmounting: by mount(2) where this process may, else through the setuid helper fusermount3.
+//! Mounting and unmounting: by mount(2) if this process is permitted to, otherwise through the setuid helper
+//! fusermount3.
 //!
 //! M1. [`check`] runs before the image is opened, and finds every mistake that can be found without opening it.
 //! M2. The kernel decides who may enter the mount (`allow_other`). Unless only root may enter, the kernel also checks
@@ -318,7 +319,7 @@ impl Mounted {
     ///
     /// # Errors
     ///
-    /// Fails if `device` is not the one that is mounted, or the kernel refuses the change.
+    /// Fails if another device is mounted, or if the kernel refuses the change.
     pub fn remount(&self, device: &Path) -> Result<(), MountError> {
         let same_file = || std::fs::canonicalize(device).is_ok_and(|full| full.as_os_str() == self.source);
         if device.as_os_str() != self.source && !same_file() {
@@ -534,8 +535,8 @@ pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
 
-/// The mount that holds an existing path: where it is mounted, and which directory of the filesystem it shows, as a
-/// path from the filesystem's root.
+/// The mount that holds an existing path: its mount point, and the directory of the filesystem that it shows, as a path
+/// from the filesystem's root.
 pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
     let full = std::fs::canonicalize(path).ok()?;
     let holding = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir));

@@ -1,9 +1,10 @@
 //! Node ids: maps btrfs's inodes to the inode numbers of the FUSE protocol.
 //!
 //! On Linux each subvolume has a separate device number (`st_dev`), and inode numbers are unique only in a subvolume. A
-//! FUSE mount has one device number, and programs take two directories with equal `st_dev` and `st_ino` for one. So all
-//! inode numbers of a mount differ, also those of nested subvolumes' root directories. The node id, which must be
-//! unique anyway, is computed from the subvolume and the inode number in it, and programs see it as `st_ino`:
+//! FUSE mount has one device number, and programs treat two directories with equal `st_dev` and `st_ino` as one
+//! directory. So all inode numbers of a mount differ, also those of nested subvolumes' root directories. The node id,
+//! which must be unique anyway, is computed from the subvolume and the inode number in it, and programs see it as
+//! `st_ino`:
 //!
 //! | inode                                                              | node id and `st_ino`                      |
 //! |--------------------------------------------------------------------|-------------------------------------------|

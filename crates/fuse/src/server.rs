@@ -6,9 +6,9 @@
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
 //!     fit into the answer gives its reference back.
 //! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
-//!     ([`TTL`]). The exception is `st_blocks`, which may change without a request when writeback allocates new data: see
-//!     [`Server::attr_ttl`]. The other exception is a subvolume that is being received, of which the kernel caches nothing but
-//!     data. If a request changes names that the kernel cannot expect it to change, the server tells the
+//!     ([`TTL`]). The exception is `st_blocks`, which may change without a request when writeback allocates new data:
+//!     see [`Server::attr_ttl`]. The other exception is a subvolume that is being received, of which the kernel caches
+//!     nothing but data. If a request changes names that the kernel cannot expect it to change, the server tells the
 //!     kernel (`name_cache`).
 //! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
@@ -580,7 +580,7 @@ impl Server {
     fn getattr(&self, node: u64, place: &Place<'_>) -> Result<Attr> {
         let id = self.id(node)?;
         let mut attr = self.fs.getattr(id)?;
-        // Programs take a file without blocks for a file without data.
+        // Programs treat a file without blocks as a file without data.
         if self.seeker.may_lack_blocks(node, &attr) && self.seeker.fetch_all_data(node, place) {
             attr = self.fs.getattr(id)?;
         }

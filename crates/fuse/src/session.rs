@@ -186,7 +186,7 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let Some(found) = mount::find_mount(&full).filter(|mount| mount.kind == format!("fuse.{SUBTYPE}")) else {
         return Err(MountError::NotMounted(shown));
     };
-    // Connecting fails if the server is dead; then there is nothing to wait for.
+    // Connecting fails if the server is dead, and then no commit is awaited.
     let server = control_name(&full).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
     mount::unmount(&full, lazy)?;
     match server {

@@ -1,4 +1,4 @@
-//! Tests of the requests that the kernel sends, and of what stays true without those that it does not send.
+//! Tests of the requests that the kernel sends, and of rules that hold although the kernel leaves other requests out.
 //!
 //! Method: this process serves a mount in memory, and programs in other processes use it. The server's own counts tell
 //! which requests arrived.
@@ -168,7 +168,7 @@ with open('program', 'r+b') as file:
     );
     let below = mount.below.clone();
     mount.end();
-    // The capability of a file ends when its content changes, though the kernel did not ask for it.
+    // A file loses its capability when its content changes, even if the kernel does not request the attribute first.
     let fs = Fs::open(vec![below], MountOptions::parse("ro").unwrap()).unwrap();
     assert!(fs.listxattr(program.unwrap()).unwrap().is_empty());
     fs.close().unwrap();
@@ -317,7 +317,8 @@ fn attributes_are_requested_again_only_if_they_may_have_changed() {
     std::thread::sleep(Duration::from_millis(1100));
     let requests = mount.requests_of(STAT);
     assert!(of(&requests, "getattr") <= 2 && of(&requests, "lookup") <= 2, "{requests:?}");
-    // Stores through a mapping change the number of blocks when the kernel writes them back, and later than a second.
+    // Stores through a mapping change the number of blocks when the kernel writes the pages back, which can be more
+    // than a second later.
     const MAPPED: &str = r"
 import mmap, os, time
 fd = os.open('mapped', os.O_RDWR | os.O_CREAT)
@@ -337,8 +338,8 @@ assert os.stat('mapped').st_blocks == before + 8, (before, os.stat('mapped').st_
     mount.end();
 }
 
-/// Writes, overwrites and truncates files at random places, with and without compression. Where the server tells the kernel
-/// that `st_blocks` is final, writeback must not change it.
+/// Writes, overwrites and truncates files at random places, with and without compression. Where the server tells the
+/// kernel that `st_blocks` is final, writeback must not change it.
 #[test]
 fn blocks_that_are_final_stay_through_writeback() {
     for options in ["commit=300", "commit=300,compress-force=zstd", "commit=300,max_inline=0"] {
@@ -413,7 +414,7 @@ fn the_time_of_creation_is_shown() {
     std::fs::write(&path, "other content").unwrap();
     let after = std::fs::metadata(&path).unwrap();
     assert!(after.created().unwrap() == made && after.modified().unwrap() > made);
-    // Once known, it is not requested again.
+    // The kernel does not request the attribute again once it knows it.
     let before = mount.requests();
     for _ in 0..10 {
         std::fs::metadata(&path).unwrap();

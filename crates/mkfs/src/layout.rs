@@ -30,7 +30,8 @@ use crate::{DEVID, MkfsOptions};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Bytes that the device must have behind the last chunk of the full layout. A device with fewer gets the small layout.
+/// Bytes that the device must have past the end of the last chunk of the full layout. A device with fewer bytes gets
+/// the small layout.
 const SPARE: u64 = 8 * MIB;
 
 /// A chunk of the new filesystem.

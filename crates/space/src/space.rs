@@ -96,8 +96,8 @@ impl Space {
         }
     }
 
-    /// Forbids allocations in a block group, unless the reservations of data need the group's free space. Returns whether
-    /// the group is read-only now.
+    /// Forbids allocations in a block group, unless the reservations of data need the group's free space. Returns
+    /// whether the group is read-only now.
     pub fn try_set_read_only(&self, start: Logical) -> bool {
         let kind = self.inner.kind_at(start).filter(|&(group, _)| group == start.0).map(|(_, kind)| kind);
         kind.is_some_and(|kind| self.inner.state(kind).lock().try_set_read_only(start.0))
@@ -146,9 +146,9 @@ impl Space {
         bytenr.offset_from(Logical(start)).is_some_and(|offset| offset < item.len_bytes).then_some(item)
     }
 
-    /// Allocates a contiguous extent of `want` bytes, or else the longest one of at least `min` bytes. Pass `min ==
-    /// want` first if a new chunk is better than a shorter extent. If this returns `None`, make a chunk and try again.
-    /// Start and length of metadata and system extents are multiples of the node size.
+    /// Allocates a contiguous extent of `want` bytes. If there is none, allocates the longest extent of at least `min`
+    /// bytes. Pass `min == want` first if a new chunk is better than a shorter extent. If this returns `None`, make a
+    /// chunk and try again. Start and length of metadata and system extents are multiples of the node size.
     pub fn allocate(&self, kind: SpaceKind, want: u64, min: u64, hint: Option<Logical>) -> Option<Extent> {
         let align = self.inner.align(kind);
         let round = |bytes: u64| bytes.max(1).checked_next_multiple_of(align);

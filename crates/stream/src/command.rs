@@ -222,8 +222,9 @@ numbered! {
 
 /// One command of a stream. Names and data are borrowed.
 ///
-/// Paths are relative to the subvolume, except those of [`Subvol`](Self::Subvol) and [`Snapshot`](Self::Snapshot), which are
-/// relative to the directory of the receive. Paths are untrusted: resolve them with [`StreamPath`](crate::StreamPath).
+/// Paths are relative to the subvolume, except those of [`Subvol`](Self::Subvol) and [`Snapshot`](Self::Snapshot),
+/// which are relative to the directory of the receive. Paths are untrusted: resolve them with
+/// [`StreamPath`](crate::StreamPath).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the attributes of the same names")]
 pub enum Command<'a> {

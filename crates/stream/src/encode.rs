@@ -11,7 +11,7 @@ use crate::{MAGIC, MAX_COMMAND_BYTES, MAX_COMMAND_BYTES_V1};
 /// A command that cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum EncodeError {
-    /// The stream's version does not have the command.
+    /// The version of the stream lacks the command.
     #[error("version {version} of the send stream has no command {kind}")]
     NotInVersion {
         /// The command.
@@ -241,8 +241,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Appends the attribute `DATA`, and returns the place for its `len` bytes. Since version 2 the length of `DATA` is not
-    /// written: the data extends to the end of the command.
+    /// Appends the attribute `DATA`, and returns the place for its `len` bytes. Since version 2 the length of `DATA` is
+    /// not written: the data extends to the end of the command.
     fn data(&mut self, len: usize) -> Result<&mut [u8], EncodeError> {
         if self.version >= Version::V2 {
             if len > MAX_COMMAND_BYTES {

@@ -1,5 +1,5 @@
-//! [`FrameReader`]: cuts the input into commands without interpreting them; [`FrameHeader`]: the head of a command, which also
-//! verifies the command's checksum. The messages of all refusals are in `error.rs`.
+//! [`FrameReader`]: cuts the input into commands without interpreting them; [`FrameHeader`]: the head of a command,
+//! which also verifies the command's checksum. The messages of all refusals are in `error.rs`.
 //!
 //! The reader appends the bytes of each command to a buffer of the caller. So a thread can read many commands into one
 //! buffer, and pass the buffer to another thread, which verifies and parses the commands.
@@ -51,7 +51,8 @@ pub(crate) fn command_crc(command: &[u8]) -> u32 {
 
 /// Reads an input, which can hold several streams one after the other.
 ///
-/// Reads exactly the bytes of each command, so the bytes after an `END` stay in the input. The input should be buffered.
+/// Reads exactly the bytes of each command, so the bytes after an `END` stay in the input. The input should be
+/// buffered.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     input: R,

@@ -1,4 +1,5 @@
-//! The send stream of btrfs: [`Command`], an encoder ([`Writer`], [`encode`]) and a parser ([`FrameReader`], [`parse`]).
+//! The send stream of btrfs: [`Command`], an encoder ([`Writer`], [`encode`]) and a parser ([`FrameReader`],
+//! [`parse`]).
 //!
 //! Like `format`, this crate decides no policy. The crate does I/O only through `Read` and `Write`. A stream is
 //! untrusted input. The source of the facts is the page "Send stream format" of btrfs's documentation and streams
@@ -10,8 +11,8 @@
 //! attribute u16 number  u16 length  bytes      (version 2 and later: DATA comes last and has no length)
 //! ```
 //!
-//! The crc is crc32c with seed 0 and without inversion, over the command with 0 in its crc field. A stream ends with `END` or at
-//! the end of the input. If another stream follows in the input, it starts with its own header.
+//! The crc is crc32c with seed 0 and without inversion, over the command with 0 in its crc field. A stream ends with
+//! `END` or at the end of the input. If another stream follows in the input, it starts with its own header.
 //!
 //! - I1. No bytes make a function panic.
 //! - I2. A frame's buffer grows only as bytes arrive, up to [`MAX_COMMAND_BYTES`].
@@ -46,7 +47,8 @@ pub use path::{PathProblem, StreamPath};
 pub const MAGIC: &[u8; 13] = b"btrfs-stream\0";
 /// Bytes of a stream's header: the magic and the version.
 pub const STREAM_HEADER_BYTES: usize = 17;
-/// Maximum length of a command, header included. Linux writes at most some 150 KiB; the bound leaves room for other writers.
+/// Maximum length of a command, header included. Linux writes at most some 150 KiB; the bound leaves room for other
+/// writers.
 pub const MAX_COMMAND_BYTES: usize = 16 << 20;
 /// Maximum length of a command of version 1 that other receivers accept, header included.
 pub const MAX_COMMAND_BYTES_V1: usize = 64 << 10;

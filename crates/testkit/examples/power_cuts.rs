@@ -77,7 +77,7 @@ impl Run {
         }
     }
 
-    /// Says whether our log replay or Linux's broke the promise.
+    /// Reports whether our log replay or Linux's replay broke the promise.
     fn blame(&self, cut: &Cut, image: &Path) -> String {
         let Self::Alone(run) = self else { return String::new() };
         match run.compare_with_linux(cut, image) {

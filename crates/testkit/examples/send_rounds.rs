@@ -1,9 +1,10 @@
 //! Makes, sends and receives random chains of snapshots (see `testkit::send`):
 //!
-//! `send_rounds -- [--bed pairs|to-linux|from-linux] [--from SEED] [--rounds N] [--operations N] [--threads N] [--judge N] [--keep DIR]`
+//! `send_rounds -- [--bed pairs|to-linux|from-linux] [--from SEED] [--rounds N] [--operations N] [--threads N] [--judge
+//! N] [--keep DIR]`
 //!
-//! Each round has its own seed. `pairs` runs rounds on several threads, and Linux judges every N-th one of them (0 for none).
-//! The exit status is 1 if a round failed.
+//! Each round has its own seed. `pairs` runs rounds on several threads, and Linux judges every N-th one of them (0 for
+//! none). The exit status is 1 if a round failed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 //! Damaged images test the checkers, which must find all damage that `btrfs check` finds. The image must use crc32c
 //! and must not be open elsewhere.
 //!
-//! I1. Damage is written to every copy of a block, unless the way of damage says otherwise.
+//! I1. Damage is written to every copy of a block, unless the kind of damage is defined for one copy.
 //! I2. [`Damage::undo`] restores the image's bytes, so that one image can be damaged many times.
 
 use std::fmt;

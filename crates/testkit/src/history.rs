@@ -171,8 +171,9 @@ impl History {
             match compare_entries(&entries, found, Compare::MODEL) {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    // Show the most similar state, the state with the shortest error. A missing path counts as 200
-                    // characters, so that states with different content are preferred to states with missing paths.
+                    // Report the error against the most similar state, which is the state with the shortest error. A
+                    // missing path counts as 200 characters, so that states with different content are preferred to
+                    // states with missing paths.
                     let len = error.to_string().replace(": only in the ", &"#".repeat(200)).len();
                     if best.as_ref().is_none_or(|(least, _)| len < *least) {
                         best = Some((len, error.context(format!("state {state} (first) and what is there (second)"))));

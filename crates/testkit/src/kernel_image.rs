@@ -454,7 +454,7 @@ impl RichTree {
         Ok(())
     }
 
-    /// Changes part of a subvolume that has a snapshot. The subvolume and the snapshot still share the rest.
+    /// Changes part of a subvolume that has a snapshot. The subvolume and the snapshot still share the unchanged parts.
     fn scribble(&self, subvolume: &Path, rng: &mut Rng) -> Result<()> {
         let small = subvolume.join("small");
         for _ in 0..60 {

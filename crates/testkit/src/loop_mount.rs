@@ -98,8 +98,8 @@ impl LoopMount {
             // that cache at mount.
             .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
             // If Linux commits while it mounts, it counts the UUID tree as outdated and scans for missing entries. The
-            // scan needs space even if no entry is missing, so it fails with ENOSPC on a full filesystem. The next mount
-            // scans again. Seen with Linux 6.18 on images whose UUID tree was current.
+            // scan needs space even if no entry is missing, so it fails with ENOSPC on a full filesystem. The next
+            // mount scans again. Seen with Linux 6.18 on images whose UUID tree was current.
             .filter(|line| !line.contains("btrfs_uuid_scan_kthread failed -28"))
             .map(str::to_owned)
             .collect()

@@ -4,8 +4,8 @@
 //! - C1. The medium opens for writing, with its log replayed.
 //! - C2. `ubtrfs-check` finds the medium clean, before and after the replay.
 //! - C3. The filesystem keeps its promises: see [`History`].
-//! - C4. The seed determines the workload, the points, and the writes that each cut keeps, drops and tears. The
-//!   only exception: with little memory, the commit thread flushes delayed items at times that the seed does not
+//! - C4. The seed determines the workload, the points, and the writes that each cut keeps, drops and tears. There is
+//!   one exception: with little memory, the commit thread flushes delayed items at times that the seed does not
 //!   determine.
 
 use std::path::Path;

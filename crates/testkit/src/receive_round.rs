@@ -63,7 +63,7 @@ fn receive_chain(
         fs.receive(fs.root(), input, &ReceiveOptions::default(), &Job::new(), &mut |_| {})
             .map_err(|error| anyhow!("receive {options:?}: {error}"))
     };
-    // Some streams are received one by one, others joined in one input.
+    // Some streams are received one by one, and some are joined into one input.
     let mut joined: Box<dyn Read + Send> = Box::new(std::io::empty());
     for (index, stream) in first.iter().enumerate() {
         if (seed + index as u64).is_multiple_of(3) {

@@ -203,8 +203,8 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// A damaged filesystem is refused or can be written. In both cases, every superblock still belongs to this
-/// filesystem and device.
+/// A damaged filesystem is either refused, or opened and writable. In both cases, every superblock still belongs to
+/// this filesystem and device.
 #[test]
 fn superblocks_outlive_writes_to_a_crafted_image() {
     if !capability::kernel_oracle() {

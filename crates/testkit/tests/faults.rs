@@ -1,5 +1,6 @@
-//! Tests failing devices: whatever the n-th request does, nothing acknowledged is lost, errors are reported, and
-//! nothing panics or hangs. Runs a sample of the runs of `examples/faults.rs`, and tests the use of second copies.
+//! Tests failing devices: for every kind of fault in the n-th request, nothing acknowledged is lost, errors are
+//! reported, and nothing panics or hangs. Runs a sample of the runs of `examples/faults.rs`, and tests the use of
+//! second copies.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -68,7 +68,7 @@ fn places(seed: &SeedImage) -> BTreeSet<(u64, KeyType, Place)> {
     let places = RefCell::new(BTreeSet::new());
     for owner in OWNERS {
         seed.edited(&|of| of == owner, &|key, data| {
-            // The numbers of a file extent item follow one byte for its kind, those of a directory entry follow a key.
+            // In a file extent item, the numbers follow one byte for the kind; in a directory entry, they follow a key.
             let (first, unaligned): (usize, &[usize]) = match key.item_type {
                 KeyType::EXTENT_DATA => (16, &[21, 29, 37, 45]),
                 KeyType::DIR_ITEM | KeyType::DIR_INDEX => (4, &[9, 17]),
@@ -102,12 +102,13 @@ fn with_number(seed: &SeedImage, place: (u64, KeyType, Place), value: u64, in_al
     })
 }
 
-/// Sums of numbers from an image do not wrap: each number of each type of item is set to values near the ends of its range.
+/// Sums of numbers from an image do not wrap: each number of each type of item is set to values near the ends of its
+/// range.
 #[test]
 fn extreme_numbers_in_items() {
     static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let before = std::panic::take_hook();
-    // A panic in a thread of the engine does not reach the test.
+    // A panic in a thread of the engine does not fail the test by itself.
     std::panic::set_hook(Box::new(move |info| {
         PANICS.lock().unwrap().push(info.to_string());
         before(info);

@@ -1,4 +1,5 @@
-//! Tests power cuts: whatever the medium contains after a cut, the filesystem is clean and keeps its promises.
+//! Tests power cuts: with any content that the medium can have after a cut, the filesystem is clean and keeps its
+//! promises.
 //!
 //! Method: a workload runs on a device that records every write. The power is cut at many points. The seed determines
 //! for each unflushed write whether it is kept, dropped or torn. Each result is opened, checked and compared with the

@@ -149,7 +149,8 @@ fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     assert!(after.lookup(b"theirs").is_ok() && after.lookup(b"more").is_err());
 }
 
-/// A superblock that the device damaged or lost is not taken for another writer's, and the next commit repairs it.
+/// A superblock that the device damaged or lost is not mistaken for the superblock of another writer, and the next
+/// commit repairs it.
 #[test]
 fn a_superblock_that_the_device_damaged_or_lost_is_written_anew() {
     for lost in [false, true] {

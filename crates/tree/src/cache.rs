@@ -75,7 +75,7 @@ impl NodeCache {
         self.shard(node.bytenr()).lock().insert(node);
     }
 
-    /// Adds a node if that evicts no other node. Meant for nodes of a scan, which are read once.
+    /// Adds a node if that evicts no other node. Callers use this function for nodes of a scan, which are read once.
     pub fn insert_if_room(&self, node: Arc<Node>) {
         let mut shard = self.shard(node.bytenr()).lock();
         if shard.has_room_for(&node) {

@@ -1,5 +1,5 @@
-//! [`Diff`]: the items that differ between two trees, in key order. Nodes that both trees share are skipped whole, so the
-//! cost grows with the difference.
+//! [`Diff`]: the items that differ between two trees, in key order. Nodes that both trees share are skipped whole, so
+//! the cost grows with the difference.
 //!
 //! Two nodes are the same if address and generation are equal: nodes never change, and an address is not used again
 //! while a tree reaches it. Nodes that both trees share have equal first keys and equal levels, so comparing the two

@@ -151,7 +151,7 @@ impl Node {
         NodePtr { tree, bytenr, generation, level: self.level - 1, first_key: Some(self.key(slot)) }
     }
 
-    /// Searches the keys: `Ok(slot)` of an equal key, or else `Err(slot)` of the first greater key.
+    /// Searches the keys: `Ok(slot)` of an equal key; without an equal key, `Err(slot)` of the first greater key.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.nritems());
         while low < high {
@@ -165,7 +165,8 @@ impl Node {
         Err(low)
     }
 
-    /// The slot of the child that a key belongs to: the last child with a key <= `key`, or else the first child.
+    /// The slot of the child that a key belongs to: the last child with a key <= `key`; if there is none, the first
+    /// child.
     pub fn child_slot(&self, key: &Key) -> usize {
         match self.search(key) {
             Ok(slot) => slot,

@@ -99,7 +99,7 @@ fn check_reads(store: &Store, root: &ubtrfs_tree::RootPtr, model: &BTreeMap<Key,
             assert_eq!(cursor.prev().unwrap(), below.next().map(|(key, _)| *key));
         }
     }
-    // Walk forth and back over the whole tree.
+    // Walk forwards and backwards over the whole tree.
     let mut count = 0;
     let mut at = cursor.seek_ge(&Key::MIN).unwrap();
     while at.is_some() {

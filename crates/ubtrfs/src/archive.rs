@@ -58,8 +58,8 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// The archive is damaged or cannot be read; ENOSPC; `ReadOnlyFilesystem`. Files that were made before the error stay.
-    /// A member that cannot be unpacked is no error: it is reported to `progress` and counted in
+    /// The archive is damaged or cannot be read; ENOSPC; `ReadOnlyFilesystem`. Files that were made before the error
+    /// stay. A member that cannot be unpacked is no error: it is reported to `progress` and counted in
     /// [`ImportReport::failed`].
     pub fn import(
         &self,

@@ -236,7 +236,8 @@ impl File {
         self.fs.engine().fsync(self.id, false).while_doing("sync", &self.path)
     }
 
-    /// Returns the start and end (in bytes) of the next range of data at or after `offset`, or `None` if only a hole follows.
+    /// Returns the start and end (in bytes) of the next range of data at or after `offset`, or `None` if only a hole
+    /// follows.
     ///
     /// # Errors
     /// Damage of the file's extents.

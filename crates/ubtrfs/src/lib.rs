@@ -53,13 +53,14 @@
 //! # Paths and permissions
 //!
 //! A path starts at the subvolume that was opened. A leading `/` makes no difference, `..` does not lead above the
-//! subvolume, and symbolic links are followed inside the filesystem only. Permissions are not checked: a process that can
-//! open the device can read and write everything. New files belong to [`Filesystem::caller`], by default root with no umask.
+//! subvolume, and symbolic links are followed inside the filesystem only. Permissions are not checked: a process that
+//! can open the device can read and write everything. New files belong to [`Filesystem::caller`], by default root with
+//! no umask.
 //!
 //! # Untrusted input
 //!
-//! The content of a device is never trusted. A damaged or crafted filesystem gives an [`Error`] that names the tree, the
-//! block and the slot. Names in a filesystem can be any bytes: check them before you use them as paths of the host.
+//! The content of a device is never trusted. A damaged or crafted filesystem gives an [`Error`] that names the tree,
+//! the block and the slot. Names in a filesystem can be any bytes: check them before you use them as paths of the host.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]

@@ -14,7 +14,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// FUSE is not available; the directory cannot be mounted on; the filesystem was opened without
-    /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups), which keeps the inodes that the kernel knows.
+    /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups), which keeps the inodes that the kernel
+    /// knows.
     pub fn mount(self, dir: &Path, config: &MountConfig) -> Result<Session, MountError> {
         if !self.engine().options().track_lookups {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "open it with MountOptions::track_lookups");

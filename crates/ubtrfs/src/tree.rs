@@ -9,7 +9,7 @@ use crate::metadata::FileKind;
 use crate::path::Follow;
 use crate::{Filesystem, ReadDir};
 
-/// A directory on the path from the directory to remove to the directory being emptied.
+/// A directory on the path from the removed directory down to the directory that is being emptied.
 struct Level {
     id: InodeId,
     path: PathBuf,

@@ -10,8 +10,8 @@ use crate::error::{Result, ResultExt};
 
 /// Checks the filesystem on these devices, without writing to them. Calls `tell` with each problem as it is found.
 ///
-/// The checker shares only the disk format, the devices and the chunk map with the engine, so it judges the
-/// engine's work independently.
+/// The checker shares only the disk format, the devices and the chunk map with the engine, so it judges filesystems
+/// that the engine wrote independently.
 ///
 /// ```
 /// use std::sync::Arc;

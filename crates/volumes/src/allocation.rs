@@ -149,7 +149,7 @@ pub(crate) fn plan(
     Some((logical, chunk))
 }
 
-/// The first hole of at least `wanted` bytes, cut to `wanted`, or else the largest hole.
+/// The first hole of at least `wanted` bytes, cut to `wanted`; if there is none, the largest hole.
 fn best_hole(holes: &[Range<u64>], wanted: u64) -> Option<Range<u64>> {
     let fitting = holes.iter().find(|hole| len_bytes(hole) >= wanted);
     let cut = fitting.map(|hole| hole.start..hole.start.saturating_add(wanted));

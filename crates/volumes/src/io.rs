@@ -5,7 +5,7 @@
 //!   copy.
 //! - I2. A repair reads good and bad copies again under the exclusive lock, so a repair never undoes a newer write.
 //! - I3. A write of content that readers verify needs one successful copy. A write of other content needs all copies,
-//!   because a stale copy without checksums looks like a good one.
+//!   because a stale copy without checksums looks like a good copy.
 
 use std::io::IoSlice;
 use std::sync::Arc;

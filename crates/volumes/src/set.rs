@@ -202,8 +202,8 @@ impl Volumes {
         })
     }
 
-    /// Says how many devices were given and, once the device items are loaded, names the missing ones. `None` if no
-    /// device is missing.
+    /// A text with the number of given devices and, once the device items are loaded, the names of the missing devices.
+    /// `None` if no device is missing.
     fn missing_devices(&self) -> Option<String> {
         if !self.may_lack_devices() {
             return None;

@@ -201,5 +201,5 @@ fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> anyhow::Result<()> {
 const QUEUE_LEN: usize = 4;
 const BATCH_FILES: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
-/// The most memory that a member may take if its file is handed over.
+/// A file is handed over only if its member takes at most this much memory.
 const LIGHT_BYTES: usize = 16 << 10;

@@ -6,8 +6,8 @@
 //! | `.wh..wh..opq` | hides all content of the directory in the layers below       |
 //! | `.wh..wh.*` | ignored: used internally by AUFS |
 //!
-//! I1. A whiteout removes only files that existed before this layer, in whatever order the members come, and never
-//!     files that the layer added.
+//! I1. A whiteout removes only files that existed before this layer, and never files that the layer added; the order of
+//!     the members makes no difference.
 
 use std::collections::HashSet;
 

@@ -86,7 +86,8 @@ pub struct ImportOptions {
     pub owner: Option<(u32, u32)>,
     /// User and group that own directories that are not in the archive, if `owner` is `None`.
     pub dir_owner: (u32, u32),
-    /// Whether the archive is a layer of an OCI image, whose whiteouts (`.wh.NAME`, `.wh..wh..opq`) remove existing files.
+    /// Whether the archive is a layer of an OCI image, whose whiteouts (`.wh.NAME`, `.wh..wh..opq`) remove existing
+    /// files.
     pub oci_layer: bool,
     /// Text before the target's path in messages, such as `disk.img:`.
     pub place: String,
@@ -122,8 +123,8 @@ pub struct ImportReport {
 /// Unpacks an archive into the directory `target`, which is made if it does not exist. Does not commit.
 ///
 /// # Errors
-/// The archive is damaged, or an error affects all members, such as a lack of space. A member that cannot be unpacked is
-/// reported as [`Event::Failed`], counted, and skipped.
+/// The archive is damaged, or an error affects all members, such as a lack of space. A member that cannot be unpacked
+/// is reported as [`Event::Failed`], counted, and skipped.
 pub fn import(
     fs: &Fs,
     archive: &mut Archive,

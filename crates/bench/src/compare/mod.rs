@@ -1,8 +1,8 @@
 //! `bench compare`: runs workloads on fresh filesystems of several kinds, in turn.
 //!
-//! For each workload, n times, and for each side: make a new filesystem in the scratch directory; make the files that the
-//! workload needs, durably; mount the filesystem again and drop the machine's caches; run the workload in a new process.
-//! Medians are over the n runs.
+//! For each workload, n times, and for each side: make a new filesystem in the scratch directory; make the files that
+//! the workload needs, durably; mount the filesystem again and drop the machine's caches; run the workload in a new
+//! process. Medians are over the n runs.
 //!
 //! - C1. All sides use images in one directory, and the time of a side ends when the work is durable in its image (see
 //!   `run`). The engine and our mount commit and flush the image. For Linux, syncfs(2) is called, and the loop device
@@ -67,8 +67,8 @@ pub(crate) struct Args {
     /// Put clients and servers of FUSE mounts on one processor
     #[arg(long)]
     pin: bool,
-    /// Further options of `ubtrfs mount`; threads=, noio_uring, writeback_cache, idle_poll, noopen and noallow_other apply to
-    /// the null server too
+    /// Further options of `ubtrfs mount`; threads=, noio_uring, writeback_cache, idle_poll, noopen and noallow_other
+    /// apply to the null server too
     #[arg(long, value_name = "OPTIONS", default_value = "")]
     mount_options: String,
     /// Let the loop device use the page cache of the image
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("cannot make a directory in {}", args.scratch.display()))?;
     let compare = Compare { args, scratch: scratch.path(), interrupted: &interrupted };
     let mut runs = Vec::new();
-    // Report the results even after an error, because earlier ones are still useful.
+    // Report the results even after an error, because the results of earlier runs are still useful.
     let done = compare.all(&mut runs);
     let report = report::Report::new(&runs);
     if !runs.is_empty() {

@@ -155,7 +155,7 @@ impl Side {
         Ok(text.lines().filter_map(parse_requests).collect())
     }
 
-    /// The socket at which the null server tells its counts.
+    /// The socket at which the null server returns its counts.
     fn counts_socket(&self) -> PathBuf {
         self.setup.scratch.join(format!("{}.counts", self.kind.name()))
     }
@@ -237,7 +237,8 @@ impl Side {
         let log = File::create(&log_path)?;
         let before = device_of(&self.dir)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Use another process group, because Ctrl-C must reach only this process, which unmounts in order.
+        // Use another process group, because Ctrl-C must reach only this process: this process then unmounts the sides
+        // one by one.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let server = command.spawn().context("cannot start a server")?;
         let server = self.server.insert(server);

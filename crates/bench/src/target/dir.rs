@@ -1,7 +1,7 @@
 //! [`DirTarget`]: a directory of any mounted filesystem, used by ordinary system calls.
 //!
-//! Names are resolved from the given directory, as in tar and fs_mark. No directory is kept open, so a tree may have more
-//! directories than a process may have open files.
+//! Names are resolved from the given directory, as in tar and fs_mark. No directory is kept open, so a tree may have
+//! more directories than a process may have open files.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -253,7 +253,8 @@ impl Target for DirTarget {
         }
     }
 
-    /// Calls syncfs(2), and syncs a mount of ubtrfs by its own command too, because syncfs(2) does not reach a FUSE server.
+    /// Calls syncfs(2), and syncs a mount of ubtrfs by its own command too, because syncfs(2) does not reach a FUSE
+    /// server.
     fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(self.root.as_fd()).context("syncfs")?;
         match self.channel()? {

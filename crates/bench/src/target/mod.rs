@@ -99,7 +99,8 @@ pub(crate) trait Target: Sync {
     fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
     /// Deletes a subvolume. The space of the subvolume is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
-    /// Appends the stream of a read-only snapshot to a file: the whole snapshot, or its difference to `parent` in the same directory.
+    /// Appends the stream of a read-only snapshot to a file: the whole snapshot, or its difference to `parent` in the
+    /// same directory.
     fn send(&self, dir: &Self::Dir, name: &[u8], parent: Option<&[u8]>, output: &Path) -> Result<()>;
     /// Receives the streams in a file.
     fn receive(&self, dir: &Self::Dir, stream: &Path) -> Result<()>;

@@ -82,10 +82,10 @@ pub(crate) struct Sizes {
     /// Directory of this machine to copy (balance)
     #[arg(long, value_name = "DIR")]
     pub(crate) source: Option<PathBuf>,
-    /// What to do with the tree (balance)
+    /// Task to measure on the tree (balance)
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) balance: Option<Admin>,
-    /// What is sent (send, receive)
+    /// Content of the snapshots (send, receive)
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Sent::Tree)]
     pub(crate) of: Sent,
     /// Send the difference to an earlier snapshot (send, receive)

@@ -1,4 +1,4 @@
-//! send and receive: measure sending snapshots into `/dev/null`, and receiving the streams of them.
+//! send and receive: measure sending snapshots into `/dev/null`, and receiving streams of snapshots.
 //!
 //! `prepare` makes snapshots of a subvolume:
 //!
@@ -8,12 +8,12 @@
 //! | database  | one file, written from start to end          | random overwrites (`--ops`)                                   |
 //! | snapshots | an unpacked archive, `--ops` snapshots of it | three files                                                   |
 //!
-//! Without `--incremental`, the first snapshot is sent whole; with it, the second one is sent as the difference to the first. Of
-//! `snapshots`, all are sent: the first whole, the others as differences to their predecessors; with `--incremental`, only the
-//! others.
+//! Without `--incremental`, the first snapshot is sent whole; with it, the second one is sent as the difference to the
+//! first. The content `snapshots` is a chain: the first snapshot is sent whole, and each later snapshot as the
+//! difference to its predecessor. With `--incremental`, the first snapshot is not sent.
 //!
-//! For `receive`, each side makes its streams itself, in one file, and receives them next to the snapshots. There the parents are
-//! found by their own UUIDs.
+//! For `receive`, each side makes its streams itself, in one file, and receives them next to the snapshots. The
+//! receiver finds the parents by their own UUIDs.
 
 use std::path::Path;
 use std::time::Instant;

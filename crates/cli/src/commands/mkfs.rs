@@ -234,7 +234,7 @@ impl Target {
     }
 }
 
-/// Copies a directory into the new filesystem; returns how many files were not copied (I3).
+/// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
 fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let work = |fs: &Fs| copy::fill(fs, target.path(), dir).with_context(|| format!("cannot copy {}", dir.display()));
     with_devices(target.path(), vec![device], MountOptions::default(), Use::Write, work)

@@ -24,7 +24,7 @@ pub(crate) fn profile_of(flags: BlockGroupFlags) -> u64 {
     if profile == 0 { BalanceArgs::SINGLE } else { profile }
 }
 
-/// Whether the filters, apart from the limit on the number of block groups, take a block group.
+/// Whether the filters, apart from the limit on the number of block groups, select a block group.
 pub(crate) fn takes(args: &BalanceArgs, group: &BlockGroup, chunk: &ChunkItem, stripe_len: u64) -> bool {
     let filters = args.filters();
     let profile = profile_of(group.flags);

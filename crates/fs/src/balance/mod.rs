@@ -1,4 +1,4 @@
-//! Balance: moving block groups that filters take, to compact, convert or drain them.
+//! Balance: moving block groups that filters select, to compact, convert or drain them.
 //!
 //! - [`run`]: start, resume, pause, cancel; how each block group is moved.
 //! - [`filter`]: which block groups are taken.

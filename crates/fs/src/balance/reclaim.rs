@@ -2,7 +2,7 @@
 //! (`discard=async`).
 //!
 //! As in Linux, a block group is reclaimed when removals bring its used part below the threshold. A new block group
-//! that is being filled is left alone, because it was never above.
+//! that is being filled is left alone, because its used part was never above the threshold.
 //!
 //! I1. The thread holds a strong reference to the filesystem only while it works, so that dropping the last handle ends
 //!   the thread.
@@ -108,8 +108,8 @@ impl Fs {
                 Ok(report) if report.failures.is_empty() => {
                     shared.nr_reclaimed.fetch_add(1, Ordering::Relaxed);
                 }
-                // The block group is being moved, or there is no room: it is tried again when it fell below the
-                // threshold again.
+                // The block group is being moved, or there is no room. It is tried again after its used part has risen
+                // above the threshold and fallen below it once more.
                 Ok(_) => tracing::warn!("block group {start} holds data that cannot be moved, and is not reclaimed"),
                 Err(Error::Engine(EngineError::Cancelled)) => return,
                 Err(error) => tracing::debug!("block group {start} is not reclaimed: {error}"),
@@ -118,8 +118,8 @@ impl Fs {
     }
 }
 
-/// The block groups that fell below the threshold, if the others have room for their content. Updates the set of block
-/// groups that are above.
+/// The block groups that fell below the threshold, if the other block groups have room for their content. Updates the
+/// set of block groups that are at or above the threshold.
 fn choose(groups: &[BlockGroup], above: &mut BTreeSet<Logical>, threshold: u32) -> Vec<Logical> {
     let is_data = |group: &&BlockGroup| group.flags & BlockGroupFlags::TYPES == BlockGroupFlags::DATA;
     let mut free: u64 = groups.iter().filter(is_data).map(|group| group.len_bytes.saturating_sub(group.used)).sum();
@@ -142,7 +142,7 @@ fn choose(groups: &[BlockGroup], above: &mut BTreeSet<Logical>, threshold: u32) 
     chosen
 }
 
-/// Time between two looks at the block groups.
+/// Interval at which the thread examines the block groups.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

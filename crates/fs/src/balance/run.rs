@@ -10,7 +10,7 @@
 //!   So a mount, here or in Linux, resumes an interrupted balance.
 //! - I2. From the start of a conversion to its end, also while it is paused, new chunks have the conversion's target
 //!   profile ([`Engine::set_conversion`](ubtrfs_transaction::Engine::set_conversion)). The conversion ends when every
-//!   block group that its filters take has the target profile, could not be moved, or is beyond the filters' limit on
+//!   block group that its filters select has the target profile, could not be moved, or is beyond the filters' limit on
 //!   the number of block groups.
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts of block groups and tries")]
@@ -50,7 +50,7 @@ pub struct BalanceFailure {
 }
 
 impl Fs {
-    /// Balances the block groups that the filters of `item` take. Units of `job` are bytes.
+    /// Balances the block groups that the filters of `item` select. Units of `job` are bytes.
     ///
     /// # Errors
     ///
@@ -306,7 +306,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The block groups that the filters take, from the highest address down.
+    /// The block groups that the filters select, from the highest address down.
     fn choose_groups(&self, item: &BalanceItem) -> Vec<Logical> {
         let mut chosen: Vec<(BlockGroup, &BalanceArgs)> = Vec::new();
         for group in self.block_groups().into_iter().rev() {
@@ -343,7 +343,7 @@ impl Fs {
         groups.filter(|group| !is_known(group.start) && is_left(group)).map(|group| group.start).collect()
     }
 
-    /// Whether the filters, apart from the limit on the number of block groups, take this block group.
+    /// Whether the filters, apart from the limit on the number of block groups, select this block group.
     fn is_taken(&self, group: &BlockGroup, args: &BalanceArgs) -> bool {
         let Some(chunk) = self.engine.chunk_at(group.start) else { return false };
         takes(args, group, &chunk, self.engine.stripe_bytes(&chunk))
@@ -427,7 +427,7 @@ fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
 }
 
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };
-/// Emptying a group of which at least this percentage is used would make as many groups as before.
+/// A group of which at least this percentage is used is not worth emptying: its extents would fill a new group.
 const FULL_PERCENT: u128 = 95;
 /// Maximum number of waits for block groups that other threads are moving, and the length of a wait: ten minutes in
 /// all.

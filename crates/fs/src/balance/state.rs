@@ -53,7 +53,7 @@ pub(crate) enum StopRequest {
 /// Numbers of block groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BalanceCounts {
-    /// Block groups that the filters take: those counted at the beginning, and those that a conversion added
+    /// Block groups that the filters select: those counted at the beginning, and those that a conversion added
     /// later.
     pub expected: u64,
     /// Block groups examined so far. Block groups that the filters leave out count as examined from the

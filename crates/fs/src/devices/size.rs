@@ -18,8 +18,8 @@ impl Fs {
         Ok(self.engine.device_size(devid)?)
     }
 
-    /// The smallest size to which a device can be shrunk by moving whole block groups. Smaller sizes may work too, because
-    /// [`Self::resize_device`] also moves extents into the free space of other block groups.
+    /// The smallest size to which a device can be shrunk by moving whole block groups. Smaller sizes may work too,
+    /// because [`Self::resize_device`] also moves extents into the free space of other block groups.
     pub fn min_device_size(&self, devid: DevId) -> Result<u64> {
         Ok(self.engine.min_device_size(devid)?)
     }

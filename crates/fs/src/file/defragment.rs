@@ -171,8 +171,8 @@ fn on_disk(extent: &ExtentAt) -> u64 {
     extent.end - extent.start
 }
 
-/// Whether joining two neighbours in the file would gain nothing: they are uncompressed and contiguous on disk, and are
-/// parts of one extent or not both tiny.
+/// Whether joining two neighbouring items of the file would gain nothing. It gains nothing if both are uncompressed and
+/// contiguous on disk, and either belong to one extent or are not both tiny.
 fn is_joined(first: &ExtentAt, second: &ExtentAt) -> bool {
     let (Some(one), Some(other)) = (first.extent.disk_extent(), second.extent.disk_extent()) else { return false };
     let is_plain = |extent: &ExtentAt| extent.extent.compression == Compression::None;

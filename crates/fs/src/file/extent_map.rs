@@ -108,8 +108,8 @@ impl Fs {
         pending.iter().map(|range| len(range).saturating_sub(self.bytes_with_extents(inode, range).unwrap_or(0))).sum()
     }
 
-    /// Whether `st_blocks` stays as it is when pending data is written back: nothing is pending, or each pending byte past
-    /// the covered ones gets an extent, and no other does.
+    /// Whether writeback of pending data leaves `st_blocks` unchanged. This is so if nothing is pending, or if the
+    /// pending bytes past the covered range get extents and no other pending bytes do.
     pub(crate) fn blocks_are_final(&self, state: &InodeState) -> bool {
         state.data.is_clean() || self.end_of_covered(state).is_some()
     }

@@ -415,8 +415,8 @@ fn up_to_end(size: u64, offset: u64) -> Result<u64> {
     size.checked_sub(offset).ok_or(Error::InvalidArgument("the source ends before the range does"))
 }
 
-/// Checks what cloning and deduplication require of their ranges: aligned offsets, and no overlap. Returns the ends of both
-/// ranges. Empty ranges need not be aligned.
+/// Checks what cloning and deduplication require of their ranges: aligned offsets, and no overlap. Returns the ends of
+/// both ranges. Empty ranges need not be aligned.
 fn check_ranges(
     (src, src_off): (InodeId, u64),
     (dst, dst_off): (InodeId, u64),

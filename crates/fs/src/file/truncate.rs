@@ -47,8 +47,8 @@ impl Fs {
         };
         let (_locks, mut state) = lock(inode)?;
         check_regular(&state)?;
-        // If the size stays the same, Linux changes no times, except for ftruncate and O_TRUNC, whose callers set the
-        // times.
+        // If the size stays the same, no times change, as on Linux. ftruncate and O_TRUNC change the times in any case;
+        // the code for these calls sets the times itself.
         let time = (size != state.item.size).then(Timespec::now);
         // If the size stays the same, preallocated extents past the end of the file are dropped.
         if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {

@@ -11,11 +11,12 @@
 //!
 //! Invariants:
 //! - I1: ranges start and end on sector boundaries; ranges of one map do not overlap; none is empty.
-//! - I2: a dirty range hides a range under writeback, which hides the file's extent items.
+//! - I2: where a range is dirty, readers get the dirty data; where it is under writeback, that data; elsewhere, the
+//!   data of the file's extent items.
 //! - I3: in the last sector, bytes past the end of the file are zero.
 //! - I4: a range under writeback never changes; a write to it makes a new dirty range.
-//! - I5: no two batches write back the same bytes at a time: data that is dirty again waits until the range under it is
-//!   written.
+//! - I5: two batches never write back the same bytes at the same time: data that becomes dirty during its writeback
+//!   stays dirty until that writeback ends.
 
 #![allow(clippy::arithmetic_side_effects, reason = "ranges of dirty data in memory: writes end at most at `MAX_SIZE`")]
 
@@ -262,7 +263,7 @@ impl FileData {
         Ok(len_bytes)
     }
 
-    /// Returns the start of the buffer to which data at `start` is appended, and how many bytes it takes: whole
+    /// Returns the start of the buffer to which data at `start` is appended, and how many bytes the buffer takes: whole
     /// sectors, at most `want` rounded up.
     fn buffer_at(&mut self, pool: &Arc<BufPool>, start: u64, want: usize) -> (u64, usize) {
         let want = want.next_multiple_of(self.sectorsize as usize);

@@ -174,7 +174,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets the flags of `mask` to those in `flags`. Compression does not change, while an ioctl would also reset its method.
+    /// Sets the flags of `mask` to those in `flags`. Compression does not change, while an ioctl would also reset its
+    /// method.
     pub(crate) fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
         let inode = self.inode_to_change(id)?;
         let reservation = self.reserve(SETATTR_ITEMS)?;

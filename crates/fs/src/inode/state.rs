@@ -157,7 +157,8 @@ impl InodeState {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }
 
-    /// Counts a change of the content, as NFS servers expect. The count wraps, because it starts at any number from disk.
+    /// Counts a change of the content, as NFS servers expect. The count wraps, because it starts at any number from
+    /// disk.
     pub(crate) fn count_change(&mut self) {
         self.item.sequence = self.item.sequence.wrapping_add(1);
     }

@@ -75,8 +75,8 @@ impl Deref for Home {
 
 impl Subvolume {
     /// Enters a subvolume. `takes_changes` is whether the filesystem is writable. If it is, the highest inode number is
-    /// read from the tree, so the caller must not have changed anything in the subvolume since the filesystem was opened
-    /// (I1).
+    /// read from the tree, so the caller must not have changed anything in the subvolume since the filesystem was
+    /// opened (I1).
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {

@@ -214,7 +214,7 @@ impl<'n> NameSlot<'n> {
         Self { name: name.bytes, key: dir_item_key(dir, name), item: None, location: None }
     }
 
-    /// The location that the name points to, if it exists.
+    /// The location that the name points to, if the name exists.
     pub(crate) fn location(&self) -> Option<Key> {
         self.location
     }

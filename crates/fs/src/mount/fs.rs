@@ -120,7 +120,8 @@ impl Fs {
         self.engine.superblock()
     }
 
-    /// The root directory of the subvolume that `subvol=` or `subvolid=` selects, or else of the default subvolume.
+    /// The root directory of the subvolume that `subvol=` or `subvolid=` selects; without these options, that of the
+    /// default subvolume.
     pub fn root(&self) -> InodeId {
         self.root
     }
@@ -199,7 +200,8 @@ impl Fs {
         Ok(self.engine.reserve_for_removal(nr_items)?)
     }
 
-    /// Reserves metadata for up to `most` item changes that free space, and at least `least` if space is short (I1).
+    /// Reserves metadata for `most` item changes that free space; if space is short, for fewer changes, but at least
+    /// `least` (I1).
     pub(crate) fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
         self.check_open()?;
         self.commit_thread.note_change();

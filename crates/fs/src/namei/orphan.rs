@@ -3,7 +3,7 @@
 //!
 //! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as its last item.
 //! - I2. The `INODE_ITEM` of an inode without links is deleted last, so an interrupted deletion can continue.
-//! - I3. The deletion of an inode is tried again, if it failed, with each sync and when the filesystem is closed.
+//! - I3. Each sync retries the deletions of inodes that failed, and so does closing the filesystem.
 
 use std::sync::Arc;
 

@@ -44,7 +44,7 @@ impl Fs {
         self.rename_by((dir, name), (new_dir, new_name), flags, &Caller::ROOT)
     }
 
-    /// Renames like `Fs::rename`, for `caller`, who owns the whiteout if there is one.
+    /// Renames like `Fs::rename`; a whiteout belongs to `caller`.
     pub fn rename_by(
         &self,
         (dir, name): (InodeId, &[u8]),

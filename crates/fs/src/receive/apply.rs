@@ -36,7 +36,7 @@ pub(crate) struct Current {
     /// The capability that the last `set_xattr` set, and its path. A later `chown` removes the capability from the
     /// file, so the capability is set again: Linux before 5.8 sends `chown` after `set_xattr`.
     capability: Option<(Vec<u8>, Vec<u8>)>,
-    /// What is compared at the end, if that was asked for.
+    /// Records the expected state for `receive --verify`; `None` without that option.
     pub(crate) verifier: Option<Verifier>,
 }
 

@@ -86,7 +86,7 @@ pub enum ReceiveProblem {
         /// What to do.
         hint: &'static str,
     },
-    /// What was received differs from the stream when it is read again.
+    /// Verification failed: data or attributes on the devices differ from the stream.
     #[error("'{}' differs from the stream when it is read again: {what}", .path.escape_ascii())]
     Differs {
         /// The path.

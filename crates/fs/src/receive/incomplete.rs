@@ -8,13 +8,14 @@
 //!                                                [stopped after N commands]
 //! ```
 //!
-//! - I1. The mark is "receiving" before the first command is applied. The mark becomes "stopped" only after all applied commands.
-//!   Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the commands that the mark
-//!   counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some commands of the last transaction.
-//! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum over the
-//!   checksums of these commands.
-//! - I3. A stopped subvolume is resumed only if no inode in it has changed since: no change time is later than the mark. Only nodes
-//!   of the mark's transaction and later ones are searched. Reading files changes only access times.
+//! - I1. The mark is "receiving" before the first command is applied. The mark becomes "stopped" only after all applied
+//!   commands. Transactions are durable in order, so after a crash a subvolume marked "stopped" holds exactly the
+//!   commands that the mark counts. A subvolume marked "receiving" after a crash cannot be resumed: it may hold some
+//!   commands of the last transaction.
+//! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum
+//!   over the checksums of these commands.
+//! - I3. A stopped subvolume is resumed only if no inode in it has changed since: no change time is later than the
+//!   mark. Only nodes of the mark's transaction and later ones are searched. Reading files changes only access times.
 
 use std::sync::Arc;
 
@@ -165,8 +166,8 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is taken by
-    /// anything that cannot be resumed. `receives` are the running receives.
+    /// Finds the incomplete subvolume to resume under a name. Returns `None` if the name is free. Fails if the name is
+    /// taken by anything that cannot be resumed. `receives` are the running receives.
     pub(crate) fn resumable(
         &self,
         dir: InodeId,
@@ -283,7 +284,8 @@ fn is_any_newer(tree: &CommittedTree, mark: &Mark) -> Result<bool> {
     Ok(false)
 }
 
-/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a margin.
+/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a
+/// margin.
 const COMPLETE_ITEMS: usize = 8;
 
 #[cfg(test)]

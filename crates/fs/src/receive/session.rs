@@ -35,7 +35,8 @@ pub struct ReceiveOptions {
     pub keep: bool,
     /// Whether to decompress all data, and not to store compressed extents as they are.
     pub force_decompress: bool,
-    /// Whether to read everything again that a stream wrote, and to compare it, before its subvolume is complete.
+    /// Whether to verify each subvolume before it becomes complete: everything that the stream wrote is read again and
+    /// compared.
     pub verify: bool,
     /// Set when the receive ends. When the receive ends, a read of the input that waits for bytes must return.
     pub ended: Arc<AtomicBool>,
@@ -65,7 +66,7 @@ pub struct ReceiveReport {
     pub nr_bytes: u64,
     /// Compressed extents that were stored as they are.
     pub nr_stored_encoded: u64,
-    /// What was read again, if that was asked for.
+    /// Totals of the verification; `None` if no verification was requested.
     pub verified: Verified,
     /// Commands that failed. The receive fails when `max_errors` is reached.
     pub nr_errors: u64,

@@ -1,8 +1,9 @@
-//! [`Verifier`]: compares a received subvolume with its stream before it is complete: all data that the stream wrote is read from
-//! the devices again, and attributes are compared with the last commands that set them.
+//! [`Verifier`]: compares a received subvolume with its stream before it is complete: all data that the stream wrote is
+//! read from the devices again, and attributes are compared with the last commands that set them.
 //!
-//! - V1. Data is compared by checksum, command by command. Where a later command changes a part of a range, the range is only read,
-//!   so that its checksums on disk are verified. When a receive is resumed, only commands from there on are compared.
+//! - V1. Data is compared by checksum, command by command. Where a later command changes a part of a range, the range
+//!   is only read, so that its checksums on disk are verified. When a receive is resumed, only commands from there on
+//!   are compared.
 //! - V2. Memory is bounded: ranges beyond [`RANGES_MAX`] are only read, too.
 
 #![allow(
@@ -23,7 +24,7 @@ use super::error::ReceiveProblem;
 use crate::types::{InodeId, mode};
 use crate::{Error, Fs, SeekWhence};
 
-/// What a receive with verification read again.
+/// Totals of the verification of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Files and directories that were compared.
@@ -117,7 +118,7 @@ impl Verifier {
 
     /// Reads everything again, after it was written to the devices. Fails at the first difference.
     pub(crate) fn verify(&self, fs: &Fs, root: RootId, job: &Job) -> Result<Verified, ReceiveProblem> {
-        // What is compared must come from the devices, and not from memory.
+        // Drop cached data, so that the comparison reads from the devices.
         fs.flush_tagged(Some(root))?;
         fs.engine.commit().map_err(Error::from)?;
         let mut done = Verified::default();

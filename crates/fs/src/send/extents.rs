@@ -8,8 +8,8 @@
 //! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must not end
 //!   before the end of the target file. If the old end is inside a sector, growing the file writes zeros into the rest
 //!   of that sector. So the sector at the old end is made a hole again if it is a hole in the new tree, and is sent if
-//!   it is data, even if both trees map it to the same extent. Shrinking the file rewrites the sector of the new end, so
-//!   that sector is cloned again if it was shared.
+//!   it is data, even if both trees map it to the same extent. Shrinking the file rewrites the sector of the new end,
+//!   so that sector is cloned again if it was shared.
 //! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is
 //!   extended by a hole, which is cloned into place, and then truncated. Holes are cloned after all other changes,
 //!   because of E2.
@@ -127,8 +127,8 @@ impl FileDiff {
         }
     }
 
-    /// Clones the sector in which the file ends, if the receiver has it elsewhere: when a file becomes shorter, the receiver
-    /// rewrites this sector.
+    /// Clones the sector in which the file ends, if the receiver has it elsewhere: when a file becomes shorter, the
+    /// receiver rewrites this sector.
     fn share_end(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let Some(sector) = sector_of_end(self.size, self.sectorsize).filter(|_| !self.options.no_data) else {
             return Ok(());

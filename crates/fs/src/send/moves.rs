@@ -356,8 +356,8 @@ impl<'t> Moves<'t> {
         };
         if to.parent.is_new && !self.made.contains(&to.parent.ino) {
             if self.is_being_made(to.parent, making)? {
-                // The new directory, or one above it, waits for the name of this mover. The mover moves there after the directory
-                // is made.
+                // The new directory, or one above it, waits for the name of this mover. The mover moves there after the
+                // directory is made.
                 if self.movers[index].state != State::Orphan {
                     self.orphan(node, out)?;
                 }

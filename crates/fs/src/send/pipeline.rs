@@ -6,8 +6,8 @@
 //!                                    +-- commands, encoded already -------------------+
 //! ```
 //!
-//! Commands and small runs of data are collected in batches, each of which is one job. Random writes of one file, and new files, are
-//! often neighbors on disk, so a reader reads the neighbors in its batch by one request.
+//! Commands and small runs of data are collected in batches, each of which is one job. Random writes of one file, and
+//! new files, are often neighbors on disk, so a reader reads the neighbors in its batch by one request.
 //!
 //! - P1. The queue holds at most [`QUEUE_BYTES`] of data, read or still to be read, and at most [`QUEUE_JOBS`] jobs.
 //! - P2. After a failure nothing more is written, and no thread waits. The first failure is reported.

@@ -127,8 +127,8 @@ impl Fs {
         })
     }
 
-    /// The clone source that differs least from a subvolume, as far as generations tell: its parent, or another
-    /// snapshot of its parent.
+    /// The clone source that differs least from a subvolume, judged by generations: the subvolume's parent, or another
+    /// snapshot of the parent.
     fn find_parent(&self, id: RootId, clone_sources: &[RootId]) -> Result<RootId> {
         let info = self.subvolume_info(id)?;
         let sources =

@@ -6,10 +6,10 @@
 //! at the end:   times of directories, attributes of directories that new files would inherit
 //! ```
 //!
-//! - S1. When the inodes are walked, all names that were in the way are gone: no creation, link or rename needs a name
-//!   in use.
-//! - S2. A directory exists before anything is made in it: the directories above a new inode are made first, whatever
-//!   their numbers.
+//! - S1. All names that would be in the way are removed before the inodes are walked, so no creation, link or rename
+//!   needs a name that is in use.
+//! - S2. A directory exists before anything is made in it: the directories above a new inode are made first, regardless
+//!   of their inode numbers.
 //! - S3. The owner is sent before the mode, because a change of the owner clears set-id bits. Capabilities are sent
 //!   after owner and data, whose changes clear them. Times are sent last. The times of a directory change with each
 //!   name in it, so they are sent when no name in it has changed for a while, or at the end.
@@ -49,7 +49,7 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
     inherited: Vec<u64>,
     /// Directories for which `bare` was called (S4).
     bared: HashSet<u64>,
-    /// Directories above new inodes that the receiver is known to have.
+    /// Directories, above new inodes, that the receiver is known to have.
     there: HashSet<u64>,
 }
 

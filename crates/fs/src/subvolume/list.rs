@@ -14,7 +14,7 @@ use crate::items::dir_item::{self, Target, in_tree};
 use crate::options::MountOptions;
 use crate::types::{InodeId, SubvolumeInfo};
 
-/// The subvolume that `subvol=` or `subvolid=` selects, or else the default subvolume.
+/// The subvolume that `subvol=` or `subvolid=` selects; without these options, the default subvolume.
 pub(crate) fn find_root(engine: &Engine, options: &MountOptions) -> Result<RootId> {
     let by_path = match &options.subvol {
         Some(path) => Some(resolve(engine, path)?),

@@ -6,8 +6,8 @@ use crate::Fs;
 use crate::error::Result;
 
 impl Fs {
-    /// Enables quotas, durable on return. For full accounting a rescan starts; [`Self::wait_for_quota_rescan`] waits for
-    /// the end of the rescan.
+    /// Enables quotas, durable on return. For full accounting a rescan starts; [`Self::wait_for_quota_rescan`] waits
+    /// for the end of the rescan.
     pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
         self.check_open()?;
         self.engine.enable_quotas(kind)?;

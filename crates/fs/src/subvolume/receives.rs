@@ -1,5 +1,5 @@
-//! [`Receives`]: the subvolumes that are being received, so that a second receive of a name does not take the first one for an
-//! interrupted one.
+//! [`Receives`]: the subvolumes that are being received, so that a second receive under the same name does not treat
+//! the first receive as interrupted.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,8 @@ pub(crate) struct Receives {
     nr: AtomicUsize,
 }
 
-/// The running receives, locked: no other receive begins. This lock comes before all others except those of other receives.
+/// The running receives, locked: no other receive begins. This lock comes before all others except those of other
+/// receives.
 #[derive(Debug)]
 pub(crate) struct ReceivesGuard<'r> {
     receives: &'r Receives,

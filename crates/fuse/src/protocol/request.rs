@@ -3,7 +3,7 @@
 //! A request is a header, a struct of fixed size that depends on the opcode, and then names or data. In a read from
 //! /dev/fuse, these parts follow each other; in a ring, the struct has a separate buffer.
 //!
-//! - P1. Decoding never panics, whatever the bytes are. If bytes are missing, decoding returns `None`.
+//! - P1. Decoding never panics, for any bytes. If bytes are missing, decoding returns `None`.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 

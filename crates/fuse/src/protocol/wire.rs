@@ -1,5 +1,5 @@
-//! The protocol's structs, in the machine's byte order. Unused fields are kept, because they determine the offsets
-//! of the others.
+//! The protocol's structs, in the machine's byte order. Unused fields are kept, because they determine the offsets of
+//! the fields after them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

@@ -8,8 +8,9 @@
 //!   after [`QUIET`] without a request.
 //! - P2. The spinning thread yields to other threads: if they kept it from running for [`CROWDED`], it sleeps for
 //!   [`REST`].
-//! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is dear on this machine ([`DEAR`], measured when serving
-//!   begins), and for at most [`SHARE`] of the time: a burst may take [`SAVED_MAX`], which is saved up between bursts.
+//! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine ([`SLOW_WAKE`], measured
+//!   when serving begins), and for at most [`SHARE`] of the time: a burst may take [`SAVED_MAX`], which is saved up
+//!   between bursts.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +25,7 @@ pub enum IdlePolling {
     Off,
     /// Always.
     On,
-    /// Where waking a processor is dear, and for a limited share of the time (P3).
+    /// Spin only if waking a processor is slow on this machine, and for a limited share of the time (P3).
     Auto,
 }
 
@@ -100,7 +101,7 @@ impl IdlePoll {
 
     /// Keeps a processor awake until [`IdlePoll::stop`]. Only one thread may run this method.
     pub(super) fn run(&self, polling: IdlePolling) {
-        if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < DEAR {
+        if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < SLOW_WAKE {
             return;
         }
         // On Linux this sets the priority of the thread alone. Lowering the priority is always allowed.
@@ -119,8 +120,8 @@ impl IdlePoll {
             }
             match ended {
                 Ended::Quiet => {}
-                // Park instead of sleeping, so that `stop` can wake this thread: whoever closes the connection waits
-                // until this thread has ended.
+                // Park instead of sleeping, so that `stop` can wake this thread: closing the connection waits until
+                // this thread has ended.
                 Ended::Crowded => std::thread::park_timeout(REST),
                 Ended::Spent => std::thread::park_timeout(SAVED_MAX),
                 Ended::Stopped => return,
@@ -194,9 +195,9 @@ fn wake_time() -> Duration {
 
 const WAKE_TRIES: usize = 15;
 const WAKE_PAUSE: Duration = Duration::from_micros(500);
-/// A wake-up that takes longer is dear. A processor that is only idle, not halted by a hypervisor, wakes faster.
-const DEAR: Duration = Duration::from_micros(30);
-/// The thread may spin one part in so many of the time.
+/// A wake-up that takes at least this long is slow. An idle processor that no hypervisor has halted wakes faster.
+const SLOW_WAKE: Duration = Duration::from_micros(30);
+/// The thread may spin for the total time divided by this number.
 const SHARE: u32 = 4;
 /// The longest time of spinning at once.
 const SAVED_MAX: Duration = Duration::from_secs(5);

@@ -100,7 +100,7 @@ pub struct Options {
     pub seed: u64,
     /// The number of steps in a round.
     pub steps: usize,
-    /// No round begins after this time. At least one round runs, however short the time is.
+    /// No round begins after this time. At least one round runs, even if the time is shorter.
     pub time: Duration,
     /// Whether to stop at the first failure. If not set, each kind of failure is reported once.
     pub stop_at_first: bool,

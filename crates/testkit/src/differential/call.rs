@@ -300,7 +300,8 @@ pub enum Call {
     Compare,
     /// Unmounts and mounts both sides again. Each side's tree must be the same before and after, including all times.
     Remount,
-    /// Makes the sides exchange their images: our side continues with the image that Linux wrote, and Linux with ours.
+    /// Makes the sides exchange their images: our side continues with the image that Linux wrote, and Linux continues
+    /// with the image that ubtrfs wrote.
     Swap,
 }
 

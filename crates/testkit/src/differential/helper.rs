@@ -110,8 +110,8 @@ impl Side {
                 (json!({"do": "set flags", "path": full(path), "read_only": read_only}), None)
             }
             Call::SubvolSnapshot { from, to, read_only } => match self.snapshots_by.clone() {
-                // On our mount, `ubtrfs` makes the snapshot, because one made by the ioctl lacks data written through
-                // mappings.
+                // On our mount, the program `ubtrfs` makes the snapshot, because a snapshot made by the ioctl lacks
+                // data written through mappings.
                 Some(program) => {
                     // If `to` is an existing directory, the ioctl fails, but the program would make the snapshot in
                     // that directory.
@@ -136,7 +136,7 @@ impl Side {
         };
         let key = call.is_of_subvolumes().then(|| std::thread::current().id());
         if let Entry::Vacant(place) = self.helpers.entry(key) {
-            // Panic if no helper can be started: as the answer of the call, this failure would be equal on both
+            // Panic if no helper can be started. If this failure were the answer of the call, it would be equal on both
             // sides, and nothing would be tested.
             place.insert(Helper::start().expect("the helper is a program of /usr/bin/python3"));
         }

@@ -137,7 +137,8 @@ impl Side {
                 let (mut from_at, mut to_at) = (*from_at, *to_at);
                 let (from, to) = (self.slot(*from)?, self.slot(*to)?);
                 let mut copied = 0;
-                // Repeat the call, because Linux's btrfs first shares the whole blocks and then returns a short count.
+                // Repeat the call, because Linux's btrfs first shares the whole blocks and returns their length, which
+                // is less than requested.
                 while copied < *len {
                     match rustix::fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), *len - copied) {
                         Ok(0) => break,
@@ -174,8 +175,9 @@ impl Side {
         }
     }
 
-    /// Seeks data from `at`. A filesystem may choose which blocks of zeros are holes, but a skipped range must contain
-    /// only zeros. Afterwards the position is set to `at`, so that it is equal on both sides.
+    /// Seeks data from `at`. A filesystem may store blocks of zeros as holes or as data, but every range that is
+    /// reported as a hole must contain only zeros. Afterwards the position is set to `at`, so that it is equal on both
+    /// sides.
     fn seek_data(&self, slot: usize, at: u64) -> Answer {
         let file = self.slot(slot)?;
         let size = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);

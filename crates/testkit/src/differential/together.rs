@@ -68,8 +68,8 @@ fn chosen(side: &mut Side, seed: u64) -> Done {
             Call::Umask { .. } | Call::Sync | Call::Compare | Call::Remount | Call::Swap | Call::Together { .. }
         ) && !step.call.is_of_subvolumes()
             && !step.call.is_of_mapping()
-            // The effect of these calls differs (`chown-of-nothing`), and such a difference has to end the round,
-            // which is impossible here.
+            // The effect of these calls differs between the sides (`chown-of-nothing`). Such a difference has to end
+            // the round, which is impossible while several threads run.
             && !matches!(step.call, Call::Chown { uid: None, gid: None, .. } | Call::Fchown { uid: None, gid: None, .. });
         if is_of_thread {
             let answer = side.perform(&step.call);

@@ -1,6 +1,6 @@
-//! Puts wrong content into leaves of subvolume trees: names that lead out of a directory, entries that point
-//! elsewhere, duplicate names. Random changes of bytes hardly ever produce such content. Items stay in order and
-//! hashes of names stay right, so that commands reach the wrong content.
+//! Puts wrong content into leaves of subvolume trees: names that lead out of a directory, entries that point elsewhere,
+//! duplicate names. Random changes of bytes rarely produce such content. Items stay in order and hashes of names stay
+//! right, so that commands reach the wrong content.
 //!
 //! I1. A leaf without room for the change is not changed.
 

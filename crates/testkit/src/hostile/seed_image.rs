@@ -177,8 +177,8 @@ impl SeedImage {
         self.edited_leaves(wanted, &|items| items.iter_mut().for_each(|(key, data)| edit(key, data)))
     }
 
-    /// Returns the image after `edit` changed the items in each leaf of the wanted trees. The items are sorted afterwards. A
-    /// leaf without room for its items stays as it is.
+    /// Returns the image after `edit` changed the items in each leaf of the wanted trees. The items are sorted
+    /// afterwards. A leaf without room for its items stays as it is.
     pub fn edited_leaves(&self, wanted: &dyn Fn(u64) -> bool, edit: &dyn Fn(&mut Items)) -> Medium {
         let mut medium = self.medium.clone();
         for block in self.blocks.iter().filter(|block| wanted(block.owner)) {

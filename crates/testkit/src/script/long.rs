@@ -9,7 +9,7 @@ use super::Script;
 use crate::target::RenameOp::{Exchange, NoReplace, Replace};
 use crate::target::{FallocateOp, Target};
 
-/// The number of rounds: enough for 2,000 reads, the rarest kind of request.
+/// The number of rounds, which is enough for 2,000 reads. Reads are the rarest kind of request.
 const ROUNDS: usize = 54;
 /// Changes in each round.
 const CHANGES: usize = 20;

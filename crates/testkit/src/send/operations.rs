@@ -1,6 +1,6 @@
 //! [`Operations`]: random operations that make hard differences: storms of renames, swaps and rotations of directories,
-//! directories below each other, names used again, links, reflinks, holes, files that grow back into extents that they had,
-//! flags, times, ACLs and capabilities.
+//! directories below each other, names used again, links, reflinks, holes, files that grow back into extents that they
+//! had, flags, times, ACLs and capabilities.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ impl Operations {
     /// Makes about `count` operations. Operations that the filesystem refuses are ignored.
     pub fn run(&mut self, target: &mut dyn Target, count: usize) {
         let storm = self.rng.below(4);
-        // A snapshot was made since the files were cut off.
+        // Whether a snapshot was made since the files were cut off.
         for (path, backup) in std::mem::take(&mut self.shrunk) {
             self.regrow(target, &path, &backup);
         }
@@ -321,7 +321,7 @@ impl Operations {
                 let _ = target.copy_range(backup, 0, path, 0, 1 << 30);
             }
             4 => {
-                // The end stays as it is, and the blocks after it come back.
+                // The file keeps its content up to the old end, and gets back the blocks that it had past this end.
                 let block = 4096 * (1 + self.rng.below(3));
                 let _ = target.copy_range(backup, block, path, block, 1 << 30);
             }

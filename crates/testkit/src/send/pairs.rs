@@ -1,12 +1,13 @@
-//! [`PairRound`]: a chain of snapshots that the engine makes in memory, sends, and receives into another filesystem in memory.
+//! [`PairRound`]: a chain of snapshots that the engine makes in memory, sends, and receives into another filesystem in
+//! memory.
 //!
-//! Compared are trees, access and creation times, inode flags, holes, preallocated blocks and the sharing of every block. Our
-//! checker checks both filesystems. Some rounds also run `btrfs check` on the received filesystem, compare what Linux reads there,
-//! and let Linux receive the streams.
+//! Compared are trees, access and creation times, inode flags, holes, preallocated blocks and the sharing of every
+//! block. Our checker checks both filesystems. Some rounds also run `btrfs check` on the received filesystem, compare
+//! what Linux reads there, and let Linux receive the streams.
 //!
 //! - I1. A round depends only on its seed, except for UUIDs and the current time.
-//! - I2. Version 1 has no creation times, flags, preallocated blocks and holes. They, and the sharing of the blocks in which files
-//!   end, are compared where the snapshot and all of its parents came in version 2.
+//! - I2. Version 1 has no creation times, flags, preallocated blocks and holes. These properties, and the sharing of
+//!   the blocks in which files end, are compared only if the snapshot and all of its parents were sent in version 2.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,7 +52,7 @@ struct SentSnapshot {
 }
 
 impl PairRound {
-    /// Runs the round. Returns the number of streams. An error says what differs, and with which seed.
+    /// Runs the round. Returns the number of streams. An error names the difference and the seed.
     pub fn run(&self) -> Result<usize> {
         let mut rng = Rng::new(self.seed);
         let mut failed = Failed::default();
@@ -98,7 +99,8 @@ impl PairRound {
         let device = Arc::new(MediumDevice::new(medium));
         let mut names: Vec<String> = Vec::new();
         while names.len() < nr {
-            // Make one or two snapshots in each session. After the next mount, numbers of deleted inodes are used again.
+            // Make one or two snapshots in each session. After the next mount, numbers of deleted inodes are used
+            // again.
             let target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, MountOptions::parse(options)?)?;
             let fs = Arc::clone(target.fs());
             let top = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
@@ -119,8 +121,9 @@ impl PairRound {
     }
 }
 
-/// Makes, sends and receives a small chain, and each time first receives the prefixes of the stream whose lengths are multiples of
-/// `step`. Fails if one of them is received or leaves something. Returns the number of prefixes.
+/// Makes, sends and receives a small chain, and each time first receives the prefixes of the stream whose lengths are
+/// multiples of `step`. Fails if a prefix is received without an error, or leaves a subvolume behind. Returns the
+/// number of prefixes.
 pub fn check_prefixes(seed: u64, step: usize) -> Result<usize> {
     let mut rng = Rng::new(seed);
     let (medium, names) = PairRound { seed, operations: 8, by_linux: false, keep: None }.make_chain(&mut rng)?;
@@ -144,7 +147,7 @@ pub fn check_prefixes(seed: u64, step: usize) -> Result<usize> {
     Ok(nr)
 }
 
-/// What a failed round leaves.
+/// The images and streams that are saved after a failed round.
 #[derive(Default)]
 struct Failed {
     source: Option<Medium>,
@@ -238,7 +241,7 @@ fn receive_chain(sent: &[SentSnapshot], rng: &mut Rng, failed: &mut Failed) -> R
         if rng.one_in(3) {
             let options = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
             let cut = rng.index(input.len());
-            // This fails, unless the input is cut between two streams.
+            // This receive fails, unless the input is cut between two streams.
             let _ = fs.receive(fs.root(), &input[..cut], &options, &Job::new(), &mut |_| {});
             if rng.one_in(2) {
                 fs = reopen(Some(fs))?;
@@ -303,7 +306,8 @@ fn compare(source: &Fs, received: &Fs, one: &SentSnapshot) -> Result<()> {
     Ok(())
 }
 
-/// Runs `btrfs check` on the received filesystem, compares what Linux reads in both, and lets Linux receive the streams.
+/// Runs `btrfs check` on the received filesystem, compares what Linux reads in both, and lets Linux receive the
+/// streams.
 fn judge(source: &Medium, target: &Medium, sent: &[SentSnapshot]) -> Result<()> {
     let (from, to) = (Image::empty(0)?, Image::empty(0)?);
     source.save(from.path())?;

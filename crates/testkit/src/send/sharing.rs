@@ -10,7 +10,7 @@ use crate::fs_target::walk_fs_from;
 use crate::target::NodeKind;
 use crate::tree_entry::{join, show};
 
-/// What differs between two chains.
+/// The differences between two chains.
 #[derive(Clone, Debug, Default)]
 pub struct Differs {
     /// Blocks that are holes in one chain only.
@@ -41,8 +41,8 @@ enum Block {
 type Place = (u64, u64);
 type Blocks = BTreeMap<u64, Block>;
 
-/// A block of a source, and how many bytes of it the file uses: a block in which a file ends can be cloned only to the end of
-/// another file.
+/// A block of a source, and the number of its bytes that the file uses. A block in which a file ends can be cloned only
+/// to the end of another file.
 type SourceBlock = (Place, u64);
 
 /// A snapshot.
@@ -56,15 +56,17 @@ pub struct Sent<'n> {
     pub tolerance: Tolerance,
 }
 
-/// What may differ between a snapshot and the received one.
+/// The differences that are allowed between a snapshot and the received snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tolerance {
     /// Preallocated blocks may be holes.
     pub prealloc: bool,
-    /// The block in which a file ends may be unshared. Version 1 makes a hole by extending the file, which rewrites this block.
+    /// The block in which a file ends may be unshared. Version 1 makes a hole by extending the file, which rewrites
+    /// this block.
     pub tails: bool,
-    /// The block in which a file ends may also be data instead of a hole, and one more block of each file may be unshared: when Linux
-    /// changes a file's size or preallocates, it writes zeros into the block at the new and the former end.
+    /// The block in which a file ends may also be data instead of a hole, and one more block of each file may be
+    /// unshared: when Linux changes a file's size or preallocates, it writes zeros into the block at the new and the
+    /// former end.
     pub ends: bool,
 }
 

@@ -53,7 +53,7 @@ impl ThreadedFaults {
 fn plan(rng: &mut Rng) -> FaultPlan {
     let kind = *rng.pick(&[FaultKind::Error, FaultKind::Error, FaultKind::Short, FaultKind::Panic]);
     let plan = FaultPlan { kind, persistent: kind == FaultKind::Error && rng.one_in(2), ..FaultPlan::default() };
-    // Prefer later requests, because all runs begin alike.
+    // Prefer later requests, because all runs begin with the same requests.
     let nth = |rng: &mut Rng, most: u64| Some(rng.below(most).max(rng.below(most)));
     match rng.below(6) {
         0 => FaultPlan { read: nth(rng, 60), ..plan },

@@ -17,11 +17,11 @@
 //!   after the sync.
 //! - T3. If a version of a rewritten file was complete when an fsync began, then this version or a later one is found
 //!   after the fsync returned.
-//! - T4. A file that cannot be written does not keep other data from becoming durable: data that other threads sync is
-//!   durable even if the sync reports an error. An fsync of the unwritable file reports the error.
+//! - T4. Data that other threads sync becomes durable even if one file cannot be written and the sync therefore reports
+//!   an error. An fsync of the unwritable file reports the error.
 //! - T5. The seed determines the actions of each thread, the delayed requests and the cuts, but not how the threads
 //!   interleave. To repeat a failure, run the seed several times, or keep the medium.
-//! - T6. However little space is free, names can be removed, and fsync, sync and close can store accepted data.
+//! - T6. Even with very little free space, names can be removed, and fsync, sync and close can store accepted data.
 //! - T7. With quotas on, at every cut, the quota numbers equal those that `ubtrfs check` counts, except for groups
 //!   that are marked as inconsistent. No thread reaches a limit, because all limits are large.
 

@@ -12,9 +12,9 @@
 //! a leaf, and the leaves below a node, share the cost of one climb.
 //!
 //! Invariants:
-//! - I1. Each step of a climb goes up one level, whatever the references claim, and each block is climbed from only
-//!   once. So even with crafted references, a climb ends, and its time stays proportional to the size of the extent
-//!   tree.
+//! - I1. Each step of a climb goes up one level, even if crafted references claim otherwise, and each block is climbed
+//!   from only once. So even with crafted references, a climb ends, and its time stays proportional to the size of the
+//!   extent tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl<'v> RootsOf<'v> {
         &self.view
     }
 
-    /// The subvolumes that reach an extent; none if it does not exist.
+    /// The subvolumes that reach an extent; none if the extent does not exist.
     pub(crate) fn of_extent(&mut self, extent: Extent, is_tree: bool) -> Result<RootSet> {
         if is_tree {
             return self.of_block(extent.bytenr);
@@ -72,7 +72,8 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a data extent, all of which are known to be among `limit`; none if it does not exist.
+    /// The subvolumes that reach a data extent, all of which are known to be among `limit`; none if the extent does not
+    /// exist.
     pub(crate) fn of_data_among(&mut self, extent: Extent, limit: &[RootId]) -> Result<RootSet> {
         let refs = extent_refs(self.view.source(), self.view.extent_root(), extent.bytenr, extent.len_bytes, false)?;
         match refs {
@@ -89,7 +90,7 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a tree block; none if it does not exist.
+    /// The subvolumes that reach a tree block; none if the block does not exist.
     pub(crate) fn of_block(&mut self, bytenr: Logical) -> Result<RootSet> {
         if let Some(known) = self.blocks.get(&bytenr) {
             return Ok(Arc::clone(known));

@@ -31,7 +31,7 @@ use crate::engine::Engine;
 use crate::health::stats::Span;
 
 impl Engine {
-    /// Frees the memory of delayed items: applies rows if that frees most of it, else commits.
+    /// Frees the memory of delayed items: applies rows if that frees most of the memory, and commits otherwise.
     ///
     /// # Errors
     ///

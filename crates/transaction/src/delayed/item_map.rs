@@ -266,7 +266,7 @@ impl Page {
         self.value(slot).map(Arc::from)
     }
 
-    /// The slot of the key, or else the slot where it belongs.
+    /// The slot of the key, or the slot at which an absent key would be inserted.
     fn search(&self, key: &Key) -> Result<usize, usize> {
         let heads = self.items.heads();
         match heads.last() {

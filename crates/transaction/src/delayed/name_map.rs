@@ -345,7 +345,7 @@ impl Dir {
         self.more.insert(number, heads);
     }
 
-    /// The slot of the name, or else the slot where it belongs.
+    /// The slot of the name, or the slot at which an absent name would be inserted.
     fn search(&self, number: u32, hash: u32) -> Result<usize, usize> {
         let page = self.page(number);
         // Reads all cache lines at once. A binary search would wait for one cache line after another.
@@ -533,7 +533,8 @@ mod tests {
         assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
     }
 
-    /// A random offset. By `kind`: evenly spread; with equal first bits; one of only 50 values; near the upper end.
+    /// A random offset. Makes a hash. `kind` selects the distribution: evenly spread, with equal first bits, one of
+    /// only 50 values, or near the upper end.
     fn offset_of(kind: u64, state: &mut u64) -> u64 {
         match kind {
             0 => random(state),

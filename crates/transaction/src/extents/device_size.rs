@@ -2,8 +2,8 @@
 //!
 //! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
 //! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]). A block group whose
-//! chunk finds no room below the new end is emptied into other block groups ([`crate::relocation::group`]). While chunks
-//! move, new chunks are made only below the new end.
+//! chunk finds no room below the new end is emptied into other block groups ([`crate::relocation::group`]). While
+//! chunks move, new chunks are made only below the new end.
 //!
 //! Owns the sizes that the next commit records; no other lock is taken under the lock of these sizes. Also owns the
 //! lock that is held for a whole resize, and that comes before all other locks.
@@ -75,7 +75,7 @@ impl Engine {
     ///
     /// [`Error::Refused`] if the device is smaller, or the size is below [`DEVICE_LEN_MIN`]; [`Error::NoSpace`] if the
     /// extents past the new end find no room below it; [`Error::Cancelled`]; an error of a read, a write or a commit.
-    /// After an error, the size is unchanged, but what was moved stays in its new place.
+    /// After an error, the size is unchanged, but chunks and extents that were moved stay in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
         let _resizing = self.resizes.resizing.lock();
@@ -118,7 +118,7 @@ impl Engine {
                 return Ok(());
             }
             let mut has_busy = false;
-            // From the highest address down, as the space allocator fills from below.
+            // Move chunks from the highest address down, because the allocator fills block groups from below.
             for start in behind.into_iter().rev() {
                 job.check()?;
                 match self.move_below_end(start, job) {

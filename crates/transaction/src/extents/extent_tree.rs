@@ -31,14 +31,14 @@ pub(crate) struct LedgerConfig<'a> {
     pub(crate) nodesize: u32,
     /// Whether tree blocks get `METADATA_ITEM`s.
     pub(crate) skinny: bool,
-    /// With simple quotas: what they count.
+    /// Set on filesystems with simple quotas.
     pub(crate) simple: Option<SimpleConfig<'a>>,
 }
 
-/// What simple quotas count.
+/// Parameters for counting by simple quotas.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SimpleConfig<'a> {
-    /// The transaction that enabled them. Extents of earlier transactions are not counted.
+    /// The transaction that enabled simple quotas. Extents of earlier transactions are not counted.
     pub(crate) since: Generation,
     /// The data extents of the transaction, and their first users.
     pub(crate) ledger: &'a DataLedger,
@@ -356,8 +356,8 @@ impl<'a, 's> Record<'a, 's> {
         head.allocated_by.or_else(put).or_else(added)
     }
 
-    /// With simple quotas, counts an extent that is recorded from now on or no longer. Only an existing extent has its
-    /// owner in the item.
+    /// With simple quotas, counts an extent whose item is made or deleted. Only an existing extent has its owner in the
+    /// item.
     fn charge(&self, changes: &mut ExtentChanges) {
         let Some(simple) = &self.config.simple else { return };
         let recorded = self.item.inline_refs.iter().find_map(|inline| match inline {

@@ -22,7 +22,7 @@ const PIECE_BYTES: u64 = 64 << 20;
 /// If a piece cannot be reserved, smaller pieces are tried, down to this number of bytes.
 const PIECE_BYTES_MIN: u64 = 1 << 20;
 
-/// Maximum number of freed ranges that wait to be discarded. Further ones are not discarded, as without the option.
+/// Maximum number of freed ranges that wait to be discarded. Further ranges are not discarded.
 const FREED_MAX: usize = 1 << 18;
 
 /// Freed ranges that are not discarded yet, for asynchronous discards. Owns the ranges, under a lock; no other lock is

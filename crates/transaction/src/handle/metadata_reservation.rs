@@ -411,8 +411,8 @@ impl Engine {
         );
         match reclaimed {
             Err(Error::NoSpace) => {
-                // A larger reservation of another thread may have failed, which ends the reclaim of all that wait. So
-                // the needs in the way may still be estimates of dirty data and of changes in progress.
+                // A larger reservation of another thread may have failed, which ends reclaim for all waiting threads.
+                // So the admitted need may still contain estimates for dirty data and for changes in progress.
                 self.flush_data()?;
                 self.admit_between_commits(&granted, purpose, CHANGE_PATIENCE)?.ok_or(Error::NoSpace)
             }

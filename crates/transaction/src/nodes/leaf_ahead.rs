@@ -14,7 +14,8 @@
 //!   Blocks that a tree no longer uses may be overwritten, and a reader of a stale block would mistake a copy that is
 //!   not overwritten yet for the valid copy.
 //! - I2. The readahead thread never waits for a view lock, because the holder of a view lock may be waiting for a leaf.
-//!   The readahead thread takes a view lock even if writers wait for that lock, or else drops the job.
+//!   The readahead thread takes a view lock even if writers wait for that lock; if a writer holds the lock, the thread
+//!   drops the job.
 //! - I3. A leaf that could not be read ahead is read again by the thread that needs it, which reports the error. If no
 //!   readahead thread runs, nothing is announced, and no thread waits.
 

@@ -214,8 +214,8 @@ impl Engine {
         })
     }
 
-    /// Removes the groups of subvolumes that no longer exist, except groups to which simple quotas still charge extents.
-    /// Returns the number of removed groups.
+    /// Removes the groups of subvolumes that no longer exist, except groups to which simple quotas still charge
+    /// extents. Returns the number of removed groups.
     ///
     /// # Errors
     ///
@@ -386,8 +386,8 @@ impl Engine {
         Ok(found)
     }
 
-    /// Makes the group of a new subvolume, a member of these groups. With simple quotas and no groups given, it joins the
-    /// groups of the subvolume `holder`, which holds its name, as in Linux.
+    /// Makes the group of a new subvolume, a member of these groups. With simple quotas and no groups given, the new
+    /// group joins the groups of the subvolume `holder`, which holds its name, as in Linux.
     pub(crate) fn add_group(&self, id: RootId, holder: RootId, parents: &[QgroupId]) {
         if let Some(state) = &mut *self.quotas.lock() {
             let inherits = state.simple_since().is_some() && parents.is_empty();

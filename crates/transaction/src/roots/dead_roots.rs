@@ -206,8 +206,8 @@ impl Drop<'_> {
         Ok(None)
     }
 
-    /// Drops everything below a child, and then the reference to the child. `parent` is the address of the node if it has
-    /// full backrefs.
+    /// Drops everything below a child, and then the reference to the child. `parent` is the address of the node if it
+    /// has full backrefs.
     fn drop_child(
         &mut self,
         node: &Node,

@@ -346,8 +346,8 @@ impl Engine {
         Ok(Some(ids.map(|id| RootId(word(id))).collect()))
     }
 
-    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that does
-    /// not fit into a full item is left out.
+    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that
+    /// does not fit into a full item is left out.
     fn set_uuid(
         &self,
         (kind, uuid): (KeyType, Uuid),

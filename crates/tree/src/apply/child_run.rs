@@ -1,7 +1,7 @@
 //! The run of child pointers of a level, and the internal nodes made from the run.
 //!
-//! Nodes are packed full, like leaves (see `leaf_run`). The last two nodes of a run share their pointers evenly; but if
-//! the run grew at its end or grew a lot, only the last node may be short.
+//! Nodes are packed full, like leaves (see `leaf_run`). The last two nodes of a run share their pointers evenly. If the
+//! run grew at its end or grew a lot, all nodes but the last are full instead.
 
 use std::sync::Arc;
 

@@ -272,7 +272,7 @@ impl Applier<'_> {
             && self.batch.key(changes.start) > leaf.key(last)
         {
             let need = ITEM_HEAD_SIZE.saturating_add(self.batch.value(changes.start).map_or(0, <[u8]>::len));
-            // The items of a damaged leaf may overlap: then nothing is free.
+            // The items of a damaged leaf may overlap, and then the leaf counts as full.
             let free = self.nodesize.saturating_sub(HEADER_SIZE).saturating_sub(leaf.used_bytes());
             // All changes come after the leaf's last item. If the changes do not fit into the leaf, the leaf stays
             // unchanged and a new leaf follows it.
@@ -409,7 +409,8 @@ impl Applier<'_> {
         self.sink.leave(node)
     }
 
-    /// Returns an address for a new node: a reusable one of this run, or else a new one from the sink.
+    /// Returns an address for a new node: a reusable address of this run, or a new address from the sink if none is
+    /// left.
     fn new_address(&mut self, level: u8) -> Result<Logical> {
         let index = usize::from(level);
         let Some(hint) = self.hints.get_mut(index) else {

@@ -111,7 +111,7 @@ impl Dump<'_> {
                 self.output.close_tree()?;
             }
         }
-        // A dump of a single block has no totals, nor has a dump of a tree that the superblock refers to.
+        // Dumps of a single block, and of a tree that the superblock refers to, have no totals.
         let of_superblock = [RootId::ROOT_TREE, RootId::CHUNK_TREE, RootId::TREE_LOG];
         let is_one = args.tree.is_some_and(|tree| of_superblock.contains(&tree));
         self.output.end(self.blocks, args.block.is_empty() && !is_one)

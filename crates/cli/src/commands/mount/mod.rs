@@ -47,9 +47,9 @@ pub(crate) struct Args {
     ///
     /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
     /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, discard=async,
-    /// bg_reclaim_threshold=PERCENT (empty a data block group when removals bring it below), flushoncommit, device=PATH,
-    /// degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl, notreelog,
-    /// nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
+    /// bg_reclaim_threshold=PERCENT (empty a data block group when removals bring it below), flushoncommit,
+    /// device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl,
+    /// notreelog, nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
     ///
     /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev,
     /// nosuid, noexec, dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring,
@@ -155,7 +155,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells root at a terminal that requests could travel faster, if only the kernel's switch prevents it.
+/// Prints a hint for root at a terminal, if requests could go through io_uring and only the kernel's switch prevents
+/// it.
 fn tell_of_rings(config: &MountConfig) {
     let is_asked_for = config.transport == Transport::Auto && ubtrfs_fuse::is_root();
     if is_asked_for && ubtrfs_device::fuse_rings_are_off() && std::io::stderr().is_terminal() {

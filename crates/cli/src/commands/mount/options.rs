@@ -101,11 +101,12 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
         bail!("noopen and writeback_cache exclude each other: a refused write would be noticed too late; omit one");
     }
     if config.no_open && config.allow_other {
-        // Such a change through a mapping stays in the kernel's page cache, where all users read it.
+        // A change through a mapping stays in the kernel's page cache, from which all users read.
         bail!("noopen lets users map files for writing that cannot be written; mount for one user: add noallow_other");
     }
     let mut options = MountOptions::parse(&btrfs.join(","))?;
-    // As with noacl, modes decide alone, and new files inherit no ACL that nobody sees.
+    // As with noacl, only modes decide on access, and new files do not inherit ACLs, which would be invisible in this
+    // mount.
     options.acl &= !config.no_xattrs;
     if let Some(bytes) = memory {
         options.memory_bytes = bytes;

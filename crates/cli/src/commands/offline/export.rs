@@ -1,4 +1,5 @@
-//! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive, by [`ubtrfs_archive::export()`].
+//! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive, by
+//! [`ubtrfs_archive::export()`].
 //!
 //! The exit status is 1 if files are missing in the archive or incomplete.
 

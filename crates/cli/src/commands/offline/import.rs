@@ -93,7 +93,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    // The highest number does not stand for a user.
+    // The highest number is not a user id.
     let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
     let parsed = text.split_once(':').and_then(|(uid, gid)| Some((id(uid)?, id(gid)?)));
     parsed.ok_or_else(|| format!("'{text}' is not an owner; write two numbers, for example 0:0"))

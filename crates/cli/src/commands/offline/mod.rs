@@ -6,7 +6,8 @@
 //!   failed, its error is reported.
 //! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
 //!
-//! `import` of crate `archive` confines an archive to its target directory, and `copy/host.rs` a copy to a directory of the host.
+//! `import` of crate `archive` confines an archive to its target directory, and `copy/host.rs` a copy to a directory of
+//! the host.
 
 pub(crate) mod copy;
 pub(crate) mod edit;

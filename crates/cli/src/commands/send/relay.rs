@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use ubtrfs_control::{Channel, Failure, Request, Response};
 use ubtrfs_fs::Job;
 
-/// Runs a command that writes a stream, into `output`. With `replaces`, the output is a file with content, which is removed when
-/// the first bytes of the stream arrive: a command that is refused leaves the file as it is.
+/// Runs a command that writes a stream, into `output`. With `replaces`, the output is a file with content, which is
+/// removed when the first bytes of the stream arrive: if the command is refused, the file keeps its content.
 pub(crate) fn call_with_output(
     channel: &Channel<'_>,
     request: Request,
@@ -55,8 +55,8 @@ pub(crate) fn output_pipe() -> io::Result<(io::PipeReader, io::PipeWriter)> {
     Ok((from, to))
 }
 
-/// Copies everything from a pipe to an output, which may be non-blocking. With `replaces`, the output is emptied first, when there
-/// is something to copy.
+/// Copies everything from a pipe to an output, which may be non-blocking. With `replaces`, the output is emptied first,
+/// when there is something to copy.
 fn relay(mut from: File, to: &mut File, mut replaces: bool) -> io::Result<()> {
     let mut buf = vec![0; BUFFER];
     loop {

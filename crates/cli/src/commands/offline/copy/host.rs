@@ -1,9 +1,9 @@
 //! Files of the host as the source or target of a copy.
 //!
 //! Invariants:
-//! - I1. A copy to the host stays below the directory that the user named, whatever names the image contains and
-//!   whatever links exist on the host. openat2 with `RESOLVE_BENEATH` opens each directory without following links,
-//!   and the last component is never `.` or `..`. Links are followed only for the target that the user named.
+//! - I1. A copy to the host stays below the directory that the user named, for all names in the image and all links on
+//!   the host. openat2 with `RESOLVE_BENEATH` opens each directory without following links, and the last component is
+//!   never `.` or `..`. Links are followed only for the target that the user named.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -307,7 +307,7 @@ impl To for HostTarget {
 
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
         let (dir, name) = self.place(path)?;
-        // The directory stays writable until it is complete, whatever its final mode.
+        // The directory stays writable until it is complete, and then gets its final mode.
         rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode((mode & 0o777) | 0o700))?;
         Ok(None)
     }

@@ -183,7 +183,7 @@ impl<'f> Image<'f> {
     }
 }
 
-/// The current user, who owns the copies as with cp.
+/// The current user, which owns the copies, as with cp.
 fn caller() -> Caller {
     let (uid, gid) = calling_user();
     Caller { uid, gid, umask: 0 }
