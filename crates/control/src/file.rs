@@ -14,7 +14,7 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use ubtrfs_fs::{Caller, Error, ExtentKind, InodeId, XattrFlags, mode};
+use ubtrfs_fs::{Error, ExtentKind, InodeId, XattrFlags, mode};
 
 use crate::caller::permit;
 use crate::execute::{Context, FileNr, OpenFile};
@@ -247,10 +247,8 @@ fn pair(context: &Context<'_>) -> Result<(OpenFile, OpenFile)> {
 fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
     const CAP_FSETID: u32 = 4;
     const GROUP_EXECUTE: u32 = 0o010;
-    match context.fs.removexattr(id, CAPABILITY, &Caller::ROOT) {
-        Ok(()) => context.host.forget_attributes(id),
-        Err(Error::NoData) => {}
-        Err(error) => return Err(error.into()),
+    if context.fs.drop_capability(id)? {
+        context.host.forget_attributes(id);
     }
     let attr = context.fs.getattr(id)?;
     if attr.mode & (mode::SETUID | mode::SETGID) == 0 || context.caller.is_capable(CAP_FSETID) {
@@ -267,6 +265,5 @@ fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
 }
 
 const COMPRESSION: &[u8] = b"btrfs.compression";
-const CAPABILITY: &[u8] = b"security.capability";
 /// The largest number of extents in one answer.
 const PAGE: usize = 10_000;

@@ -288,6 +288,25 @@ fn attributes_are_kept_and_follow_the_rules() {
 }
 
 #[test]
+fn a_change_of_content_ends_the_capabilities_of_append_only_files_too() {
+    const NAME: &[u8] = b"security.capability";
+    let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
+    let target = open(&image);
+    let fs = target.fs();
+    let id = file(fs, fs.root(), b"f").id;
+    assert!(!fs.drop_capability(id).unwrap(), "it has none");
+    fs.setxattr(id, NAME, b"cap", XattrFlags::empty(), &ROOT).unwrap();
+    let append = 0x20;
+    fs.set_inode_flags(id, append, &ROOT).unwrap();
+    assert_eq!(errno(fs.removexattr(id, NAME, &ROOT)), Errno::PERM);
+    fs.write_opened(id, 0, b"appended", false).unwrap();
+    assert!(fs.drop_capability(id).unwrap());
+    assert_eq!(errno(fs.getxattr(id, NAME)), Errno::NODATA);
+    assert!(!fs.drop_capability(id).unwrap(), "it has none any more");
+    close_and_verify(&image, target).unwrap();
+}
+
+#[test]
 fn flags_protect_and_are_inherited() {
     let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
     let target = open(&image);

@@ -71,8 +71,6 @@ const APPENDS_ONLY: u64 = 1 << 63;
 /// The handle of files that were opened without a request.
 const UNOPENED: u64 = 0;
 
-/// The attribute with the capabilities of an executable.
-const CAPABILITY: &[u8] = b"security.capability";
 /// The ACL that decides on a file's mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
@@ -212,14 +210,10 @@ impl Server {
     /// Removes the capability of a file whose content changes. The kernel does so itself if it may ask for extended
     /// attributes.
     fn drop_capability(&self, id: InodeId) -> Result<()> {
-        if !self.no_xattrs {
-            return Ok(());
+        if self.no_xattrs {
+            self.fs.drop_capability(id)?;
         }
-        match self.fs.getxattr(id, CAPABILITY) {
-            Err(Error::NoData) => Ok(()),
-            Err(error) => Err(error),
-            Ok(_) => self.fs.removexattr(id, CAPABILITY, &Caller::ROOT),
-        }
+        Ok(())
     }
 
     fn new_inode(&self, parent: u64, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {

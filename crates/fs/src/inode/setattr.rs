@@ -89,6 +89,31 @@ impl Fs {
         Ok(())
     }
 
+    /// Removes the capabilities of a file whose content was changed. Returns whether the file had capabilities. As with
+    /// [`Fs::drop_privileges`], the flags append-only and immutable do not prevent the removal.
+    pub fn drop_capability(&self, id: InodeId) -> Result<bool> {
+        let inode = self.inode(id)?;
+        if xattr::get(&inode, &*inode.read()?, xattr::CAPABILITY)?.is_none() {
+            return Ok(false);
+        }
+        drop(inode);
+        // The content was changed through an open file, so the subvolume may be read-only by now.
+        let inode = self.inode_of_open_file(id)?;
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        let mut changes = Vec::new();
+        self.plan_drop_capability(&mut changes, &inode, &state)?;
+        if changes.is_empty() {
+            return Ok(false);
+        }
+        state.item.ctime = Timespec::now();
+        state.count_change();
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
+        inode.put_item(&op, &mut state);
+        Ok(true)
+    }
+
     /// Applies the attributes in memory only, until the directory leaves memory. Linux does so too, so that `chown -R`
     /// and `chmod -R` do not fail at the names of nested subvolumes in a snapshot.
     fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {

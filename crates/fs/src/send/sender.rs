@@ -32,6 +32,7 @@ use super::pipeline::Pipeline;
 use super::tree::{Link, SentTree, is_dir, is_regular, is_same};
 use crate::Fs;
 use crate::error::Result;
+use crate::inode::xattr::CAPABILITY;
 use crate::items::file_extent::{ExtentAt, decode_of};
 use crate::types::{mode, rdev_of_item};
 
@@ -566,7 +567,6 @@ impl DirTimes {
     }
 }
 
-const CAPABILITY: &[u8] = b"security.capability";
 /// Attributes of a directory that new files in it inherit.
 const INHERITED: [&[u8]; 2] = [b"system.posix_acl_default", b"btrfs.compression"];
 /// Inode flags that users set.
