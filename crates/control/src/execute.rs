@@ -49,7 +49,7 @@ pub trait Host: Send + Sync {
     /// Called before a command that changes something.
     fn note_change(&self) {}
 
-    /// Notes that a command has made all earlier changes durable.
+    /// Called before a command that makes all earlier changes durable.
     fn note_sync(&self) {}
 
     /// Makes the kernel's caches forget a name that changed; `deleted` is the subvolume that had the name, if it was

@@ -141,8 +141,9 @@ impl Request {
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
     match request {
         Request::Sync => {
-            context.fs.sync()?;
+            // Before the commit, because changes during the commit are not in it.
             context.host.note_sync();
+            context.fs.sync().inspect_err(|_| context.host.note_change())?;
             Ok(Response::Done)
         }
         Request::Stats => Ok(Response::Stats(context.fs.metrics_text() + &context.host.stats())),

@@ -6,7 +6,7 @@
 //! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. While
 //!     changes continue, only the periodic commit commits them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -17,25 +17,31 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How often the number of changes is checked.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Counts changes.
+/// Notes changes.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
-    changes: AtomicU64,
-    synced: AtomicU64,
+    /// Whether something changed since the last tick. The flag is set by every change, so it is written only if it is
+    /// not set: then the threads that make changes only read it.
+    is_busy: AtomicBool,
+    /// Whether something changed since the last commit.
+    has_changes: AtomicBool,
     stopped: AtomicBool,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
 impl Activity {
-    /// Counts a request that is about to change something.
+    /// Notes that a request is about to change something.
     pub(crate) fn note_change(&self) {
-        self.changes.fetch_add(1, Ordering::Relaxed);
+        if !self.is_busy.load(Ordering::Relaxed) {
+            self.is_busy.store(true, Ordering::Relaxed);
+        }
     }
 
-    /// Notes that all changes so far are committed.
+    /// Notes that a commit of all changes so far begins.
     pub(crate) fn note_sync(&self) {
-        self.synced.store(self.changes.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.is_busy.store(false, Ordering::Relaxed);
+        self.has_changes.store(false, Ordering::Relaxed);
     }
 
     /// Ends [`run`](Self::run).
@@ -47,22 +53,23 @@ impl Activity {
 
     /// Watches and commits (A1) until [`stop`](Self::stop).
     pub(crate) fn run(&self, fs: &Fs) {
-        let (mut seen, mut quiet) = (0, Duration::ZERO);
+        let mut quiet = Duration::ZERO;
         while !self.stopped.load(Ordering::Relaxed) {
             {
                 let mut guard = self.lock.lock();
                 self.wake.wait_for(&mut guard, TICK);
             }
-            let changes = self.changes.load(Ordering::Relaxed);
-            if changes != seen {
-                (seen, quiet) = (changes, Duration::ZERO);
+            if self.is_busy.swap(false, Ordering::Relaxed) {
+                self.has_changes.store(true, Ordering::Relaxed);
+                quiet = Duration::ZERO;
                 continue;
             }
             quiet += TICK;
-            if quiet < QUIET || self.synced.load(Ordering::Relaxed) == seen || fs.read_only().is_some() {
+            if quiet < QUIET || !self.has_changes.load(Ordering::Relaxed) || fs.read_only().is_some() {
                 continue;
             }
-            self.synced.store(seen, Ordering::Relaxed);
+            // A change during the commit sets `is_busy` again.
+            self.has_changes.store(false, Ordering::Relaxed);
             if let Err(error) = fs.sync() {
                 tracing::error!("commit failed: {error}");
             }

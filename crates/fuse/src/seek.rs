@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_fs::{Attr, mode};
 
 use crate::transport::{Notifier, Place};
@@ -22,7 +22,8 @@ use crate::transport::{Notifier, Place};
 /// Counts the opens for writing of each file.
 #[derive(Debug)]
 pub(crate) struct PageFlusher {
-    writers: Mutex<HashMap<u64, u32>>,
+    /// In parts by node, so that threads that create and close files seldom wait for each other.
+    writers: [Mutex<HashMap<u64, u32>>; NR_PARTS],
     notifier: Arc<OnceLock<Notifier>>,
     /// Whether the kernel keeps all written data for a while (`writeback_cache`), not only data written through
     /// mappings.
@@ -34,12 +35,19 @@ pub(crate) struct PageFlusher {
 impl PageFlusher {
     /// `notifier` is set once the connection exists.
     pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>, kernel_keeps_writes: bool, hears_of_opens: bool) -> Self {
-        Self { writers: Mutex::default(), notifier, kernel_keeps_writes, hears_of_opens }
+        let writers = std::array::from_fn(|_| Mutex::default());
+        Self { writers, notifier, kernel_keeps_writes, hears_of_opens }
+    }
+
+    /// The part of `writers` that counts the opens of a node.
+    fn writers_of(&self, node: u64) -> MutexGuard<'_, HashMap<u64, u32>> {
+        let part = usize::try_from(node % NR_PARTS as u64).unwrap_or_default();
+        self.writers[part].lock()
     }
 
     /// Whether a file can be open for writing.
     fn may_have_writers(&self, node: u64) -> bool {
-        !self.hears_of_opens || self.writers.lock().contains_key(&node)
+        !self.hears_of_opens || self.writers_of(node).contains_key(&node)
     }
 
     /// Whether writes stay in the kernel's page cache; the kernel then also keeps the times of files.
@@ -70,12 +78,12 @@ impl PageFlusher {
 
     /// Counts an open for writing.
     pub(crate) fn opened(&self, node: u64) {
-        *self.writers.lock().entry(node).or_default() += 1;
+        *self.writers_of(node).entry(node).or_default() += 1;
     }
 
     /// Counts the close of a file that was open for writing.
     pub(crate) fn released(&self, node: u64) {
-        let mut writers = self.writers.lock();
+        let mut writers = self.writers_of(node);
         if let Some(count) = writers.get_mut(&node) {
             *count -= 1;
             if *count == 0 {
@@ -100,6 +108,9 @@ impl PageFlusher {
     }
 }
 
+/// Number of parts of the counts of opens.
+const NR_PARTS: usize = 32;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,9 +121,9 @@ mod tests {
         seeker.opened(300);
         seeker.opened(300);
         seeker.released(300);
-        assert!(seeker.writers.lock().contains_key(&300));
+        assert!(seeker.writers_of(300).contains_key(&300));
         seeker.released(300);
         seeker.released(300);
-        assert!(seeker.writers.lock().is_empty());
+        assert!(seeker.writers.iter().all(|part| part.lock().is_empty()));
     }
 }
