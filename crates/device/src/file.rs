@@ -5,11 +5,11 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IoSlice, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::direct::Direct;
@@ -43,6 +43,8 @@ pub struct FileDevice {
     had_name: bool,
     /// Whether a flush failed; then no later flush succeeds (I4 of the crate).
     flush_failed: AtomicBool,
+    /// The block device, opened exclusively, while this process holds the kernel's claim on it.
+    claim: Mutex<Option<File>>,
     /// Files held open for their locks: loop devices over the image, which the kernel cannot mount then, or the files
     /// and devices that a block device is made of.
     _held: Vec<File>,
@@ -63,13 +65,11 @@ impl FileDevice {
             }
             false => Vec::new(),
         };
-        let mut options = File::options();
-        options.read(true).write(access == Access::ReadWrite);
-        if is_block && access == Access::ReadWrite {
-            options.custom_flags(i32::try_from(OFlags::EXCL.bits()).unwrap_or_default());
-        }
-        let file = options.open(path).map_err(|source| classify(path, access, source))?;
-        Self::from_file(file, path, access, parts)
+        let opened = File::options().read(true).write(access == Access::ReadWrite).open(path);
+        let file = opened.map_err(|source| classify(path, access, source))?;
+        let device = Self::from_file(file, path, access, parts)?;
+        device.claim().map_err(|source| classify(path, access, source))?;
+        Ok(device)
     }
 
     /// Creates a sparse image file of `size_bytes` and opens it read-write. An existing file is refused if
@@ -141,6 +141,7 @@ impl FileDevice {
             is_block,
             had_name: !is_block && metadata.nlink() > 0,
             flush_failed: AtomicBool::new(false),
+            claim: Mutex::default(),
             _held: held,
         })
     }
@@ -300,6 +301,25 @@ impl Device for FileDevice {
     fn grow_to_end(&self) -> io::Result<u64> {
         let len_bytes = (&self.file).seek(SeekFrom::End(0))?;
         Ok(self.len_bytes.fetch_max(len_bytes, Ordering::AcqRel).max(len_bytes))
+    }
+
+    fn claim(&self) -> io::Result<()> {
+        if !self.is_block || self.access == Access::ReadOnly {
+            return Ok(());
+        }
+        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        if claim.is_none() {
+            let file = mounted::open_exclusive(&self.full_path)?;
+            if file.metadata()?.rdev() != self.file.metadata()?.rdev() {
+                return Err(io::Error::other("the path names another device by now"));
+            }
+            *claim = Some(file);
+        }
+        Ok(())
+    }
+
+    fn release_claim(&self) {
+        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn check_in_place(&self) -> io::Result<()> {

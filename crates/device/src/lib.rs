@@ -7,7 +7,8 @@
 //! - I1. A read or write completes in full or fails, and never touches anything past the device's end.
 //! - I2. When [`Device::flush`] returns `Ok`, all data written before the call is durable.
 //! - I3. A [`FileDevice`] opened read-write is the only user of its file: no other ubtrfs process has the file open,
-//!   and the kernel has not mounted it (see [`open`](FileDevice::open)).
+//!   and the kernel has not mounted it (see [`open`](FileDevice::open)). The exception is a mount that this process
+//!   serves ([`Device::release_claim`]).
 //! - I4. After a failed flush every later flush fails, because data may be lost.
 //! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
 //!   zeros in place of the lost content.
@@ -95,6 +96,16 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn grow_to_end(&self) -> io::Result<u64> {
         Ok(self.len_bytes())
     }
+
+    /// Takes the kernel's exclusive claim on a block device, which [`Device::release_claim`] gave up. Does nothing if
+    /// there is nothing to claim.
+    fn claim(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Gives up the kernel's exclusive claim on a block device, so that the kernel can claim the device for a mount
+    /// whose server is this process. The lock against other ubtrfs processes stays.
+    fn release_claim(&self) {}
 
     /// Fails if reopening the device would not find its content: the image file was removed, replaced or truncated
     /// since it was opened.

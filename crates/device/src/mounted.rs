@@ -108,7 +108,7 @@ pub(crate) fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
 }
 
-fn open_exclusive(node: &Path) -> io::Result<File> {
+pub(crate) fn open_exclusive(node: &Path) -> io::Result<File> {
     // On a block device, O_EXCL without O_CREAT is an exclusive claim: it excludes mounts and other claims.
     let flags = i32::try_from(OFlags::EXCL.bits()).unwrap_or_default();
     File::options().read(true).custom_flags(flags).open(node)

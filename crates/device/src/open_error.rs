@@ -143,7 +143,7 @@ impl std::fmt::Display for OpenError {
                 }
             }
             Self::Served { path, through, at, kind } => {
-                let by = kind.strip_prefix("fuse.").unwrap_or(kind);
+                let by = kind.strip_prefix("fuse.").or_else(|| kind.strip_prefix("fuseblk.")).unwrap_or(kind);
                 write!(f, "{} is mounted by {by}", path.display())?;
                 if let Some(through) = through {
                     write!(f, " through {}", through.display())?;

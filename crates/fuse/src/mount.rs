@@ -14,12 +14,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
+
+use ubtrfs_device::Device;
 
 use crate::transport::{IdlePolling, Transport};
 
@@ -68,6 +71,9 @@ pub struct MountConfig {
     /// Files are opened and closed without requests. Files that are immutable, append-only or in read-only subvolumes
     /// can then be opened for writing, and every write to them fails.
     pub no_open: bool,
+    /// The block device that `fsname` names, if root mounts one for writing. The kernel then claims the device and mounts
+    /// it with the type `fuseblk`: sync(2) reaches the server, and umount(2) waits for the last commit.
+    pub block_device: Option<Arc<dyn Device>>,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
 }
@@ -92,6 +98,7 @@ impl Default for MountConfig {
             writeback_cache: false,
             no_xattrs: false,
             no_open: false,
+            block_device: None,
             sandbox: false,
         }
     }
@@ -295,7 +302,7 @@ impl Mounted {
     pub fn find(dir: &Path) -> Result<Self, MountError> {
         let not_mounted = || MountError::NotMounted(dir.display().to_string());
         let full = std::fs::canonicalize(dir).map_err(|source| unusable(dir, source))?;
-        let info = find_mount(&full).filter(|info| info.kind == format!("fuse.{SUBTYPE}")).ok_or_else(not_mounted)?;
+        let info = find_mount(&full).filter(MountInfo::is_of_ubtrfs).ok_or_else(not_mounted)?;
         let has = |flag: &str| info.options.iter().any(|option| option == flag);
         let config = MountConfig {
             read_only: has("ro"),
@@ -349,13 +356,27 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
     if config.allow_other {
         data.push_str(",allow_other");
     }
-    let flags = mount_flags(config);
-    let data = CString::new(data).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
-    let kind = format!("fuse.{}", config.subtype);
-    rustix::mount::mount(config.fsname.as_str(), dir, kind.as_str(), flags, data.as_c_str())
-        .map_err(|errno| failed(errno.into()))?;
+    let mount_as = |kind: &str, data: String| {
+        let data = CString::new(data).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
+        let kind = format!("{kind}.{}", config.subtype);
+        rustix::mount::mount(config.fsname.as_str(), dir, kind.as_str(), mount_flags(config), data.as_c_str())
+            .map_err(|errno| failed(errno.into()))
+    };
+    if let Some(block_device) = &config.block_device {
+        block_device.release_claim();
+        match mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}")) {
+            Ok(()) => return Ok(device.into()),
+            // Some kernels let nobody mount a device that a process has open for writing.
+            Err(error) => tracing::debug!("no mount of type fuseblk: {error}"),
+        }
+        block_device.claim().map_err(failed)?;
+    }
+    mount_as("fuse", data)?;
     Ok(device.into())
 }
+
+/// Bytes of the blocks in which the kernel would access the device of a `fuseblk` mount. It accesses none.
+const BLOCK_BYTES: u32 = 4096;
 
 fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
@@ -523,6 +544,11 @@ pub(crate) struct MountInfo {
 }
 
 impl MountInfo {
+    /// Whether ubtrfs serves the mount.
+    pub(crate) fn is_of_ubtrfs(&self) -> bool {
+        matches!(self.kind.split_once('.'), Some(("fuse" | "fuseblk", SUBTYPE)))
+    }
+
     /// The number that `stat` shows as `st_dev`.
     pub(crate) fn device_number(&self) -> Option<u64> {
         let (major, minor) = std::str::from_utf8(&self.device).ok()?.split_once(':')?;
@@ -550,7 +576,11 @@ pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
 /// ignored.
 pub(crate) fn set_read_ahead(dir: &Path) {
     let Some(mount) = find_mount(dir) else { return };
-    let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&mount.device)).join("read_ahead_kb");
+    let mut name = mount.device;
+    if mount.kind.starts_with("fuseblk.") {
+        name.extend(b"-fuseblk");
+    }
+    let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&name)).join("read_ahead_kb");
     if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
         tracing::debug!("{}: {error}", file.display());
     }

@@ -13,8 +13,10 @@
 //! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
+mod read_dir;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -28,7 +30,7 @@ use ubtrfs_fs::{
 
 use crate::activity::Activity;
 use crate::admin_ioctl;
-use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr, wire_statx};
+use crate::attr::{present_time, set_time, timespec, wire_attr, wire_statx};
 use crate::btrfs_ioctl::{self, Answer};
 use crate::caller::{Groups, caller};
 use crate::dir_end::DirectoryReaders;
@@ -50,8 +52,6 @@ const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 const RECENT: i64 = 120;
 /// Longest range that one copy_file_range request copies; the caller repeats the call for the rest.
 const COPY_MAX: u64 = 1 << 30;
-/// Entries fetched at once for readdirplus.
-const PLUS_BATCH: usize = 32;
 /// Background requests (readahead, writeback) that the kernel keeps in flight.
 pub(crate) const MAX_BACKGROUND: u16 = 64;
 /// Largest write request, unless the kernel allows more.
@@ -96,6 +96,8 @@ pub(crate) struct Server {
     no_xattrs: bool,
     /// See [`MountConfig::no_open`].
     no_open: bool,
+    /// The failure of closing the filesystem, if there was one; set when the kernel's last request closed it.
+    closed: Arc<OnceLock<Option<String>>>,
 }
 
 impl Server {
@@ -108,7 +110,13 @@ impl Server {
     ) -> Self {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
         let (dir_ends, no_xattrs, no_open) = (DirectoryReaders::default(), config.no_xattrs, config.no_open);
-        Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open }
+        let closed = Arc::default();
+        Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open, closed }
+    }
+
+    /// The failure of closing the filesystem, once the kernel's last request has closed it.
+    pub(crate) fn closed(&self) -> Arc<OnceLock<Option<String>>> {
+        Arc::clone(&self.closed)
     }
 
     /// The inode of a request. A node id that the kernel never got from this server is stale.
@@ -234,77 +242,6 @@ impl Server {
         }
         reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);
     }
-
-    /// The offset where the reader that continues at `cookie` must stop.
-    fn dir_end(&self, dir: InodeId, node: u64, cookie: u64) -> Result<u64> {
-        self.dir_ends.take(node, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
-    }
-
-    /// Fetches up to [`PLUS_BATCH`] entries after `cookie` and before `end`.
-    fn some_entries(&self, dir: InodeId, cookie: u64, end: u64) -> Result<Vec<Name>> {
-        let mut entries = Vec::with_capacity(PLUS_BATCH);
-        self.fs.readdir(dir, cookie, &mut |entry| {
-            if entries.len() == PLUS_BATCH || entry.next_cookie > end {
-                return false;
-            }
-            entries.push(Name { id: entry.id, name: entry.name.to_vec(), cookie: entry.next_cookie });
-            true
-        })?;
-        Ok(entries)
-    }
-
-    /// Fills a readdirplus answer. Returns an error only if the answer is still empty.
-    fn fill_plus(&self, node: u64, mut cookie: u64, reply: &mut Reply<'_>) -> Result<()> {
-        let dir = self.id(node)?;
-        let end = self.dir_end(dir, node, cookie)?;
-        let mut filled = false;
-        loop {
-            let entries = match self.some_entries(dir, cookie, end) {
-                Ok(entries) => entries,
-                Err(_) if filled => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            let last_batch = entries.len() < PLUS_BATCH;
-            for entry in &entries {
-                // The kernel takes no reference for "." and "..".
-                let is_dot = entry.name == b"." || entry.name == b"..";
-                let found = if is_dot { self.fs.getattr(entry.id) } else { self.fs.getattr_counted(entry.id) };
-                let attr = match found {
-                    Ok(attr) => attr,
-                    // The name was removed after the batch was fetched.
-                    Err(Error::NotFound) => {
-                        cookie = entry.cookie;
-                        continue;
-                    }
-                    Err(_) if filled => return Ok(()),
-                    Err(error) => return Err(error),
-                };
-                if !reply.dirent_plus(&self.entry(&attr), entry.cookie, &entry.name) {
-                    if !is_dot {
-                        self.fs.forget(attr.id, 1);
-                    }
-                    self.dir_ends.remember(node, cookie, end);
-                    return Ok(());
-                }
-                filled = true;
-                cookie = entry.cookie;
-            }
-            if last_batch {
-                // The kernel repeats the request until an answer is empty.
-                if filled {
-                    self.dir_ends.remember(node, cookie, end);
-                }
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// A directory entry whose attributes are not read yet.
-struct Name {
-    id: InodeId,
-    name: Vec<u8>,
-    cookie: u64,
 }
 
 /// Whether a file with this ctime may have data in the kernel's writeback cache.
@@ -377,6 +314,17 @@ impl Handler for Server {
                 Err(Errno::IO)
             }
         }
+    }
+
+    /// The kernel waits for this in umount(2) of a `fuseblk` mount. Afterwards the kernel claims the device no longer,
+    /// so nothing may be written any more.
+    fn destroy(&self) {
+        let closed = catch_unwind(AssertUnwindSafe(|| self.fs.close()));
+        let failure = match closed {
+            Ok(closed) => closed.err().map(|error| error.to_string()),
+            Err(_) => Some("closing the filesystem panicked".to_owned()),
+        };
+        let _ = self.closed.set(failure);
     }
 
     fn forget(&self, node: u64, count: u64) {
@@ -493,6 +441,10 @@ impl Server {
             Operation::Fsyncdir { datasync } => {
                 let id = self.id(node)?;
                 place.aside(|| self.fs.fsync(id, datasync))?;
+            }
+            Operation::Syncfs => {
+                self.activity.note_sync();
+                place.aside(|| self.fs.sync()).inspect_err(|_| self.activity.note_change())?;
             }
             Operation::Readdir { offset, size } => {
                 reply.limit(size);
@@ -660,25 +612,6 @@ impl Server {
         match is_append_only {
             true => reply.opened(handle | APPENDS_ONLY, APPEND_OPEN_FLAGS),
             false => reply.opened(handle, OPEN_FLAGS),
-        }
-        Ok(())
-    }
-
-    fn readdir(&self, node: u64, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
-        let dir = self.id(node)?;
-        let end = self.dir_end(dir, node, offset)?;
-        let mut cookie = offset;
-        self.fs.readdir(dir, offset, &mut |entry| {
-            let (ino, kind) = (self.nodes.st_ino(entry.id), entry_kind(entry.file_type));
-            if entry.next_cookie > end || !reply.dirent(ino, entry.next_cookie, kind, entry.name) {
-                return false;
-            }
-            cookie = entry.next_cookie;
-            true
-        })?;
-        // The kernel repeats the request until an answer is empty.
-        if cookie != offset {
-            self.dir_ends.remember(node, cookie, end);
         }
         Ok(())
     }

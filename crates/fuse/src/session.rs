@@ -22,7 +22,7 @@ use ubtrfs_fs::Fs;
 use crate::activity::Activity;
 use crate::caller::Groups;
 use crate::host::MountHost;
-use crate::mount::{self, MountConfig, MountError, SUBTYPE};
+use crate::mount::{self, MountConfig, MountError};
 use crate::name_cache::NameCache;
 use crate::protocol::Limits;
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
@@ -98,6 +98,7 @@ impl Session {
     pub fn run(self) -> Result<(), MountError> {
         let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, groups: _ } = self;
         let shown = dir.display().to_string();
+        let closed = server.closed();
         unmount_on_signals(dir.clone(), unmounter.clone(), control.canceller())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
@@ -116,6 +117,9 @@ impl Session {
         }
         control.stop();
         let mut failure = fs.close().err().map(|error| error.to_string());
+        if let Some(earlier) = closed.get() {
+            failure = earlier.clone();
+        }
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only);
         }
@@ -183,7 +187,7 @@ fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> R
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let shown = dir.display().to_string();
     let full = full_path(dir);
-    let Some(found) = mount::find_mount(&full).filter(|mount| mount.kind == format!("fuse.{SUBTYPE}")) else {
+    let Some(found) = mount::find_mount(&full).filter(mount::MountInfo::is_of_ubtrfs) else {
         return Err(MountError::NotMounted(shown));
     };
     // Connecting fails if the server is dead, and then no commit is awaited.

@@ -96,6 +96,8 @@ pub enum Operation<'a> {
     Fsyncdir {
         datasync: bool,
     },
+    /// Write out everything, for sync(2) and syncfs(2). The kernel sends it only to servers of `fuseblk` mounts.
+    Syncfs,
     Setxattr {
         name: &'a [u8],
         value: &'a [u8],
@@ -163,7 +165,7 @@ pub(crate) fn fixed_len(number: u32) -> usize {
         opcode::SETATTR => size_of::<Setattr>(),
         opcode::MKNOD | opcode::GETATTR | opcode::FSYNC | opcode::FSYNCDIR | opcode::RENAME2 => 16,
         opcode::CREATE | opcode::TMPFILE => 16,
-        opcode::MKDIR | opcode::RENAME | opcode::LINK | opcode::OPEN => 8,
+        opcode::MKDIR | opcode::RENAME | opcode::LINK | opcode::OPEN | opcode::SYNCFS => 8,
         opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR => 8,
         opcode::READ | opcode::WRITE | opcode::READDIR | opcode::READDIRPLUS => 40,
         opcode::RELEASE | opcode::LSEEK | opcode::STATX => 24,
@@ -228,6 +230,7 @@ impl<'a> Operation<'a> {
                 Self::Write { handle, flags, offset, data, from_cache, clear_suid_sgid }
             }
             opcode::STATFS => Self::Statfs,
+            opcode::SYNCFS => Self::Syncfs,
             opcode::RELEASE => Self::Release { handle: take(fixed)?, flags: take(fixed.get(8..)?)? },
             opcode::FSYNC | opcode::FSYNCDIR => {
                 let flags: u32 = take(fixed.get(8..)?)?;

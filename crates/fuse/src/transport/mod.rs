@@ -50,6 +50,9 @@ pub trait Handler: Send + Sync + 'static {
 
     /// The kernel gives back `count` references to a node.
     fn forget(&self, node: u64, count: u64);
+
+    /// The kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for its answer.
+    fn destroy(&self) {}
 }
 
 /// How requests arrive.
@@ -251,6 +254,7 @@ fn answer_uncounted<H: Handler>(
     place: &Place<'_>,
 ) -> i32 {
     if header.opcode == opcode::DESTROY {
+        shared.handler.destroy();
         return 0;
     }
     let done = match Request::decode(header, fixed, rest) {

@@ -308,6 +308,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
         _ => false,
     };
     let devices = open_devices(&args.device, &options, access)?;
+    let first = devices.first().filter(|_| access == Access::ReadWrite).cloned();
     // Makes `fs` keep a reference for every inode that the kernel knows.
     options.track_lookups = true;
     let shown = args.device.display();
@@ -321,6 +322,8 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
     if config.fsname == ubtrfs_fuse::SUBTYPE {
         let full = std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone());
         config.fsname = full.display().to_string();
+        let is_block = std::fs::metadata(&args.device).is_ok_and(|meta| meta.file_type().is_block_device());
+        config.block_device = first.filter(|_| is_block && !config.read_only && ubtrfs_fuse::is_root());
     }
     if made && !ubtrfs_fuse::is_root() {
         chown_root(&fs)?;
