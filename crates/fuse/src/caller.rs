@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use ubtrfs_control::{FileId, LocalProcesses, Processes};
 use ubtrfs_fs::{Caller, Error, FlagRights, Result, mode};
 
-use crate::protocol::Request;
+use crate::protocol::{Operation, Request, UNKNOWN_ID};
 use crate::sandbox::PrivilegedHelper;
 
 /// Looks up groups, umasks and capabilities of callers: in /proc, or through the helper process if there is one.
@@ -19,6 +19,26 @@ impl Groups {
     /// Makes later lookups go through the helper process.
     pub(crate) fn ask(&self, helper: Arc<PrivilegedHelper>) {
         let _ = self.0.set(helper);
+    }
+
+    /// The request with a caller, if the request needs one and does not tell it ([`UNKNOWN_ID`]). The caller is root if
+    /// the calling process is an administrator of the server's user namespace, else a user without rights: through an
+    /// idmapped mount, the process's own user id does not tell which files it owns.
+    pub(crate) fn known_caller<'r>(&self, req: &Request<'r>) -> Option<Request<'r>> {
+        let needs_caller = || match req.operation {
+            Operation::Setattr(set) => set.is_empty(),
+            Operation::Rename { .. }
+            | Operation::Setxattr { .. }
+            | Operation::Removexattr { .. }
+            | Operation::Ioctl { .. } => true,
+            _ => false,
+        };
+        if req.uid != UNKNOWN_ID || !needs_caller() {
+            return None;
+        }
+        let is_admin = self.has_capability(req.pid, CAP_SYS_ADMIN) == Some(true);
+        let id = if is_admin { 0 } else { UNKNOWN_ID };
+        Some(Request { uid: id, gid: id, ..*req })
     }
 
     /// Whether the caller is in a group.

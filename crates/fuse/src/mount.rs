@@ -71,6 +71,9 @@ pub struct MountConfig {
     /// Files are opened and closed without requests. Files that are immutable, append-only or in read-only subvolumes
     /// can then be opened for writing, and every write to them fails.
     pub no_open: bool,
+    /// Allow idmapped mounts of this mount. The kernel then does not tell which user makes most requests, so ioctls
+    /// that need the caller's user, such as those on subvolumes, are refused to all users but root.
+    pub idmap: bool,
     /// The block device that `fsname` names, if root mounts one for writing. The kernel then claims the device and mounts
     /// it with the type `fuseblk`: sync(2) reaches the server, and umount(2) waits for the last commit.
     pub block_device: Option<Arc<dyn Device>>,
@@ -98,6 +101,7 @@ impl Default for MountConfig {
             writeback_cache: false,
             no_xattrs: false,
             no_open: false,
+            idmap: false,
             block_device: None,
             sandbox: false,
         }

@@ -273,6 +273,7 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
     // Without requests to open, the kernel truncates by SETATTR.
     features.set(Features::ATOMIC_O_TRUNC, !config.no_open);
     features.set(Features::WRITEBACK_CACHE, config.writeback_cache);
+    features.set(Features::ALLOW_IDMAP, config.idmap && config.checks_permissions());
     features
 }
 
@@ -341,6 +342,14 @@ impl Handler for Server {
 
 impl Server {
     fn dispatch(&self, req: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Done {
+        let known;
+        let req = match self.groups.known_caller(req) {
+            Some(request) => {
+                known = request;
+                &known
+            }
+            None => req,
+        };
         let node = req.node;
         match req.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply)?,

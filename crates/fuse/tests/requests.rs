@@ -423,3 +423,135 @@ fn the_time_of_creation_is_shown() {
     assert!(of(&requests, "statx") - of(&before, "statx") <= 1, "{before:?} {requests:?}");
     mount.end();
 }
+
+#[test]
+fn every_kind_of_request_that_remains_has_its_reason() {
+    if !can_run() {
+        return;
+    }
+    let mount = Mount::new(shared());
+    let requests = mount.requests_of(
+        r"
+import os
+for nr in range(100):
+    name = 'f%d' % nr
+    try:
+        os.lstat(name)
+    except FileNotFoundError:
+        pass
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    os.write(fd, b'content')
+    os.fstat(fd)
+    os.close(fd)
+    os.lstat(name)
+",
+    );
+    // docs/conformance.md has the reasons.
+    let expected = [
+        ("lookup", 200, "of lstat, and again of open with O_EXCL"),
+        ("getattr", 200, "of the directory after each new name, and of fstat"),
+        ("getxattr", 100, "security.capability before the first write"),
+        ("create", 100, ""),
+        ("write", 100, ""),
+        ("release", 100, ""),
+        ("setattr", 0, "FLUSH and OPENDIR do not remain either"),
+    ];
+    for (opcode, expected, reason) in expected {
+        let found = of(&requests, opcode);
+        assert!((expected..expected + 10).contains(&found), "{opcode} ({reason}) {found}: {requests:?}");
+    }
+    mount.end();
+}
+
+/// Mounts the current directory again, with the owner 1000 shown as 2000, and uses this view.
+const USE_MAPPED: &str = r#"
+import ctypes, errno, os, struct, sys, tempfile
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *args):
+    result = libc.syscall(number, *args)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), 'system call %d' % number)
+    return result
+
+# A user namespace whose maps say how owners are shown.
+CLONE_NEWUSER, AT_FDCWD = 0x10000000, -100
+ready, go = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(go[1])
+    os._exit(1 if libc.unshare(CLONE_NEWUSER) else (os.write(ready[1], b'r'), os.read(go[0], 1), 0)[2])
+os.read(ready[0], 1)
+for kind in ('uid_map', 'gid_map'):
+    with open('/proc/%d/%s' % (child, kind), 'w') as file:
+        file.write('0 0 1\n1000 2000 1\n')
+namespace = os.open('/proc/%d/ns/user' % child, os.O_RDONLY)
+
+tree = call(428, AT_FDCWD, b'.', 1)
+attr = struct.pack('QQQQ', 0x100000, 0, 0, namespace)
+call(442, tree, b'', 0x1000, attr, len(attr))
+view = tempfile.mkdtemp()
+call(429, tree, b'', AT_FDCWD, view.encode(), 4)
+
+def as_user(uid, work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([]); os.setgid(uid); os.setuid(uid)
+            work()
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno)
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def use():
+    os.chdir(view + '/dir')
+    with open('made', 'w') as file:
+        file.write('content')
+    os.chmod('made', 0o2750)
+    os.utime('made', (1, 2))
+    os.setxattr('made', 'user.x', b'1')
+    os.chown('made', -1, -1)
+    os.mkdir('below')
+    os.symlink('made', 'link')
+    os.rename('made', 'below/moved')
+    os.truncate('below/moved', 3)
+    os.link('below/moved', 'hard')
+    os.unlink('hard')
+
+try:
+    os.mkdir('dir', 0o755)
+    os.chown('dir', 1000, 1000)
+    owner = lambda path: (os.stat(path, follow_symlinks=False).st_uid, os.stat(path, follow_symlinks=False).st_gid)
+    assert owner(view + '/dir') == (2000, 2000), owner(view + '/dir')
+    assert as_user(2000, use) == 0
+    for path in ('dir/below', 'dir/below/moved', 'dir/link'):
+        assert owner(path) == (1000, 1000), (path, owner(path))
+        assert owner(view + '/' + path) == (2000, 2000)
+    assert open('dir/below/moved').read() == 'con'
+    assert as_user(1000, lambda: open(view + '/dir/other', 'w')) == errno.EOVERFLOW, 'the user has no owner to stand for'
+    assert as_user(1000, lambda: os.unlink(view + '/dir/link')) == errno.EACCES, 'the user is not the shown owner'
+    assert as_user(2000, lambda: open('dir/other', 'w')) == errno.EACCES, 'without the view, the user is not the owner'
+    assert as_user(1000, lambda: open('dir/other', 'w').close()) == 0
+    open('roots', 'w').close()
+    os.chown(view + '/roots', 2000, 2000)
+    assert owner('roots') == (1000, 1000)
+finally:
+    libc.umount2(view.encode(), 2)
+    os.rmdir(view)
+    os.close(go[1])
+"#;
+
+#[test]
+fn owners_are_mapped_through_an_idmapped_mount() {
+    if !can_run() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for transport in [Transport::DevFuse, Transport::Auto] {
+        let mount = Mount::new(MountConfig { idmap: true, transport, ..shared() });
+        python(mount.path(), USE_MAPPED);
+        mount.end();
+    }
+}

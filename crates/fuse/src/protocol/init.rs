@@ -41,10 +41,16 @@ bitflags! {
         const HANDLE_KILLPRIV_V2 = 1 << 28;
         /// Both sides exchange more than 32 feature bits.
         const INIT_EXT = 1 << 30;
+        /// The mount can be mounted again with mapped owners (idmapped mounts). The kernel then tells the caller's user
+        /// and group only in requests that make inodes; all other requests have [`UNKNOWN_ID`] in their place.
+        const ALLOW_IDMAP = 1 << 40;
         /// The kernel sends requests through rings of io_uring.
         const OVER_IO_URING = 1 << 41;
     }
 }
+
+/// The user and group of requests whose callers the kernel does not tell ([`Features::ALLOW_IDMAP`]).
+pub(crate) const UNKNOWN_ID: u32 = u32::MAX;
 
 /// Limits that the server announces.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ mod request;
 mod wire;
 
 pub use init::{Features, Limits};
-pub(crate) use init::{MAJOR, Offer, answer_init};
+pub(crate) use init::{MAJOR, Offer, UNKNOWN_ID, answer_init};
 pub use reply::{Entry, Reply, Statx};
 pub use request::{Operation, Request};
 pub(crate) use request::{fixed_len, forgotten};

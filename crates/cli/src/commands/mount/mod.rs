@@ -55,7 +55,8 @@ pub(crate) struct Args {
     /// nosuid, noexec, dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring,
     /// idle_poll=auto|on|off (keep an idle processor awake while many requests come),
     /// noxattr (fewer requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; files
-    /// that cannot be written fail at write instead of at open).
+    /// that cannot be written fail at write instead of at open), idmap (allow idmapped mounts of this mount; only root
+    /// then uses ioctls on subvolumes).
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only

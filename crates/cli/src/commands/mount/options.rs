@@ -75,6 +75,8 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             "noxattr" => config.no_xattrs = true,
             "open" => config.no_open = false,
             "noopen" => config.no_open = true,
+            "idmap" => config.idmap = true,
+            "noidmap" => config.idmap = false,
             "io_uring" => config.transport = Transport::Auto,
             "noio_uring" => config.transport = Transport::DevFuse,
             "idle_poll" | "idle_poll=on" => config.idle_poll = IdlePolling::On,
@@ -103,6 +105,9 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
     if config.no_open && config.allow_other {
         // A change through a mapping stays in the kernel's page cache, from which all users read.
         bail!("noopen lets users map files for writing that cannot be written; mount for one user: add noallow_other");
+    }
+    if config.idmap && !config.allow_other && !config.default_permissions {
+        bail!("idmap needs the kernel's permission checks: add allow_other or default_permissions");
     }
     let mut options = MountOptions::parse(&btrfs.join(","))?;
     // As with noacl, only modes decide on access, and new files do not inherit ACLs, which would be invisible in this
@@ -135,6 +140,8 @@ fn is_ours(option: &str) -> bool {
             | "noxattr"
             | "open"
             | "noopen"
+            | "idmap"
+            | "noidmap"
             | "io_uring"
             | "noio_uring"
             | "idle_poll"
@@ -190,6 +197,13 @@ mod tests {
         assert!(refused("noallow_other,noopen,writeback_cache").contains("exclude each other"));
         assert!(refused("allow_other,noopen").contains("add noallow_other"));
         assert_eq!((parsed("noxattr").1.acl, parsed("noatime").1.acl), (false, true));
+    }
+
+    #[test]
+    fn mapped_owners_need_the_kernels_permission_checks() {
+        let idmap = |text: &str| parsed(text).0.idmap;
+        assert!(idmap("allow_other,idmap") && !idmap("noatime") && !idmap("allow_other,idmap,noidmap"));
+        assert!(parse(&["noallow_other,idmap".to_owned()]).unwrap_err().to_string().contains("default_permissions"));
     }
 
     #[test]
