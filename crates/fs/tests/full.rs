@@ -293,6 +293,58 @@ fn data_accepted_amid_truncations_and_snapshots_is_written() {
     }
 }
 
+/// Writes that need much metadata for their data: single blocks at random places, and files that become inline.
+#[test]
+fn writes_that_were_accepted_while_metadata_is_full_are_written() {
+    if !kernel_oracle() {
+        return;
+    }
+    const BLOCKS: u64 = 16_384;
+    let seed = Rng::seed_or(1);
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    let image = Image::kernel_made(160 << 20, &["-n", "4096"]).unwrap();
+    let fs = open(&image, &MountOptions::default());
+    let make = |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT);
+    let file = make("file").unwrap().id;
+    // Names without data fill the metadata.
+    let nr_names = (0..).take_while(|number| make(&format!("{number:0200}")).is_ok()).count();
+    fs.sync().unwrap();
+    let mut content = std::collections::BTreeMap::new();
+    let mut nr_small = 0;
+    for number in 0..nr_names.min(2000) {
+        if number % 20 == 0 {
+            for _ in 0..2000 {
+                let at = rng.below(BLOCKS);
+                let byte = 1 + rng.below(250) as u8;
+                match fs.write(file, at * 8192, &[byte; 4096]) {
+                    Ok(_) => drop(content.insert(at, byte)),
+                    Err(error) => {
+                        assert!(is_full(&error), "{error}");
+                        break;
+                    }
+                }
+            }
+            while let Ok(id) = make(&format!("small{nr_small}")).map(|attr| attr.id) {
+                nr_small += 1;
+                if fs.write(id, 0, &[b'i'; 2000]).is_err() {
+                    break;
+                }
+            }
+            fs.sync().unwrap_or_else(|error| panic!("seed {seed}, {number}: accepted data is written: {error}"));
+        }
+        fs.unlink(fs.root(), format!("{number:0200}").as_bytes()).unwrap();
+    }
+    println!("{} blocks, {nr_small} small files", content.len());
+    assert!(content.len() > 1000 && nr_small > 10);
+    for (at, byte) in content {
+        assert_eq!(fs.read(file, at * 8192, 4096).unwrap(), [byte; 4096]);
+    }
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}
+
 #[test]
 fn a_copy_that_fails_half_way_tells_how_far_it_came() {
     if !kernel_oracle() {
@@ -339,10 +391,7 @@ fn a_copy_that_fails_half_way_tells_how_far_it_came() {
                     fillers.pop();
                     fs.unlink(fs.root(), format!("z{}", fillers.len()).as_bytes()).unwrap();
                 }
-                // Dirty data may find no room yet. Such data stays dirty, and is written when there is room.
-                if let Err(error) = fs.sync() {
-                    assert!(is_full(&error));
-                }
+                fs.sync().unwrap();
             }
         }
         for at in (done >> 20..LEN >> 20).map(|mib| mib << 20) {
@@ -351,7 +400,6 @@ fn a_copy_that_fails_half_way_tells_how_far_it_came() {
         }
     }
     println!("{nr_failed} attempts failed");
-    fs.sync().unwrap();
     fs.close().unwrap();
     btrfs_check(image.path()).unwrap();
     second_opinion(image.path()).unwrap();

@@ -81,6 +81,11 @@ impl RangeSet {
         self.from(0)
     }
 
+    /// Number of ranges.
+    pub(crate) fn nr_ranges(&self) -> u64 {
+        self.ends.len() as u64
+    }
+
     /// The sum of all lengths.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes

@@ -36,6 +36,8 @@ pub struct SpaceInfo {
     pub readonly: u64,
     /// Bytes that can be allocated.
     pub free: u64,
+    /// Number of contiguous ranges that make up the free bytes.
+    pub nr_free_ranges: u64,
     /// Bytes held by reservations, not allocated yet.
     pub may_use: u64,
     /// Bytes held by the global reserve.
@@ -404,6 +406,7 @@ fn contribution(group: &Group) -> SpaceInfo {
         reserved: group.allocated,
         readonly: group.mirror_bytes().saturating_add(if group.read_only { free } else { 0 }),
         free: if group.read_only { 0 } else { free },
+        nr_free_ranges: if group.read_only { 0 } else { group.free().ranges().nr_ranges() },
         ..SpaceInfo::default()
     }
 }
@@ -424,6 +427,7 @@ fn combine(a: SpaceInfo, b: SpaceInfo, op: impl Fn(u64, u64) -> u64) -> SpaceInf
         reserved: op(a.reserved, b.reserved),
         readonly: op(a.readonly, b.readonly),
         free: op(a.free, b.free),
+        nr_free_ranges: op(a.nr_free_ranges, b.nr_free_ranges),
         ..a
     }
 }

@@ -104,6 +104,15 @@ pub struct Usage {
     pub global_reserve: u64,
 }
 
+/// How dirty data is divided, from which the metadata that its writeback adds is estimated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirtyData {
+    /// Upper bound of the number of contiguous dirty ranges, each counted within one buffer.
+    pub nr_ranges: u64,
+    /// Maximum bytes of a file whose data goes into its file extent item.
+    pub max_inline_bytes: u64,
+}
+
 /// The engine's requests to the crate above.
 pub trait Flusher: Send + Sync {
     /// Writes at least `target_bytes` of dirty file data, or all dirty file data if `target_bytes` is `None`.
@@ -112,6 +121,11 @@ pub trait Flusher: Send + Sync {
     ///
     /// The failure that stopped the writeback.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> Result<()>;
+
+    /// How the dirty data is divided. Must not wait for a lock.
+    fn dirty_data(&self) -> DirtyData {
+        DirtyData::default()
+    }
 
     /// Whether the calling thread may wait for threads that reclaim space, because it holds no lock that they need.
     fn may_wait(&self) -> bool {

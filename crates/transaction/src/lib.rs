@@ -51,7 +51,7 @@ pub use delayed::delayed_item::INODES_PER_ROW;
 #[cfg(debug_assertions)]
 pub use delayed::tree_view::take_nr_steps;
 pub use delayed::tree_view::{ItemRef, Tree};
-pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
+pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};

@@ -24,6 +24,7 @@ pub(crate) struct BufPool {
     idle_bytes: AtomicU64,
     max_bytes: u64,
     used_bytes: AtomicU64,
+    nr_used: AtomicU64,
 }
 
 impl BufPool {
@@ -34,12 +35,18 @@ impl BufPool {
             idle_bytes: AtomicU64::new(0),
             max_bytes,
             used_bytes: AtomicU64::new(0),
+            nr_used: AtomicU64::new(0),
         })
     }
 
     /// Bytes of memory in buffers that hold data.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Number of buffers that hold data.
+    pub(crate) fn nr_used(&self) -> u64 {
+        self.nr_used.load(Ordering::Relaxed)
     }
 
     /// Bytes of memory in idle buffers.
@@ -65,6 +72,7 @@ impl BufPool {
             None => AlignedBuf::with_capacity(size),
         };
         self.used_bytes.fetch_add(size as u64, Ordering::Relaxed);
+        self.nr_used.fetch_add(1, Ordering::Relaxed);
         Buf { bytes, size, pool: Arc::clone(self) }
     }
 
@@ -133,6 +141,7 @@ impl Deref for Buf {
 impl Drop for Buf {
     fn drop(&mut self) {
         self.pool.used_bytes.fetch_sub(self.size as u64, Ordering::Relaxed);
+        self.pool.nr_used.fetch_sub(1, Ordering::Relaxed);
         self.pool.keep(std::mem::take(&mut self.bytes), BufPool::class(self.size));
     }
 }

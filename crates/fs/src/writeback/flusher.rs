@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use ubtrfs_transaction::{BackgroundWork, Flusher, Reclaim};
+use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Reclaim};
 
 use crate::{Error, Fs};
 
@@ -31,6 +31,10 @@ impl Drop for NoFlush {
 }
 
 impl Flusher for Fs {
+    fn dirty_data(&self) -> DirtyData {
+        DirtyData { nr_ranges: self.data.pool.nr_used(), max_inline_bytes: self.max_inline() as u64 }
+    }
+
     /// Writes back data of inodes whose writeback locks are free.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_error::Result<()> {
         if FLUSHING.get() {

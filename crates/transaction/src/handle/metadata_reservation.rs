@@ -38,7 +38,7 @@ use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::delayed::delayed_item::is_name;
 use crate::delayed::item_map::Growth;
-use crate::engine::{BackgroundWork, Engine, copies};
+use crate::engine::{BackgroundWork, DirtyData, Engine, copies};
 use crate::handle::trans_handle::MetadataReservation;
 use crate::health::stats::Span;
 use crate::per_thread::PerThread;
@@ -160,6 +160,8 @@ const CHILD_BYTES: u64 = 72;
 const REFERENCE_BYTES: u64 = 64;
 /// Changes that writeback makes for each reservation of dirty data, besides the changes for its extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
+/// Upper bound of the bytes that a change of writeback adds to a tree, inline data and checksums excluded.
+const BYTES_PER_CHANGE: u64 = 128;
 /// Minimum bytes of the extents that writeback makes of large data. An extent of compressed data covers at most this
 /// number of bytes.
 const EXTENT_BYTES: u64 = 128 << 10;
@@ -641,11 +643,23 @@ impl Engine {
 
     /// The load of future writeback, estimated from the reserved data space.
     fn writeback_load(&self) -> Load {
-        let bytes = self.space.info(SpaceKind::Data).may_use;
-        let csums = bytes / u64::from(self.geometry.sectorsize) * self.geometry.csum_type.size() as u64;
-        let nr_changes = self.space.nr_reservations() * CHANGES_PER_DIRTY_RESERVATION
-            + bytes / EXTENT_BYTES * (1 + EXTRA_CHANGES_PER_EXTENT);
-        Load { nr_changes, new_bytes: csums + nr_changes * 128 }
+        let SpaceInfo { may_use: bytes, nr_free_ranges, .. } = self.space.info(SpaceKind::Data);
+        let dirty = self.flusher().map_or_else(DirtyData::default, |flusher| flusher.dirty_data());
+        let nr_sectors = bytes / u64::from(self.geometry.sectorsize);
+        let csums = nr_sectors * self.geometry.csum_type.size() as u64;
+        let nr_reservations = self.space.nr_reservations();
+        let nr_changes = |nr_extents: u64| {
+            nr_reservations * CHANGES_PER_DIRTY_RESERVATION + nr_extents * (1 + EXTRA_CHANGES_PER_EXTENT)
+        };
+        // An extent ends where a dirty range or a free range ends.
+        let nr_extents = (bytes / EXTENT_BYTES + dirty.nr_ranges + nr_free_ranges).min(nr_sectors);
+        let inline_bytes = nr_reservations.min(nr_sectors) * dirty.max_inline_bytes;
+        Load {
+            // Small extents are mostly neighbours in the trees, so the nodes that they touch are estimated from the
+            // bytes.
+            nr_changes: nr_changes(bytes / EXTENT_BYTES),
+            new_bytes: csums + nr_changes(nr_extents) * BYTES_PER_CHANGE + inline_bytes,
+        }
     }
 }
 
