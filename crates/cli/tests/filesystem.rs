@@ -8,24 +8,16 @@ mod common;
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability};
 
-use common::{ok, refused};
+use common::{ok, refused, ubtrfs};
 
-const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 const MIB: u64 = 1 << 20;
-
-fn ubtrfs(args: &[&str]) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
-    command.output().unwrap()
-}
 
 /// Returns the size of the device that the superblock states.
 fn total_bytes(image: &Path) -> u64 {
-    let dump = ok(ubtrfs(&["inspect", "dump-super", image.to_str().unwrap()]));
+    let dump = ok(ubtrfs(["inspect", "dump-super", image.to_str().unwrap()]));
     let line = dump.lines().find(|line| line.starts_with("total_bytes")).unwrap();
     line.split_whitespace().last().unwrap().parse().unwrap()
 }
@@ -37,17 +29,17 @@ fn an_image_grows_and_shrinks() {
     }
     let image = Image::kernel_made(512 * MIB, &[]).unwrap();
     let path = image.path().to_str().unwrap();
-    assert_eq!(ok(ubtrfs(&["filesystem", "resize", "1G", path])), "device 1: 536870912 -> 1073741824 bytes\n");
+    assert_eq!(ok(ubtrfs(["filesystem", "resize", "1G", path])), "device 1: 536870912 -> 1073741824 bytes\n");
     assert_eq!((total_bytes(image.path()), fs::metadata(path).unwrap().len()), (1 << 30, 1 << 30));
-    let shrunk = ok(ubtrfs(&["filesystem", "resize", "--json", "1:-600M", path]));
+    let shrunk = ok(ubtrfs(["filesystem", "resize", "--json", "1:-600M", path]));
     assert!(shrunk.contains("\"now_bytes\":444596224"), "{shrunk}");
     assert_eq!(total_bytes(image.path()), 424 * MIB);
-    ok(ubtrfs(&["filesystem", "resize", "max", path]));
+    ok(ubtrfs(["filesystem", "resize", "max", path]));
     assert_eq!(total_bytes(image.path()), 1 << 30);
-    refused(&ubtrfs(&["filesystem", "resize", "10M", path]), &["too small", "32M"]);
-    refused(&ubtrfs(&["filesystem", "resize", "2:1G", path]), &["no device 2"]);
-    refused(&ubtrfs(&["filesystem", "resize", "-8G", path]), &["1073741824 bytes"]);
-    refused(&ubtrfs(&["filesystem", "resize", "big", path]), &["'big' is not a size", "10G"]);
+    refused(&ubtrfs(["filesystem", "resize", "10M", path]), &["too small", "32M"]);
+    refused(&ubtrfs(["filesystem", "resize", "2:1G", path]), &["no device 2"]);
+    refused(&ubtrfs(["filesystem", "resize", "-8G", path]), &["1073741824 bytes"]);
+    refused(&ubtrfs(["filesystem", "resize", "big", path]), &["'big' is not a size", "10G"]);
     assert_eq!(total_bytes(image.path()), 1 << 30);
     btrfs_check(image.path()).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -63,10 +55,10 @@ fn a_mount_is_resized_and_its_files_defragmented() {
     let image = Image::kernel_made(512 * MIB, &[]).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());
-    ok(ubtrfs(&["mount", path, mount]));
-    refused(&ubtrfs(&["filesystem", "resize", "1G", mount]), &["has 536870912 bytes", "truncate"]);
+    ok(ubtrfs(["mount", path, mount]));
+    refused(&ubtrfs(["filesystem", "resize", "1G", mount]), &["has 536870912 bytes", "truncate"]);
     fs::File::options().write(true).open(path).unwrap().set_len(1 << 30).unwrap();
-    assert_eq!(ok(ubtrfs(&["filesystem", "resize", "max", mount])), "device 1: 536870912 -> 1073741824 bytes\n");
+    assert_eq!(ok(ubtrfs(["filesystem", "resize", "max", mount])), "device 1: 536870912 -> 1073741824 bytes\n");
 
     // Write every second block first, so that the file is fragmented.
     let (name, content) = (format!("{mount}/file"), vec![b'x'; 4 << 20]);
@@ -79,15 +71,15 @@ fn a_mount_is_resized_and_its_files_defragmented() {
         file.sync_all().unwrap();
     }
     drop(file);
-    refused(&ubtrfs(&["filesystem", "defragment", mount]), &["is a directory", "-r"]);
-    let done = ok(ubtrfs(&["filesystem", "defrag", "--json", "-r", mount]));
+    refused(&ubtrfs(["filesystem", "defragment", mount]), &["is a directory", "-r"]);
+    let done = ok(ubtrfs(["filesystem", "defrag", "--json", "-r", mount]));
     assert_eq!(done, "{\"failed\":0,\"files\":1,\"rewritten_bytes\":4194304}\n");
-    let again = ok(ubtrfs(&["filesystem", "defragment", "--json", &name]));
+    let again = ok(ubtrfs(["filesystem", "defragment", "--json", &name]));
     assert_eq!(again, "{\"failed\":0,\"files\":1,\"rewritten_bytes\":0}\n");
     assert!(fs::read(&name).unwrap() == content);
-    ok(ubtrfs(&["umount", mount]));
+    ok(ubtrfs(["umount", mount]));
     let on_image = format!("{path}:/file");
-    let packed = ok(ubtrfs(&["filesystem", "defragment", "--json", "-c", "zstd", &on_image]));
+    let packed = ok(ubtrfs(["filesystem", "defragment", "--json", "-c", "zstd", &on_image]));
     assert_eq!(packed, "{\"failed\":0,\"files\":1,\"rewritten_bytes\":4194304}\n");
     btrfs_check(image.path()).unwrap();
     let linux = LoopMount::new(image.path(), "").unwrap();

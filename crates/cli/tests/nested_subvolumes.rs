@@ -14,25 +14,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{Compare, Image, LoopMount, Rng, btrfs_check, capability, compare_entries, walk_path};
 
-use common::ok;
-
-const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
+use common::{ok, ubtrfs};
 
 fn ready() -> bool {
     capability::fuse()
         && capability::kernel_oracle()
         && ["find", "tar", "rsync", "git", "python3"].iter().all(|name| capability::program(name))
-}
-
-fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
-    command.output().unwrap()
 }
 
 /// Our mount; unmounted on drop, panics included.

@@ -5,16 +5,9 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
-use common::{ok, refused};
+use common::{ok, refused, ubtrfs};
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
-
-fn ubtrfs(args: &[&str]) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", env!("CARGO_BIN_EXE_ubtrfs")]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
-    command.output().unwrap()
-}
 
 #[track_caller]
 fn out(args: &[&str]) -> String {

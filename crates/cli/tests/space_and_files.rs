@@ -8,20 +8,14 @@ mod common;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
 
-use common::{ok, refused};
+use common::{ok, refused, ubtrfs};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
-
-fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
-    command.output().unwrap()
-}
 
 /// A mount by the program; unmounted on drop.
 struct Mount(TempDir);

@@ -12,21 +12,15 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run as sh};
 
-use common::{ok, refused};
+use common::{ok, refused, ubtrfs};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
-
-fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
-    command.output().unwrap()
-}
 
 /// Runs the program with these words after `subvolume`.
 fn subvolume<S: AsRef<OsStr>>(words: impl IntoIterator<Item = S>) -> Output {

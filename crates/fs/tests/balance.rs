@@ -6,12 +6,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::Device;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::{DevId, Ino, Logical, RootId};
@@ -22,14 +24,10 @@ use ubtrfs_testkit::{
     TreeEntry, btrfs_check, capability, check_medium, compare_entries, judge, run, second_opinion, walk_path,
 };
 
+use common::open;
+
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 const ALL: u64 = BalanceFlags::DATA.union(BalanceFlags::METADATA).union(BalanceFlags::SYSTEM).bits();
-
-fn open(image: &Image, options: &str) -> Arc<Fs> {
-    let options = MountOptions::parse(options).unwrap();
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
-    Fs::open(vec![device], options).unwrap()
-}
 
 fn item(flags: u64, args: BalanceArgs) -> BalanceItem {
     BalanceItem { flags, data: args.clone(), metadata: args.clone(), system: args, unused: [0; 4] }

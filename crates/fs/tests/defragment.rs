@@ -2,23 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
+mod common;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::Compression;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, CompressSpec, Defragment, ExtentKind, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_fs::{Caller, CompressSpec, Defragment, ExtentKind, Fs, InodeId, Job, NewInode};
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
+
+use common::open;
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 const BLOCK: usize = 4096;
 const NR_BLOCKS: usize = 1000;
-
-fn open(image: &Image) -> Arc<Fs> {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
-    Fs::open(vec![device], MountOptions::parse("commit=300").unwrap()).unwrap()
-}
 
 /// A file in small extents: blocks are written in random order, with a commit now and then.
 fn fragmented(fs: &Fs, name: &[u8], rng: &mut Rng) -> (InodeId, Vec<u8>) {
@@ -51,7 +48,7 @@ fn small_extents_are_joined_and_nothing_else_changes() {
         return;
     }
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
-    let fs = open(&image);
+    let fs = open(&image, "commit=300");
     let mut rng = Rng::new(Rng::seed_or(1));
     let (id, content) = fragmented(&fs, b"file", &mut rng);
     let (shared, shared_content) = fragmented(&fs, b"shared", &mut rng);
@@ -101,7 +98,7 @@ fn writes_during_a_defragmentation_are_kept() {
         return;
     }
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
-    let fs = open(&image);
+    let fs = open(&image, "commit=300");
     let seed = Rng::seed_or(2);
     let mut rng = Rng::new(seed);
     let (id, mut content) = fragmented(&fs, b"file", &mut rng);
@@ -143,7 +140,7 @@ fn tiny_extents_that_are_contiguous_on_disk_are_joined() {
         return;
     }
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
-    let fs = open(&image);
+    let fs = open(&image, "commit=300");
     let id = fs.create(TOP, b"log", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
     let content = Rng::new(3).bytes(50 * BLOCK);
     for (number, block) in content.chunks(BLOCK).enumerate() {

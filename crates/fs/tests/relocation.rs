@@ -6,9 +6,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::Device;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
@@ -17,11 +19,7 @@ use ubtrfs_testkit::{
     judge, second_opinion, walk_path,
 };
 
-fn open(image: &Image, options: &str) -> Arc<Fs> {
-    let options = MountOptions::parse(options).unwrap();
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
-    Fs::open(vec![device], options).unwrap()
-}
+use common::open;
 
 fn entries_of_linux(image: &Image) -> Vec<TreeEntry> {
     let mount = LoopMount::new(image.path(), "ro").unwrap();

@@ -7,28 +7,25 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
-use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode, RenameFlags};
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, RenameFlags};
 use ubtrfs_testkit::{
     Compare, Driver, FsTarget, Image, LoopMount, Model, Rng, TreeEntry, btrfs_check, capability, compare_entries,
     errno, judge, run, second_opinion, walk_path,
 };
 
+use common::open;
+
 const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
-
-fn open(image: &Image, options: &str) -> Arc<Fs> {
-    let options = MountOptions::parse(options).unwrap();
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
-    Fs::open(vec![device], options).unwrap()
-}
 
 fn new_file(fs: &Fs, dir: InodeId, name: &[u8], content: &[u8]) -> InodeId {
     let id = fs.create(dir, name, NewInode::file(0o644), &ROOT).unwrap().id;

@@ -6,25 +6,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, MountOptions, NewInode, RenameFlags};
+use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode, RenameFlags};
 use ubtrfs_testkit::{
     Compare, FsTarget, Image, LoopMount, Rng, btrfs_check, capability, compare_entries, second_opinion, walk_path,
 };
 
-const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
+use common::open;
 
-fn open(image: &Path, options: &str) -> Arc<Fs> {
-    let options = MountOptions::parse(options).unwrap();
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadWrite).unwrap());
-    Fs::open(vec![device], options).unwrap()
-}
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 
 fn rounds(default: u64) -> u64 {
     std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -106,7 +102,7 @@ fn subvolume_with_dirs(fs: &Fs, name: &str) -> (InodeId, Vec<InodeId>) {
 #[test]
 fn a_subvolume_is_deleted_amid_changes_of_it() {
     let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
-    let fs = open(image.path(), "");
+    let fs = open(&image, "");
     let first = Rng::seed_or(1);
     for seed in first..first + rounds(40) {
         let name = format!("sub-{seed}");
@@ -140,7 +136,7 @@ fn snapshots_go_into_their_source_amid_changes_of_it() {
         (first..first + rounds(4)).zip(["", "nodatacow", "commit=1", "compress=zstd"].into_iter().cycle())
     {
         let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
-        let fs = open(image.path(), options);
+        let fs = open(&image, options);
         let (root, dirs) = subvolume_with_dirs(&fs, "sub");
         amid_changes(&fs, &dirs, seed, |rng| {
             let mut taken: Vec<(InodeId, String)> = Vec::new();
@@ -193,7 +189,7 @@ fn list(fs: &Fs, dirs: &[InodeId]) -> Vec<(Vec<u8>, Attr)> {
 #[test]
 fn a_subvolume_that_became_read_only_is_not_changed_by_operations_that_had_begun() {
     let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
-    let fs = open(image.path(), "");
+    let fs = open(&image, "");
     let seed = Rng::seed_or(1);
     let (root, dirs) = subvolume_with_dirs(&fs, "sub");
     amid_changes(&fs, &dirs, seed, |rng| {
@@ -216,7 +212,7 @@ fn a_subvolume_that_became_read_only_is_not_changed_by_operations_that_had_begun
 fn a_closed_filesystem_refuses_changes_and_keeps_those_that_had_begun() {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     for seed in 0..rounds(8) {
-        let fs = open(image.path(), "");
+        let fs = open(&image, "");
         let (root, dirs) = subvolume_with_dirs(&fs, &format!("sub-{seed}"));
         let mut seen = Vec::new();
         amid_changes(&fs, &dirs, seed, |rng| {
@@ -235,7 +231,7 @@ fn a_closed_filesystem_refuses_changes_and_keeps_those_that_had_begun() {
         ];
         assert!(refused.iter().all(|done| matches!(done, Err(Error::Closed))), "{refused:?}");
         drop(fs);
-        let fs = open(image.path(), "");
+        let fs = open(&image, "");
         assert!(list(&fs, &dirs) == seen, "seed {seed}: the next session finds something else");
         fs.close().unwrap();
     }
@@ -269,7 +265,7 @@ fn sizes_around(fs: &Fs, file: InodeId, meanwhile: impl FnOnce()) -> (u64, u64) 
 #[test]
 fn a_change_that_has_begun_ends_before_its_subvolume_is_read_only_or_its_filesystem_closed() {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
-    let fs = open(image.path(), "");
+    let fs = open(&image, "");
     let (root, _) = subvolume_with_dirs(&fs, "sub");
     let file = |name: &[u8]| fs.create(root, name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
     let (first, second) = (file(b"first"), file(b"second"));
@@ -279,7 +275,7 @@ fn a_change_that_has_begun_ends_before_its_subvolume_is_read_only_or_its_filesys
     let sizes = sizes_around(&fs, second, || fs.close().unwrap());
     assert_eq!(sizes, (100_000, 100_000), "closed");
     drop(fs);
-    let fs = open(image.path(), "");
+    let fs = open(&image, "");
     assert!(fs.read(second, 0, 200_000).unwrap() == [7; 100_000], "the next session");
     fs.close().unwrap();
     drop(fs);

@@ -5,27 +5,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, NewInode};
 use ubtrfs_testkit::{Image, Rng, btrfs_check, capability};
+
+use common::open;
 
 const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
-
-fn open(image: &Image) -> Arc<Fs> {
-    open_with(image, "")
-}
-
-fn open_with(image: &Image, options: &str) -> Arc<Fs> {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
-    Fs::open(vec![device], MountOptions::parse(options).unwrap()).unwrap()
-}
 
 /// Waits until something that a background thread does is done.
 fn wait_until(what: &str, is_done: impl Fn() -> bool) {
@@ -42,7 +35,7 @@ fn asynchronous_discards_follow_removals() {
         return;
     }
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
-    let fs = open_with(&image, "discard=async");
+    let fs = open(&image, "discard=async");
     let bytes = || image.path().metadata().unwrap().blocks() * 512;
     let write = |name: &str, len: usize, byte: u8| {
         let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
@@ -79,7 +72,7 @@ fn a_block_group_that_falls_below_the_threshold_is_emptied() {
     };
     for threshold in [0, 30] {
         let image = Image::kernel_made(2 << 30, &[]).unwrap();
-        let fs = open_with(&image, &format!("bg_reclaim_threshold={threshold}"));
+        let fs = open(&image, &format!("bg_reclaim_threshold={threshold}"));
         let data = || {
             let groups = fs.block_groups();
             groups.into_iter().filter(|group| group.flags == ubtrfs_format::item::BlockGroupFlags::DATA).count()
@@ -123,7 +116,7 @@ fn what_was_removed_goes_from_the_image() {
         return;
     }
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
-    let fs = open(&image);
+    let fs = open(&image, "");
     let bytes = || image.path().metadata().unwrap().blocks() * 512;
     let kept = fs.create(TOP, b"kept", NewInode::file(0o644), &ROOT).unwrap().id;
     fs.write(kept, 0, &vec![1; 5 << 20]).unwrap();
@@ -144,7 +137,7 @@ fn what_was_removed_goes_from_the_image() {
     fs.close().unwrap();
     drop(fs);
     btrfs_check(image.path()).unwrap();
-    let fs = open(&image);
+    let fs = open(&image, "");
     let content = fs.read(fs.lookup(TOP, b"kept").unwrap().id, 0, 5 << 20).unwrap();
     assert!(content.len() == 5 << 20 && content.iter().all(|byte| *byte == 1));
     fs.close().unwrap();
@@ -159,7 +152,7 @@ fn nothing_that_is_written_meanwhile_is_discarded() {
     println!("UBTRFS_SEED={seed}");
     // The image is small enough to become full.
     let image = Image::kernel_made(300 << 20, &[]).unwrap();
-    let fs = open(&image);
+    let fs = open(&image, "");
     let is_done = AtomicBool::new(false);
     let all: Vec<BTreeMap<String, (u64, u8)>> = std::thread::scope(|scope| {
         let trimmer = scope.spawn(|| {
@@ -184,7 +177,7 @@ fn nothing_that_is_written_meanwhile_is_discarded() {
     fs.close().unwrap();
     drop(fs);
     btrfs_check(image.path()).unwrap();
-    let fs = open(&image);
+    let fs = open(&image, "");
     for (name, (len, byte)) in all.into_iter().flatten() {
         let id = fs.lookup(TOP, name.as_bytes()).unwrap().id;
         let content = fs.read(id, 0, usize::MAX).unwrap();

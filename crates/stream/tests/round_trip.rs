@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_stream::{
     Attribute, Command, CommandKind, EncodeError, FrameReader, HEADER_BYTES, MAX_COMMAND_BYTES, Problem,
-    STREAM_HEADER_BYTES, StreamError, Version, Writer, encode, encode_with, parse,
+    STREAM_HEADER_BYTES, Version, Writer, encode, encode_with,
 };
+use ubtrfs_testkit::hostile::for_each_command;
 use uuid::Uuid;
 
 const VERSIONS: [Version; 3] = [Version::V1, Version::V2, Version::V3];
@@ -95,33 +96,14 @@ fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
     writer.into_inner()
 }
 
-/// Reads a whole input as a receiver does, and passes each command to `see`.
-fn read(input: &[u8], mut see: impl FnMut(Version, &Command<'_>, &[u8])) -> Result<(), StreamError> {
-    let mut reader = FrameReader::new(input);
-    let mut bytes = Vec::new();
-    while let Some(version) = reader.stream()? {
-        loop {
-            bytes.clear();
-            let Some(header) = reader.command(&mut bytes)? else { return Ok(()) };
-            header.verify(&bytes)?;
-            let command = parse(&header, &bytes)?;
-            see(version, &command, &bytes);
-            if command == Command::End {
-                break;
-            }
-        }
-    }
-    Ok(())
-}
-
 #[test]
 fn each_command_is_read_as_it_was_written() {
     for version in VERSIONS {
         let commands = commands_of(version);
         let bytes = stream(version, &commands);
         let mut expected = commands.iter();
-        read(&bytes, |found_version, command, bytes| {
-            assert_eq!(found_version, version);
+        for_each_command(&bytes, |header, command, bytes| {
+            assert_eq!(header.version, version);
             assert_eq!(Some(command), expected.next());
             let mut again = Vec::new();
             encode(version, command, &mut again).unwrap();
@@ -139,7 +121,7 @@ fn several_streams_follow_each_other() {
     let mut bytes = stream(Version::V1, &commands_of(Version::V1));
     bytes.extend(stream(Version::V2, &commands_of(Version::V2)));
     let mut count = 0;
-    read(&bytes, |_, _, _| count += 1).unwrap();
+    for_each_command(&bytes, |_, _, _| count += 1).unwrap();
     assert_eq!(count, commands_of(Version::V1).len() + commands_of(Version::V2).len());
 }
 
@@ -148,9 +130,9 @@ fn every_prefix_ends_between_commands_or_fails() {
     for version in VERSIONS {
         let bytes = stream(version, &commands_of(version));
         let mut ends = vec![0, STREAM_HEADER_BYTES];
-        read(&bytes, |_, _, command| ends.push(ends.last().unwrap() + command.len())).unwrap();
+        for_each_command(&bytes, |_, _, command| ends.push(ends.last().unwrap() + command.len())).unwrap();
         for len in 0..bytes.len() {
-            let result = read(&bytes[..len], |_, _, _| {});
+            let result = for_each_command(&bytes[..len], |_, _, _| {});
             if ends.contains(&len) {
                 result.unwrap();
                 continue;
@@ -170,7 +152,7 @@ fn each_changed_bit_is_noticed() {
         for bit in 0..8 {
             let mut changed = bytes.clone();
             changed[at] ^= 1 << bit;
-            assert!(read(&changed, |_, _, _| {}).is_err(), "bit {bit} of byte {at}");
+            assert!(for_each_command(&changed, |_, _, _| {}).is_err(), "bit {bit} of byte {at}");
         }
     }
 }
@@ -197,7 +179,7 @@ fn attribute(number: u16, value: &[u8]) -> Vec<u8> {
 
 #[test]
 fn wrong_input_is_refused_with_its_reason() {
-    let fails = |bytes: &[u8]| read(bytes, |_, _, _| {}).unwrap_err().to_string();
+    let fails = |bytes: &[u8]| for_each_command(bytes, |_, _, _| {}).unwrap_err().to_string();
     let path = attribute(Attribute::Path.number(), b"p");
     let size = attribute(Attribute::Size.number(), &[0; 8]);
     let with = |number, parts: &[&[u8]]| crafted(Version::V1, number, &parts.concat());
@@ -223,7 +205,7 @@ fn wrong_input_is_refused_with_its_reason() {
     *bad.last_mut().unwrap() = 1;
     assert!(fails(&bad).starts_with("command 1 (truncate) at byte 17: bad crc"));
     // An unknown attribute is ignored.
-    read(&with(17, &[&path, &attribute(99, b"?"), &size]), |_, _, _| {}).unwrap();
+    for_each_command(&with(17, &[&path, &attribute(99, b"?"), &size]), |_, _, _| {}).unwrap();
 }
 
 #[test]
@@ -231,7 +213,7 @@ fn a_claimed_length_allocates_nothing() {
     let mut bytes = stream(Version::V2, &[]);
     bytes.extend((u32::MAX).to_le_bytes());
     bytes.extend([15, 0, 0, 0, 0, 0]);
-    let error = read(&bytes, |_, _, _| {}).unwrap_err();
+    let error = for_each_command(&bytes, |_, _, _| {}).unwrap_err();
     assert!(matches!(error.problem, Problem::TooLong(_)), "{error}");
     // Within the limit, the buffer grows only as bytes arrive.
     bytes[17..21].copy_from_slice(&(MAX_COMMAND_BYTES as u32 - 100).to_le_bytes());
@@ -283,17 +265,17 @@ proptest! {
         let mut bytes: Vec<u8> = parts.iter().flat_map(|(number, value)| attribute(*number, value)).collect();
         bytes.truncate(bytes.len() - cut.min(bytes.len()));
         let version = VERSIONS[version];
-        let _ = read(&crafted(version, number, &bytes), |version, command, _| {
+        let _ = for_each_command(&crafted(version, number, &bytes), |header, command, _| {
             let mut again = Vec::new();
-            encode(version, command, &mut again).unwrap();
+            encode(header.version, command, &mut again).unwrap();
         });
     }
 
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        let _ = read(&bytes, |_, _, _| {});
+        let _ = for_each_command(&bytes, |_, _, _| {});
         let mut after = stream(Version::V2, &[]);
         after.extend(bytes);
-        let _ = read(&after, |_, _, _| {});
+        let _ = for_each_command(&after, |_, _, _| {});
     }
 }

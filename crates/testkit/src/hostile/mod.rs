@@ -24,7 +24,7 @@ use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, SendRequest};
 use crate::{FsTarget, Medium, MediumDevice, NodeKind, Rng, Target};
 
 pub use seed_image::{Mutation, SeedImage};
-pub use stream::{mend_checksums, receive, stream};
+pub use stream::{for_each_command, mend_checksums, receive, stream};
 
 /// The largest number of names that a walk visits.
 pub const MAX_ENTRIES: usize = 3000;

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use ubtrfs_device::Device;
 use ubtrfs_fs::{Fs, Job, MountOptions, ReceiveOptions};
-use ubtrfs_stream::{Command, FrameReader, HEADER_BYTES, STREAM_HEADER_BYTES, StreamError, encode, parse};
+use ubtrfs_stream::{Command, FrameHeader, FrameReader, HEADER_BYTES, STREAM_HEADER_BYTES, StreamError, encode, parse};
 
 use crate::{Medium, MediumDevice};
 
@@ -79,22 +79,36 @@ pub fn mend_checksums(stream: &mut [u8]) {
     }
 }
 
+/// Parses a stream; a command that parses is encoded again, and must parse to an equal command.
 fn read(data: &[u8]) -> Result<(), StreamError> {
-    let mut reader = FrameReader::new(data);
+    for_each_command(data, |header, command, _| {
+        let mut again = Vec::new();
+        // A data attribute of version 1 can make a command longer than a writer may write.
+        if encode(header.version, command, &mut again).is_ok() {
+            let header = FrameHeader { len: (again.len() - HEADER_BYTES) as u32, ..*header };
+            let reparsed = parse(&header, &again);
+            assert_eq!(reparsed.ok().as_ref(), Some(command));
+        }
+    })
+}
+
+/// Passes each command of an input to `see`, with its header and its bytes. The checksums are verified.
+///
+/// # Errors
+/// An error of the input. The end of the input is also allowed where a command could begin.
+pub fn for_each_command(
+    input: &[u8],
+    mut see: impl FnMut(&FrameHeader, &Command<'_>, &[u8]),
+) -> Result<(), StreamError> {
+    let mut reader = FrameReader::new(input);
     let mut bytes = Vec::new();
-    while let Some(version) = reader.stream()? {
+    while reader.stream()?.is_some() {
         loop {
             bytes.clear();
             let Some(header) = reader.command(&mut bytes)? else { return Ok(()) };
             header.verify(&bytes)?;
             let command = parse(&header, &bytes)?;
-            let mut again = Vec::new();
-            // A data attribute of version 1 can make a command longer than a writer may write.
-            if encode(version, &command, &mut again).is_ok() {
-                let header = ubtrfs_stream::FrameHeader { len: (again.len() - HEADER_BYTES) as u32, ..header };
-                let reparsed = parse(&header, &again);
-                assert_eq!(reparsed.ok(), Some(command.clone()));
-            }
+            see(&header, &command, &bytes);
             if command == Command::End {
                 break;
             }
