@@ -335,8 +335,7 @@ impl Engine {
         }
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         let config = LedgerConfig {
-            nodesize: self.geometry.nodesize,
-            skinny: self.geometry.skinny,
+            geometry: self.geometry,
             simple: self.quotas.simple_since().map(|since| SimpleConfig { since, ledger: &self.ledger }),
         };
         let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;

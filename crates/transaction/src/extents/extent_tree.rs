@@ -21,16 +21,14 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, Roo
 use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
+use crate::engine::Geometry;
 use crate::extents::data_ledger::DataLedger;
 use crate::nodes::threads::nr_threads;
 
 /// Sizes and features that the extent tree depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LedgerConfig<'a> {
-    /// Bytes of a tree block.
-    pub(crate) nodesize: u32,
-    /// Whether tree blocks get `METADATA_ITEM`s.
-    pub(crate) skinny: bool,
+    pub(crate) geometry: Geometry,
     /// Set on filesystems with simple quotas.
     pub(crate) simple: Option<SimpleConfig<'a>>,
 }
@@ -452,7 +450,7 @@ impl<'a, 's> Record<'a, 's> {
         reason = "sizes of references of one item, which is at most as large as a leaf"
     )]
     fn fits_inline(&self, inline: &InlineRef) -> bool {
-        let limit = LeafBuilder::capacity(self.config.nodesize as usize) / 16 - ITEM_HEAD_SIZE;
+        let limit = LeafBuilder::capacity(self.config.geometry.nodesize as usize) / 16 - ITEM_HEAD_SIZE;
         let size = |inline: &InlineRef| match inline {
             InlineRef::ExtentData(_) => 1 + ExtentDataRef::SIZE,
             InlineRef::SharedData { .. } => 13,
@@ -621,7 +619,7 @@ fn is_extent_key(key: &Key, bytenr: Logical) -> bool {
 
 fn new_key(head: &DelayedRefHead, config: &LedgerConfig<'_>) -> Key {
     match head.kind {
-        ExtentKind::Tree { level, .. } if config.skinny => {
+        ExtentKind::Tree { level, .. } if config.geometry.skinny => {
             Key::new(head.extent.bytenr.0, KeyType::METADATA_ITEM, level.into())
         }
         _ => Key::new(head.extent.bytenr.0, KeyType::EXTENT_ITEM, head.extent.len_bytes),
@@ -632,7 +630,7 @@ fn new_key(head: &DelayedRefHead, config: &LedgerConfig<'_>) -> Key {
 fn new_item(head: &DelayedRefHead, config: &LedgerConfig<'_>) -> ExtentItem {
     let (flags, tree_block) = match head.kind {
         ExtentKind::Tree { level, first_key } => {
-            (ExtentFlags::TREE_BLOCK, (!config.skinny).then_some(TreeBlockInfo { key: first_key, level }))
+            (ExtentFlags::TREE_BLOCK, (!config.geometry.skinny).then_some(TreeBlockInfo { key: first_key, level }))
         }
         ExtentKind::Data => (ExtentFlags::DATA, None),
     };

@@ -171,7 +171,7 @@ fn check_csum_changes(engine: &Engine) {
 /// Checks that dropping every reference empties the extent tree, and that adding all of them makes equal items.
 fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known]) {
     let geometry = engine.geometry();
-    let config = LedgerConfig { nodesize: geometry.nodesize, skinny: geometry.skinny, simple: None };
+    let config = LedgerConfig { geometry, simple: None };
     let mut tree = TestTree::new(RootId::EXTENT_TREE, geometry.nodesize as usize);
     tree.items.clone_from(before);
     let nodes = tree.build();

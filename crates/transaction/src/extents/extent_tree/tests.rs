@@ -3,14 +3,23 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use ubtrfs_format::Ino;
+use ubtrfs_format::{CsumType, Ino};
 use ubtrfs_space::{DelayedRefs, OwnerMark};
 
 use super::*;
 use crate::test_tree::TestTree;
 
 const NODESIZE: u32 = 4096;
-const CONFIG: LedgerConfig<'_> = LedgerConfig { nodesize: NODESIZE, skinny: true, simple: None };
+const GEOMETRY: Geometry = Geometry {
+    sectorsize: 4096,
+    nodesize: NODESIZE,
+    csum_type: CsumType::Crc32c,
+    no_holes: true,
+    extended_iref: true,
+    skinny: true,
+    mixed: false,
+};
+const CONFIG: LedgerConfig<'_> = LedgerConfig { geometry: GEOMETRY, simple: None };
 const FIRST_KEY: Key = Key::new(256, KeyType::INODE_ITEM, 0);
 
 type Refs = BTreeMap<RefKey, u64>;
@@ -71,7 +80,7 @@ fn refs_of(tree: &TestTree, bytenr: u64) -> Option<(Key, ExtentItem, Refs)> {
 #[test]
 fn a_tree_block_comes_and_goes() {
     for skinny in [true, false] {
-        let config = LedgerConfig { skinny, ..CONFIG };
+        let config = LedgerConfig { geometry: Geometry { skinny, ..GEOMETRY }, ..CONFIG };
         let mut tree = tree();
         let add = head(1 << 20, leaf(), &[(RefKey::TreeBlock(RootId(5)), 1)]);
         let changes = run(&mut tree, vec![add.clone()], &config).expect("valid");
@@ -265,7 +274,7 @@ proptest! {
             }
             model.retain(|_, refs| !refs.is_empty());
             // Both kinds of tree block items occur side by side.
-            let config = LedgerConfig { skinny: round % 2 == 0, ..CONFIG };
+            let config = LedgerConfig { geometry: Geometry { skinny: round % 2 == 0, ..GEOMETRY }, ..CONFIG };
             let changes = run(&mut tree, delayed.take().collect(), &config).expect("valid");
 
             let added: Vec<Extent> = model.keys().filter(|extent| !before.contains_key(extent)).copied().collect();
