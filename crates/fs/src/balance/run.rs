@@ -13,8 +13,6 @@
 //!   block group that its filters select has the target profile, could not be moved, or is beyond the filters' limit on
 //!   the number of block groups.
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts of block groups and tries")]
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -229,6 +227,7 @@ impl Fs {
         })
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
     fn balance_groups(&self, item: &BalanceItem, job: &Job, report: &mut BalanceReport) -> Result<()> {
         let mut chosen = self.choose_groups(item);
         self.balance.count(|counts| {
@@ -266,6 +265,7 @@ impl Fs {
     }
 
     /// Balances a block group that was chosen, unless it has changed since then.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
     fn balance_chosen(&self, item: &BalanceItem, start: Logical, job: &Job, report: &mut BalanceReport) -> Result<()> {
         let find = || self.block_groups().into_iter().find(|group| group.start == start);
         // The group may have been removed because it was empty.
@@ -307,6 +307,7 @@ impl Fs {
     }
 
     /// The block groups that the filters select, from the highest address down.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
     fn choose_groups(&self, item: &BalanceItem) -> Vec<Logical> {
         let mut chosen: Vec<(BlockGroup, &BalanceArgs)> = Vec::new();
         for group in self.block_groups().into_iter().rev() {
@@ -350,6 +351,7 @@ impl Fs {
     }
 
     /// Moves one block group, by copying its chunk or by emptying it.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
     fn balance_group(
         &self,
         group: &BlockGroup,

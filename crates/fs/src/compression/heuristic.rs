@@ -1,7 +1,5 @@
 //! A cheap estimate whether data is compressible, by the entropy of a sample of its bytes and by repetition.
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts of bytes of a buffer")]
-
 /// Bytes in each sample. Samples begin [`SAMPLE_STRIDE`] bytes apart.
 const SAMPLE_LEN: usize = 16;
 const SAMPLE_STRIDE: usize = 256;
@@ -11,6 +9,7 @@ const SMALL_BYTE_SET: usize = 64;
 const MAX_ENTROPY: f32 = 7.5;
 
 /// Whether compressing `data` probably saves space.
+#[allow(clippy::arithmetic_side_effects, reason = "counts of the bytes of a sample")]
 pub(crate) fn looks_compressible(data: &[u8]) -> bool {
     let mut counts = [0u32; 256];
     let mut total = 0u32;

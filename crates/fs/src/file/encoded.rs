@@ -4,8 +4,6 @@
 //! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like other
 //!   data.
 
-#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
-
 use std::sync::Arc;
 
 use ubtrfs_format::Logical;
@@ -56,6 +54,7 @@ impl Encoded<'_> {
 impl Fs {
     /// Writes compressed data at `offset`. Stores the data compressed, unless `always_decompress` is set, or the file's
     /// flags, the alignment or the free space do not allow that (I2). Returns whether the data was stored compressed.
+    #[allow(clippy::arithmetic_side_effects, reason = "`decompress` has checked the lengths")]
     pub fn write_encoded(
         &self,
         id: InodeId,
@@ -105,6 +104,7 @@ impl Fs {
         Ok(has_method && is_aligned && saves_space && is_allowed)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the space allocator checked the end of the extent")]
     fn store_encoded(&self, id: InodeId, offset: u64, end: u64, encoded: &Encoded<'_>) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let inode = self.inode_to_change(id)?;
@@ -126,6 +126,7 @@ impl Fs {
     }
 
     /// Puts the items of an extent whose data is on disk.
+    #[allow(clippy::arithmetic_side_effects, reason = "a count of items, and a range that is in order")]
     fn put_encoded(
         &self,
         inode: &Arc<Inode>,

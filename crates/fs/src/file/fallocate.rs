@@ -8,8 +8,6 @@
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
 //! - I3: data is dropped, and the size changed, only when the space for the change is reserved.
 
-#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
-
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,6 +24,7 @@ use crate::{Error, FallocateMode, Fs, InodeId, Result};
 
 impl Fs {
     /// Preallocates, punches or zeroes `len` bytes at `offset`.
+    #[allow(clippy::arithmetic_side_effects, reason = "a difference of flags")]
     pub fn fallocate(&self, id: InodeId, offset: u64, len: u64, mode: FallocateMode) -> Result<()> {
         let known = FallocateMode::KEEP_SIZE | FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE;
         if !(mode - known).is_empty() {
@@ -58,6 +57,7 @@ impl Fs {
         }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn punch_hole(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         // Only the partial sectors at the ends take new space. Whole sectors can be punched at a quota limit.
@@ -89,6 +89,7 @@ impl Fs {
 
     /// Whether punching a hole changes a file and its times. Punching a range that is a hole already changes neither
     /// the file nor its times. As on Linux, a range across the end of the file always counts as a change.
+    #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
@@ -110,6 +111,7 @@ impl Fs {
     }
 
     /// Allocates all of `range`. With `zero`, the range reads as zeros afterwards.
+    #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn allocate_range(&self, inode: &Arc<Inode>, range: Range<u64>, keep_size: bool, zero: bool) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
@@ -180,6 +182,7 @@ impl Fs {
     }
 
     /// Puts preallocated extents into `gaps`.
+    #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn put_prealloc(
         &self,
         inode: &Arc<Inode>,
@@ -216,6 +219,7 @@ impl Fs {
     }
 
     /// Zeroes the bytes of `range` outside of `inner`, if their sectors hold data.
+    #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn zero_edges(
         &self,
         inode: &Arc<Inode>,
@@ -245,6 +249,7 @@ impl Fs {
     }
 
     /// Whether the sector at `offset` may hold bytes other than zeros.
+    #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn has_data(&self, inode: &Inode, state: &InodeState, offset: u64) -> Result<bool> {
         if !state.data.pending_in(offset..offset + 1).is_empty() {
             return Ok(true);
@@ -271,6 +276,7 @@ impl Fs {
         self.drop_matching(inode, state, range, |extent| !extent.is_prealloc())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "counts of items")]
     fn drop_matching(
         &self,
         inode: &Arc<Inode>,
@@ -323,6 +329,7 @@ impl Fs {
     }
 
     /// Puts the inode item of a file that was just changed, with new times and a size of at least `size`.
+    #[allow(clippy::arithmetic_side_effects, reason = "a count of items")]
     fn put_changed(&self, inode: &Arc<Inode>, state: &mut InodeState, size: u64) -> Result<()> {
         let sizes = (state.item.size, state.disk_size);
         let mut plan = ExtentPlan::default();

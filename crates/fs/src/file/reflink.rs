@@ -10,8 +10,6 @@
 //! - I4: pending data of the destination is dropped only after space for its replacement is reserved. A copy that fails
 //!   leaves the rest of the range unchanged, and leaves no extent past the end of the file.
 
-#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
-
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -41,6 +39,7 @@ impl Fs {
 
     /// Copies as `copy_range` does, into a file that is open for writing. Any offset may be written, even if the file
     /// became append-only after it was opened.
+    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     pub fn copy_range_opened(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let source = self.inode(src)?;
         let target = self.inode_to_change(dst)?;
@@ -108,6 +107,7 @@ impl Fs {
 
     /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content. Returns whether the ranges have
     /// equal content. Both ranges must end inside their files. Times do not change. Units of `job` are bytes.
+    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     pub fn dedupe_range(
         &self,
         src: InodeId,
@@ -151,6 +151,7 @@ impl Fs {
 
     /// Shares a piece if both files have equal content there. Every change of a file's content changes its sequence. So
     /// the content is still equal if neither sequence changes between the comparison and the sharing.
+    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn dedupe_piece(
         &self,
         source: &Arc<Inode>,
@@ -186,6 +187,7 @@ impl Fs {
     }
 
     /// Calls [`Fs::share`] until the whole range is shared.
+    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn share_all(
         &self,
         source: &Arc<Inode>,
@@ -210,6 +212,7 @@ impl Fs {
     /// end of the source and the target's range does not end before the end of the target. `same_at` holds the
     /// sequences that the files had when they were found equal: the call fails with [`Error::Busy`] if a sequence has
     /// changed since, and changes no times.
+    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn share(
         &self,
         source: &Arc<Inode>,
@@ -288,6 +291,7 @@ impl Fs {
     }
 
     /// Copies up to `len` bytes; returns how many. Fails only if no byte was copied.
+    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn copy_all(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let mut done = 0;
         while done < len {
@@ -303,6 +307,7 @@ impl Fs {
 
     /// Makes the target's items refer to the source's extents, which must not be inline. `reached` is set to the end
     /// of the completed part of the range, also after an error.
+    #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn share_items(
         &self,
         source: &Arc<Inode>,

@@ -9,8 +9,6 @@
 //! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at
 //!   a size between the old and the new one.
 
-#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
-
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -108,6 +106,10 @@ pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'
 
 /// Cuts the file to `size`, and sets its times. The caller holds both locks of the inode; metadata is reserved under
 /// them (I2 of [`crate::writeback::delalloc`]).
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "the reservation holds at least the 8 items that are subtracted; sizes are at most `MAX_SIZE`"
+)]
 fn shrink(
     fs: &Fs,
     inode: &Arc<Inode>,
@@ -118,7 +120,8 @@ fn shrink(
     let (tree, ino) = (&inode.home.tree, inode.id.ino);
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector_end = size.next_multiple_of(sectorsize);
-    // The size on disk is not usable here: pending data may keep it below extents that are in the tree.
+    // Do not use the size on disk here: pending data may keep the size on disk below the end of extents that are
+    // already in the tree.
     let cuts_sector = size < sector_end && size < state.item.size;
     // Only deleted extents lie past this offset. A search from the end of the file would pass all deleted extents again
     // in every step.
@@ -203,6 +206,7 @@ enum Tail {
 }
 
 impl Tail {
+    #[allow(clippy::arithmetic_side_effects, reason = "sizes are at most `MAX_SIZE`, rounded up to a sector")]
     fn plan(&self, inode: &Inode, plan: &mut ExtentPlan, fs: &Fs) -> Result<()> {
         let sectorsize = fs.geometry.sectorsize;
         match self {
@@ -231,6 +235,7 @@ impl Tail {
 
 /// Rewrites the last sector with zeros past `size` (I3), if it has data on disk. The new content includes pending data
 /// of the sector; the caller then drops that data.
+#[allow(clippy::arithmetic_side_effects, reason = "sizes are at most `MAX_SIZE`, rounded up to a sector")]
 fn zeroed_tail(
     fs: &Fs,
     inode: &Arc<Inode>,

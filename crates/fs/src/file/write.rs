@@ -1,7 +1,5 @@
 //! Writing files. Data goes into memory, with space reserved for it; writeback puts it on disk.
 
-#![allow(clippy::arithmetic_side_effects, reason = "offsets in files are at most `MAX_SIZE`, rounded up to a sector")]
-
 use std::sync::Arc;
 
 use ubtrfs_format::item::{InodeFlags, Timespec};
@@ -30,6 +28,7 @@ impl Fs {
         self.write_to(&inode, offset, data, keeps_times)
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn write_to(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
         if data.is_empty() {
             return Ok(0);
@@ -55,6 +54,7 @@ impl Fs {
     /// Writes `len` bytes at `offset`. `fill` puts the bytes directly into the memory for dirty data. `fill` is called
     /// for each piece of at most 1 MiB, in order and without locks, with the piece's offset in the file. After an error
     /// the earlier pieces remain written.
+    #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     pub fn write_with<E: From<Error>>(
         &self,
         id: InodeId,
@@ -76,6 +76,7 @@ impl Fs {
         Ok(())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn write_piece(&self, inode: &Arc<Inode>, offset: u64, piece: Piece<'_>, keeps_times: bool) -> Result<()> {
         let end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
@@ -110,6 +111,7 @@ impl Fs {
 
     /// Makes `data` at `offset` dirty, and fills up the partial sectors at its ends with the file's content. Moves the
     /// reservation for the dirty bytes from `space` to the inode.
+    #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     pub(crate) fn write_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -150,6 +152,7 @@ impl Fs {
 
     /// Makes the data of a buffer dirty without a copy, if the buffer holds whole sectors or ends at the end of the
     /// file. Otherwise copies the data with [`Self::write_dirty`].
+    #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn adopt_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -189,6 +192,7 @@ impl Fs {
     /// Zeroes the bytes between the end of the file and the end of its last sector if a write at (or an extension to)
     /// `offset` makes them visible. On disk the bytes past the end of the file may have any content, because Linux
     /// leaves old bytes there when it shortens a file.
+    #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn zero_old_end(
         &self,
         inode: &Arc<Inode>,

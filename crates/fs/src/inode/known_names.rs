@@ -9,8 +9,6 @@
 //! - I2. A directory that had entries when it was loaded has no set. A directory whose set would exceed the memory
 //!   budget loses the set.
 
-#![allow(clippy::arithmetic_side_effects, reason = "sizes of filters in memory, which their budget bounds")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -66,6 +64,7 @@ impl KnownNames {
 
     /// Adds the hash of a new name. Returns false if the set exceeds its budget and must be dropped (I2).
     #[must_use]
+    #[allow(clippy::arithmetic_side_effects, reason = "`grow` has made room")]
     pub(crate) fn add(&mut self, hash: u64) -> bool {
         if self.room == 0 && !self.grow() {
             return false;
@@ -79,6 +78,7 @@ impl KnownNames {
         true
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "sizes of filters, which the memory budget bounds")]
     fn grow(&mut self) -> bool {
         let lines = 1 << (GROWTH_BITS * self.filters.len());
         let bytes = filter_bytes(lines);
@@ -100,12 +100,14 @@ impl Drop for KnownNames {
 }
 
 /// Spreads the 32 bits of a hash to 64 bits that look independent.
+#[allow(clippy::arithmetic_side_effects, reason = "a hash has 32 bits")]
 fn spread(hash: u64) -> u64 {
     let mixed = (hash + 1).wrapping_mul(SPREAD);
     (mixed ^ mixed >> 32).wrapping_mul(SPREAD)
 }
 
 /// Returns the line of a filter that holds a name's bits, chosen by the high bits.
+#[allow(clippy::arithmetic_side_effects, reason = "a filter has at least one line")]
 fn line_of(filter: &[Line], spread: u64) -> usize {
     // The number of lines is a power of two, and at most 2^32.
     (spread >> 32) as usize & (filter.len() - 1)
@@ -113,6 +115,7 @@ fn line_of(filter: &[Line], spread: u64) -> usize {
 
 /// Returns a name's bits in its line, as words and masks. The low bits of `spread` choose the first bit and the step
 /// width.
+#[allow(clippy::arithmetic_side_effects, reason = "few probes of small steps")]
 fn bits(spread: u64) -> impl Iterator<Item = (usize, u64)> {
     let (start, step) = (spread, spread >> 9 | 1);
     (0..NR_PROBES).map(move |probe| {
@@ -121,6 +124,7 @@ fn bits(spread: u64) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "sizes of filters, which the memory budget bounds")]
 fn filter_bytes(lines: usize) -> u64 {
     (lines * size_of::<Line>()) as u64
 }
