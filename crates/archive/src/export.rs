@@ -15,7 +15,7 @@ use ubtrfs_fs::{Attr, Fs, InodeId, mode, rdev_parts};
 
 use crate::tar::write::Writer;
 use crate::tar::{Kind, Member};
-use crate::walk::{COPY_LEN, PassedDirs, check_name, child_path, data_ranges, printable, read_names};
+use crate::walk::{COPY_LEN, VisitedDirs, check_name, child_path, data_ranges, printable, read_names};
 use crate::{Event, Watch};
 
 /// Options of [`export()`].
@@ -78,7 +78,7 @@ struct Export<'a, W: Write> {
 impl<W: Write> Export<'_, W> {
     /// Writes a directory and everything below it. The depth is limited by memory, not by the stack.
     fn dir(&mut self, start: &Attr) -> anyhow::Result<()> {
-        let mut passed = PassedDirs::default();
+        let mut passed = VisitedDirs::default();
         let mut todo = vec![(start.id, b".".to_vec())];
         while let Some((id, path)) = todo.pop() {
             match self.step(id, &path, &mut passed, &mut todo) {
@@ -97,7 +97,7 @@ impl<W: Write> Export<'_, W> {
         &mut self,
         id: InodeId,
         path: &[u8],
-        passed: &mut PassedDirs,
+        passed: &mut VisitedDirs,
         todo: &mut Vec<(InodeId, Vec<u8>)>,
     ) -> anyhow::Result<()> {
         let attr = self.fs.getattr(id)?;
@@ -208,7 +208,7 @@ impl<W: Write> Export<'_, W> {
             }
         }
         self.begin(attr, &member)?;
-        let mut lost = Lost::default();
+        let mut lost = LostRanges::default();
         for (start, len) in ranges {
             let mut buf = std::mem::take(&mut self.buf);
             buf.resize(COPY_LEN, 0);
@@ -225,7 +225,7 @@ impl<W: Write> Export<'_, W> {
             self.buf = buf;
         }
         // The header states the full size, so the archive has zeros in place of lost data.
-        if let Some((error, text)) = lost.told() {
+        if let Some((error, text)) = lost.into_error() {
             self.failed(&member.path, error.context(text));
         }
         self.put(Writer::end)
@@ -233,7 +233,7 @@ impl<W: Write> Export<'_, W> {
 }
 
 /// Fills a buffer from a file. Blocks that cannot be read, and bytes past the end, become zeros.
-fn read_or_zero(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut Lost) {
+fn read_or_zero(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut LostRanges) {
     match fs.read_into(id, at, buf) {
         Ok(count) => buf[count..].fill(0),
         Err(error) if buf.len() <= BLOCK_LEN => {
@@ -253,7 +253,7 @@ fn read_or_zero(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut Lost) 
 
 /// Ranges of a file that could not be read.
 #[derive(Default)]
-struct Lost {
+struct LostRanges {
     /// Start and end of the first few ranges, in order.
     ranges: Vec<(u64, u64)>,
     nr_ranges: u64,
@@ -264,7 +264,7 @@ struct Lost {
     error: Option<anyhow::Error>,
 }
 
-impl Lost {
+impl LostRanges {
     fn note(&mut self, at: u64, len: u64, error: anyhow::Error) {
         self.error.get_or_insert(error);
         self.bytes += len;
@@ -282,7 +282,7 @@ impl Lost {
     }
 
     /// Returns the first error and the zeroed ranges; `None` if everything was read.
-    fn told(self) -> Option<(anyhow::Error, String)> {
+    fn into_error(self) -> Option<(anyhow::Error, String)> {
         let ranges: Vec<String> = self.ranges.iter().map(|(start, end)| format!("{start} to {end}")).collect();
         let more = self.nr_ranges - self.ranges.len() as u64;
         let more = if more > 0 { format!(" and {more} more ranges ({} in all)", self.bytes) } else { String::new() };
@@ -301,14 +301,14 @@ mod tests {
 
     #[test]
     fn lost_ranges_are_joined_and_counted() {
-        let mut lost = Lost::default();
+        let mut lost = LostRanges::default();
         for at in [0, 4096, 16384, 40960, 49152, 65536, 69632, 81920] {
             lost.note(at, 4096, anyhow::anyhow!("at {at}"));
         }
-        let (error, text) = lost.told().unwrap();
+        let (error, text) = lost.into_error().unwrap();
         assert_eq!(error.to_string(), "at 0");
-        let told = "bytes 0 to 8192, 16384 to 20480, 40960 to 45056, 49152 to 53248 and 2 more ranges (32768 in all) are replaced by zeros";
-        assert_eq!(text, told);
-        assert!(Lost::default().told().is_none());
+        let expected = "bytes 0 to 8192, 16384 to 20480, 40960 to 45056, 49152 to 53248 and 2 more ranges (32768 in all) are replaced by zeros";
+        assert_eq!(text, expected);
+        assert!(LostRanges::default().into_error().is_none());
     }
 }

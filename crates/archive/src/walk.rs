@@ -64,9 +64,9 @@ pub fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> {
 /// Directories that a walk has visited. In a crafted image, a directory may have two names. A walk through a loop
 /// would never end, and a walk through directories shared at each of n levels would take 2^n steps.
 #[derive(Debug, Default)]
-pub struct PassedDirs(HashSet<InodeId>);
+pub struct VisitedDirs(HashSet<InodeId>);
 
-impl PassedDirs {
+impl VisitedDirs {
     /// Records a directory. Fails if the walk has visited the directory before.
     pub fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
         // The empty directories that a snapshot has in place of nested subvolumes all have one inode number.

@@ -23,7 +23,7 @@ pub(crate) const RELOC: u8 = 1 << 5;
 /// The block has an extent item.
 pub(crate) const RECORDED: u8 = 1 << 6;
 /// The current round of walks (the first or the second) reached the block.
-pub(crate) const REACHED_NOW: u8 = 1 << 7;
+pub(crate) const REACHED_IN_ROUND: u8 = 1 << 7;
 
 /// One tree block.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,7 +117,7 @@ impl BlockTable {
     /// Forgets all visits, so that the next visit of each block counts as a first visit.
     pub(crate) fn forget_visits(&mut self) {
         for block in self.records.iter_mut().chain(self.unrecorded.values_mut()) {
-            block.flags &= !REACHED_NOW;
+            block.flags &= !REACHED_IN_ROUND;
             block.last_walk = 0;
         }
     }

@@ -10,7 +10,7 @@ use ubtrfs_format::hash::extent_data_ref_hash;
 use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 use ubtrfs_format::{Key, KeyType, RootId};
 
-use crate::block_table::{BY_OWNER, FULL, LOST, REACHED_NOW, RECORDED, RELOC, TreeBlock};
+use crate::block_table::{BY_OWNER, FULL, LOST, REACHED_IN_ROUND, RECORDED, RELOC, TreeBlock};
 use crate::checker::{AGAIN_PER_BLOCK, Checker, REREADS_MIN};
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
@@ -266,7 +266,7 @@ impl<'a> Checker<'a> {
                 }
                 (_, Some(block)) => {
                     block_at = block_at.saturating_add(1);
-                    let owner = (block.flags & REACHED_NOW != 0).then_some(block.owner);
+                    let owner = (block.flags & REACHED_IN_ROUND != 0).then_some(block.owner);
                     Extent { bytenr: block.bytenr, len_bytes: self.nodesize as u64, is_data: false, owner }
                 }
                 (Some(_), None) => break,
@@ -282,7 +282,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn compare_blocks(&mut self) {
         let mut told = Vec::new();
         for block in self.blocks.recorded() {
-            let reached = block.flags & (REACHED_NOW | LOST) != 0;
+            let reached = block.flags & (REACHED_IN_ROUND | LOST) != 0;
             if !reached && !self.has_gaps {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
@@ -296,7 +296,7 @@ impl<'a> Checker<'a> {
                 true => is_full && !may_be_full,
                 false => !is_full,
             };
-            if block.flags & REACHED_NOW != 0 && block.flags & RELOC == 0 && is_wrong && !self.has_gaps {
+            if block.flags & REACHED_IN_ROUND != 0 && block.flags & RELOC == 0 && is_wrong && !self.has_gaps {
                 let text = match is_full {
                     true => "has the full backref flag, but was never shared",
                     false => "lacks the full backref flag, but its owner does not reach it",
@@ -305,7 +305,7 @@ impl<'a> Checker<'a> {
             }
         }
         for block in self.blocks.unrecorded().filter(|block| block.flags & RECORDED == 0) {
-            if self.data.complete && block.flags & REACHED_NOW != 0 {
+            if self.data.complete && block.flags & REACHED_IN_ROUND != 0 {
                 let text = format!("a block of tree {} on level {} has no extent item", block.owner, block.level);
                 told.push((Code::ExtentMissing, block.bytenr, text));
             }

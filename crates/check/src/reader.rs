@@ -16,7 +16,7 @@ use crate::problem::Code;
 
 /// A pointer to a tree block, with the expected properties of the block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Edge {
+pub(crate) struct BlockPtr {
     pub(crate) bytenr: u64,
     pub(crate) generation: Option<Generation>,
     /// The expected first key, or `None` for a root.
@@ -29,7 +29,7 @@ pub(crate) struct Edge {
 
 /// The way of reading a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Care {
+pub(crate) enum ReadMode {
     /// Read and verify every copy, and report every problem.
     Verify,
     /// The block was verified before; read any good copy.
@@ -89,7 +89,7 @@ pub(crate) struct Reader<'a> {
 impl Reader<'_> {
     /// Fills `buf` with the blocks. `order` holds indexes of `edges`, sorted by address, and sets the order of the
     /// blocks.
-    pub(crate) fn read(&self, edges: &[Edge], care: &[Care], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
+    pub(crate) fn read(&self, edges: &[BlockPtr], care: &[ReadMode], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
         let threads = if order.len() < PARALLEL_MIN { 1 } else { self.threads.max(1) };
         if threads == 1 {
             return self.read_part(edges, care, order, buf);
@@ -106,21 +106,22 @@ impl Reader<'_> {
         })
     }
 
-    fn read_part(&self, edges: &[Edge], care: &[Care], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
-        let sorted: Vec<(&Edge, Care)> = order.iter().map(|&at| (&edges[at as usize], care[at as usize])).collect();
+    fn read_part(&self, edges: &[BlockPtr], care: &[ReadMode], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
+        let sorted: Vec<(&BlockPtr, ReadMode)> =
+            order.iter().map(|&at| (&edges[at as usize], care[at as usize])).collect();
         let mut outcomes = Vec::with_capacity(order.len());
         let mut other = Vec::new();
         let (mut rest, mut buf) = (sorted.as_slice(), buf);
         while let Some(&(first, care)) = rest.first() {
-            let span = self.span_of(first.bytenr).filter(|_| care != Care::Skip);
+            let span = self.span_of(first.bytenr).filter(|_| care != ReadMode::Skip);
             let run_len = span.map_or(1, |span| self.run_len(rest, span)).max(1);
             let (run, later) = rest.split_at(run_len);
             let (piece, behind) = std::mem::take(&mut buf).split_at_mut(run_len.saturating_mul(self.nodesize));
             (rest, buf) = (later, behind);
-            let edges: Vec<&Edge> = run.iter().map(|(edge, _)| *edge).collect();
+            let edges: Vec<&BlockPtr> = run.iter().map(|(edge, _)| *edge).collect();
             match (span, care) {
                 (None, _) => outcomes.push(self.unreachable(first.bytenr, care)),
-                (Some(span), Care::Verify) => self.read_run(&edges, span, piece, &mut other, &mut outcomes),
+                (Some(span), ReadMode::Verify) => self.read_run(&edges, span, piece, &mut other, &mut outcomes),
                 (Some(span), _) => self.read_again(&edges, span, piece, &mut outcomes),
             }
         }
@@ -129,11 +130,11 @@ impl Reader<'_> {
 
     /// Number of blocks at the start of `rest` that are adjacent, lie in `span` and are read in the same way, so that
     /// one read gets all of them.
-    fn run_len(&self, rest: &[(&Edge, Care)], span: Span) -> usize {
+    fn run_len(&self, rest: &[(&BlockPtr, ReadMode)], span: Span) -> usize {
         let Some(&(first, care)) = rest.first() else { return 0 };
         let nr_max = RUN_MAX.checked_div(self.nodesize).unwrap_or(1).max(1);
         let mut run_end = first.bytenr;
-        let is_next = |(edge, next_care): &&(&Edge, Care)| {
+        let is_next = |(edge, next_care): &&(&BlockPtr, ReadMode)| {
             let end = edge.bytenr.saturating_add(self.nodesize as u64);
             let joins = edge.bytenr == run_end && *next_care == care && end <= span.end;
             run_end = end;
@@ -148,9 +149,9 @@ impl Reader<'_> {
         span_at(self.spans, bytenr).filter(|span| end <= span.end)
     }
 
-    fn unreachable(&self, bytenr: u64, care: Care) -> Outcome {
+    fn unreachable(&self, bytenr: u64, care: ReadMode) -> Outcome {
         let mut outcome = Outcome::default();
-        if care == Care::Verify {
+        if care == ReadMode::Verify {
             let text = format!("address {bytenr} is in no chunk");
             outcome.problems.push((Code::BlockRead, None, text));
         }
@@ -159,7 +160,7 @@ impl Reader<'_> {
 
     /// Reads blocks that were verified before. Reports a problem only if the block is not the block that this pointer
     /// expects.
-    fn read_again(&self, edges: &[&Edge], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
+    fn read_again(&self, edges: &[&BlockPtr], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
         for (edge, raw) in edges.iter().zip(piece.chunks_mut(self.nodesize)) {
             let mut outcome = Outcome::default();
             let mut failed = None;
@@ -184,7 +185,7 @@ impl Reader<'_> {
 
     fn read_run(
         &self,
-        edges: &[&Edge],
+        edges: &[&BlockPtr],
         span: Span,
         piece: &mut [u8],
         other: &mut Vec<u8>,
@@ -211,7 +212,7 @@ impl Reader<'_> {
     }
 
     /// The outcome of a block whose copies are all equal.
-    fn judge(&self, edge: &Edge, raw: &[u8]) -> Outcome {
+    fn judge(&self, edge: &BlockPtr, raw: &[u8]) -> Outcome {
         match self.check(edge, raw) {
             None => Outcome { usable: true, ..Outcome::default() },
             Some((code, usable, corrupt)) => {
@@ -221,7 +222,7 @@ impl Reader<'_> {
     }
 
     /// Reads each copy of a block whose copies differ or cannot all be read.
-    fn read_one(&self, edge: &Edge, span: Span, raw: &mut [u8]) -> Outcome {
+    fn read_one(&self, edge: &BlockPtr, span: Span, raw: &mut [u8]) -> Outcome {
         let mut outcome = Outcome { copy_bad: span.copies > 1, ..Outcome::default() };
         let mut good: Option<Vec<u8>> = None;
         let mut best: Option<BadCopy> = None;
@@ -257,7 +258,7 @@ impl Reader<'_> {
     }
 
     /// Returns the problem of a block, if any, and whether the block is usable nevertheless (I1).
-    fn check(&self, edge: &Edge, raw: &[u8]) -> Option<(Code, bool, Corrupt)> {
+    fn check(&self, edge: &BlockPtr, raw: &[u8]) -> Option<(Code, bool, Corrupt)> {
         let expected = Expected {
             bytenr: Some(Logical(edge.bytenr)),
             level: Some(edge.level),

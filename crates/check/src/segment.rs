@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use ubtrfs_format::{Generation, Key, KeyType};
 
 use crate::checker::Checker;
-use crate::reader::Edge;
+use crate::reader::BlockPtr;
 use crate::walk::Leaf;
 
 /// The remembered results of a segment.
@@ -95,7 +95,7 @@ impl<'a> Checker<'a> {
 
     /// Finds the remembered segments among leaves in key order. Maps the index of a segment's first leaf to the index
     /// after its last leaf and the segment's results.
-    pub(crate) fn known_segments(&self, edges: &[Edge]) -> HashMap<usize, (usize, Known)> {
+    pub(crate) fn known_segments(&self, edges: &[BlockPtr]) -> HashMap<usize, (usize, Known)> {
         let mut found = HashMap::new();
         if !self.segments.enabled || self.segments.known.is_empty() {
             return found;

@@ -12,12 +12,12 @@ use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, LEVEL_MAX, NodeView};
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 
-use crate::block_table::{BY_OWNER, COPY_BAD, FULL, LOST, REACHED, REACHED_NOW, RECORDED, RELOC};
+use crate::block_table::{BY_OWNER, COPY_BAD, FULL, LOST, REACHED, REACHED_IN_ROUND, RECORDED, RELOC};
 use crate::checker::Checker;
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
-use crate::reader::{Care, Edge, Reader};
+use crate::reader::{BlockPtr, ReadMode, Reader};
 use crate::segment::Known;
 
 /// Number of bytes of leaves that are read together.
@@ -103,7 +103,7 @@ impl<'a> Checker<'a> {
             };
             self.refs.add(block_fact(tree.bytenr, kind, part), -1, (tree.id.0, tree.bytenr, 0));
         }
-        let root = Edge {
+        let root = BlockPtr {
             bytenr: tree.bytenr,
             generation: tree.generation,
             key: None,
@@ -118,7 +118,7 @@ impl<'a> Checker<'a> {
     fn walk_level(
         &mut self,
         tree: &TreeRoot,
-        edges: &[Edge],
+        edges: &[BlockPtr],
         level: u8,
         state: &mut State,
         on_event: &mut OnEvent<'_, 'a>,
@@ -130,7 +130,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Visits leaves, except for runs that were already checked in another subvolume.
-    fn walk_leaves(&mut self, tree: &TreeRoot, edges: &[Edge], state: &mut State, on_event: &mut OnEvent<'_, 'a>) {
+    fn walk_leaves(&mut self, tree: &TreeRoot, edges: &[BlockPtr], state: &mut State, on_event: &mut OnEvent<'_, 'a>) {
         let known = self.known_segments(edges);
         let mut from = 0;
         let mut at: usize = 0;
@@ -147,16 +147,16 @@ impl<'a> Checker<'a> {
         self.walk_edges(tree, &edges[from..], 0, state, on_event);
     }
 
-    fn were_reached(&self, edges: &[Edge]) -> bool {
-        let reached = |edge: &Edge| {
+    fn were_reached(&self, edges: &[BlockPtr]) -> bool {
+        let reached = |edge: &BlockPtr| {
             let block = self.blocks.get(edge.bytenr);
-            block.is_some_and(|block| block.flags & REACHED_NOW != 0 && block.flags & LOST == 0)
+            block.is_some_and(|block| block.flags & REACHED_IN_ROUND != 0 && block.flags & LOST == 0)
         };
         edges.iter().all(reached)
     }
 
     /// Records a visit of leaves that are not read again.
-    fn visit_known(&mut self, tree: &TreeRoot, edges: &[Edge], segment: &Known, state: &mut State) {
+    fn visit_known(&mut self, tree: &TreeRoot, edges: &[BlockPtr], segment: &Known, state: &mut State) {
         for edge in edges {
             let block = self.blocks.entry(edge.bytenr);
             let twice = std::mem::replace(&mut block.last_walk, state.walk) == state.walk;
@@ -181,7 +181,7 @@ impl<'a> Checker<'a> {
     fn walk_edges(
         &mut self,
         tree: &TreeRoot,
-        edges: &[Edge],
+        edges: &[BlockPtr],
         level: u8,
         state: &mut State,
         on_event: &mut OnEvent<'_, 'a>,
@@ -215,14 +215,14 @@ impl<'a> Checker<'a> {
     }
 
     /// Reads the blocks of a window. Returns each usable block's position in `buf`.
-    fn read_window(&mut self, tree: &TreeRoot, edges: &[Edge], buf: &mut Vec<u8>) -> Vec<Option<usize>> {
+    fn read_window(&mut self, tree: &TreeRoot, edges: &[BlockPtr], buf: &mut Vec<u8>) -> Vec<Option<usize>> {
         let mut order: Vec<u32> = (0..edges.len() as u32).collect();
         order.sort_by_key(|&at| edges[at as usize].bytenr);
-        let mut care: Vec<Care> = edges.iter().map(|edge| self.care(edge)).collect();
-        let nr_rereads = care.iter().filter(|care| **care == Care::Again).count() as u64;
+        let mut care: Vec<ReadMode> = edges.iter().map(|edge| self.care(edge)).collect();
+        let nr_rereads = care.iter().filter(|care| **care == ReadMode::Again).count() as u64;
         self.nr_rereads = self.nr_rereads.saturating_add(nr_rereads);
         if self.nr_rereads > self.again_max {
-            care.iter_mut().filter(|care| **care == Care::Again).for_each(|care| *care = Care::Skip);
+            care.iter_mut().filter(|care| **care == ReadMode::Again).for_each(|care| *care = ReadMode::Skip);
             let text = "subvolumes share blocks in more ways than can be checked";
             self.sink.report(Code::Limit, Place { slot: Some(0), ..Place::block(tree.id, 0) }, text);
         }
@@ -249,7 +249,7 @@ impl<'a> Checker<'a> {
             if outcome.usable {
                 places[at as usize] = Some(position.saturating_mul(self.nodesize));
             }
-            if care[at as usize] == Care::Verify && tree.kind != Kind::Log {
+            if care[at as usize] == ReadMode::Verify && tree.kind != Kind::Log {
                 let flags = [(outcome.copy_bad, COPY_BAD), (!outcome.usable, LOST | REACHED)];
                 let flags = flags.iter().filter(|(set, _)| *set).fold(REACHED, |flags, (_, bit)| flags | bit);
                 self.blocks.entry(edge.bytenr).flags |= flags;
@@ -259,11 +259,11 @@ impl<'a> Checker<'a> {
         places
     }
 
-    fn care(&self, edge: &Edge) -> Care {
+    fn care(&self, edge: &BlockPtr) -> ReadMode {
         match self.blocks.get(edge.bytenr) {
-            Some(block) if block.flags & LOST != 0 => Care::Skip,
-            Some(block) if block.flags & REACHED != 0 => Care::Again,
-            _ => Care::Verify,
+            Some(block) if block.flags & LOST != 0 => ReadMode::Skip,
+            Some(block) if block.flags & REACHED != 0 => ReadMode::Again,
+            _ => ReadMode::Verify,
         }
     }
 
@@ -271,10 +271,10 @@ impl<'a> Checker<'a> {
     fn visit(
         &mut self,
         tree: &TreeRoot,
-        edge: &Edge,
+        edge: &BlockPtr,
         view: &NodeView<'_>,
         state: &mut State,
-        children: &mut Vec<Edge>,
+        children: &mut Vec<BlockPtr>,
     ) -> bool {
         let place = Place::block(tree.id, edge.bytenr);
         let mut full = false;
@@ -291,8 +291,8 @@ impl<'a> Checker<'a> {
                 return false;
             }
             block.last_walk = state.walk;
-            first = block.flags & REACHED_NOW == 0;
-            block.flags |= REACHED | REACHED_NOW;
+            first = block.flags & REACHED_IN_ROUND == 0;
+            block.flags |= REACHED | REACHED_IN_ROUND;
             block.owner = view.owner().0;
             full = block.flags & FULL != 0;
             if tree.id == view.owner() {
@@ -328,7 +328,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn compare_record(
         &mut self,
         tree: &TreeRoot,
-        edge: &Edge,
+        edge: &BlockPtr,
         view: &NodeView<'_>,
         level: u8,
         generation: u64,
@@ -344,7 +344,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn check_order(&mut self, edge: &Edge, view: &NodeView<'_>, state: &mut State, place: Place) {
+    fn check_order(&mut self, edge: &BlockPtr, view: &NodeView<'_>, state: &mut State, place: Place) {
         let Some(last) = state.last_key.get_mut(usize::from(edge.level)) else { return };
         let Some(first) = view.key(0) else { return };
         if last.is_some_and(|last| last >= first) {
@@ -364,11 +364,11 @@ impl<'a> Checker<'a> {
     fn list_children(
         &mut self,
         tree: &TreeRoot,
-        edge: &Edge,
+        edge: &BlockPtr,
         view: &NodeView<'_>,
         full: bool,
         books: bool,
-        children: &mut Vec<Edge>,
+        children: &mut Vec<BlockPtr>,
     ) {
         let Some(level) = edge.level.checked_sub(1) else { return };
         let drop = tree.drop.filter(|(_, drop_level)| edge.on_drop_path && edge.level >= *drop_level);
@@ -385,7 +385,7 @@ impl<'a> Checker<'a> {
             if books {
                 self.refs.add(block_fact(bytenr.0, kind, part), -1, (tree.id.0, edge.bytenr, slot));
             }
-            children.push(Edge {
+            children.push(BlockPtr {
                 bytenr: bytenr.0,
                 generation: Some(generation),
                 key: Some(key),

@@ -250,15 +250,15 @@ pub(crate) struct Stdout(io::StdoutLock<'static>);
 
 /// The error if the reader of a pipe went away, as `head` does early.
 #[derive(Debug)]
-struct NoReader;
+struct ReaderGone;
 
-impl std::fmt::Display for NoReader {
+impl std::fmt::Display for ReaderGone {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("nobody reads standard output any more")
     }
 }
 
-impl std::error::Error for NoReader {}
+impl std::error::Error for ReaderGone {}
 
 impl Stdout {
     pub(crate) fn is_terminal(&self) -> bool {
@@ -267,7 +267,7 @@ impl Stdout {
 
     fn answer<T>(done: io::Result<T>) -> io::Result<T> {
         match done {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(io::Error::new(error.kind(), NoReader)),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(io::Error::new(error.kind(), ReaderGone)),
             done => done,
         }
     }
@@ -288,7 +288,7 @@ impl Write for Stdout {
 
 /// Whether an error means that the reader of standard output went away.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let is_it = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<NoReader>());
+    let is_it = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<ReaderGone>());
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_it))
 }
 

@@ -22,7 +22,7 @@ use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
-use crate::interrupt::{self, Noted};
+use crate::interrupt::{self, RegisteredFile};
 
 /// A host file that is being written.
 pub(crate) struct HostFile {
@@ -47,7 +47,7 @@ pub(crate) struct TemporaryName {
     /// Whether the file replaces an existing one.
     replaces: bool,
     kept: bool,
-    _noted: Option<Noted>,
+    _noted: Option<RegisteredFile>,
 }
 
 impl TemporaryName {
@@ -131,7 +131,7 @@ impl HostFile {
         if (found.st_dev, found.st_ino) != (opened.dev(), opened.ino()) {
             bail!("{shown} was changed by another program; try again");
         }
-        Self::beside(&dir, name, &opened).with_context(|| format!("cannot write {shown}"))
+        Self::replacement_of(&dir, name, &opened).with_context(|| format!("cannot write {shown}"))
     }
 
     /// Opens a name in a directory; a symbolic link of that name is replaced (I4).
@@ -154,7 +154,7 @@ impl HostFile {
                 refuse_in_use(&file, Path::new(OsStr::from_bytes(name)))?;
                 let opened = file.metadata()?;
                 if opened.is_file() {
-                    return Self::beside(dir, name, &opened);
+                    return Self::replacement_of(dir, name, &opened);
                 }
                 Ok(Self { file, place: Place::Direct, written: 0 })
             }
@@ -162,7 +162,7 @@ impl HostFile {
     }
 
     /// Makes a file that will replace `name`, with the mode and, if allowed, the owner of the old file.
-    fn beside(dir: &Rc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
+    fn replacement_of(dir: &Rc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
         let this = Self::temporary(dir, name, true, 0o600)?;
         let owner = (Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())));
         let _not_allowed = rustix::fs::fchown(&this.file, owner.0, owner.1);

@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 
 /// A recorded temporary file. The file is removed if the program is interrupted before this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Noted(u64);
+pub(crate) struct RegisteredFile(u64);
 
 #[derive(Debug, Default)]
 struct Files {
@@ -50,7 +50,7 @@ pub(crate) fn make<T, E>(
     dir: &OwnedFd,
     name: &str,
     make: impl FnOnce() -> Result<T, E>,
-) -> Result<(T, Option<Noted>), E> {
+) -> Result<(T, Option<RegisteredFile>), E> {
     let mut files = lock();
     let made = make()?;
     // If the directory handle cannot be duplicated, the only harm is that an interrupt leaves the file.
@@ -58,12 +58,12 @@ pub(crate) fn make<T, E>(
         let id = files.next;
         files.next += 1;
         files.noted.push((id, dir, name.to_owned()));
-        Noted(id)
+        RegisteredFile(id)
     });
     Ok((made, noted))
 }
 
-impl Drop for Noted {
+impl Drop for RegisteredFile {
     fn drop(&mut self) {
         lock().noted.retain(|(id, ..)| *id != self.0);
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use ubtrfs_testkit::differential::{ALLOWED, KNOWN, Options, Setup, Source, hunt, run};
+use ubtrfs_testkit::differential::{ALLOWED, KNOWN, Options, Setup, Source, run, run_rounds};
 use ubtrfs_testkit::{Rng, capability};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
@@ -36,7 +36,7 @@ fn random_calls_are_answered_as_linux_answers_them() {
     if !capability::fuse() || !capability::kernel_oracle() {
         return;
     }
-    match hunt(&options(Duration::from_secs(60))) {
+    match run_rounds(&options(Duration::from_secs(60))) {
         Ok(summary) => println!("{summary}"),
         Err(failure) => panic!("{failure}"),
     }

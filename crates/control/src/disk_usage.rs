@@ -212,7 +212,7 @@ impl Walk<'_, '_> {
     /// Returns everything below the top; each directory comes after its content.
     fn entries(&self) -> Result<Vec<Entry>> {
         if self.nodes.len() > ENTRIES_MAX {
-            return Err(Failure::new(Errno::TOOBIG, "these are too many files for one list; give -s for the sum"));
+            return Err(Failure::new(Errno::TOOBIG, "too many files for one list; use -s to print only the sums"));
         }
         let mut below: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {

@@ -160,7 +160,7 @@ impl Server {
             Some(text) => Answer::Failed(Failure::new(Errno::IO, text)),
         };
         for (_, wire) in waiting {
-            answer_at_once(&wire, &answer);
+            try_send_answer(&wire, &answer);
         }
     }
 }
@@ -197,28 +197,28 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
         if !has_room(state.connected.iter().copied(), user, shared.owner) {
             drop(state);
             let text = "too many commands of this user are running; try again later";
-            return answer_at_once(&wire, &Answer::Failed(Failure::new(Errno::AGAIN, text)));
+            return try_send_answer(&wire, &Answer::Failed(Failure::new(Errno::AGAIN, text)));
         }
         state.connected.push(user);
     }
-    let guard = Connected { shared: Arc::clone(shared), user };
+    let guard = ConnectionSlot { shared: Arc::clone(shared), user };
     let pid = u32::try_from(peer.pid()).unwrap_or(0);
     let peer = Peer { uid: user, gid: peer.gid(), pid };
     let thread = thread::Builder::new().name("control-client".to_owned());
     // If no thread can be started, the guard and the connection are dropped.
     let _ = thread.spawn(move || {
         let guard = guard;
-        converse(wire, peer, &guard.shared);
+        handle_connection(wire, peer, &guard.shared);
     });
 }
 
 /// An entry of [`State::connected`], removed on drop.
-struct Connected {
+struct ConnectionSlot {
     shared: Arc<Shared>,
     user: u32,
 }
 
-impl Drop for Connected {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         if let Some(at) = state.connected.iter().position(|user| *user == self.user) {
@@ -248,7 +248,7 @@ fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
 }
 
 /// Receives and answers the request of a connection.
-fn converse(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
+fn handle_connection(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
     let received = wire.receive(REQUEST_MAX, Some(Instant::now() + REQUEST_TIMEOUT));
     let failed = |text: &str| Err(Failure::new(Errno::PROTO, text));
     let (request, frame) = match received {
@@ -401,7 +401,7 @@ impl Drop for Running {
 }
 
 /// Sends as much of an answer as fits without waiting. A short answer fits an empty socket whole.
-fn answer_at_once(wire: &Wire, answer: &Answer) {
+fn try_send_answer(wire: &Wire, answer: &Answer) {
     if let Ok(bytes) = encode_answer(answer)
         && let Ok(mut out) = Outgoing::new(&bytes)
     {

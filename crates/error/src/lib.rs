@@ -86,7 +86,7 @@ pub enum Error {
     QuotaExceeded,
     /// A callback of the crate above the engine failed. The callback writes dirty data back.
     #[error("{message}")]
-    Above {
+    Callback {
         /// The errno of that failure.
         errno: i32,
         /// Its message.
@@ -122,7 +122,7 @@ impl Error {
             Self::BlockGroupBusy { .. } => Errno::BUSY,
             Self::Cancelled => Errno::CANCELED,
             Self::QuotaExceeded => Errno::DQUOT,
-            Self::Above { errno, .. } | Self::Qgroup { errno, .. } => return *errno,
+            Self::Callback { errno, .. } | Self::Qgroup { errno, .. } => return *errno,
         };
         errno.raw_os_error()
     }
@@ -173,7 +173,7 @@ mod tests {
             (Error::Unsupported { what: "zoned".to_owned(), hint: "use Linux" }, Errno::OPNOTSUPP),
             (Error::Refused { what: "locked".to_owned(), hint: "close it" }, Errno::INVAL),
             (Error::Bug { what: "rounds never end".to_owned() }, Errno::UCLEAN),
-            (Error::Above { errno: Errno::STALE.raw_os_error(), message: "stale".to_owned() }, Errno::STALE),
+            (Error::Callback { errno: Errno::STALE.raw_os_error(), message: "stale".to_owned() }, Errno::STALE),
         ];
         for (error, errno) in all {
             let clone = error.clone();

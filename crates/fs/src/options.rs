@@ -1,7 +1,7 @@
 //! Mount options, under the kernel's names.
 //!
-//! I1. An option that would change behaviour is honoured or refused by name. Options that tune things that this engine
-//! decides itself (allocation hints, thread counts, caches) are accepted and have no effect.
+//! I1. Each option that changes behaviour takes effect, or is refused by name. Options that tune things that this
+//! engine decides itself (allocation hints, thread counts, caches) are accepted and have no effect.
 
 use std::path::PathBuf;
 

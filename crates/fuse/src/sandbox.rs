@@ -87,7 +87,8 @@ pub fn confine(identity: Identity) -> Confinement {
     done
 }
 
-/// Gives up root in all threads: the C library's functions change every thread, the system calls only one.
+/// Gives up root in all threads, through functions of the C library: the bare system calls would change only the
+/// calling thread.
 fn become_unprivileged(to: Identity) -> Result<(), String> {
     if rustix::process::getuid().is_root() || rustix::process::geteuid().is_root() {
         let failed = |error: nix::Error| format!("it remains root: {error}");

@@ -160,7 +160,7 @@ impl SpaceState {
             return Some(self.take(range));
         }
         let range =
-            self.fit_at(self.cursor, fit).or_else(|| self.fit_behind_cursor(fit)).or_else(|| self.fit_any(fit))?;
+            self.fit_at(self.cursor, fit).or_else(|| self.fit_after_cursor(fit)).or_else(|| self.fit_any(fit))?;
         self.cursor = range.end;
         Some(self.take(range))
     }
@@ -346,7 +346,7 @@ impl SpaceState {
     }
 
     /// Finds room for all wanted bytes in one of the next long runs after the cursor.
-    fn fit_behind_cursor(&self, fit: Fit) -> Option<Range<u64>> {
+    fn fit_after_cursor(&self, fit: Fit) -> Option<Range<u64>> {
         let group = self.writable_group_at(self.cursor)?;
         let mut runs = group.free().ranges().from(self.cursor).take(RUNS_SCANNED);
         runs.find(|run| len_of(run) >= fit.want.max(CLUSTER_BYTES)).and_then(|run| fit.whole(run))

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use ubtrfs_testkit::capability;
-use ubtrfs_testkit::differential::{Options, Setup, Source, Step, hunt, run, shrink};
+use ubtrfs_testkit::differential::{Options, Setup, Source, Step, run, run_rounds, shrink};
 
 fn main() -> Result<()> {
     ensure!(capability::fuse() && capability::kernel_oracle(), "needs root, FUSE and the kernel's btrfs");
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     if let Some(script) = script {
         return repeat(&options, &script, smaller);
     }
-    match hunt(&options) {
+    match run_rounds(&options) {
         Ok(summary) => println!("{summary}"),
         Err(failures) => {
             println!("{failures}");

@@ -23,46 +23,46 @@ macro_rules! ways {
         pub enum Corruption { $(#[doc = $doc] $way),* }
 
         impl Corruption {
-            /// All ways.
+            /// All kinds of damage.
             pub const ALL: &'static [Self] = &[$(Self::$way),*];
         }
     };
 }
 
 ways! {
-    BitFlip: "A random bit of a block, checksum right.",
-    BitFlipBadCsum: "A random bit of a block, checksum wrong.",
-    OneCopyBad: "A random bit of one copy of a block, checksum wrong.",
+    BitFlip: "A random bit of a block; the checksum is recomputed.",
+    BitFlipBadCsum: "A random bit of a block; the checksum does not match.",
+    OneCopyBad: "A random bit of one copy of a block; the checksum does not match.",
     DataFlip: "A byte of file data.",
     ExtentRefs: "The number of references in an extent item.",
     ExtentInlineRef: "The tree, inode, offset or count of an inline reference.",
     ExtentRemoved: "An extent item is missing.",
-    ExtentFlags: "The full backref flag, or data taken for a tree block.",
-    ExtentGeneration: "The generation of an extent item, also one above the superblock's.",
+    ExtentFlags: "The full backref flag, or the flag that marks an extent as a tree block.",
+    ExtentGeneration: "The generation of an extent item; it can exceed the superblock's.",
     ExtentLength: "The length of a data extent.",
-    ExtentAdded: "An extent item of nothing.",
+    ExtentAdded: "An extent item that nothing refers to.",
     CsumRemoved: "A checksum item is missing.",
-    CsumShortened: "A checksum item lacks its end.",
+    CsumShortened: "A checksum item lacks its last checksums.",
     CsumWrong: "A checksum of data.",
     DirectorySize: "The size of a directory.",
     LinkCount: "The link count of an inode.",
     NoLinks: "The link count of an inode is 0.",
     InodeBytes: "The byte count of an inode.",
     InodeSize: "The size of a file.",
-    InodeMode: "A file becomes a directory, or the other way.",
-    InodeFlags: "An inode must have no checksums, or has flags that do not exist.",
+    InodeMode: "A file becomes a directory, or a directory becomes a file.",
+    InodeFlags: "The flags of an inode: NODATASUM, or unknown flags.",
     InodeRemoved: "An inode item is missing.",
     DirIndexRemoved: "A directory index is missing.",
     DirItemRemoved: "A directory item is missing.",
     InodeRefRemoved: "An inode reference is missing.",
     NameHash: "The hash in the key of a directory item.",
-    NameChanged: "A letter of a name, in one of its places.",
-    NameTwice: "A directory item holds its name twice.",
-    ItemUnknown: "An item of a type that does not exist, in a tree of files.",
+    NameChanged: "A letter of a name, in one of the items that contain the name.",
+    NameTwice: "A directory item contains its name twice.",
+    ItemUnknown: "An item of an unknown type in a subvolume tree.",
     FileTypeWrong: "The file type in a directory entry.",
     LocationWrong: "The inode that a directory entry leads to.",
-    FileExtentLonger: "A file extent covers more, into the next one.",
-    FileExtentMoved: "A file extent lies elsewhere on the device.",
+    FileExtentLonger: "A file extent is longer, so that it overlaps the next extent.",
+    FileExtentMoved: "The device address of a file extent.",
     FileExtentRemoved: "A file extent is missing.",
     OrphanRemoved: "An orphan item is missing.",
     BlockGroupUsed: "The used bytes of a block group.",
@@ -78,9 +78,9 @@ ways! {
     FreeSpaceRemoved: "A free space entry is missing.",
     FreeSpaceShifted: "A free space entry is too short.",
     FreeSpaceBit: "A bit of a free space bitmap, or the number of entries.",
-    FreeSpaceAdded: "Free space where the next block group will be made.",
+    FreeSpaceAdded: "Free space past the last block group, where the next block group will be made.",
     LogCsumRemoved: "A checksum item of a log is missing.",
-    LogExtentMoved: "A file extent of a log lies elsewhere.",
+    LogExtentMoved: "The device address of a file extent in a log.",
     OwnerWrong: "The owner in a block's header.",
     GenerationWrong: "The generation in a block's header.",
     LevelWrong: "The level in a block's header.",
@@ -142,7 +142,7 @@ pub struct Corruptor<'i> {
 }
 
 /// A block, and an item in it.
-type Spot<'c> = (&'c RawBlock, &'c [u8], usize, Key);
+type ItemPlace<'c> = (&'c RawBlock, &'c [u8], usize, Key);
 
 impl<'i> Corruptor<'i> {
     /// Reads the blocks of an image.
@@ -368,19 +368,19 @@ impl<'i> Corruptor<'i> {
             if used + HEADER_SIZE > raw.len() {
                 return Ok(None);
             }
-            return self.write(block, put_together(raw, &items), true, format!("block {}: {text}", block.bytenr));
+            return self.write(block, build_leaf(raw, &items), true, format!("block {}: {text}", block.bytenr));
         }
         Ok(None)
     }
 
-    /// Returns the items of a type whose data `pleases` accepts.
-    fn items(&self, kind: KeyType, pleases: impl Fn(&[u8]) -> bool) -> Vec<Spot<'_>> {
+    /// Returns the items of a type whose data `matches` accepts.
+    fn items(&self, kind: KeyType, matches: impl Fn(&[u8]) -> bool) -> Vec<ItemPlace<'_>> {
         let mut found = Vec::new();
         for (block, raw) in self.blocks.iter().filter(|(block, _)| block.level == 0) {
             let Ok(view) = NodeView::new(raw) else { continue };
             for slot in 0..view.nritems() {
                 let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
-                if key.item_type == kind && pleases(data) {
+                if key.item_type == kind && matches(data) {
                     found.push((block, raw.as_slice(), slot, key));
                 }
             }
@@ -388,9 +388,9 @@ impl<'i> Corruptor<'i> {
         found
     }
 
-    /// Picks one item of a type whose data `pleases` accepts, at random.
-    fn pick(&self, rng: &mut Rng, kind: KeyType, pleases: impl Fn(&[u8]) -> bool) -> Option<Spot<'_>> {
-        let found = self.items(kind, pleases);
+    /// Picks one item of a type whose data `matches` accepts, at random.
+    fn pick(&self, rng: &mut Rng, kind: KeyType, matches: impl Fn(&[u8]) -> bool) -> Option<ItemPlace<'_>> {
+        let found = self.items(kind, matches);
         (!found.is_empty()).then(|| found[rng.index(found.len())])
     }
 
@@ -399,12 +399,12 @@ impl<'i> Corruptor<'i> {
         &self,
         rng: &mut Rng,
         kind: KeyType,
-        pleases: impl Fn(&[u8]) -> bool,
+        matches: impl Fn(&[u8]) -> bool,
         at: usize,
         size: usize,
         change: impl Fn(&mut Rng, u64) -> u64,
     ) -> Result<Option<Damage>> {
-        let fits = |data: &[u8]| data.len() >= at + size && pleases(data);
+        let fits = |data: &[u8]| data.len() >= at + size && matches(data);
         let Some((block, raw, slot, key)) = self.pick(rng, kind, fits) else { return Ok(None) };
         let view = NodeView::new(raw)?;
         let place = view.item_range(slot).context("the item was found")?.start + at;
@@ -416,23 +416,23 @@ impl<'i> Corruptor<'i> {
     fn inode(
         &self,
         rng: &mut Rng,
-        pleases: impl Fn(&[u8]) -> bool,
+        matches: impl Fn(&[u8]) -> bool,
         at: usize,
         size: usize,
         change: impl Fn(&mut Rng, u64) -> u64,
     ) -> Result<Option<Damage>> {
-        self.number(rng, KeyType::INODE_ITEM, pleases, at, size, change)
+        self.number(rng, KeyType::INODE_ITEM, matches, at, size, change)
     }
 
     /// Rebuilds a leaf without an item.
-    fn remove(&self, rng: &mut Rng, kind: KeyType, pleases: impl Fn(&[u8]) -> bool) -> Result<Option<Damage>> {
-        let Some((block, raw, slot, key)) = self.pick(rng, kind, pleases) else { return Ok(None) };
+    fn remove(&self, rng: &mut Rng, kind: KeyType, matches: impl Fn(&[u8]) -> bool) -> Result<Option<Damage>> {
+        let Some((block, raw, slot, key)) = self.pick(rng, kind, matches) else { return Ok(None) };
         let mut items = take_apart(raw)?;
         if items.len() < 2 {
             return Ok(None);
         }
         items.remove(slot);
-        self.write(block, put_together(raw, &items), true, format!("{key} of tree {} removed", block.owner))
+        self.write(block, build_leaf(raw, &items), true, format!("{key} of tree {} removed", block.owner))
     }
 
     /// Changes the data of an item, and possibly its length.
@@ -440,17 +440,17 @@ impl<'i> Corruptor<'i> {
         &self,
         rng: &mut Rng,
         kind: KeyType,
-        pleases: impl Fn(&[u8]) -> bool,
+        matches: impl Fn(&[u8]) -> bool,
         change: impl Fn(&mut Rng, &mut Vec<u8>),
     ) -> Result<Option<Damage>> {
-        let Some((block, raw, slot, key)) = self.pick(rng, kind, pleases) else { return Ok(None) };
+        let Some((block, raw, slot, key)) = self.pick(rng, kind, matches) else { return Ok(None) };
         let mut items = take_apart(raw)?;
         change(rng, &mut items[slot].1);
         let used: usize = items.iter().map(|(_, data)| data.len() + ITEM_HEAD_SIZE).sum();
         if used + HEADER_SIZE > raw.len() {
             return Ok(None);
         }
-        self.write(block, put_together(raw, &items), true, format!("{key} of tree {} resized", block.owner))
+        self.write(block, build_leaf(raw, &items), true, format!("{key} of tree {} resized", block.owner))
     }
 
     fn key_offset(
@@ -463,7 +463,7 @@ impl<'i> Corruptor<'i> {
         let mut items = take_apart(raw)?;
         items[slot].0.offset = change(rng, key.offset);
         let text = format!("{key} of tree {} became {}", block.owner, items[slot].0);
-        self.write(block, put_together(raw, &items), true, text)
+        self.write(block, build_leaf(raw, &items), true, text)
     }
 
     /// Copies an extent item to the address directly after its extent, where the copy may overlap another extent.
@@ -479,17 +479,17 @@ impl<'i> Corruptor<'i> {
         }
         let text = format!("{} added to tree {}", copy.0, block.owner);
         items.insert(slot + 1, copy);
-        self.write(block, put_together(raw, &items), true, text)
+        self.write(block, build_leaf(raw, &items), true, text)
     }
 
     fn header(
         &self,
         rng: &mut Rng,
-        pleases: impl Fn(&RawBlock) -> bool,
+        matches: impl Fn(&RawBlock) -> bool,
         at: usize,
         change: impl Fn(&mut Rng, u64) -> u64,
     ) -> Result<Option<Damage>> {
-        let fitting: Vec<_> = self.blocks.iter().filter(|(block, _)| pleases(block)).collect();
+        let fitting: Vec<_> = self.blocks.iter().filter(|(block, _)| matches(block)).collect();
         let (block, raw) = rng.pick(&fitting);
         let mut raw = raw.clone();
         let (old, new) = change_number(&mut raw[at..at + 8], |old| change(rng, old));
@@ -697,7 +697,7 @@ pub(crate) fn take_apart(raw: &[u8]) -> Result<Vec<(Key, Vec<u8>)>> {
 }
 
 /// Builds a leaf from items, with the header of `raw`.
-pub(crate) fn put_together(raw: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn build_leaf(raw: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
     let mut out = vec![0; raw.len()];
     out[..HEADER_SIZE].copy_from_slice(&raw[..HEADER_SIZE]);
     out[96..100].copy_from_slice(&(items.len() as u32).to_le_bytes());

@@ -9,7 +9,7 @@ use ubtrfs_format::item::{DirEntry, InodeRef};
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::{CsumType, Key, KeyType};
 
-use crate::corruptor::{put_together, take_apart};
+use crate::corruptor::{build_leaf, take_apart};
 use crate::raw_blocks::RawBlock;
 use crate::{Image, LoopMount};
 
@@ -32,7 +32,7 @@ pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>
         }
         let used: usize = items.iter().map(|(_, data)| data.len() + ITEM_HEAD_SIZE).sum();
         ensure!(used + HEADER_SIZE <= nodesize, "the leaf has no room");
-        let mut raw = put_together(&old, &items);
+        let mut raw = build_leaf(&old, &items);
         let csum = CsumType::Crc32c.compute(&raw[32..]);
         raw[..32].copy_from_slice(&csum);
         for offset in &block.copies {

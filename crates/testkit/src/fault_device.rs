@@ -118,7 +118,7 @@ fn failure(what: &str) -> io::Error {
     io::Error::other(format!("planned {what} failure"))
 }
 
-fn spoil(buf: &mut [u8]) {
+fn corrupt(buf: &mut [u8]) {
     for sector in buf.chunks_mut(SECTOR) {
         let middle = sector.len() / 2;
         sector[middle] ^= 0x10;
@@ -138,7 +138,7 @@ impl Device for FaultDevice {
             None => self.inner.read_at(offset, buf),
             Some(FaultKind::Wrong) => {
                 self.inner.read_at(offset, buf)?;
-                spoil(buf);
+                corrupt(buf);
                 Ok(())
             }
             Some(FaultKind::Short) => {
@@ -165,7 +165,7 @@ impl Device for FaultDevice {
             Some(FaultKind::Lost) => Ok(()),
             Some(FaultKind::Wrong) => {
                 let mut wrong = buf.to_vec();
-                spoil(&mut wrong);
+                corrupt(&mut wrong);
                 self.inner.write_at(offset, &wrong)
             }
             Some(kind) => {

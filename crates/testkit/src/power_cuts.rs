@@ -19,7 +19,7 @@ use ubtrfs_mkfs::MkfsOptions;
 
 use crate::faults::read_all;
 use crate::history::ReadFound;
-use crate::promising::Promising;
+use crate::promising::RecordingTarget;
 use crate::{
     Compare, CutBuilder, Driver, FsTarget, History, LANES, LoopMount, Medium, MediumDevice, Model, NodeKind,
     RecordingDevice, Rng, Script, Step, Target, TreeEntry, btrfs_check, compare_entries, walk_path,
@@ -66,7 +66,7 @@ impl PowerCuts {
         if !little_memory {
             history.only_promises_commit();
         }
-        let mut target = Promising::new(inner, Arc::clone(&device));
+        let mut target = RecordingTarget::new(inner, Arc::clone(&device));
         let name = match kind {
             kind if kind < Script::KINDS => {
                 let script = Script::about(kind, seed);
@@ -262,7 +262,7 @@ fn filesystem(rng: &mut Rng, mixed: bool) -> (MkfsOptions, String) {
     (mkfs, mount)
 }
 
-fn perform(step: &Step, target: &mut Promising, history: &mut History) -> Result<()> {
+fn perform(step: &Step, target: &mut RecordingTarget, history: &mut History) -> Result<()> {
     let failed = |errno: i32| anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno));
     target.before(history);
     let mut model = history.model().clone();
@@ -281,7 +281,7 @@ fn perform(step: &Step, target: &mut Promising, history: &mut History) -> Result
 
 /// Performs random operations, and sometimes an fsync of any file or directory.
 fn random(
-    target: &mut Promising,
+    target: &mut RecordingTarget,
     history: &mut History,
     rng: &mut Rng,
     mut driver: Driver,
@@ -308,7 +308,7 @@ fn random(
 }
 
 /// Writes until there is no space, removes some files, and repeats.
-fn fill(target: &mut Promising, history: &mut History, rng: &mut Rng) -> Result<()> {
+fn fill(target: &mut RecordingTarget, history: &mut History, rng: &mut Rng) -> Result<()> {
     let failed = |errno: i32| anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno));
     const NOSPC: i32 = 28;
     let mut files: Vec<Vec<u8>> = Vec::new();

@@ -9,15 +9,15 @@ use crate::{FsTarget, History, Model, RecordingDevice};
 
 /// An open filesystem on a recording device.
 #[derive(Debug)]
-pub(crate) struct Promising {
+pub(crate) struct RecordingTarget {
     pub(crate) inner: FsTarget,
     device: Arc<RecordingDevice>,
-    /// Syncs (`None`) and fsyncs (the path) since the last [`Promising::after`].
+    /// Syncs (`None`) and fsyncs (the path) since the last [`RecordingTarget::after`].
     fresh: Vec<Option<Vec<u8>>>,
     generation: Generation,
 }
 
-impl Promising {
+impl RecordingTarget {
     pub(crate) fn new(inner: FsTarget, device: Arc<RecordingDevice>) -> Self {
         let generation = inner.fs().superblock().generation;
         Self { inner, device, fresh: Vec::new(), generation }
@@ -54,7 +54,7 @@ impl Promising {
     }
 }
 
-impl Target for Promising {
+impl Target for RecordingTarget {
     fn create(&mut self, path: &[u8], kind: NodeKind, mode: u32, rdev: (u32, u32)) -> Result<(), Errno> {
         self.inner.create(path, kind, mode, rdev)
     }

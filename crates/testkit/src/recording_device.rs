@@ -191,7 +191,7 @@ impl RecordingDevice {
     }
 
     /// Delays the request if the gate chooses it (I4).
-    fn pass_gate(&self, is_superblock: bool) {
+    fn maybe_delay(&self, is_superblock: bool) {
         let Some((gate, rng)) = &self.gate else { return };
         let one_in = if is_superblock { gate.superblocks } else { gate.writes };
         if !rng.lock().unwrap_or_else(PoisonError::into_inner).one_in(one_in) {
@@ -246,12 +246,12 @@ impl CutBuilder {
         let (mut medium, mut outcome) = (self.durable.clone(), self.outcome);
         // Most cuts mix kept, dropped and torn writes. Some cuts keep or drop nearly all writes, which independent
         // choices would hardly ever do.
-        let mood = rng.below(8);
+        let pattern = rng.below(8);
         for event in &self.events[flushed..prefix] {
             match event {
                 // A promise directly before the cut counts too, because its flush precedes it.
                 Event::Mark { lane, value } => outcome.note(*lane, *value),
-                Event::Write { offset, data } => match (mood, rng.below(24)) {
+                Event::Write { offset, data } => match (pattern, rng.below(24)) {
                     (0, 1..) | (1, 0) | (2.., 0..8) => {
                         outcome.kept += 1;
                         medium.write(*offset, data);
@@ -284,7 +284,7 @@ impl Device for RecordingDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.pass_gate(offset == SUPERBLOCK);
+        self.maybe_delay(offset == SUPERBLOCK);
         let mut live = self.live.write();
         live.check(offset, buf.len() as u64)?;
         live.write(offset, buf);
@@ -293,7 +293,7 @@ impl Device for RecordingDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.pass_gate(true);
+        self.maybe_delay(true);
         let _live = self.live.write();
         self.push(Event::Flush);
         Ok(())

@@ -43,11 +43,11 @@ fn read_change_and_judge(name: &str) {
     compare_entries(&ours, &again.walk().unwrap(), Compare::ALL).unwrap();
     again.close().unwrap();
     judge(image, rich.spec.mount, &[(&ours, Compare::ALL)]).unwrap();
-    linux_goes_on(image, rich.spec.mount);
+    linux_changes_it(image, rich.spec.mount);
 }
 
 /// Lets Linux change a filesystem that ubtrfs wrote, and checks that the filesystem stays clean.
-fn linux_goes_on(image: &Path, options: &str) {
+fn linux_changes_it(image: &Path, options: &str) {
     let mount = LoopMount::new(image, options).unwrap();
     for index in 0..50 {
         std::fs::write(mount.join(format!("linux-{index}")), vec![index; 100_000]).unwrap();

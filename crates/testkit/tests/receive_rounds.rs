@@ -1,4 +1,4 @@
-//! Some rounds of `examples/send_rounds.rs --bed from-linux`.
+//! Runs some rounds of `examples/send_rounds.rs --bed from-linux`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -141,7 +141,7 @@ pub trait Flusher: Send + Sync {
     fn wait_for_readers(&self) {}
 
     /// Requests background work, without waiting for it. Returns whether there is a thread for the work.
-    fn do_soon(&self, work: BackgroundWork) -> bool {
+    fn request_work(&self, work: BackgroundWork) -> bool {
         let _ = work;
         false
     }

@@ -87,7 +87,7 @@ impl Volumes {
     }
 
     /// Whether [`Volumes::check_superblocks_are_ours`] succeeded a moment ago (`RECENT`).
-    pub fn were_superblocks_ours_lately(&self) -> bool {
+    pub fn are_superblocks_checked_recently(&self) -> bool {
         self.last_look.is_recent()
     }
 

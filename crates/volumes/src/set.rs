@@ -65,8 +65,7 @@ pub(crate) enum Stat {
 /// A device of the set.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// The device item: first the one from the superblock, then the one from the chunk tree, then with the commit's
-    /// changes (I2).
+    /// The current device item: at open the superblock's, then the chunk tree's, which commits change (I2).
     item: RwLock<DevItem>,
     /// The device, or `None` if it is missing.
     pub(crate) backend: Option<Arc<dyn Device>>,

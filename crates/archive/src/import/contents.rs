@@ -6,7 +6,7 @@
 //! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
 //!   failed.
 //! - I2. Memory for files that are handed over is bounded, because the queue holds at most [`QUEUE_LEN`] batches, and
-//!   each end of the queue one batch. A batch has at most [`BATCH_FILES`] files with at most [`LIGHT_BYTES`] of
+//!   each end of the queue one batch. A batch has at most [`BATCH_FILES`] files with at most [`QUEUED_MEMBER_MAX`] of
 //!   attributes each. Files are batched because waking a thread costs more than writing a file.
 
 use std::fs::File;
@@ -31,7 +31,7 @@ pub(super) struct Contents<'a> {
 }
 
 /// A file to complete, with the place of its data in the archive.
-pub(super) struct Handed {
+pub(super) struct QueuedFile {
     id: InodeId,
     member: Member,
     place: (Arc<File>, u64),
@@ -41,10 +41,10 @@ pub(super) struct Handed {
 pub(super) struct ContentsThread<'scope> {
     fs: &'scope Fs,
     /// Files that are not sent yet.
-    batch: Vec<Handed>,
+    batch: Vec<QueuedFile>,
     /// The length of the data of the files in `batch`.
     batch_bytes: u64,
-    batches: SyncSender<Vec<Handed>>,
+    batches: SyncSender<Vec<QueuedFile>>,
     thread: ScopedJoinHandle<'scope, anyhow::Result<u64>>,
 }
 
@@ -58,16 +58,16 @@ impl<'a> Contents<'a> {
         thread: Option<&mut ContentsThread<'_>>,
     ) -> anyhow::Result<()> {
         if let Some(thread) = thread
-            && member.memory_bytes() <= LIGHT_BYTES
+            && member.memory_bytes() <= QUEUED_MEMBER_MAX
             && let Some(place) = reader.place_of_data()
         {
-            return thread.hand_over(Handed { id, member: member.clone(), place });
+            return thread.hand_over(QueuedFile { id, member: member.clone(), place });
         }
         let written = reader.for_each_piece(member, |offset, bytes| Ok(write_all(self.fs, id, offset, bytes)?));
         self.complete(member, id, written)
     }
 
-    fn handed_file(self, file: &Handed) -> anyhow::Result<()> {
+    fn handed_file(self, file: &QueuedFile) -> anyhow::Result<()> {
         let (archive, mut at) = (&file.place.0, file.place.1);
         let mut write = || {
             for (offset, len) in file.member.data_ranges() {
@@ -137,12 +137,12 @@ impl<'scope> ContentsThread<'scope> {
         let (batches, handed) = sync_channel(QUEUE_LEN);
         let thread = std::thread::Builder::new()
             .name("contents".to_owned())
-            .spawn_scoped(scope, move || complete_all(contents, &handed))
+            .spawn_scoped(scope, move || run_thread(contents, &handed))
             .context("cannot start a thread")?;
         Ok(Self { fs: contents.fs, batch: Vec::new(), batch_bytes: 0, batches, thread })
     }
 
-    fn hand_over(&mut self, file: Handed) -> anyhow::Result<()> {
+    fn hand_over(&mut self, file: QueuedFile) -> anyhow::Result<()> {
         self.batch_bytes = self.batch_bytes.saturating_add(file.member.data_bytes());
         self.batch.push(file);
         if self.batch.len() < BATCH_FILES && self.batch_bytes < BATCH_BYTES {
@@ -171,7 +171,7 @@ impl<'scope> ContentsThread<'scope> {
 }
 
 /// Completes files, and returns the number of failed ones.
-fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyhow::Result<u64> {
+fn run_thread(contents: Contents<'_>, batches: &Receiver<Vec<QueuedFile>>) -> anyhow::Result<u64> {
     let mut nr_failed = 0;
     for batch in batches {
         let mut files = batch.into_iter();
@@ -179,7 +179,7 @@ fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyh
             let done = contents.handed_file(&file);
             let error = done.with_context(|| contents.job.cannot_import(&file.member.path)).err()?;
             nr_failed += 1;
-            contents.job.pass_over(error).err()
+            contents.job.report_skipped(error).err()
         });
         // Release the inodes of the remaining files (I1).
         if let Some(error) = fatal {
@@ -202,4 +202,4 @@ const QUEUE_LEN: usize = 4;
 const BATCH_FILES: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
 /// A file is handed over only if its member takes at most this much memory.
-const LIGHT_BYTES: usize = 16 << 10;
+const QUEUED_MEMBER_MAX: usize = 16 << 10;

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use anyhow::{Context, bail};
 use ubtrfs_fs::{Error, Fs, InodeId};
 
-use crate::walk::{Name, PassedDirs, printable, read_names};
+use crate::walk::{Name, VisitedDirs, printable, read_names};
 
 /// The names that a layer has added so far.
 #[derive(Default)]
@@ -43,7 +43,7 @@ pub(super) fn whiteout_of(name: &[u8]) -> anyhow::Result<Option<Whiteout<'_>>> {
 
 /// The treatment of files from layers below.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Old {
+enum LowerFiles {
     Stays,
     Goes,
 }
@@ -67,12 +67,12 @@ impl Layer {
     pub(super) fn apply(&self, fs: &Fs, dir: InodeId, whiteout: Whiteout<'_>) -> anyhow::Result<()> {
         match whiteout {
             Whiteout::Ignored => Ok(()),
-            Whiteout::Opaque => self.remove_old(fs, dir).map(drop),
+            Whiteout::Opaque => self.remove_lower(fs, dir).map(drop),
             Whiteout::Name(name) => match fs.lookup(dir, name) {
                 Err(Error::NotFound) => Ok(()),
                 Err(error) => Err(error.into()),
                 Ok(attr) if attr.is_dir() => {
-                    if self.remove_old(fs, attr.id)? && !self.has(dir, name) {
+                    if self.remove_lower(fs, attr.id)? && !self.has(dir, name) {
                         fs.rmdir(dir, name)?;
                     }
                     Ok(())
@@ -85,7 +85,7 @@ impl Layer {
 
     /// Fails if a directory contains something of this layer. Does not remove anything.
     pub(super) fn check_replaceable(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<()> {
-        if !self.walk_old(fs, dir, Old::Stays)? {
+        if !self.walk_lower(fs, dir, LowerFiles::Stays)? {
             bail!("the layer has a directory and another file of that name");
         }
         Ok(())
@@ -95,19 +95,19 @@ impl Layer {
     pub(super) fn remove_dir(&self, fs: &Fs, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let dir = fs.lookup(parent, name)?;
         self.check_replaceable(fs, dir.id)?;
-        self.remove_old(fs, dir.id)?;
+        self.remove_lower(fs, dir.id)?;
         Ok(fs.rmdir(parent, name)?)
     }
 
     /// Removes everything in a directory that this layer did not add. Returns whether the directory is empty
     /// afterwards.
-    fn remove_old(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
-        self.walk_old(fs, dir, Old::Goes)
+    fn remove_lower(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
+        self.walk_lower(fs, dir, LowerFiles::Goes)
     }
 
-    /// Walks through a directory, and with [`Old::Goes`] removes everything that this layer did not add. Returns
+    /// Walks through a directory, and with [`LowerFiles::Goes`] removes everything that this layer did not add. Returns
     /// whether the directory contains nothing that this layer added. The depth is limited by memory, not by the stack.
-    fn walk_old(&self, fs: &Fs, dir: InodeId, old: Old) -> anyhow::Result<bool> {
+    fn walk_lower(&self, fs: &Fs, dir: InodeId, old: LowerFiles) -> anyhow::Result<bool> {
         struct Level {
             id: InodeId,
             left: Vec<Name>,
@@ -115,7 +115,7 @@ impl Layer {
             place: Option<(InodeId, Vec<u8>)>,
             is_kept: bool,
         }
-        let mut passed = PassedDirs::default();
+        let mut passed = VisitedDirs::default();
         let mut open = |id: InodeId, place: Option<(InodeId, Vec<u8>)>| -> anyhow::Result<Level> {
             passed.pass(id)?;
             let is_kept = place.as_ref().is_some_and(|(dir, name)| self.has(*dir, name));
@@ -132,7 +132,7 @@ impl Layer {
                     levels.push(next);
                 } else if self.has(id, &entry.name) {
                     level.is_kept = true;
-                } else if old == Old::Goes {
+                } else if old == LowerFiles::Goes {
                     fs.unlink(id, &entry.name).with_context(here)?;
                 }
                 continue;
@@ -143,7 +143,7 @@ impl Layer {
             let Some((parent, name)) = place else { return Ok(!is_kept) };
             match levels.last_mut() {
                 Some(above) if is_kept => above.is_kept = true,
-                _ if old == Old::Stays => {}
+                _ if old == LowerFiles::Stays => {}
                 _ => fs.rmdir(parent, &name).with_context(|| printable(&name))?,
             }
         }

@@ -152,7 +152,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// Reports a skipped member, unless its error ends the import (I3).
-    fn pass_over(&self, error: anyhow::Error) -> anyhow::Result<()> {
+    fn report_skipped(&self, error: anyhow::Error) -> anyhow::Result<()> {
         if is_fatal(&error) {
             return Err(error);
         }
@@ -201,7 +201,7 @@ fn is_fatal(error: &anyhow::Error) -> bool {
 }
 
 /// Whether a path contains `..`, so that it may name a different file than it seems to.
-fn leaves_its_place(path: &[u8]) -> bool {
+fn has_parent_component(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').any(|name| name == b"..")
 }
 
@@ -209,7 +209,7 @@ fn leaves_its_place(path: &[u8]) -> bool {
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A directory to complete at the end.
-struct DirToFinish {
+struct PendingDir {
     id: InodeId,
     atime: Option<SetTime>,
     mtime: Option<SetTime>,
@@ -220,13 +220,13 @@ struct DirToFinish {
 /// Known directories by their path below the target. Known directories are forgotten when a link or directory on a path
 /// may have been replaced.
 #[derive(Default)]
-struct FoundDirs {
+struct DirCache {
     paths: HashMap<Vec<u8>, InodeId>,
     /// Total length of the known directories' paths.
     bytes: usize,
 }
 
-impl FoundDirs {
+impl DirCache {
     fn remember(&mut self, names: &[&[u8]], dir: InodeId) {
         let path = names.join(&b'/');
         if self.paths.len() >= MAX_DIRS || self.bytes > MAX_DIRS_BYTES {
@@ -257,9 +257,9 @@ struct Import<'a> {
     job: &'a Job<'a>,
     /// The target directory.
     base: InodeId,
-    dirs: FoundDirs,
+    dirs: DirCache,
     /// Times and attributes of directories, to set at the end (I2).
-    dirs_to_finish: Vec<DirToFinish>,
+    dirs_to_finish: Vec<PendingDir>,
     /// The names of the layer, if the archive is a layer.
     layer: Option<Layer>,
     /// Memory that may still be kept until the end (I4).
@@ -288,7 +288,7 @@ impl<'a> Import<'a> {
             fs,
             job,
             base,
-            dirs: FoundDirs::default(),
+            dirs: DirCache::default(),
             dirs_to_finish: Vec::new(),
             layer: job.options.oci_layer.then(Layer::default),
             held_left: HELD_MAX,
@@ -346,7 +346,7 @@ impl<'a> Import<'a> {
                     match unpacked {
                         Ok(()) => self.counts.entries += 1,
                         Err(error) => {
-                            self.job.pass_over(error)?;
+                            self.job.report_skipped(error)?;
                             self.counts.failed += 1;
                         }
                     }
@@ -369,7 +369,7 @@ impl<'a> Import<'a> {
         names: &[&[u8]],
         thread: Option<&mut ContentsThread<'_>>,
     ) -> anyhow::Result<()> {
-        if leaves_its_place(&member.path) {
+        if has_parent_component(&member.path) {
             bail!("its path contains '..'");
         }
         let Some((name, dirs)) = names.split_last() else { return self.dir(member, self.base) };
@@ -402,7 +402,7 @@ impl<'a> Import<'a> {
                 // A file that replaces another is completed in this thread, before the old file is removed.
                 let thread = thread.filter(|_| made.temporary.is_none());
                 let id = made.id;
-                self.put_in_place(parent, name, made, |import| {
+                self.install(parent, name, made, |import| {
                     import.fs.open_inode(id)?;
                     import.contents().file(reader, member, id, thread)
                 })
@@ -428,7 +428,7 @@ impl<'a> Import<'a> {
     fn make(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<()> {
         let made = self.create(parent, name, member, new)?;
         let id = made.id;
-        self.put_in_place(parent, name, made, |import| import.contents().attributes(member, id))?;
+        self.install(parent, name, made, |import| import.contents().attributes(member, id))?;
         self.counts.xattrs += member.xattrs.len() as u64;
         Ok(())
     }
@@ -463,7 +463,7 @@ impl<'a> Import<'a> {
     }
 
     /// Completes a new inode. A complete inode with a temporary name replaces the file that has the member's name (I5).
-    fn put_in_place(
+    fn install(
         &mut self,
         parent: InodeId,
         name: &[u8],
@@ -504,7 +504,7 @@ impl<'a> Import<'a> {
             Ok(_) | Err(Error::NotFound) => {
                 let made = self.create(parent, name, member, NewInode::dir(member.mode))?;
                 let id = made.id;
-                self.put_in_place(parent, name, made, |_| Ok(()))?;
+                self.install(parent, name, made, |_| Ok(()))?;
                 Ok(id)
             }
             Err(error) => Err(error.into()),
@@ -527,15 +527,15 @@ impl<'a> Import<'a> {
             }
         }
         let bytes: usize = xattrs.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
-        charge(&mut self.held_left, size_of::<DirToFinish>() + bytes)?;
-        self.dirs_to_finish.push(DirToFinish { id, atime: all.atime, mtime: all.mtime, xattrs });
+        charge(&mut self.held_left, size_of::<PendingDir>() + bytes)?;
+        self.dirs_to_finish.push(PendingDir { id, atime: all.atime, mtime: all.mtime, xattrs });
         self.fs.setattr(id, &SetAttr { atime: None, mtime: None, ..all }, &Caller::ROOT)?;
         self.contents().xattrs(&now, id)
     }
 
     fn hard_link(&mut self, member: &Member, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let target = printable(&member.link);
-        if leaves_its_place(&member.link) {
+        if has_parent_component(&member.link) {
             bail!("the path of its target '{target}' contains '..'");
         }
         let names = normal_names(&member.link);
@@ -551,13 +551,13 @@ impl<'a> Import<'a> {
         match self.fs.lookup(parent, name) {
             Ok(there) if there.id == old.id => {}
             Ok(there) => {
-                if there.is_dir() && self.way_to(dirs)?.contains(&there.id) {
+                if there.is_dir() && self.directories_to(dirs)?.contains(&there.id) {
                     bail!("its target '{target}' is in the directory that it would replace");
                 }
                 self.check_replaceable(parent, name)?;
                 let temporary = temporary_name();
                 self.fs.link(old.id, parent, &temporary)?;
-                self.put_in_place(parent, name, Made { id: old.id, temporary: Some(temporary) }, |_| Ok(()))?;
+                self.install(parent, name, Made { id: old.id, temporary: Some(temporary) }, |_| Ok(()))?;
             }
             Err(Error::NotFound) => {
                 self.fs.link(old.id, parent, name)?;
@@ -576,13 +576,13 @@ impl<'a> Import<'a> {
         if let Some(dir) = self.dirs.paths.get(&names.join(&b'/')) {
             return Ok(*dir);
         }
-        let dir = *self.way_to(names)?.last().expect("the target is never taken off");
+        let dir = *self.directories_to(names)?.last().expect("the target is never taken off");
         self.dirs.remember(names, dir);
         Ok(dir)
     }
 
     /// Returns the directories on the way from the target directory to the directory with these names.
-    fn way_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
+    fn directories_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
         // All directories are kept, because a link may contain `..`.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();

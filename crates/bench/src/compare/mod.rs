@@ -211,7 +211,7 @@ impl Compare<'_> {
         // The side is dropped before the memory limit, because its server is in the limit's cgroup.
         let mut side = Side::new(kind, &setup)?;
         self.bench_run(workload, &side, &sizes, "prepare", &exec_args)?;
-        side.cool(args.warm)?;
+        side.drop_caches(args.warm)?;
         let requests_before = side.requests()?;
         let result = self.bench_run(workload, &side, &sizes, "measure", &exec_args)?;
         let result = result.context("bench run printed no result")?;

@@ -2,7 +2,7 @@
 //!
 //! - S1. Dropping a side undoes its setup in reverse order: it unmounts, ends the server, detaches the loop device, and
 //!   removes the files. The setup is undone even after an error, a signal, or an incomplete start.
-//! - S2. [`Side::cool`] empties all caches: it mounts the filesystem again and drops the machine's caches. The null
+//! - S2. [`Side::drop_caches`] empties all caches: it mounts the filesystem again and drops the machine's caches. The null
 //!   server is not mounted again, because it keeps all names in memory only.
 
 use std::collections::BTreeMap;
@@ -128,7 +128,7 @@ impl Side {
     }
 
     /// Empties the caches (S2). With `warm`, the machine's caches are kept.
-    pub(crate) fn cool(&mut self, warm: bool) -> Result<()> {
+    pub(crate) fn drop_caches(&mut self, warm: bool) -> Result<()> {
         let can_mount_again = self.kind != SideKind::Null;
         if can_mount_again {
             self.unmount()?;

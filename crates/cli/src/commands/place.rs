@@ -68,7 +68,7 @@ impl Target {
     }
 
     /// Whether both paths are in one image, or both are in mounts.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+    pub(crate) fn shares_filesystem_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Image(one), Self::Image(other)) => is_same_file(&one.image, &other.image),
             (Self::Mounted(_), Self::Mounted(_)) => true,

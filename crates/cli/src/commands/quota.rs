@@ -112,7 +112,7 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
             // If an image was closed during a rescan, the rescan continues when the image is opened.
             let runs = status_of(channel, &target)?.is_some_and(|status| status.rescan.is_some());
             if !runs || !args.wait && channel.is_mount() {
-                call(channel, &target, "count anew in", Request::Rescan)?;
+                call(channel, &target, "start a rescan of", Request::Rescan)?;
             }
         }
         let waits = args.wait || args.wait_norescan || !channel.is_mount();

@@ -73,7 +73,7 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
     Fs::open(devices, MountOptions { read_only: true, ..MountOptions::default() })
         .and_then(|fs| fs.close())
         .context("the filesystem cannot be opened with the good copy of the superblock; nothing was changed")?;
-    if !args.yes && !is_wanted(&found)? {
+    if !args.yes && !confirm(&found)? {
         bail!("nothing was changed");
     }
     for (device, copies) in &found {
@@ -86,7 +86,7 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Asks for confirmation on the terminal.
-fn is_wanted(found: &[(Arc<dyn Device>, SuperCopies)]) -> anyhow::Result<bool> {
+fn confirm(found: &[(Arc<dyn Device>, SuperCopies)]) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
         bail!("cannot ask for confirmation without a terminal; list the copies with -v, and confirm with -y");
     }

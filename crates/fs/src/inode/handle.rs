@@ -18,11 +18,11 @@ use crate::types::{Attr, InodeId, mode};
 
 /// A running change. The filesystem is not closed before this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Changing<'f> {
+pub(crate) struct ChangeGuard<'f> {
     gate: &'f ChangeGate,
 }
 
-impl Drop for Changing<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.gate.leave();
     }
@@ -35,11 +35,11 @@ pub(crate) struct InodeToChange<'f> {
     /// Whether the change has entered the gate of the inode's subvolume, which then cannot become read-only before this
     /// value is dropped.
     in_subvolume: bool,
-    _changing: Changing<'f>,
+    _changing: ChangeGuard<'f>,
 }
 
 impl<'f> InodeToChange<'f> {
-    fn in_subvolume(inode: Arc<Inode>, changing: Changing<'f>) -> Result<Self> {
+    fn in_subvolume(inode: Arc<Inode>, changing: ChangeGuard<'f>) -> Result<Self> {
         match inode.home.changes.enter() {
             true => Ok(Self { inode, in_subvolume: true, _changing: changing }),
             false => Err(Error::ReadOnlySubvolume),
@@ -118,9 +118,9 @@ impl Fs {
     }
 
     /// Begins a change: the filesystem is not closed until the returned value is dropped.
-    pub(crate) fn begin_change(&self) -> Result<Changing<'_>> {
+    pub(crate) fn begin_change(&self) -> Result<ChangeGuard<'_>> {
         self.check_open()?;
-        if self.changes.enter() { Ok(Changing { gate: &self.changes }) } else { Err(Error::Closed) }
+        if self.changes.enter() { Ok(ChangeGuard { gate: &self.changes }) } else { Err(Error::Closed) }
     }
 
     /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on

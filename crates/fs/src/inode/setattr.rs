@@ -185,7 +185,7 @@ impl Fs {
         if (old & FS_NOCOW != 0 && flags & about_compression != 0)
             || (old & about_compression != 0 && flags & FS_NOCOW != 0)
         {
-            return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
+            return Err(Error::InvalidArgument("files without copy-on-write cannot be compressed"));
         }
         let mut changes = Vec::new();
         self.plan_compression_flags(&mut changes, &inode, &mut state, flags)?;

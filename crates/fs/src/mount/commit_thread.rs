@@ -25,7 +25,7 @@ pub(crate) struct CommitThread {
 #[derive(Debug, Default)]
 struct Shared {
     /// Whether changes were announced since the thread last looked.
-    news: AtomicBool,
+    has_new_changes: AtomicBool,
     /// Whether the thread sleeps for the longer interval, because there is nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
@@ -52,8 +52,8 @@ impl CommitThread {
         let shared = &self.shared;
         // Load before storing: the flag is nearly always set, and a load leaves copies in other processors' caches
         // valid.
-        if !shared.news.load(Ordering::Relaxed) {
-            shared.news.store(true, Ordering::Release);
+        if !shared.has_new_changes.load(Ordering::Relaxed) {
+            shared.has_new_changes.store(true, Ordering::Release);
         }
         if shared.idle.load(Ordering::Acquire) {
             shared.wake();
@@ -61,7 +61,7 @@ impl CommitThread {
     }
 
     /// Requests background work, which never writes dirty file data. Returns false if no thread is running.
-    pub(crate) fn do_soon(&self, work: BackgroundWork) -> bool {
+    pub(crate) fn request_work(&self, work: BackgroundWork) -> bool {
         let asked = match work {
             BackgroundWork::Commit => &self.shared.commit_requested,
             BackgroundWork::FlushDelayedItems => &self.shared.flush_requested,
@@ -129,7 +129,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             }
             continue;
         }
-        if shared.news.swap(false, Ordering::AcqRel) {
+        if shared.has_new_changes.swap(false, Ordering::AcqRel) {
             last_news = Instant::now();
             has_failed = false;
         }
@@ -155,7 +155,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         // Start over after a failure too: time or freed space may help.
         dirty_since = None;
-        shared.news.store(false, Ordering::Release);
+        shared.has_new_changes.store(false, Ordering::Release);
         last_news = Instant::now();
         shared.idle.store(true, Ordering::Release);
     }

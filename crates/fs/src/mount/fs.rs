@@ -147,7 +147,7 @@ impl Fs {
     /// Requests a commit in the background, without writing dirty data. This is for callers that make very many changes
     /// and want a short final commit.
     pub fn start_commit(&self) {
-        self.commit_thread.do_soon(BackgroundWork::Commit);
+        self.commit_thread.request_work(BackgroundWork::Commit);
     }
 
     /// Waits for running changes, writes out all data, commits and stops the background threads (I2). Later changes

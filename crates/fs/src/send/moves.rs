@@ -20,8 +20,6 @@
 //!   ends.
 //! - M2. Recursion is a stack of tasks, because a chain of dependencies may be as long as the list of movers.
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts of names, and depths of paths in memory")]
-
 use std::collections::{HashMap, HashSet};
 
 use ubtrfs_format::Ino;
@@ -262,6 +260,7 @@ impl<'t> Moves<'t> {
 
     /// Removes deleted directories that hold nothing that is still needed. The other deleted directories are *late*:
     /// they stay until the inodes that move out of them, and the deleted directories in them, have left.
+    #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
     fn find_late(&mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         self.late = self.dead.iter().map(|dir| (*dir, Late::default())).collect();
         let mut inside: Vec<(u64, Node)> = Vec::new();
@@ -310,6 +309,7 @@ impl<'t> Moves<'t> {
 
     /// Notes that a mover or directory left a directory. Returns the directory that was left if it is late and now
     /// empty.
+    #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
     fn left(&mut self, parent: Node) -> Option<u64> {
         if parent.is_new {
             return None;
@@ -480,6 +480,7 @@ impl<'t> Moves<'t> {
     }
 
     /// The mover that has to leave before `node` can move into `parent`; `None` if `parent` does not lie in `node`.
+    #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
     fn below_itself(&self, node: Node, parent: Node) -> Result<Option<Node>> {
         let mut first = None;
         let mut at = parent;
@@ -520,6 +521,7 @@ impl<'t> Moves<'t> {
     }
 
     /// Gives a directory or mover a temporary name (M1).
+    #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
     fn orphan(&mut self, node: Node, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         match self.index.get(&node).copied() {
             Some(mover) => self.movers[mover].state = State::Orphan,

@@ -11,7 +11,7 @@ impl Fs {
     pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
         self.check_open()?;
         self.engine.enable_quotas(kind)?;
-        self.commit_thread.do_soon(BackgroundWork::Commit);
+        self.commit_thread.request_work(BackgroundWork::Commit);
         Ok(())
     }
 
@@ -30,7 +30,7 @@ impl Fs {
     pub fn start_quota_rescan(&self) -> Result<()> {
         self.check_open()?;
         self.engine.start_quota_rescan()?;
-        self.commit_thread.do_soon(BackgroundWork::Commit);
+        self.commit_thread.request_work(BackgroundWork::Commit);
         Ok(())
     }
 

@@ -109,7 +109,7 @@ impl DataPath {
     }
 
     /// Whether all dirty data belongs to files that could not be written, and no data is being written.
-    pub(crate) fn is_stuck(&self) -> bool {
+    pub(crate) fn has_only_failed_data(&self) -> bool {
         self.writing_bytes.load(Ordering::Relaxed) == 0 && self.queue.lock().inodes.range(..FAILED).next().is_none()
     }
 
@@ -124,7 +124,7 @@ impl DataPath {
     }
 
     /// Whether so much data waits to be written that running writeback threads should continue.
-    pub(crate) fn should_go_on(&self) -> bool {
+    pub(crate) fn should_continue(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 8
     }
 

@@ -21,8 +21,6 @@
 //! - I6: data that cannot be written stops no other write or commit; its file's fsync fails
 //!   ([`crate::writeback::errors`]).
 
-#![allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -61,6 +59,7 @@ impl Fs {
     /// becomes dirty later, however fast writers are: first as many bytes as are dirty now, in batches of many files,
     /// then the rest in one pass through each file. For a single subvolume, in which writers may be active all the
     /// time, the passes through large files come first. The caller must hold no inode lock.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
         let tagged = tagged.map(|inode| {
@@ -99,6 +98,7 @@ impl Fs {
 
     /// Writes back the data in `range` that is dirty now. If the range reaches past the end of the file, the size on
     /// disk is at least the current size afterwards. The caller must hold no inode lock.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn flush_inode(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let inodes = [Arc::clone(inode)];
         let last = {
@@ -130,6 +130,7 @@ impl Fs {
 
     /// Writes back about `target_bytes` of dirty data. Skips inodes whose writeback locks are taken or whose data could
     /// not be written before. Returns the number of bytes written.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn flush_some(&self, target_bytes: u64, state: Reclaim) -> Result<u64> {
         let mut total = 0;
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
@@ -149,7 +150,7 @@ impl Fs {
 
     /// Writes data back on a writeback thread, until little data waits.
     pub(crate) fn flush_background(&self) -> Result<()> {
-        while self.data.should_go_on() {
+        while self.data.should_continue() {
             if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
                 break;
             }
@@ -158,6 +159,7 @@ impl Fs {
     }
 
     /// Writes some data back if the memory for dirty data is used up. Called before a write, without inode locks.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn throttle(&self, inode: &Arc<Inode>) -> Result<()> {
         if self.data.should_write() {
             self.data.threads.wake();
@@ -175,7 +177,7 @@ impl Fs {
         let mut nr_waits = 0;
         while self.data.is_over_limit() && nr_waits < MAX_WAITS {
             if self.flush_some(WRITER_BYTES, Reclaim::Writer)? == 0 {
-                if self.data.is_stuck() {
+                if self.data.has_only_failed_data() {
                     break;
                 }
                 // Other threads are writing all data that can be written.
@@ -189,6 +191,7 @@ impl Fs {
     /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first inode's
     /// writeback lock; other inodes are skipped if their locks are taken. Data that cannot be written is reported in
     /// [`Written`] and does not stop the writeback of other inodes. An error means that nothing can be written at all.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, how: How) -> Result<Written> {
         let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
@@ -269,6 +272,7 @@ impl Fs {
     }
 
     /// Notes that an inode's data, which is dirty again, could not be written.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
         written.failed_bytes += bytes;
         // If the whole filesystem became read-only, the file itself has not failed.
@@ -453,6 +457,7 @@ impl Fs {
     /// Reserves space for the items of as many of the job's next units as possible. If the space is not enough for one
     /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of
     /// units whose items they cover.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts of items and units")]
     fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
         let mut end = job.units.len();
         let mut plan = self.plan_items(job, end)?;
@@ -524,6 +529,7 @@ impl Fs {
     }
 
     /// Makes the job's data dirty again (I4), except for units whose items were put.
+    #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     fn give_up(&self, job: Job<'_>) {
         let mut state = job.inode.state.write();
         let mut bytes = 0;
@@ -599,6 +605,7 @@ impl Job<'_> {
     }
 
     /// Puts the checksums of the next units up to `end`. Checksums of adjacent new extents are put together.
+    #[allow(clippy::arithmetic_side_effects, reason = "the extents were allocated, so their ends are addresses")]
     fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry, end: usize) {
         let csum_size = geometry.csum_type.size();
         let mut pending: Option<(Logical, Vec<u8>)> = None;

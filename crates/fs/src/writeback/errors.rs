@@ -31,8 +31,8 @@ pub(crate) struct WritebackErrors {
     nr_failures: AtomicU64,
     /// Number of files that have data which could not be written.
     nr_failing: AtomicU64,
-    /// The number of descriptors in [`State::told`].
-    nr_told: AtomicU64,
+    /// The number of descriptors in [`State::reported`].
+    nr_reported: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct WritebackErrors {
 struct State {
     files: HashMap<InodeId, Failure>,
     /// The number of the last failure that was reported to each descriptor.
-    told: HashMap<Descriptor, u64>,
+    reported: HashMap<Descriptor, u64>,
 }
 
 /// The last failure of a file.
@@ -104,23 +104,23 @@ impl WritebackErrors {
             return None;
         }
         let mut state = self.state.lock();
-        let State { files, told } = &mut *state;
+        let State { files, reported } = &mut *state;
         let failure = files.get_mut(&id)?;
-        let known = told.get(&descriptor).copied().unwrap_or(descriptor);
+        let known = reported.get(&descriptor).copied().unwrap_or(descriptor);
         if failure.is_seen && known >= failure.at {
             return None;
         }
         failure.is_seen = true;
-        told.insert(descriptor, failure.at);
-        self.nr_told.store(told.len() as u64, Ordering::Release);
+        reported.insert(descriptor, failure.at);
+        self.nr_reported.store(reported.len() as u64, Ordering::Release);
         Some(failure.errno)
     }
 
     fn close(&self, descriptor: Descriptor) {
-        if self.nr_told.load(Ordering::Acquire) > 0 {
+        if self.nr_reported.load(Ordering::Acquire) > 0 {
             let mut state = self.state.lock();
-            state.told.remove(&descriptor);
-            self.nr_told.store(state.told.len() as u64, Ordering::Release);
+            state.reported.remove(&descriptor);
+            self.nr_reported.store(state.reported.len() as u64, Ordering::Release);
         }
     }
 }
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(errors.take(FILE, later), Some(28), "nobody heard of it");
         assert_eq!(errors.take(FILE, late), Some(28));
         [first, second, late, later].into_iter().for_each(|descriptor| errors.close(descriptor));
-        assert!(errors.state.lock().told.is_empty());
+        assert!(errors.state.lock().reported.is_empty());
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Flusher for Fs {
         self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(|error| match error {
             Error::Engine(error) => error,
             other => {
-                ubtrfs_error::Error::Above { errno: other.errno(), message: format!("writing data back: {other}") }
+                ubtrfs_error::Error::Callback { errno: other.errno(), message: format!("writing data back: {other}") }
             }
         })
     }
@@ -60,7 +60,7 @@ impl Flusher for Fs {
         self.wait_for_extent_users();
     }
 
-    fn do_soon(&self, work: BackgroundWork) -> bool {
-        self.commit_thread.do_soon(work)
+    fn request_work(&self, work: BackgroundWork) -> bool {
+        self.commit_thread.request_work(work)
     }
 }

@@ -1,4 +1,4 @@
-//! Runs a sequence of steps on a pair and compares the sides. [`hunt`] runs sequences from many seeds.
+//! Runs a sequence of steps on a pair and compares the sides. [`run_rounds`] runs sequences from many seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +11,7 @@ use super::actor::{ACTORS, Threads};
 use super::allowed::allowed;
 use super::call::{Call, Step};
 use super::generate::Generator;
-use super::observe::{self, Entry, Seen, errno_name};
+use super::observe::{self, Entry, Observation, errno_name};
 use super::pair::{Pair, Setup, lock};
 use super::perform::{Answer, Side};
 use super::shrink::shrink;
@@ -91,7 +91,7 @@ pub struct Outcome {
     pub ended: bool,
 }
 
-/// The options of [`hunt`].
+/// The options of [`run_rounds`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The setups of the pairs, used in turn.
@@ -111,7 +111,7 @@ pub struct Options {
 }
 
 /// Runs rounds. Returns a summary, or the text of all failures as the error.
-pub fn hunt(options: &Options) -> Result<String, String> {
+pub fn run_rounds(options: &Options) -> Result<String, String> {
     let started = Instant::now();
     let mut failures: BTreeMap<String, String> = BTreeMap::new();
     let mut total = Outcome::default();
@@ -216,7 +216,7 @@ pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
         pair: Pair::new(setup)?,
         threads: Threads::start()?,
         outcome: Outcome::default(),
-        surveyed: BTreeSet::new(),
+        already_reported: BTreeSet::new(),
         mapped: BTreeMap::new(),
         stored: BTreeSet::new(),
         survey: setup.survey,
@@ -248,7 +248,7 @@ struct Bed {
     threads: Threads,
     outcome: Outcome,
     survey: bool,
-    surveyed: BTreeSet<String>,
+    already_reported: BTreeSet<String>,
     /// For each slot with a mapping, the inode number of the mapped file on our side.
     mapped: BTreeMap<usize, u64>,
     /// The inode numbers of files that were written through a mapping; see [`Difference::mapped`].
@@ -312,7 +312,7 @@ impl Bed {
     }
 
     fn call(&mut self, step: &Step) -> Result<Answer> {
-        let paths = watched(&step.call);
+        let paths = observed_paths(&step.call);
         let slots = step.call.slots();
         let mut answers = Vec::new();
         for side in [&self.pair.ours, &self.pair.linux] {
@@ -331,7 +331,7 @@ impl Bed {
         let guarded = linux_before.iter().chain(&linux_after).any(|seen| seen.guarded);
         compare_answers(step, &ours, &linux, guarded, &mut found);
         for (index, (ours, linux)) in ours_after.iter().zip(&linux_after).enumerate() {
-            let before = |seen: &[Seen]| seen.get(index).cloned();
+            let before = |seen: &[Observation]| seen.get(index).cloned();
             let ours_fields = observe::changes(before(&ours_before).as_ref(), ours);
             let linux_fields = observe::changes(before(&linux_before).as_ref(), linux);
             if linux.is_left_out() {
@@ -344,7 +344,7 @@ impl Bed {
             let mapped = ours.ino().is_some_and(|ino| self.stored.contains(&ino));
             found[first..].iter_mut().for_each(|difference| difference.mapped = mapped);
         }
-        let left_out = linux_before.iter().any(Seen::is_left_out);
+        let left_out = linux_before.iter().any(Observation::is_left_out);
         for difference in &mut found {
             difference.left_out = left_out;
             difference.is_pipe = linux_after.iter().any(|seen| seen.what == difference.object && seen.is_pipe());
@@ -412,7 +412,7 @@ impl Bed {
             } else if !self.survey {
                 let failure = || Failure { signature: difference.signature(), text: difference.to_string() };
                 self.outcome.failure.get_or_insert_with(failure);
-            } else if self.surveyed.insert(difference.signature()) {
+            } else if self.already_reported.insert(difference.signature()) {
                 eprintln!("step {}: {difference}", self.outcome.steps.len());
             }
         }
@@ -498,7 +498,7 @@ fn compare_fields(
 }
 
 /// The paths to examine before and after a call: the paths that it names and their directories.
-fn watched(call: &Call) -> Vec<String> {
+fn observed_paths(call: &Call) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
     for path in call.paths() {
         let path = path.trim_end_matches('/');

@@ -11,7 +11,7 @@ use crate::Rng;
 
 /// The assumed type of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Guess {
+enum AssumedType {
     Directory,
     File,
     Other,
@@ -21,9 +21,9 @@ enum Guess {
 pub struct Generator {
     rng: Rng,
     first: Vec<Step>,
-    known: BTreeMap<String, Guess>,
+    known: BTreeMap<String, AssumedType>,
     /// The path and assumed type of the file that is open in each slot.
-    slots: Vec<Option<(String, Guess)>>,
+    slots: Vec<Option<(String, AssumedType)>>,
     /// The slots that have a mapping.
     mapped: BTreeSet<usize>,
     made: u64,
@@ -141,7 +141,7 @@ impl Generator {
         if open.is_empty() || self.rng.one_in(20) { self.rng.index(NR_SLOTS) } else { *self.rng.pick(&open) }
     }
 
-    fn slot_of(&mut self, kind: Guess) -> usize {
+    fn slot_of(&mut self, kind: AssumedType) -> usize {
         let open: Vec<usize> =
             (0..NR_SLOTS).filter(|&slot| self.slots[slot].as_ref().is_some_and(|(_, guess)| *guess == kind)).collect();
         if open.is_empty() || self.rng.one_in(30) { self.slot() } else { *self.rng.pick(&open) }
@@ -157,7 +157,7 @@ impl Generator {
         if self.rng.one_in(60) { format!("{path}/") } else { path }
     }
 
-    fn path_of(&mut self, kind: Guess) -> String {
+    fn path_of(&mut self, kind: AssumedType) -> String {
         let paths: Vec<&String> =
             self.known.iter().filter(|(_, guess)| **guess == kind).map(|(path, _)| path).collect();
         if paths.is_empty() || self.rng.one_in(10) { self.path() } else { (*self.rng.pick(&paths)).clone() }
@@ -168,7 +168,7 @@ impl Generator {
         let dirs: Vec<&String> = self
             .known
             .iter()
-            .filter(|(path, guess)| **guess == Guess::Directory && path.len() < LONGEST_DIR)
+            .filter(|(path, guess)| **guess == AssumedType::Directory && path.len() < LONGEST_DIR)
             .map(|(path, _)| path)
             .collect();
         let dir = if dirs.is_empty() || self.rng.one_in(8) { String::new() } else { (*self.rng.pick(&dirs)).clone() };
@@ -189,10 +189,15 @@ impl Generator {
         let slot = self.rng.index(NR_SLOTS);
         if self.rng.one_in(15) {
             let flags = TMPFILE | *self.rng.pick(&[WRITE, READ_WRITE, READ_WRITE, READ_WRITE | EXCL, READ]);
-            return Call::Open { slot, path: self.path_of(Guess::Directory), flags, mode: *self.rng.pick(&MODES) };
+            return Call::Open {
+                slot,
+                path: self.path_of(AssumedType::Directory),
+                flags,
+                mode: *self.rng.pick(&MODES),
+            };
         }
         if self.rng.one_in(8) {
-            let path = self.path_of(Guess::Directory);
+            let path = self.path_of(AssumedType::Directory);
             return Call::Open { slot, path, flags: READ | DIRECTORY, mode: 0 };
         }
         let mut flags = *self.rng.pick(&[READ, WRITE, READ_WRITE, READ_WRITE, READ_WRITE]);
@@ -200,7 +205,7 @@ impl Generator {
             flags |= CREATE;
             self.new_path()
         } else {
-            self.path_of(Guess::File)
+            self.path_of(AssumedType::File)
         };
         for (flag, one_in) in [
             (CREATE, 8),
@@ -239,7 +244,7 @@ impl Generator {
     }
 
     fn on_slot(&mut self) -> Call {
-        let slot = self.slot_of(Guess::File);
+        let slot = self.slot_of(AssumedType::File);
         match self.rng.below(100) {
             0..10 => Call::Read { slot, len: usize::try_from(self.rng.len(200_000)).unwrap_or(1) },
             10..24 => Call::Pread { slot, at: self.offset(), len: usize::try_from(self.rng.len(200_000)).unwrap_or(1) },
@@ -261,7 +266,7 @@ impl Generator {
             78..86 => Call::CopyFileRange {
                 from: slot,
                 from_at: self.small_offset(),
-                to: self.slot_of(Guess::File),
+                to: self.slot_of(AssumedType::File),
                 to_at: self.small_offset(),
                 len: usize::try_from(self.rng.len(200_000)).unwrap_or(1),
             },
@@ -269,7 +274,7 @@ impl Generator {
             88..90 => Call::Fchmod { slot: self.slot(), mode: *self.rng.pick(&MODES) },
             90..92 => Call::Fchown { slot: self.slot(), uid: self.id(), gid: self.id() },
             92..94 => Call::Flock { slot, exclusive: *self.rng.pick(&[None, Some(false), Some(true)]) },
-            94..96 => Call::Getdents { slot: self.slot_of(Guess::Directory), entries: 1 + self.rng.index(10) },
+            94..96 => Call::Getdents { slot: self.slot_of(AssumedType::Directory), entries: 1 + self.rng.index(10) },
             96 => Call::Rewind { slot: self.slot() },
             _ => Call::LinkSlot { slot, to: self.new_path() },
         }
@@ -279,7 +284,7 @@ impl Generator {
         let mapped: Vec<usize> = self.mapped.iter().copied().collect();
         if mapped.is_empty() || self.rng.one_in(4) {
             return Call::Map {
-                slot: self.slot_of(Guess::File),
+                slot: self.slot_of(AssumedType::File),
                 len: 1 + self.rng.index(200_000),
                 write: !self.rng.one_in(6),
             };
@@ -347,7 +352,7 @@ impl Generator {
             }
             42..52 => Call::Link { from: self.path(), to: self.new_path(), follow: self.rng.one_in(4) },
             52..64 => Call::Unlink { path: self.path() },
-            64..72 => Call::Rmdir { path: self.path_of(Guess::Directory) },
+            64..72 => Call::Rmdir { path: self.path_of(AssumedType::Directory) },
             _ => {
                 let from = self.path();
                 let to = if self.rng.one_in(2) { self.path() } else { self.new_path() };
@@ -379,7 +384,7 @@ impl Generator {
             45..60 => {
                 Call::Utimens { path: self.path(), atime: self.time(), mtime: self.time(), follow: self.rng.one_in(2) }
             }
-            60..75 => Call::Truncate { path: self.path_of(Guess::File), len: self.small_offset() },
+            60..75 => Call::Truncate { path: self.path_of(AssumedType::File), len: self.small_offset() },
             75..92 => {
                 let mut flags = 0;
                 for _ in 0..self.rng.below(3) {
@@ -479,8 +484,8 @@ impl Generator {
                 let mode = u32::try_from(self.rng.below(8)).unwrap_or(7);
                 Call::Access { path, mode, effective: self.rng.one_in(2) }
             }
-            50..70 => Call::Readdir { path: self.path_of(Guess::Directory) },
-            70..85 => Call::Readlink { path: self.path_of(Guess::Other) },
+            50..70 => Call::Readdir { path: self.path_of(AssumedType::Directory) },
+            70..85 => Call::Readlink { path: self.path_of(AssumedType::Other) },
             _ => Call::GetFlags { path },
         }
     }
@@ -501,31 +506,31 @@ impl Generator {
             Call::Map { slot, .. } => drop(self.mapped.insert(*slot)),
             Call::Unmap { slot } => drop(self.mapped.remove(slot)),
             Call::Open { slot, path, flags, .. } => {
-                let kind = if flags & TMPFILE == DIRECTORY { Guess::Directory } else { Guess::File };
+                let kind = if flags & TMPFILE == DIRECTORY { AssumedType::Directory } else { AssumedType::File };
                 self.slots[*slot] = Some((path.clone(), kind));
                 if flags & CREATE != 0 {
-                    self.known.entry(path.clone()).or_insert(Guess::File);
+                    self.known.entry(path.clone()).or_insert(AssumedType::File);
                 }
             }
             Call::Close { slot } => self.slots[*slot] = None,
-            Call::Mkdir { path, .. } => self.add(path, Guess::Directory),
+            Call::Mkdir { path, .. } => self.add(path, AssumedType::Directory),
             Call::Mknod { path, kind, .. } => {
-                self.add(path, if *kind == Kind::File { Guess::File } else { Guess::Other });
+                self.add(path, if *kind == Kind::File { AssumedType::File } else { AssumedType::Other });
             }
-            Call::Symlink { path, .. } => self.add(path, Guess::Other),
+            Call::Symlink { path, .. } => self.add(path, AssumedType::Other),
             Call::Link { from, to, .. } => {
-                let kind = self.known.get(from).copied().unwrap_or(Guess::File);
+                let kind = self.known.get(from).copied().unwrap_or(AssumedType::File);
                 self.add(to, kind);
             }
-            Call::LinkSlot { to, .. } => self.add(to, Guess::File),
-            Call::SubvolCreate { path } => self.add(path, Guess::Directory),
+            Call::LinkSlot { to, .. } => self.add(to, AssumedType::File),
+            Call::SubvolCreate { path } => self.add(path, AssumedType::Directory),
             Call::SubvolDelete { path } => drop(self.take(path.trim_end_matches('/'))),
             Call::SubvolSnapshot { from, to, .. } => {
                 let copied = self.below(from.trim_end_matches('/'));
                 for (rest, kind) in copied {
                     self.known.insert(format!("{to}{rest}"), kind);
                 }
-                self.add(to, Guess::Directory);
+                self.add(to, AssumedType::Directory);
             }
             Call::Unlink { path } | Call::Rmdir { path } => {
                 self.known.remove(path.trim_end_matches('/'));
@@ -535,7 +540,7 @@ impl Generator {
         }
     }
 
-    fn add(&mut self, path: &str, kind: Guess) {
+    fn add(&mut self, path: &str, kind: AssumedType) {
         let path = path.trim_end_matches('/');
         if !path.ends_with("/.") {
             self.known.insert(path.to_owned(), kind);
@@ -554,12 +559,12 @@ impl Generator {
                 self.known.insert(format!("{from}{rest}"), kind);
             }
         } else if flags & 4 != 0 {
-            self.known.insert(from.to_owned(), Guess::Other);
+            self.known.insert(from.to_owned(), AssumedType::Other);
         }
     }
 
     /// Returns some of the known objects below a path, each by the rest of its path after `path`.
-    fn below(&self, path: &str) -> Vec<(String, Guess)> {
+    fn below(&self, path: &str) -> Vec<(String, AssumedType)> {
         let start = if path.is_empty() { String::new() } else { format!("{path}/") };
         let known = self.known.iter().filter(|(known, _)| known.starts_with(&start)).take(40);
         known.map(|(known, kind)| (format!("/{}", &known[start.len()..]), *kind)).collect()
@@ -567,7 +572,7 @@ impl Generator {
 
     /// Removes a path and everything below it from the known objects. Returns the removed objects, each by the rest
     /// of its path after `path`.
-    fn take(&mut self, path: &str) -> Vec<(String, Guess)> {
+    fn take(&mut self, path: &str) -> Vec<(String, AssumedType)> {
         let below = format!("{path}/");
         let taken: Vec<String> =
             self.known.keys().filter(|known| *known == path || known.starts_with(&below)).cloned().collect();

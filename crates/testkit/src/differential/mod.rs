@@ -29,7 +29,7 @@ mod together;
 
 pub use actor::{ACTORS, Actor};
 pub use allowed::{ALLOWED, Allowed, KNOWN};
-pub use bed::{Difference, Failure, Options, Outcome, Source, hunt, run};
+pub use bed::{Difference, Failure, Options, Outcome, Source, run, run_rounds};
 pub use call::{Call, Content, Kind, Seek, Step, Time};
 pub use generate::Generator;
 pub use pair::{Pair, Setup};

@@ -45,7 +45,7 @@ pub(crate) fn times(stat: &Stat) -> [(i64, i64); 3] {
 
 /// An object as seen before or after a call.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     /// `path` and its name, or `slot` and its number.
     pub(crate) what: String,
     pub(crate) stat: Result<Stat, Errno>,
@@ -59,21 +59,21 @@ pub(crate) struct Seen {
     pub(crate) guarded: bool,
 }
 
-impl Seen {
+impl Observation {
     pub(crate) fn is_pipe(&self) -> bool {
         self.stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
     }
 }
 
 /// Observes the current state of paths and slots.
-pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Seen> {
+pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Observation> {
     let mut seen = Vec::new();
     for path in paths {
         let full = side.full(path);
         let stat = rustix::fs::lstat(&full);
         let xattrs = if stat.is_ok() { xattr_text(&full) } else { String::new() };
         let guarded = is_guarded(rustix::fs::statx(CWD, &full, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS));
-        seen.push(Seen { what: format!("path {path}"), stat, xattrs, data_without_blocks: false, guarded });
+        seen.push(Observation { what: format!("path {path}"), stat, xattrs, data_without_blocks: false, guarded });
     }
     for &slot in slots {
         let stat = side.slot(slot).and_then(|file: &OwnedFd| rustix::fs::fstat(file));
@@ -86,7 +86,13 @@ pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Seen> 
             }
             _ => false,
         };
-        seen.push(Seen { what: format!("slot {slot}"), stat, xattrs: String::new(), data_without_blocks, guarded });
+        seen.push(Observation {
+            what: format!("slot {slot}"),
+            stat,
+            xattrs: String::new(),
+            data_without_blocks,
+            guarded,
+        });
     }
     seen
 }
@@ -105,7 +111,7 @@ fn is_guarded(statx: Result<Statx, Errno>) -> bool {
     statx.is_ok_and(|statx| statx.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND))
 }
 
-impl Seen {
+impl Observation {
     /// The object's inode number.
     pub(crate) fn ino(&self) -> Option<u64> {
         self.stat.as_ref().ok().map(|stat| stat.st_ino)
@@ -124,7 +130,7 @@ const LEFT_OUT: u64 = 2;
 const SUBVOLUME_ROOT: u64 = 256;
 
 /// The changes of an object, as fields on which both filesystems must agree.
-pub(crate) fn changes(before: Option<&Seen>, after: &Seen) -> Vec<(String, String)> {
+pub(crate) fn changes(before: Option<&Observation>, after: &Observation) -> Vec<(String, String)> {
     let stat = match &after.stat {
         Ok(stat) => stat,
         Err(errno) => return vec![("kind".to_owned(), errno_name(*errno))],

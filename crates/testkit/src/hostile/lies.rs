@@ -10,7 +10,7 @@ use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::{Key, KeyType};
 
 use super::seed_image::Mutation;
-use crate::corruptor::{put_together, take_apart};
+use crate::corruptor::{build_leaf, take_apart};
 
 type Items = Vec<(Key, Vec<u8>)>;
 
@@ -51,7 +51,7 @@ pub(super) fn tell(raw: &mut Vec<u8>, mutation: Mutation) {
     items.dedup_by_key(|(key, _)| *key);
     let used: usize = items.iter().map(|(_, data)| data.len() + ITEM_HEAD_SIZE).sum();
     if used + HEADER_SIZE <= raw.len() {
-        *raw = put_together(raw, &items);
+        *raw = build_leaf(raw, &items);
     }
 }
 

@@ -22,7 +22,7 @@ use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, finish_bloc
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
 use super::lies;
-use crate::corruptor::{put_together, take_apart};
+use crate::corruptor::{build_leaf, take_apart};
 use crate::{Image, Medium, RawBlock};
 
 const PAGE: usize = 4096;
@@ -191,7 +191,7 @@ impl SeedImage {
             if used + HEADER_SIZE > raw.len() {
                 continue;
             }
-            raw = put_together(&raw, &items);
+            raw = build_leaf(&raw, &items);
             finish_block(&mut raw, self.sb.csum_type().unwrap_or_default());
             for copy in &block.copies {
                 medium.write(*copy, &raw);

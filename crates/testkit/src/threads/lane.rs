@@ -62,21 +62,21 @@ enum Done {
 }
 
 /// One operation of a busy lane.
-struct Todo {
+struct Operation {
     what: String,
     /// The file that may be partly changed if there is no space.
-    spoils: Option<Vec<u8>>,
+    partly_changes: Option<Vec<u8>>,
     /// The operation; `None` means a sync.
     action: Option<BoxedAction>,
 }
 
-impl Todo {
+impl Operation {
     fn new(
         what: String,
-        spoils: Option<&[u8]>,
+        partly_changes: Option<&[u8]>,
         action: impl Fn(&mut dyn Target) -> Result<(), Errno> + 'static,
     ) -> Self {
-        Self { what, spoils: spoils.map(<[u8]>::to_vec), action: Some(Box::new(action)) }
+        Self { what, partly_changes: partly_changes.map(<[u8]>::to_vec), action: Some(Box::new(action)) }
     }
 
     fn write(path: &[u8], at: u64, data: &Arc<[u8]>) -> Self {
@@ -151,7 +151,7 @@ impl Lane {
                 self.note(model, shared);
                 Ok(Done::Fine)
             }
-            Some(Err(NOSPC)) if self.may_be_full && !frees_or_keeps(what) => {
+            Some(Err(NOSPC)) if self.may_be_full && !must_have_space(what) => {
                 self.target.fresh.clear();
                 Ok(Done::Full(model))
             }
@@ -200,7 +200,7 @@ impl Lane {
                     Done::Fine => {}
                     Done::Told => return Ok(()),
                     Done::Full(model) => {
-                        if let Some(path) = todo.spoils {
+                        if let Some(path) = todo.partly_changes {
                             // The operation may have been done in part.
                             self.note(model, shared);
                             if !matches!(self.act("unlink", &|to| to.unlink(&path), shared)?, Done::Fine) {
@@ -220,7 +220,7 @@ impl Lane {
     }
 
     /// Returns the operations of the step with this number, in order.
-    fn next(&mut self, number: usize, files: &[Vec<u8>], has_fsyncs: bool) -> Vec<Todo> {
+    fn next(&mut self, number: usize, files: &[Vec<u8>], has_fsyncs: bool) -> Vec<Operation> {
         let rng = &mut self.rng;
         // Use small files if little space is free, so that freed space is soon reused.
         let scale = if self.may_be_full { 1 } else { 4 };
@@ -233,12 +233,12 @@ impl Lane {
         let new = |prefix: &str| {
             let path = format!("{prefix}-{number}").into_bytes();
             vec![
-                Todo::new(format!("create {}", show(&path)), None, {
+                Operation::new(format!("create {}", show(&path)), None, {
                     let path = path.clone();
                     move |to| to.create(&path, NodeKind::File, 0o644, (0, 0))
                 }),
-                Todo::write(&path, 0, &data),
-                Todo::fsync(&path),
+                Operation::write(&path, 0, &data),
+                Operation::fsync(&path),
             ]
         };
         let mut todo = match choice {
@@ -246,34 +246,36 @@ impl Lane {
             16..19 => {
                 // Overwrite the whole file, so that its old extents are free after the next commit.
                 let all: Arc<[u8]> = rng.bytes(17_000 * scale).into();
-                vec![Todo::write(&path, 0, &all)]
+                vec![Operation::write(&path, 0, &all)]
             }
-            19 if !has_fsyncs => vec![Todo::new(format!("unlink {}", show(&path)), None, move |to| to.unlink(&path))],
-            1..5 => vec![Todo::write(&path, at, &data)],
-            5 => vec![Todo::new(format!("truncate {} {at}", show(&path)), Some(&path.clone()), move |to| {
+            19 if !has_fsyncs => {
+                vec![Operation::new(format!("unlink {}", show(&path)), None, move |to| to.unlink(&path))]
+            }
+            1..5 => vec![Operation::write(&path, at, &data)],
+            5 => vec![Operation::new(format!("truncate {} {at}", show(&path)), Some(&path.clone()), move |to| {
                 to.truncate(&path, at)
             })],
-            6 => vec![Todo::new(format!("punch {} {at}+16384", show(&path)), Some(&path.clone()), move |to| {
+            6 => vec![Operation::new(format!("punch {} {at}+16384", show(&path)), Some(&path.clone()), move |to| {
                 to.fallocate(&path, at, 16_384, FallocateOp::PunchHole)
             })],
             7..9 => {
                 let from = files[(index + 1) % files.len()].clone();
                 let to_at = rng.below(8) * 4096;
                 let what = format!("reflink {} to {} {to_at}", show(&from), show(&path));
-                vec![Todo::new(what, Some(&path.clone()), move |to| to.copy_range(&from, 0, &path, to_at, 16_384))]
+                vec![Operation::new(what, Some(&path.clone()), move |to| to.copy_range(&from, 0, &path, to_at, 16_384))]
             }
-            9 => vec![Todo::new(format!("unlink {}", show(&path)), None, move |to| to.unlink(&path))],
+            9 => vec![Operation::new(format!("unlink {}", show(&path)), None, move |to| to.unlink(&path))],
             10 => {
                 let mut todo = new("tmp");
                 let tmp = format!("tmp-{number}").into_bytes();
-                todo.push(Todo::new(format!("rename {} {}", show(&tmp), show(&path)), None, move |to| {
+                todo.push(Operation::new(format!("rename {} {}", show(&tmp), show(&path)), None, move |to| {
                     to.rename(&tmp, &path, RenameOp::Replace)
                 }));
                 todo
             }
-            11 if has_fsyncs => vec![Todo { what: "sync".to_owned(), spoils: None, action: None }],
-            _ if has_fsyncs => vec![Todo::fsync(&path)],
-            _ => vec![Todo::write(&path, at, &data)],
+            11 if has_fsyncs => vec![Operation { what: "sync".to_owned(), partly_changes: None, action: None }],
+            _ if has_fsyncs => vec![Operation::fsync(&path)],
+            _ => vec![Operation::write(&path, at, &data)],
         };
         if !has_fsyncs {
             todo.retain(|todo| !todo.what.starts_with("fsync"));
@@ -380,6 +382,6 @@ impl Lane {
 }
 
 /// Whether this operation must never fail for lack of space (T6), because it frees space or stores accepted data.
-fn frees_or_keeps(what: &str) -> bool {
+fn must_have_space(what: &str) -> bool {
     ["unlink", "fsync", "sync"].iter().any(|kind| what.starts_with(kind))
 }

@@ -51,7 +51,7 @@ impl Engine {
     fn apply_rows(&self, work: &mut CommitWork) -> Result<()> {
         let _span = self.stats.span(Span::ApplyRows);
         let _progress = self.admission.begin_flush();
-        self.tree_log.spoil();
+        self.tree_log.require_commit();
         let nr_refs = work.refs.len();
         let (transid, frozen) = self.freeze_rows();
         self.apply_frozen(&frozen, &mut work.refs, transid)?;

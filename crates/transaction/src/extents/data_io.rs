@@ -212,7 +212,7 @@ impl Engine {
     /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer.
     /// Called before each write; a recent check is not repeated.
     pub(crate) fn check_still_ours(&self) -> Result<()> {
-        if self.volumes.were_superblocks_ours_lately() {
+        if self.volumes.are_superblocks_checked_recently() {
             return Ok(());
         }
         self.or_abort("write", || self.volumes.check_superblocks_are_ours())

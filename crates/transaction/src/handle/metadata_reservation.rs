@@ -473,7 +473,7 @@ impl Engine {
                 self.admission.load.shares.current().lock().nr_admitted += SHARE_ITEMS;
             }
         } else if need > room - room / 8 && self.admission.load.active().nr_changes > NODES_PER_COMMIT {
-            self.ask_for(BackgroundWork::Commit);
+            self.request(BackgroundWork::Commit);
         }
     }
 

@@ -77,7 +77,7 @@ impl RunningTransaction {
     }
 
     /// Requests that the commit makes, changes or deletes a subvolume. The caller has entered the gate.
-    pub(crate) fn ask_for(&self, change: RootChange) {
+    pub(crate) fn request(&self, change: RootChange) {
         self.root_changes.lock().push(change);
     }
 

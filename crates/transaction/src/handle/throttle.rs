@@ -108,7 +108,7 @@ impl Engine {
         }
         let (start, limit) = (self.flush_start(), self.active_limit());
         if bytes >= start {
-            self.ask_for(BackgroundWork::FlushDelayedItems);
+            self.request(BackgroundWork::FlushDelayedItems);
         }
         if bytes >= limit {
             return self.wait_for_room();
@@ -160,7 +160,7 @@ impl Engine {
             self.check_writable()?;
             if self.admission.throttle.progress().is_some() {
                 idle_since = None;
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() > THREAD_COMES {
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() > FLUSH_START_TIMEOUT {
                 return self.flush_delayed_items();
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -169,7 +169,7 @@ impl Engine {
     }
 
     /// Requests background work, unless it was requested already for the current active items.
-    pub(crate) fn ask_for(&self, work: BackgroundWork) {
+    pub(crate) fn request(&self, work: BackgroundWork) {
         let asked = match work {
             BackgroundWork::Commit => &self.admission.load.asked_for_commit,
             BackgroundWork::FlushDelayedItems => &self.admission.load.asked_for_flush,
@@ -178,7 +178,7 @@ impl Engine {
             && !asked.swap(true, Ordering::Relaxed)
             && let Some(flusher) = self.flusher()
         {
-            flusher.do_soon(work);
+            flusher.request_work(work);
         }
     }
 }
@@ -190,7 +190,7 @@ const APPLY_SHARE: u64 = 900;
 const MICROS_AHEAD: u64 = 2;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Time within which the commit thread must begin a flush.
-const THREAD_COMES: Duration = Duration::from_millis(50);
+const FLUSH_START_TIMEOUT: Duration = Duration::from_millis(50);
 /// Memory of cached nodes that are also on the devices.
 pub(crate) const CACHE_PART: MemoryPart = (6, 16);
 /// Memory of delayed items, active and frozen together.

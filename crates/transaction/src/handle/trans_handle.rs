@@ -171,7 +171,7 @@ impl TransHandle<'_> {
     }
 
     pub(crate) fn change_root(&self, change: RootChange) {
-        self.engine.running.ask_for(change);
+        self.engine.running.request(change);
     }
 
     /// Returns a file extent item with the current address of its extent, if the extent moved since the item was

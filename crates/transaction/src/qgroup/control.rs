@@ -140,7 +140,7 @@ impl Engine {
     pub fn start_quota_rescan(&self) -> Result<()> {
         self.change_quotas(|state, transid| {
             if state.simple_since().is_some() {
-                let what = "simple quotas have nothing to count anew".to_owned();
+                let what = "simple quotas need no rescan".to_owned();
                 return Err(Error::Qgroup { what, errno: EINVAL });
             }
             if state.is_rescanning() {

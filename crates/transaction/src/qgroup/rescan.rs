@@ -62,7 +62,7 @@ impl Engine {
                     continue;
                 }
             };
-            if nr_extents > 0 && nr_extents.is_multiple_of(LOOK_EVERY) && began.elapsed() >= PART {
+            if nr_extents > 0 && nr_extents.is_multiple_of(CLOCK_CHECK_INTERVAL) && began.elapsed() >= PART {
                 return Ok(Some(at.objectid));
             }
             nr_extents += 1;
@@ -80,7 +80,7 @@ impl Engine {
 }
 
 /// Number of extents between two checks of the clock.
-const LOOK_EVERY: usize = if cfg!(test) { 8 } else { 128 };
+const CLOCK_CHECK_INTERVAL: usize = if cfg!(test) { 8 } else { 128 };
 /// Approximate time that each commit spends on counting extents for a rescan.
 const PART: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 150 });
 

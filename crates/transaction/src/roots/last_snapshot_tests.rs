@@ -99,7 +99,7 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
     for (number, (ids, place)) in plans.into_iter().enumerate() {
         let _gate = engine.running.enter();
         let plan = snapshot(&engine, ids, place, &format!("snapshot-{number}-{long}"));
-        engine.running.ask_for(RootChange::Make(Box::new(plan)));
+        engine.running.request(RootChange::Make(Box::new(plan)));
     }
     engine.roots.note_shared_blocks();
     engine.commit().expect("committed");

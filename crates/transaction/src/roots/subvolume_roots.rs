@@ -114,7 +114,7 @@ impl Engine {
         {
             let _gate = self.running.enter();
             let transid = self.generation();
-            self.running.ask_for(RootChange::Make(Box::new(plan(transid))));
+            self.running.request(RootChange::Make(Box::new(plan(transid))));
         }
         let committed = self.commit();
         // Drop the reservation after the commit, which puts the reserved changes.

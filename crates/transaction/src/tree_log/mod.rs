@@ -97,7 +97,7 @@ struct LogState {
     blocks: LogBlocks,
     /// Whether only a commit can satisfy an fsync, because the log in memory differs from the log on the devices, or
     /// the trees' nodes are not the nodes of the last commit.
-    spoiled: bool,
+    needs_commit: bool,
 }
 
 /// The log of one subvolume.
@@ -151,8 +151,8 @@ impl TreeLog {
 
     /// Notes that trees change before the next commit, so each fsync before that commit itself commits. The caller
     /// holds the commit lock.
-    pub(crate) fn spoil(&self) {
-        self.state.lock().spoiled = true;
+    pub(crate) fn require_commit(&self) {
+        self.state.lock().needs_commit = true;
     }
 
     /// Whether there was an fsync in this transaction or in the transaction before.

@@ -97,20 +97,20 @@ impl Engine {
 
     fn lead(&self) -> Result<()> {
         let panicked = Error::ReadOnly { reason: "writing the log panicked".to_owned() };
-        let mut leading = Leading { engine: self, batch: None, failure: Some(panicked) };
-        let result = self.lead_batch(&mut leading);
-        leading.failure = result.as_ref().err().cloned();
-        drop(leading);
+        let mut leader = BatchLeader { engine: self, batch: None, failure: Some(panicked) };
+        let result = self.lead_batch(&mut leader);
+        leader.failure = result.as_ref().err().cloned();
+        drop(leader);
         result
     }
 
-    fn lead_batch(&self, leading: &mut Leading<'_>) -> Result<()> {
+    fn lead_batch(&self, leader: &mut BatchLeader<'_>) -> Result<()> {
         let refused = self.check_not_aborted();
         let commit_lock = self.commit_state.lock();
         let requests = {
             let mut queue = self.tree_log.queue.lock();
             let requests = std::mem::take(&mut queue.requests);
-            leading.batch = Some((queue.open, requests.len() - 1));
+            leader.batch = Some((queue.open, requests.len() - 1));
             queue.open += 1;
             requests
         };
@@ -140,18 +140,18 @@ impl Engine {
         }
         let mut guard = self.tree_log.state.lock();
         let state = &mut *guard;
-        if state.spoiled {
+        if state.needs_commit {
             return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices, or trees changed"));
         }
         let transid = Generation(self.commit_state.committed().0 + 1);
         let batches = match self.collect(state, &wanted, transid) {
             Ok(batches) => batches,
             Err(Stop::Commit(why)) => {
-                state.spoiled = true;
+                state.needs_commit = true;
                 return Ok(Outcome::NeedsCommit(why));
             }
             Err(Stop::Error(error)) => {
-                state.spoiled = true;
+                state.needs_commit = true;
                 return Err(error);
             }
         };
@@ -160,14 +160,14 @@ impl Engine {
         }
         self.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
         // This flag is cleared when the superblock is durable.
-        state.spoiled = true;
+        state.needs_commit = true;
         let (nodes, root) = match self.apply_to_log(state, batches, transid) {
             Ok(done) => done,
             Err(Error::NoSpace) => return Ok(Outcome::NeedsCommit("no room for the log")),
             Err(error) => return Err(error),
         };
         let Some(root) = root.filter(|_| !nodes.is_empty()) else {
-            state.spoiled = false;
+            state.needs_commit = false;
             return Ok(Outcome::Unchanged);
         };
         // Check after the blocks are allocated: a new chunk is pending before it can be used. If no chunk is pending
@@ -188,7 +188,7 @@ impl Engine {
             return Err(error);
         }
         state.blocks.superblock_is_durable(nodes.len());
-        state.spoiled = false;
+        state.needs_commit = false;
         Ok(Outcome::Written)
     }
 
@@ -277,14 +277,14 @@ fn batch_bytes(batch: &Batch) -> u64 {
 }
 
 /// Gives the result to the batch and lets the next leader begin when dropped, also after a panic (I2).
-struct Leading<'e> {
+struct BatchLeader<'e> {
     engine: &'e Engine,
     /// The closed batch, and the number of fsyncs that wait for it.
     batch: Option<(u64, usize)>,
     failure: Option<Error>,
 }
 
-impl Drop for Leading<'_> {
+impl Drop for BatchLeader<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.engine.abort("writing the log panicked".to_owned());

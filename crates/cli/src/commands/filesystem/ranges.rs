@@ -127,7 +127,7 @@ fn share(
     request: impl FnOnce(Ranges) -> Request,
 ) -> anyhow::Result<Response> {
     let (source, target) = (&args.source, &args.target);
-    if !source.is_beside(target) {
+    if !source.shares_filesystem_with(target) {
         bail!("{source} and {target} are not in the same filesystem; name two paths in one mount or one image");
     }
     let ranges = Ranges { source: args.source_offset, target: args.target_offset, len: args.length };

@@ -121,7 +121,7 @@ impl Dump<'_> {
         if follow {
             let Self { blocks, output, order, is_damaged } = self;
             return blocks.walk(root, *order, &mut |pointer, block| {
-                *is_damaged |= tell_damage(block);
+                *is_damaged |= print_damage(block);
                 output.block(pointer, block)
             });
         }
@@ -129,7 +129,7 @@ impl Dump<'_> {
             Ok(block) => block,
             Err(error) => Block { raw: Vec::new(), damage: Some(format!("block {}: {error}", root.bytenr)) },
         };
-        self.is_damaged |= tell_damage(&block);
+        self.is_damaged |= print_damage(&block);
         self.output.block(&root, &block)
     }
 
@@ -196,7 +196,7 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
 }
 
 /// Prints the damage of a block as one line on stderr.
-fn tell_damage(block: &Block) -> bool {
+fn print_damage(block: &Block) -> bool {
     if let Some(damage) = &block.damage {
         warn(&damage.to_string());
     }

@@ -7,7 +7,7 @@ use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode};
 
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, join, lookup_parent, read_names, with_image,
+    ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, child_path, join, lookup_parent, read_names, with_image,
 };
 use crate::common::{calling_user, each};
 
@@ -105,7 +105,7 @@ pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> 
         path: Vec<u8>,
         left: Vec<super::Name>,
     }
-    let mut passed = PassedDirs::default();
+    let mut passed = VisitedDirs::default();
     let mut open = |parent: InodeId, name: &[u8], id: InodeId, path: Vec<u8>| -> anyhow::Result<Level> {
         passed.pass(id).with_context(|| format!("'{}'", printable(&path)))?;
         let mut left = read_names(fs, id).with_context(|| format!("'{}'", printable(&path)))?;

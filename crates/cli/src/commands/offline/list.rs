@@ -10,7 +10,7 @@ use ubtrfs_fs::{Attr, Fs, mode, rdev_parts};
 
 use super::text::{mode_text, printable, short_time_text, time_text, type_text};
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, Name, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
+    ImageOptions, ImagePath, ImagePathParser, Name, Use, VisitedDirs, child_path, data_ranges, lookup, read_names,
     read_pieces, type_of, with_image,
 };
 use crate::common::{each, print_bytes, print_out};
@@ -73,7 +73,7 @@ pub(crate) fn run_ls(args: LsArgs) -> anyhow::Result<ExitCode> {
             if !start.is_dir() || args.directory {
                 return print_list(fs, &args, path, &[(path.path.clone(), start)]);
             }
-            let mut passed = PassedDirs::default();
+            let mut passed = VisitedDirs::default();
             let mut todo = vec![(path.path.clone(), start)];
             while let Some((at, dir)) = todo.pop() {
                 let here = ImagePath { image: path.image.clone(), path: at };

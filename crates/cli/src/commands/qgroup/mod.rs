@@ -146,7 +146,7 @@ fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
 
 fn count_anew(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
     if status_of(channel, target)?.is_some_and(|status| status.rescan.is_none()) {
-        call(channel, target, "count anew in", Request::Rescan)?;
+        call(channel, target, "start a rescan of", Request::Rescan)?;
     }
     match channel.is_mount() {
         true => print_out("Quota data changed, rescan scheduled\n"),

@@ -74,7 +74,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Some(first) = args.subvolumes.first() else { bail!("name a subvolume") };
     let others = args.subvolumes.iter().chain(&args.parent).chain(&args.clone_sources);
-    if let Some(other) = others.clone().find(|other| !first.is_beside(other)) {
+    if let Some(other) = others.clone().find(|other| !first.shares_filesystem_with(other)) {
         bail!("{first} and {other} are not in the same filesystem; name paths in one mount or one image");
     }
     if args.diff {
@@ -143,7 +143,9 @@ fn open_output(path: &Path) -> anyhow::Result<File> {
 fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> anyhow::Result<u64> {
     match done {
         Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),
-        Ok(_) => Err(anyhow!("cannot send {target}: the server gave another answer than asked for")),
+        Ok(_) => Err(anyhow!(
+            "cannot send {target}: the server's answer does not belong to the request; this is a bug of ubtrfs"
+        )),
         Err(failure) => Err(anyhow!("cannot send {target}: {failure}")),
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn call_with_output(
     }
     let failed = |error: io::Error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        Failure::new(errno, format!("no pipe can be made: {error}"))
+        Failure::new(errno, format!("cannot make a pipe: {error}"))
     };
     let (from, to) = output_pipe().map_err(failed)?;
     let mut output = File::from(output.try_clone_to_owned().map_err(failed)?);

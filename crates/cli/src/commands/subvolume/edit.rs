@@ -177,7 +177,7 @@ fn for_each(
     owner: (u32, u32),
     mut work: impl FnMut(&Channel<'_>, &Target) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    for targets in targets.chunk_by(Target::is_beside) {
+    for targets in targets.chunk_by(Target::shares_filesystem_with) {
         if let image @ Target::Image(_) = &targets[0] {
             with_channel_of(image, options, Use::Write, owner, |channel| {
                 let done = targets.iter().try_for_each(|target| work(channel, target));

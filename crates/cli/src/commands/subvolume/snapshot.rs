@@ -33,7 +33,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    if !args.source.is_beside(&args.dest) {
+    if !args.source.shares_filesystem_with(&args.dest) {
         return Err(elsewhere(args));
     }
     let made = with_channel(&args.source, &args.image, Use::Write, |channel| make(channel, args))?;

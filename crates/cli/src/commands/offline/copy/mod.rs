@@ -19,7 +19,7 @@ use ubtrfs_fs::{Fs, InodeId, mode};
 use self::host::{Host, HostTarget};
 use self::image::Image;
 use super::text::printable;
-use super::{ImageOptions, ImagePath, PassedDirs, Use, child_path, join, normal_names, type_of, with_image};
+use super::{ImageOptions, ImagePath, Use, VisitedDirs, child_path, join, normal_names, type_of, with_image};
 use crate::common::{each, print_error};
 
 /// Copy files between this system and images, or inside of an image
@@ -269,7 +269,7 @@ struct Copy<'a> {
     /// The image that is written to, which cannot be a source.
     image: Option<(u64, u64)>,
     /// Directories of the source image that the copy has visited.
-    passed: PassedDirs,
+    passed: VisitedDirs,
     /// If source and target are in one image, the directories that the copy made. In a crafted image, a walk of the
     /// source may lead into these copied directories.
     made: HashSet<InodeId>,
@@ -285,7 +285,7 @@ struct Copy<'a> {
 
 impl<'a> Copy<'a> {
     fn new(args: &'a Args, from: &'a dyn From, to: &'a dyn To, shared: bool) -> Self {
-        let (first_names, passed) = (HashMap::new(), PassedDirs::default());
+        let (first_names, passed) = (HashMap::new(), VisitedDirs::default());
         Self {
             args,
             from,
@@ -394,7 +394,7 @@ impl<'a> Copy<'a> {
     /// Reports a file that could not be copied. Fails only if the other files could not be copied either.
     fn failed(&mut self, path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
         let error = error.context(format!("cannot copy '{}'", printable(path)));
-        if self.ends_with_target && takes_no_more(&error) {
+        if self.ends_with_target && is_fatal(&error) {
             return Err(error);
         }
         print_error(&error);
@@ -474,7 +474,7 @@ impl<'a> Copy<'a> {
 }
 
 /// Whether every further file would fail with this error, because the image is full, broken or read-only.
-fn takes_no_more(error: &anyhow::Error) -> bool {
+fn is_fatal(error: &anyhow::Error) -> bool {
     let errnos = [Errno::NOSPC, Errno::IO, Errno::ROFS].map(Errno::raw_os_error);
     error
         .chain()
