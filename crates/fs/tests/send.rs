@@ -75,8 +75,6 @@ fn a_subvolume_that_is_sent_stays_and_stays_read_only() {
             assert!(busy(fs.delete_subvolume(fs.root(), name, None)));
             assert!(busy(fs.set_subvolume_read_only(id, false)));
         }
-        let group = fs.block_groups().first().unwrap().start;
-        assert!(busy(fs.relocate_block_group(group, &Job::new()).map(drop)));
         // All other calls work during the send.
         snapshot(&fs, "s2");
         fs.sync().unwrap();
@@ -85,6 +83,36 @@ fn a_subvolume_that_is_sent_stays_and_stays_read_only() {
     assert!(output.0.is_none(), "it was asked");
     fs.set_subvolume_read_only(new, false).unwrap();
     fs.delete_subvolume(fs.root(), b"s0", None).unwrap();
+}
+
+#[test]
+fn a_balance_waits_for_a_send_and_can_be_cancelled_meanwhile() {
+    let fs = filesystem();
+    let id = snapshot(&fs, "s0");
+    let group = fs.block_groups().first().unwrap().start;
+    let (waits, cancelled) = (Job::new(), Job::new());
+    std::thread::scope(|scope| {
+        let mut moves = Vec::new();
+        let mut output = AtWrite(Some(|| {
+            for job in [&waits, &cancelled] {
+                let fs = &fs;
+                moves.push(scope.spawn(move || fs.relocate_block_group(group, job).map(drop)));
+                while job.progress().step.is_empty() {
+                    std::thread::yield_now();
+                }
+            }
+            cancelled.cancel();
+            let errno = moves.pop().unwrap().join().unwrap().unwrap_err().errno();
+            assert_eq!(errno, Errno::CANCELED.raw_os_error());
+            // A second send does not wait for the move that waits.
+            fs.send(&request(id, None, vec![]), &mut io::sink(), &Job::new()).unwrap();
+            assert!(!moves[0].is_finished());
+        }));
+        fs.send(&request(id, None, vec![]), &mut output, &Job::new()).unwrap();
+        moves.pop().unwrap().join().unwrap().unwrap();
+    });
+    assert!(fs.block_groups().iter().all(|other| other.start != group), "it moved");
+    fs.send(&request(id, None, vec![]), &mut io::sink(), &Job::new()).unwrap();
 }
 
 #[test]

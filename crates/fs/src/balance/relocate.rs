@@ -18,7 +18,7 @@ impl Fs {
     /// As for [`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group).
     pub fn relocate_block_group(&self, start: ubtrfs_format::Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_open()?;
-        let _moving = self.subvolumes.sends.begin_move()?;
+        let _moving = self.subvolumes.sends.begin_move(job)?;
         Ok(self.engine.relocate_block_group(start, job)?)
     }
 

@@ -377,7 +377,7 @@ impl Fs {
                 Err(error) => return Err(error.into()),
             }
         }
-        let _moving = self.subvolumes.sends.begin_move()?;
+        let _moving = self.subvolumes.sends.begin_move(job)?;
         Ok(self.engine.relocate_block_group(group.start, job)?.failures)
     }
 

@@ -44,7 +44,7 @@ impl Fs {
     /// As for [`ubtrfs_transaction::Engine::resize_device`]. After an error, the size is unchanged.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_open()?;
-        let _moving = self.subvolumes.sends.begin_move()?;
+        let _moving = self.subvolumes.sends.begin_move(job)?;
         Ok(self.engine.resize_device(devid, len_bytes, job)?)
     }
 }

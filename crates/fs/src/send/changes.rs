@@ -82,7 +82,7 @@ impl Fs {
     ///
     /// As for [`Fs::send`], and errors of `found`.
     pub fn changes_between(&self, old: RootId, new: RootId, job: &Job, found: Found<'_>) -> Result<()> {
-        let _sending = self.begin_send([old, new].into_iter())?;
+        let _sending = self.begin_send([old, new].into_iter(), job)?;
         if self.read_only().is_none() {
             self.engine.commit()?;
         }

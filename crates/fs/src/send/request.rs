@@ -13,7 +13,7 @@ use super::sender::Sender;
 use super::tree::SentTree;
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::subvolume::sends::Sending;
+use crate::subvolume::sends::{Kept, Sending};
 use crate::types::SubvolumeInfo;
 
 /// A request to send one or several subvolumes.
@@ -41,7 +41,7 @@ impl Fs {
     /// # Errors
     ///
     /// [`Error::NotPermitted`] if a subvolume is not read-only, [`Error::NoParent`] if clone sources are given and none
-    /// can be the parent, [`Error::InProgress`] while extents are being moved, [`Error::Output`] if the output fails,
+    /// can be the parent, [`Error::Output`] if the output fails,
     /// or an error of reading.
     pub fn send(&self, request: &SendRequest, output: &mut (dyn Write + Send), job: &Job) -> Result<()> {
         let version = Version::from_number(request.version)
@@ -51,7 +51,7 @@ impl Fs {
             return Err(Error::InvalidArgument("compressed data needs version 2 of the send stream"));
         }
         let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
-        let _sending = self.begin_send(used.copied())?;
+        let _sending = self.begin_send(used.copied(), job)?;
         if self.read_only().is_none() {
             // A snapshot may be younger than the last commit.
             self.engine.commit()?;
@@ -77,17 +77,14 @@ impl Fs {
         output.flush().map_err(Error::Output)
     }
 
-    pub(super) fn begin_send(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Sending<'_>> {
-        // Code that deletes a subvolume or makes it writable checks under these locks that it is not being sent.
-        let _flags = self.subvolumes.lock_flags();
-        let _subvolumes = self.subvolumes.lock();
-        let sending = self.subvolumes.sends.begin_send(ids.clone())?;
-        for id in ids {
-            if self.subvolumes.is_deleted(id) {
-                return Err(Error::NotFound);
-            }
-        }
-        Ok(sending)
+    /// Begins to read subvolumes by address, after the block group that is being moved.
+    pub(super) fn begin_send(
+        &self,
+        ids: impl Iterator<Item = RootId> + Clone,
+        job: &Job,
+    ) -> Result<(Sending<'_>, Kept<'_>)> {
+        let sending = self.subvolumes.sends.begin_send(job)?;
+        Ok((sending, self.keep_subvolumes(ids)?))
     }
 
     fn send_one(

@@ -5,7 +5,7 @@
 //! - `delete`: deleting subvolumes.
 //! - `list`: paths and parents of subvolumes, and the choice of the subvolume to mount.
 //! - `rename`: renames that move a subvolume.
-//! - `sends`: changes that are refused while a subvolume is being sent.
+//! - `sends`: changes that are refused or wait while a subvolume is being sent.
 //! - `receives`: the subvolumes that are being received.
 //! - `quota`, `resolve`, `search`: quota groups, paths of addresses and inodes, items of a tree.
 //!

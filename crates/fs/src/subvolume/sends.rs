@@ -1,35 +1,46 @@
 //! [`Sends`]: excludes changes that would disturb a send: deleting or changing the sent subvolumes, and moving extents.
 //!
-//! - N1. A subvolume in [`State::sending`] is read-only. A subvolume that is being sent cannot be deleted or become
-//!   writable.
-//! - N2. Sends and moves of extents exclude each other: a send reads nodes and data by address.
-//! - N3. A call that would break one of these rules fails at once. The call does not wait, because a send can take as
-//!   long as its reader does.
+//! - N1. A subvolume in [`State::kept`] is read-only. It cannot be deleted or become writable: a call that would do so fails at
+//!   once.
+//! - N2. Sends and moves of extents exclude each other, because a send reads nodes and data by address. They wait for each other.
+//!   A balance moves one block group after the other, and a send comes first: it waits only for the block group that is being moved.
+//!   Moves wait until no send runs or waits, and can be cancelled meanwhile.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use ubtrfs_format::RootId;
+use ubtrfs_transaction::Job;
 
+use crate::Fs;
 use crate::error::{Error, Result};
 
 /// The running sends and moves of extents.
 #[derive(Debug, Default)]
 pub(crate) struct Sends {
     state: Mutex<State>,
+    /// Notified when a send or a move ends.
+    ended: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Subvolumes that running sends read, each with the number of these sends.
-    sending: HashMap<RootId, usize>,
+    /// Subvolumes that must not change, each with the number of its users.
+    kept: HashMap<RootId, usize>,
+    /// Number of running and waiting sends.
+    sending: usize,
     /// Number of running moves of extents.
     moving: usize,
 }
 
 /// A guard of a send, which ends when the guard is dropped.
 #[derive(Debug)]
-pub(crate) struct Sending<'s> {
+pub(crate) struct Sending<'s>(&'s Sends);
+
+/// A guard that keeps subvolumes as they are (N1), until the guard is dropped.
+#[derive(Debug)]
+pub(crate) struct Kept<'s> {
     sends: &'s Sends,
     ids: Vec<RootId>,
 }
@@ -39,52 +50,93 @@ pub(crate) struct Sending<'s> {
 pub(crate) struct Moving<'s>(&'s Sends);
 
 impl Sends {
-    /// Begins to send these subvolumes. The caller checks afterwards that the subvolumes are read-only (N1).
-    pub(crate) fn begin_send(&self, ids: impl Iterator<Item = RootId>) -> Result<Sending<'_>> {
+    /// Begins a send, after waiting for the running move (N2). The caller holds no lock that a move takes.
+    pub(crate) fn begin_send(&self, job: &Job) -> Result<Sending<'_>> {
         let mut state = self.state.lock();
-        if state.moving > 0 {
-            return Err(Error::InProgress("extents are being moved; send when the balance or resize is done"));
+        state.sending = state.sending.saturating_add(1);
+        // From here on, no move begins. Dropping the guard takes the lock of the state, so the lock is released first.
+        drop(state);
+        let sending = Sending(self);
+        state = self.state.lock();
+        while state.moving > 0 {
+            self.ended.wait_for(&mut state, PATIENCE);
+            parking_lot::MutexGuard::unlocked(&mut state, || job.check())?;
         }
-        let ids: Vec<RootId> = ids.collect();
-        for id in &ids {
-            let nr_sends = state.sending.entry(*id).or_default();
-            *nr_sends = nr_sends.saturating_add(1);
-        }
-        Ok(Sending { sends: self, ids })
+        drop(state);
+        Ok(sending)
     }
 
-    /// Begins to move extents (N2).
-    pub(crate) fn begin_move(&self) -> Result<Moving<'_>> {
+    /// Begins to move extents, after waiting for all sends (N2). The caller holds no lock that a send takes.
+    pub(crate) fn begin_move(&self, job: &Job) -> Result<Moving<'_>> {
         let mut state = self.state.lock();
-        if !state.sending.is_empty() {
-            return Err(Error::InProgress("a subvolume is being sent; try it again when that is done"));
+        if state.sending > 0 {
+            job.set_step("waiting until a subvolume is sent");
+        }
+        while state.sending > 0 {
+            self.ended.wait_for(&mut state, PATIENCE);
+            parking_lot::MutexGuard::unlocked(&mut state, || job.check())?;
         }
         state.moving = state.moving.saturating_add(1);
         Ok(Moving(self))
     }
 
-    /// Fails if a subvolume is being sent.
+    /// Keeps subvolumes as they are. The caller checks afterwards that they are read-only (N1).
+    fn keep(&self, ids: impl Iterator<Item = RootId>) -> Kept<'_> {
+        let mut state = self.state.lock();
+        let ids: Vec<RootId> = ids.collect();
+        for id in &ids {
+            let nr_users = state.kept.entry(*id).or_default();
+            *nr_users = nr_users.saturating_add(1);
+        }
+        Kept { sends: self, ids }
+    }
+
+    /// Fails if a subvolume must not change.
     pub(crate) fn check_not_sent(&self, id: RootId) -> Result<()> {
-        let is_sent = self.state.lock().sending.contains_key(&id);
-        if is_sent {
-            Err(Error::InProgress("it is being sent, or is the parent or a clone source of a send"))
+        let is_kept = self.state.lock().kept.contains_key(&id);
+        if is_kept {
+            Err(Error::InProgress("it is being sent, or is the parent or a clone source of a send or receive"))
         } else {
             Ok(())
         }
     }
 }
 
-impl Drop for Sending<'_> {
+impl Fs {
+    /// Keeps subvolumes as they are (N1). The caller checks afterwards that they are read-only.
+    pub(crate) fn keep_subvolumes(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Kept<'_>> {
+        // Code that deletes a subvolume or makes it writable checks under these locks that it is not kept.
+        let _flags = self.subvolumes.lock_flags();
+        let _subvolumes = self.subvolumes.lock();
+        let kept = self.subvolumes.sends.keep(ids.clone());
+        for id in ids {
+            if self.subvolumes.is_deleted(id) {
+                return Err(Error::NotFound);
+            }
+        }
+        Ok(kept)
+    }
+}
+
+impl Drop for Kept<'_> {
     fn drop(&mut self) {
         let mut state = self.sends.state.lock();
         for id in &self.ids {
-            if let Some(count) = state.sending.get_mut(id) {
+            if let Some(count) = state.kept.get_mut(id) {
                 *count = count.saturating_sub(1);
                 if *count == 0 {
-                    state.sending.remove(id);
+                    state.kept.remove(id);
                 }
             }
         }
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.sending = state.sending.saturating_sub(1);
+        self.0.ended.notify_all();
     }
 }
 
@@ -92,5 +144,9 @@ impl Drop for Moving<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.moving = state.moving.saturating_sub(1);
+        self.0.ended.notify_all();
     }
 }
+
+/// Interval of the checks for cancellation.
+const PATIENCE: Duration = Duration::from_millis(100);
