@@ -44,6 +44,8 @@ pub struct Request {
     pub force_decompress: bool,
     /// Whether everything is read again and compared with the stream before a subvolume is complete.
     pub verify: bool,
+    /// Whether data that the sent subvolume has on this filesystem is shared.
+    pub shares: bool,
     /// Bytes of the stream, if known, for the progress.
     pub total_bytes: Option<u64>,
 }
@@ -59,6 +61,8 @@ pub struct Response {
     pub bytes: u64,
     /// Compressed extents that were stored as they are.
     pub stored_encoded: u64,
+    /// Bytes that are shared with the sent subvolumes.
+    pub bytes_shared: u64,
     /// Files and directories that were verified.
     pub verified_inodes: u64,
     /// Bytes that were read again.
@@ -104,6 +108,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         keep: request.keep,
         force_decompress: request.force_decompress,
         verify: request.verify,
+        shares: request.shares,
         ended: Arc::clone(&ended),
     };
     // Without a buffer, nothing after the first end command is read.
@@ -135,6 +140,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         commands: report.nr_commands,
         bytes: report.nr_bytes,
         stored_encoded: report.nr_stored_encoded,
+        bytes_shared: report.bytes_shared,
         verified_inodes: report.verified.nr_inodes,
         verified_bytes: report.verified.bytes_read,
         compared_bytes: report.verified.bytes_compared,

@@ -95,6 +95,7 @@ fn receive() -> Request {
         keep: false,
         force_decompress: false,
         verify: false,
+        shares: false,
         total_bytes: None,
     })
 }

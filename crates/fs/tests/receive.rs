@@ -165,6 +165,35 @@ fn a_subvolume_is_received_with_its_origin() {
 }
 
 #[test]
+fn a_chain_of_snapshots_makes_one_commit_for_each() {
+    const LAST: u64 = 20;
+    let bed = Bed::new();
+    let mut input = full("s0", &small_tree());
+    for number in 1..=LAST {
+        let path = format!("s{number}");
+        let parent = if number == 1 { (SENT, 7) } else { (Uuid::from_u128(u128::from(number) + 99), 6 + number) };
+        let (uuid, ctransid) = (Uuid::from_u128(u128::from(number) + 100), 7 + number);
+        let (clone_uuid, clone_ctransid) = parent;
+        let begin = Command::Snapshot { path: path.as_bytes(), uuid, ctransid, clone_uuid, clone_ctransid };
+        let name = format!("new-{number}");
+        input.extend(stream(Version::V2, &[begin, Command::Mkfile { path: name.as_bytes(), ino: 1000 }, Command::End]));
+    }
+    let before = bed.fs.superblock().generation.0;
+    assert_eq!(bed.receive(&input).unwrap().subvolumes.len() as u64, 1 + LAST);
+    let nr_commits = bed.fs.superblock().generation.0 - before;
+    assert!(nr_commits <= LAST + 3, "{nr_commits} commits");
+    assert_eq!(bed.find(&format!("s{LAST}/new-1")).map(|file| file.nlink), Some(1));
+    let sent = bed.subvolume(&format!("s{LAST}"));
+    assert_eq!((sent.received_uuid, sent.stransid.0), (Uuid::from_u128(u128::from(LAST) + 100), 7 + LAST));
+    assert!(sent.flags.contains(RootFlags::RDONLY));
+    // All are durable on return.
+    let nr_commits = bed.fs.superblock().generation;
+    bed.fs.sync().unwrap();
+    assert_eq!(bed.fs.superblock().generation, nr_commits);
+    bed.close();
+}
+
+#[test]
 fn no_path_leads_out_of_the_subvolume() {
     let bed = Bed::new();
     let outside = bed.fs.create(TOP, b"outside", NewInode::dir(0o755), &Caller::ROOT).unwrap().id;

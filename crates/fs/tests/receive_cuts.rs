@@ -117,6 +117,12 @@ fn record(seed: u64) -> Result<Recorded> {
             ensure!(receive(&target, &stream[..stream.len() / 2], &Job::new()).is_err());
             target.fs().sync()?;
         }
+        // The second and the third stream often come in one input, where one commit completes a subvolume and makes the next.
+        if number == 1 && seed % 3 != 2 {
+            receive(&target, &streams[1..].concat(), &Job::new())?;
+            device.mark(4);
+            break;
+        }
         receive(&target, stream, &Job::new())?;
         device.mark(number as u64 + 2);
     }

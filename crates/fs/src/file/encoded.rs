@@ -37,6 +37,13 @@ pub struct Encoded<'d> {
 }
 
 impl Encoded<'_> {
+    /// The bytes of the file's range.
+    pub(crate) fn plain(&self) -> Result<Vec<u8>> {
+        let plain = self.decompress()?;
+        let (start, len) = (self.skip as usize, self.len as usize);
+        Ok(plain.get(start..start.saturating_add(len)).unwrap_or_default().to_vec())
+    }
+
     /// Decompresses the whole extent, not only the file's range (I1).
     fn decompress(&self) -> Result<Vec<u8>> {
         let len = usize::try_from(self.ram_bytes).unwrap_or(usize::MAX);

@@ -10,6 +10,7 @@ use ubtrfs_stream::{Command, Compression, FrameHeader};
 use super::error::ReceiveProblem;
 use super::incomplete::{INCOMPLETE_XATTR, Progress, Sent};
 use super::session::{ReceivedSubvolume, Session};
+use super::sharing::Sharing;
 use super::verify::Verifier;
 use super::walk::Walk;
 use crate::file::encoded::Encoded;
@@ -20,7 +21,7 @@ use crate::{Error, Fs};
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
 
 /// The subvolume that is being received.
-pub(crate) struct Current {
+pub(crate) struct Current<'s> {
     pub(crate) made: ReceivedSubvolume,
     pub(crate) name: Vec<u8>,
     pub(crate) sent: Sent,
@@ -38,10 +39,18 @@ pub(crate) struct Current {
     capability: Option<(Vec<u8>, Vec<u8>)>,
     /// Records the expected state for `receive --verify`; `None` without that option.
     pub(crate) verifier: Option<Verifier>,
+    /// The sent subvolume, if its data is to be shared and it is on this filesystem.
+    pub(crate) sharing: Option<Sharing<'s>>,
 }
 
-impl Current {
-    pub(crate) fn new(made: ReceivedSubvolume, name: Vec<u8>, sent: Sent, resumed: Progress, verifies: bool) -> Self {
+impl<'s> Current<'s> {
+    pub(crate) fn new(
+        made: ReceivedSubvolume,
+        name: Vec<u8>,
+        sent: Sent,
+        resumed: Progress,
+        (verifies, sharing): (bool, Option<Sharing<'s>>),
+    ) -> Self {
         let walk = Walk::new(made.id);
         Self {
             made,
@@ -54,6 +63,7 @@ impl Current {
             source_walk: None,
             capability: None,
             verifier: verifies.then(Verifier::default),
+            sharing,
         }
     }
 
@@ -96,6 +106,9 @@ impl Current {
     /// Applies a command, which neither begins nor ends a subvolume.
     pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
         let fs = session.fs;
+        if !matches!(command, Command::Write { .. } | Command::EncodedWrite { .. }) {
+            self.share_waiting(fs)?;
+        }
         let is_removal = matches!(command, Command::Unlink { .. } | Command::Rmdir { .. });
         let removed = match command.path() {
             Some(path) if is_removal && self.verifier.is_some() => Some(self.walk.inode(fs, path)?),
@@ -112,6 +125,11 @@ impl Current {
             verifier.note(id.ino, command);
         }
         Ok(())
+    }
+
+    /// Shares the data that waits to be shared.
+    pub(crate) fn share_waiting(&mut self, fs: &Fs) -> Result<()> {
+        self.sharing.as_mut().map_or(Ok(()), |sharing| sharing.flush(fs))
     }
 
     /// Updates `capability` after a command that was applied, now or by an earlier receive.
@@ -291,11 +309,14 @@ impl Current {
     fn write(&mut self, fs: &Fs, path: &[u8], mut offset: u64, mut data: &[u8]) -> Result<()> {
         let id = self.walk.inode(fs, path)?;
         offset.checked_add(data.len() as u64).ok_or(Error::FileTooBig)?;
-        while !data.is_empty() {
-            let written = fs.write(id, offset, data)?;
-            (offset, data) = (offset.saturating_add(written as u64), &data[written..]);
+        if let Some(sharing) = &mut self.sharing {
+            let taken = sharing.take(fs, path, id, offset, data)?;
+            (offset, data) = (offset.saturating_add(taken as u64), data.get(taken..).unwrap_or_default());
+            if !data.is_empty() {
+                sharing.flush(fs)?;
+            }
         }
-        Ok(())
+        write_all(fs, id, offset, data)
     }
 
     fn write_encoded(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
@@ -325,6 +346,19 @@ impl Current {
         };
         let id = self.walk.inode(session.fs, path)?;
         let encoded = Encoded { kind, sectorsize, bytes, ram_bytes, skip, len };
+        if let Some(sharing) = &mut self.sharing {
+            let plain = encoded.plain()?;
+            let taken = sharing.take(session.fs, path, id, offset, &plain)?;
+            if taken > 0 {
+                return match plain.get(taken..).unwrap_or_default() {
+                    [] => Ok(()),
+                    rest => {
+                        sharing.flush(session.fs)?;
+                        write_all(session.fs, id, offset.saturating_add(taken as u64), rest)
+                    }
+                };
+            }
+        }
         let is_stored = session.fs.write_encoded(id, offset, &encoded, session.options.force_decompress)?;
         session.report.nr_stored_encoded = session.report.nr_stored_encoded.saturating_add(u64::from(is_stored));
         Ok(())
@@ -340,6 +374,14 @@ impl Current {
             None => Err(Error::NotFound.into()),
         }
     }
+}
+
+fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> Result<()> {
+    while !data.is_empty() {
+        let written = fs.write(id, offset, data)?;
+        (offset, data) = (offset.saturating_add(written as u64), &data[written..]);
+    }
+    Ok(())
 }
 
 /// Releases the reference that `create` counts for the kernel, because the kernel never sees this inode.

@@ -220,9 +220,9 @@ impl Fs {
         Ok(self.engine.has_room_for_uuid(KeyType::UUID_KEY_RECEIVED_SUBVOL, uuid)?)
     }
 
-    /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume,
-    /// durable on return (R2).
-    pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<()> {
+    /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume (R2).
+    /// Returns the transaction that makes this durable.
+    pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<Generation> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
         if self.subvolumes.is_deleted(root) {
@@ -242,7 +242,7 @@ impl Fs {
         done
     }
 
-    fn put_received(&self, root: RootId, sent: &Sent) -> Result<()> {
+    fn put_received(&self, root: RootId, sent: &Sent) -> Result<Generation> {
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(COMPLETE_ITEMS)?;
         self.flush_tagged(Some(root))?;
@@ -255,9 +255,7 @@ impl Fs {
         dir_item::put_changes(&op, &inode.home.tree, changes);
         let stransid = Generation(sent.ctransid);
         op.set_subvolume_received(root, Received { uuid: sent.uuid, stransid, rtime: Timespec::now() });
-        drop(op);
-        drop(state);
-        Ok(self.engine.commit()?)
+        Ok(op.generation())
     }
 }
 

@@ -12,6 +12,7 @@
 //! | `walk`       | from paths to inodes, which confines the stream to its subvolume                             |
 //! | `origin`     | finding parents and clone sources                                                            |
 //! | `incomplete` | the mark of an incomplete subvolume, resuming it, and the `received_uuid` of a complete one  |
+//! | `sharing`    | sharing data with the sent subvolume, if it is on this filesystem                            |
 //! | `verify`     | reading what was received again, and comparing it with the stream                            |
 //! | `error`      | a failed receive, with its command                                                           |
 //!
@@ -31,6 +32,7 @@ mod incomplete;
 mod input;
 mod origin;
 mod session;
+mod sharing;
 mod verify;
 mod walk;
 

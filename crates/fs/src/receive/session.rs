@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use ubtrfs_format::RootId;
+use ubtrfs_format::{Generation, RootId};
 use ubtrfs_stream::{Command, FrameHeader, Position, StreamPath, parse};
 use ubtrfs_transaction::Job;
 use uuid::Uuid;
@@ -17,6 +17,7 @@ use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{Progress, Sent};
 use super::input::{Batch, NR_BATCHES, read_all};
 use super::origin::Part;
+use super::sharing::Sharing;
 use super::verify::Verified;
 use super::walk::entry;
 use crate::subvolume::receives::Receiving;
@@ -38,6 +39,8 @@ pub struct ReceiveOptions {
     /// Whether to verify each subvolume before it becomes complete: everything that the stream wrote is read again and
     /// compared.
     pub verify: bool,
+    /// Whether to share data with the sent subvolume if this filesystem has it, after comparing the data.
+    pub shares: bool,
     /// Set when the receive ends. When the receive ends, a read of the input that waits for bytes must return.
     pub ended: Arc<AtomicBool>,
 }
@@ -50,6 +53,7 @@ impl Default for ReceiveOptions {
             keep: false,
             force_decompress: false,
             verify: false,
+            shares: false,
             ended: Arc::default(),
         }
     }
@@ -66,6 +70,8 @@ pub struct ReceiveReport {
     pub nr_bytes: u64,
     /// Compressed extents that were stored as they are.
     pub nr_stored_encoded: u64,
+    /// Bytes that were shared with the sent subvolumes.
+    pub bytes_shared: u64,
     /// Totals of the verification; `None` if no verification was requested.
     pub verified: Verified,
     /// Commands that failed. The receive fails when `max_errors` is reached.
@@ -94,7 +100,7 @@ pub struct ReceivedSubvolume {
 impl Fs {
     /// Receives the subvolumes of a stream below `dir`. Units of `job` are bytes of the input.
     ///
-    /// Each completed subvolume is durable, and stays even if the receive fails later. The incomplete subvolume is
+    /// Each completed subvolume stays even if the receive fails later. All are durable on return. The incomplete subvolume is
     /// deleted or kept as `options` say (R4). `made` is called with each new subvolume.
     ///
     /// # Errors
@@ -117,10 +123,12 @@ impl Fs {
             current: None,
             receiving: None,
             sources: HashMap::new(),
+            last: None,
             report: ReceiveReport::default(),
             made,
         };
         let done = session.read(input, job);
+        let done = session.make_durable(done);
         match done {
             Ok(()) => Ok(session.report),
             Err(error) => Err(session.clean_up(error)),
@@ -133,11 +141,13 @@ pub(crate) struct Session<'s> {
     job: &'s Job,
     dir: InodeId,
     pub(crate) options: &'s ReceiveOptions,
-    current: Option<Current>,
+    current: Option<Current<'s>>,
     /// Registers the current subvolume as one that is being received.
     receiving: Option<Receiving<'s>>,
     /// Clone sources that were found.
     sources: HashMap<(Uuid, u64), RootId>,
+    /// The last complete subvolume, until a commit makes it durable. It is often the parent of the next one.
+    last: Option<(Generation, Sent, RootId)>,
     pub(crate) report: ReceiveReport,
     made: &'s mut dyn FnMut(&ReceivedSubvolume),
 }
@@ -258,6 +268,10 @@ impl Session<'_> {
         if !self.fs.has_room_for_received(sent.uuid)? {
             return Err(ReceiveProblem::TooMany { uuid: sent.uuid });
         }
+        let sharing = match self.options.shares {
+            true => Sharing::find(self.fs, sent.uuid, sent.ctransid)?,
+            false => None,
+        };
         self.receiving = None;
         let receives = self.fs.subvolumes.receives.lock();
         let resumed = self.fs.resumable(dir, name, &sent, self.options.keep, &receives)?;
@@ -265,7 +279,7 @@ impl Session<'_> {
             Some((id, progress)) => (id, progress),
             None => {
                 let parent = match sent.parent {
-                    Some((uuid, ctransid)) => Some(self.fs.find_origin(uuid, ctransid, Part::Parent)?),
+                    Some(parent) => Some(self.find_parent(parent)?),
                     None => None,
                 };
                 (self.fs.make_incomplete(dir, name, &sent, parent)?, Progress::default())
@@ -281,36 +295,66 @@ impl Session<'_> {
             nr_resumed: target.nr_commands,
         };
         (self.made)(&made);
-        self.current = Some(Current::new(made, name.to_vec(), sent, target, self.options.verify));
+        self.current = Some(Current::new(made, name.to_vec(), sent, target, (self.options.verify, sharing)));
         Ok(())
     }
 
     /// Completes the current subvolume, if there is one.
     fn complete(&mut self, position: Position) -> Result<(), ReceiveError> {
-        let Some(current) = &self.current else { return Ok(()) };
+        let Some(current) = &mut self.current else { return Ok(()) };
+        let shared = current.share_waiting(self.fs);
         let at = |problem| ReceiveError {
             position: Some(position),
             path: current.made.path.clone(),
             problem: Box::new(problem),
         };
+        shared.map_err(at)?;
         current.check_resumed().map_err(at)?;
         if let Some(verifier) = &current.verifier {
             let done = verifier.verify(self.fs, current.made.id, self.job).map_err(at)?;
             self.report.verified.add(&done);
         }
-        self.fs.complete_received(current.made.id, &current.sent).map_err(|error| at(error.into()))?;
+        let transid = self.fs.complete_received(current.made.id, &current.sent).map_err(|error| at(error.into()))?;
+        self.last = Some((transid, current.sent, current.made.id));
         self.receiving = None;
         if let Some(current) = self.current.take() {
+            self.report.bytes_shared =
+                self.report.bytes_shared.saturating_add(current.sharing.map_or(0, |it| it.len_bytes));
             self.report.subvolumes.push(current.made);
         }
         Ok(())
     }
 
+    /// Makes all complete subvolumes durable. Returns the earlier error, if there was one.
+    fn make_durable(&mut self, done: Result<(), ReceiveError>) -> Result<(), ReceiveError> {
+        let committed = match self.last.take() {
+            Some(_) => self.fs.engine.commit().map_err(|error| Error::from(error).into()),
+            None => Ok(()),
+        };
+        done.and(committed)
+    }
+
+    /// The parent of a subvolume that begins.
+    fn find_parent(&mut self, (uuid, ctransid): (Uuid, u64)) -> Result<RootId, ReceiveProblem> {
+        if let Some((transid, sent, id)) = self.last {
+            // Until its transaction ends, nobody can have made it writable.
+            if (sent.uuid, sent.ctransid) == (uuid, ctransid)
+                && self.fs.engine.generation() == transid
+                && !self.fs.subvolumes.is_deleted(id)
+            {
+                return Ok(id);
+            }
+            self.fs.engine.commit().map_err(Error::from)?;
+        }
+        self.fs.find_origin(uuid, ctransid, Part::Parent)
+    }
+
     /// Deletes or keeps the incomplete subvolume after a failure (R4).
     fn clean_up(&mut self, error: ReceiveError) -> ReceiveError {
-        let Some(current) = self.current.take() else { return error };
+        let Some(mut current) = self.current.take() else { return error };
         let id = current.made.id;
-        let keeps = self.options.keep && !current.has_failures;
+        // Commands whose data still waits count as applied.
+        let keeps = self.options.keep && !current.has_failures && current.share_waiting(self.fs).is_ok();
         let done = match keeps {
             true => self.fs.keep_incomplete(id, &current.sent, current.reached()),
             false => self.delete_wherever_it_is(id),

@@ -28,7 +28,9 @@ use crate::job::with_progress_by;
                         one is deleted; with --keep it stays, marked by the attribute trusted.ubtrfs.incomplete, and the same \
                         command with the same stream continues it. With --verify, data that the stream wrote is read from the \
                         devices again and compared by checksum, and sizes, owners, modes and times are compared; cloned and \
-                        compressed data is read, which verifies its checksums on disk. If anything differs, the receive fails."
+                        compressed data is read, which verifies its checksums on disk. If anything differs, the receive fails. With --clone, \
+                        data of the stream that is equal in the sent subvolume is shared with it, if that subvolume is on this \
+                        filesystem and read-only."
 )]
 pub(crate) struct Args {
     /// Directory in a mount or an image that receives the subvolumes
@@ -58,8 +60,11 @@ pub(crate) struct Args {
     /// Read everything again before a subvolume is complete, and compare it with the stream
     #[arg(long)]
     verify: bool,
+    /// Share data with the sent subvolume if it is on this filesystem
+    #[arg(long)]
+    clone: bool,
     /// Print the commands of the stream instead of receiving it
-    #[arg(long, conflicts_with_all = ["keep", "json", "verify"])]
+    #[arg(long, conflicts_with_all = ["keep", "json", "verify", "clone"])]
     dump: bool,
     /// Print counts, too
     #[arg(short, long, action = clap::ArgAction::Count)]
@@ -101,6 +106,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             keep: args.keep,
             force_decompress: args.force_decompress,
             verify: args.verify,
+            shares: args.clone,
             total_bytes: size_of_file(stream),
         });
         let bar = if args.quiet {
@@ -133,6 +139,7 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             "commands": done.commands,
             "bytes": done.bytes,
             "stored_encoded": done.stored_encoded,
+            "shared_bytes": done.bytes_shared,
             "verified_inodes": done.verified_inodes,
             "verified_bytes": done.verified_bytes,
             "compared_bytes": done.compared_bytes,
@@ -154,6 +161,9 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             format_size((done.bytes as f64 / seconds) as u64),
             done.stored_encoded,
         ));
+    }
+    if args.verbose > 0 && args.clone {
+        print_err(&format!("shared {} with the sent subvolumes", format_size(done.bytes_shared)));
     }
     if args.verbose > 0 && args.verify {
         print_err(&format!(

@@ -1,0 +1,127 @@
+//! [`Sharing`]: `receive --clone`. Data that the sent subvolume holds on this filesystem is shared instead of written.
+//!
+//! - C1. Data is shared only if it is equal in the sent subvolume, at the same path and offset. The sent subvolume is read-only,
+//!   and cannot become writable or be deleted during the receive, so it is still equal when it is shared.
+//! - C2. Adjacent ranges are joined and shared at once: extents of the sent subvolume are not split into the pieces of the stream.
+//!   A joined range is shared before any other command is applied.
+//! - C3. Data that cannot be shared is written: other data, ends that are not those of sectors, other checksums.
+
+use std::ops::Range;
+
+use ubtrfs_format::RootId;
+use ubtrfs_format::item::InodeFlags;
+
+use super::error::ReceiveProblem;
+use super::origin::Part;
+use super::walk::Walk;
+use crate::file::extent_map::ExtentKind;
+use crate::subvolume::sends::Kept;
+use crate::types::InodeId;
+use crate::{Error, Fs};
+
+/// The sent subvolume on this filesystem.
+pub(crate) struct Sharing<'s> {
+    walk: Walk,
+    _kept: Kept<'s>,
+    waiting: Option<Equal>,
+    buf: Vec<u8>,
+    /// Bytes that were shared.
+    pub(crate) len_bytes: u64,
+}
+
+/// Equal data that is not shared yet (C2).
+struct Equal {
+    path: Vec<u8>,
+    source: InodeId,
+    target: InodeId,
+    range: Range<u64>,
+}
+
+type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
+
+impl<'s> Sharing<'s> {
+    /// Finds the subvolume that a stream was sent from. Returns `None` if this filesystem does not have it, or has it writable.
+    pub(crate) fn find(fs: &'s Fs, uuid: uuid::Uuid, ctransid: u64) -> Result<Option<Self>> {
+        let root = match fs.find_origin(uuid, ctransid, Part::CloneSource) {
+            Ok(root) => root,
+            Err(ReceiveProblem::NoCloneSource { .. } | ReceiveProblem::Writable { .. }) => return Ok(None),
+            Err(problem) => return Err(problem),
+        };
+        let kept = fs.keep_subvolumes([root].into_iter())?;
+        // The subvolume may have become writable before it was kept.
+        let is_read_only = fs.subvolume(root)?.is_read_only();
+        Ok(is_read_only.then(|| Self::new(root, kept)))
+    }
+
+    fn new(root: RootId, kept: Kept<'s>) -> Self {
+        Self { walk: Walk::new(root), _kept: kept, waiting: None, buf: Vec::new(), len_bytes: 0 }
+    }
+
+    /// Takes data at an offset of the file `target`. Returns the number of bytes that were taken; the caller writes the rest.
+    pub(crate) fn take(&mut self, fs: &Fs, path: &[u8], target: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        let is_next = |equal: &Equal| equal.target == target && equal.range.end == offset && equal.path == path;
+        if !self.waiting.as_ref().is_some_and(is_next) {
+            self.flush(fs)?;
+        }
+        let source = match &self.waiting {
+            Some(equal) => equal.source,
+            None => match self.walk.inode(fs, path) {
+                Ok(source) => source,
+                Err(_) => return Ok(0),
+            },
+        };
+        let end = shared_end(fs, source, target, offset, data.len() as u64)?;
+        let len = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
+        let data = data.get(..len).unwrap_or_default();
+        if data.is_empty() || !self.is_equal(fs, source, offset, data)? {
+            self.flush(fs)?;
+            return Ok(0);
+        }
+        match &mut self.waiting {
+            Some(equal) => equal.range.end = end,
+            None => self.waiting = Some(Equal { path: path.to_vec(), source, target, range: offset..end }),
+        }
+        Ok(len)
+    }
+
+    fn is_equal(&mut self, fs: &Fs, source: InodeId, offset: u64, data: &[u8]) -> Result<bool> {
+        self.buf.resize(data.len(), 0);
+        let len = match fs.read_into(source, offset, &mut self.buf) {
+            Ok(len) => len,
+            // The stream has the data, so a damaged source is no reason to fail.
+            Err(Error::Engine(_)) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(self.buf.get(..len) == Some(data))
+    }
+
+    /// Shares what waits (C2).
+    pub(crate) fn flush(&mut self, fs: &Fs) -> Result<()> {
+        let Some(Equal { source, target, range, .. }) = self.waiting.take() else { return Ok(()) };
+        let len = range.end.saturating_sub(range.start);
+        fs.clone_range(source, range.start, target, range.start, len)?;
+        self.len_bytes = self.len_bytes.saturating_add(len);
+        Ok(())
+    }
+}
+
+/// The end of the part of a range that two files can share: whole sectors, or up to the ends of both files (C3). Returns the start
+/// if they can share nothing.
+fn shared_end(fs: &Fs, source: InodeId, target: InodeId, start: u64, len: u64) -> Result<u64> {
+    let sectorsize = u64::from(fs.geometry.sectorsize);
+    let facts = |id| {
+        let inode = fs.inode(id)?;
+        let state = inode.read()?;
+        Ok::<_, Error>((state.is_regular(), state.item.size, state.item.flags() & InodeFlags::NODATASUM))
+    };
+    let ((is_file, size, nodatasum), (_, target_size, target_nodatasum)) = (facts(source)?, facts(target)?);
+    let end = start.saturating_add(len);
+    if !is_file || nodatasum != target_nodatasum || !start.is_multiple_of(sectorsize) || end > size {
+        return Ok(start);
+    }
+    if size < sectorsize && fs.extents(source)?.iter().any(|extent| extent.kind == ExtentKind::Inline) {
+        return Ok(start);
+    }
+    let sectors_end = end.saturating_sub(end.checked_rem(sectorsize).unwrap_or(0));
+    Ok(if end == size && end >= target_size { end } else { sectors_end.max(start) })
+}
