@@ -1,10 +1,11 @@
 //! Makes, sends and receives random chains of snapshots (see `testkit::send`):
 //!
-//! `send_rounds -- [--bed pairs|to-linux|from-linux] [--from SEED] [--rounds N] [--operations N] [--threads N] [--judge
-//! N] [--keep DIR]`
+//! `send_rounds -- [--bed pairs|to-linux|from-linux|mutations|cloned|prefixes] [--from SEED] [--rounds N]
+//! [--operations N] [--threads N] [--judge N] [--keep DIR] [--streams N] [--step N]`
 //!
-//! Each round has its own seed. `pairs` runs rounds on several threads, and Linux judges every N-th one of them (0 for
-//! none). The exit status is 1 if a round failed.
+//! Each round has its own seed. `pairs` and the beds in memory run rounds on several threads, and Linux judges every
+//! N-th one of `pairs` (0 for none). A round of `mutations` has N streams, and one of `prefixes` takes every N-th
+//! prefix. The exit status is 1 if a round failed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use ubtrfs_testkit::receive_round;
-use ubtrfs_testkit::send::{PairRound, SendRound};
+use ubtrfs_testkit::send::{MutationRound, PairRound, SendRound, check_cloned, check_prefixes};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -22,13 +23,28 @@ fn main() -> ExitCode {
     let bed = value("--bed").map_or("pairs", String::as_str);
     let (from, rounds, judge) = (number("--from", 1), number("--rounds", 10), number("--judge", 50));
     let operations = usize::try_from(number("--operations", 60)).unwrap_or(60);
-    let nr_streams = AtomicUsize::new(0);
+    let (nr_streams, nr_received) = (AtomicUsize::new(0), AtomicU64::new(0));
     let run = |seed: u64| -> Result<()> {
         let keep = value("--keep").map(|dir| PathBuf::from(dir).join(seed.to_string()));
         match bed {
             "to-linux" => SendRound { seed, operations, keep }.run(),
             "from-linux" => {
                 println!("seed {seed}: {}", receive_round(seed, 4, operations, keep.as_deref())?);
+                Ok(())
+            }
+            "mutations" => {
+                let done = MutationRound { seed, nr_streams: number("--streams", 1000) }.run()?;
+                nr_received.fetch_add(done.nr_received, Ordering::Relaxed);
+                nr_streams.fetch_add((done.nr_received + done.nr_failed) as usize, Ordering::Relaxed);
+                Ok(())
+            }
+            "cloned" => check_cloned(seed, operations).map(|(bytes, shared)| {
+                nr_streams.fetch_add(1, Ordering::Relaxed);
+                println!("seed {seed}: {bytes} bytes of files, {shared} shared");
+            }),
+            "prefixes" => {
+                let step = usize::try_from(number("--step", 1)).unwrap_or(1);
+                nr_streams.fetch_add(check_prefixes(seed, step)?, Ordering::Relaxed);
                 Ok(())
             }
             _ => {
@@ -39,7 +55,7 @@ fn main() -> ExitCode {
             }
         }
     };
-    let threads = if bed == "pairs" { number("--threads", 2).max(1) } else { 1 };
+    let threads = if !bed.contains("linux") { number("--threads", 2).max(1) } else { 1 };
     let (next, failed, began) = (AtomicU64::new(from), AtomicU64::new(0), Instant::now());
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -59,5 +75,8 @@ fn main() -> ExitCode {
     });
     let (failed, streams) = (failed.into_inner(), nr_streams.into_inner());
     println!("{failed} of {rounds} rounds failed; {streams} streams in {:.0} s", began.elapsed().as_secs_f64());
+    if bed == "mutations" {
+        println!("{} of them were received", nr_received.into_inner());
+    }
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

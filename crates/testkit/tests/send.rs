@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use ubtrfs_testkit::send::{Change, FORMS, PairRound, SendRound, check_pair, check_prefixes};
+use ubtrfs_testkit::send::{
+    Change, FORMS, MutationRound, PairRound, SendRound, check_cloned, check_pair, check_prefixes,
+};
 use ubtrfs_testkit::{Errno, FallocateOp, NodeKind, RenameOp, Rng, Target, capability};
 
 #[test]
@@ -35,6 +37,22 @@ fn no_prefix_of_a_stream_is_received_or_leaves_anything() {
     let step = std::env::var("UBTRFS_STEP").map_or(997, |text| text.parse().unwrap());
     let nr = (1..21).map(|seed| check_prefixes(seed, step).unwrap()).sum::<usize>();
     println!("{nr} prefixes");
+}
+
+#[test]
+fn changed_streams_harm_nothing() {
+    for seed in 1..9 {
+        let done = MutationRound { seed, nr_streams: 150 }.run().unwrap();
+        assert!(done.nr_received > 0 && done.nr_failed > 0, "{done:?}");
+    }
+}
+
+#[test]
+fn a_subvolume_that_is_received_beside_itself_shares_its_blocks() {
+    for seed in 1..16 {
+        let (len_bytes, shared) = check_cloned(seed, 60).unwrap();
+        println!("seed {seed}: {len_bytes} bytes, {shared} shared");
+    }
 }
 
 type Done = Result<(), Errno>;

@@ -5,11 +5,15 @@
 //! PairRound              made and sent by the engine, received by the engine, all in memory; some also by Linux
 //! SendRound              made by Linux or the engine, sent by the engine, received by Linux
 //! crate::receive_round   made and sent by Linux, received by the engine
+//! MutationRound          streams of the engine, changed at random, received by the engine in memory
+//! check_cloned           made and sent by the engine, received on the same filesystem with sharing
 //! ```
 //!
 //! Trees, holes and sharing must be equal. `cargo run --release -p ubtrfs-testkit --example send_rounds -- --bed BED
 //! --from SEED --rounds N` runs many.
 
+mod cloned;
+mod mutations;
 mod operations;
 mod pairs;
 mod sharing;
@@ -23,6 +27,8 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, ReceiveOptions, SendRequest};
 
+pub use cloned::check_cloned;
+pub use mutations::{Mutated, MutationRound};
 pub use operations::Operations;
 pub use pairs::{PairRound, check_prefixes};
 pub use sharing::{Differs, Sent, Tolerance, compare_extents};

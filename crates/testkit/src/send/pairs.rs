@@ -41,14 +41,14 @@ pub struct PairRound {
 }
 
 /// A snapshot and its stream.
-struct SentSnapshot {
-    name: String,
+pub(super) struct SentSnapshot {
+    pub(super) name: String,
     parent: Option<usize>,
     sources: Vec<usize>,
     form: Form,
     /// Whether the stream and those of all parents have version 2 (I2).
     is_v2: bool,
-    stream: Vec<u8>,
+    pub(super) stream: Vec<u8>,
 }
 
 impl PairRound {
@@ -91,7 +91,7 @@ impl PairRound {
     }
 
     /// Makes `live` and its snapshots `s0`, `s1`, ...
-    fn make_chain(&self, rng: &mut Rng) -> Result<(Medium, Vec<String>)> {
+    pub(super) fn make_chain(&self, rng: &mut Rng) -> Result<(Medium, Vec<String>)> {
         let nr = 3 + rng.index(4);
         let medium = formatted(rng)?;
         let options = ["", "", "compress-force=zstd", "compress=lzo", "max_inline=0", "nodatasum"][rng.index(6)];
@@ -181,13 +181,13 @@ impl SentSnapshot {
         Sent { name: &self.name, others: self.others(sent), tolerance }
     }
 
-    fn describe(&self, sent: &[Self]) -> String {
+    pub(super) fn describe(&self, sent: &[Self]) -> String {
         let parent = self.parent.map_or("none", |index| &sent[index].name);
         format!("{} (parent and sources {:?}, parent {parent}, {:?})", self.name, self.others(sent), self.form)
     }
 }
 
-fn formatted(rng: &mut Rng) -> Result<Medium> {
+pub(super) fn formatted(rng: &mut Rng) -> Result<Medium> {
     let mut mkfs = MkfsOptions::default();
     match rng.below(4) {
         0 => mkfs.nodesize = 4096,
@@ -197,12 +197,12 @@ fn formatted(rng: &mut Rng) -> Result<Medium> {
     Medium::formatted(2 << 30, &mkfs)
 }
 
-fn open(medium: &Medium, options: &str) -> Result<Arc<Fs>> {
+pub(super) fn open(medium: &Medium, options: &str) -> Result<Arc<Fs>> {
     let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium.clone()));
     Ok(Fs::open(vec![device], MountOptions::parse(options)?)?)
 }
 
-fn send_chain(fs: &Fs, names: &[String], rng: &mut Rng) -> Result<Vec<SentSnapshot>> {
+pub(super) fn send_chain(fs: &Fs, names: &[String], rng: &mut Rng) -> Result<Vec<SentSnapshot>> {
     let mut sent: Vec<SentSnapshot> = Vec::new();
     for (index, name) in names.iter().enumerate() {
         let form = FORMS[rng.index(FORMS.len())];

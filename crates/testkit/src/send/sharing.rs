@@ -31,15 +31,15 @@ impl Differs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Block {
+pub(super) enum Block {
     Data(Place),
     Inline,
     Prealloc,
 }
 
 /// The address of a block and 0, or the address of a compressed extent and the block's offset in its data.
-type Place = (u64, u64);
-type Blocks = BTreeMap<u64, Block>;
+pub(super) type Place = (u64, u64);
+pub(super) type Blocks = BTreeMap<u64, Block>;
 
 /// A block of a source, and the number of its bytes that the file uses. A block in which a file ends can be cloned only
 /// to the end of another file.
@@ -125,7 +125,7 @@ pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Di
 }
 
 /// Returns the blocks of a file, by their index in the file.
-fn blocks(fs: &Fs, path: &[u8]) -> Result<Blocks> {
+pub(super) fn blocks(fs: &Fs, path: &[u8]) -> Result<Blocks> {
     let id = fs.lookup_path(path, false).with_context(|| show(path))?.id;
     let mut blocks = Blocks::new();
     for extent in fs.extents(id)? {
@@ -146,4 +146,4 @@ fn blocks(fs: &Fs, path: &[u8]) -> Result<Blocks> {
     Ok(blocks)
 }
 
-const BLOCK: u64 = 4096;
+pub(super) const BLOCK: u64 = 4096;
