@@ -148,8 +148,12 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
         print_out(&format!("{value}\n"))?;
     } else if !args.quiet {
         for subvolume in &done.subvolumes {
-            let kind = if subvolume.is_snapshot { "snapshot" } else { "subvol" };
-            print_err(&format!("At {kind} {}", printable(&subvolume.path)));
+            // As btrfs-progs does, snapshots are printed to standard output, and other subvolumes to standard error.
+            let path = printable(&subvolume.path);
+            match subvolume.is_snapshot {
+                true => print_out(&format!("At snapshot {path}\n"))?,
+                false => print_err(&format!("At subvol {path}")),
+            }
         }
     }
     if args.verbose > 0 {
