@@ -61,7 +61,7 @@ pub enum Error {
     BlockGroupBusy {
         /// The start of the block group.
         start: Logical,
-        /// "moved", "emptied".
+        /// "moved", "emptied", "written", "used by writers".
         work: &'static str,
     },
     /// The caller cancelled a long operation.

@@ -1,6 +1,6 @@
 //! Runs many power cuts: records `--seeds` workloads, and cuts the power at `--cuts` points of each.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads] [--seeds 200] [--cuts 500]
+//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads|balance] [--seeds 200] [--cuts 500]
 //! [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`
 //!
 //! Linux replays and `btrfs check` checks `--linux` cuts. The exit status is 1 if a promise was broken or a check was
@@ -8,7 +8,8 @@
 //!
 //! `--bed alone` (the default) changes the filesystem with one thread, so a run repeats exactly from its seed. `--bed
 //! threads` uses several threads, while the device sometimes delays requests; a seed determines the actions of the
-//! threads but not their interleaving. `--repeat N` runs each seed N times, `--every 8` uses seeds of only one kind
+//! threads but not their interleaving. `--bed balance` adds balances with random filters, conversions, resizes and
+//! quotas. Linux then gets only cuts that interrupt a balance, at most one of each seed, and resumes the balance. `--repeat N` runs each seed N times, `--every 8` uses seeds of only one kind
 //! of run, and `--keep` saves the image of each failed cut and the actions of each thread. `--threads` is the number
 //! of seeds that run in parallel.
 
@@ -21,6 +22,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use ubtrfs_testkit::{Cut, CutBuilder, Image, PowerCuts, ThreadedCuts, TreeEntry};
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bed {
+    Alone,
+    Threads,
+    Balance,
+}
+
 /// A recorded run, of one thread or of several threads.
 enum Run {
     Alone(Box<PowerCuts>),
@@ -28,11 +36,17 @@ enum Run {
 }
 
 impl Run {
-    fn record(seed: u64, has_threads: bool) -> Result<Self> {
-        Ok(match has_threads {
-            true => Self::Threads(Box::new(ThreadedCuts::record(seed)?)),
-            false => Self::Alone(Box::new(PowerCuts::record(seed)?)),
+    fn record(seed: u64, bed: Bed) -> Result<Self> {
+        Ok(match bed {
+            Bed::Alone => Self::Alone(Box::new(PowerCuts::record(seed)?)),
+            Bed::Threads => Self::Threads(Box::new(ThreadedCuts::record(seed)?)),
+            Bed::Balance => Self::Threads(Box::new(ThreadedCuts::record_balances(seed)?)),
         })
+    }
+
+    /// Whether the cut interrupted a balance.
+    fn has_balance(&self, cut: &Cut) -> bool {
+        matches!(self, Self::Threads(run) if run.has_balance(cut).unwrap_or(false))
     }
 
     fn name(&self) -> &str {
@@ -105,7 +119,11 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let after = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
     let number = |name: &str, default: u64| after(name).map_or(default, |text| text.parse().unwrap_or(default));
-    let has_threads = after("--bed").is_some_and(|bed| bed == "threads");
+    let bed = match after("--bed").map(String::as_str) {
+        Some("threads") => Bed::Threads,
+        Some("balance") => Bed::Balance,
+        _ => Bed::Alone,
+    };
     let (repeat, every_seed, keep) = (number("--repeat", 1).max(1), number("--every", 1), after("--keep"));
     let (seeds, cuts, from) = (number("--seeds", 200), number("--cuts", 500), number("--from", 1));
     let (linux, threads) = (number("--linux", 0), number("--threads", 2));
@@ -129,7 +147,7 @@ fn main() -> ExitCode {
                         return;
                     }
                     let seed = from + index / repeat * every_seed;
-                    let run = match Run::record(seed, has_threads) {
+                    let run = match Run::record(seed, bed) {
                         Ok(run) => run,
                         Err(error) => {
                             fail(format!("seed {seed}: {error:#}"));
@@ -139,6 +157,7 @@ fn main() -> ExitCode {
                     recorded.fetch_add(1, Ordering::Relaxed);
                     let start = Instant::now();
                     let mut builder = run.builder();
+                    let mut is_judged = false;
                     let mut bad = 0;
                     // Verifying a full filesystem takes twenty times as long.
                     let cuts = if ["no space", "nearly full"].iter().any(|full| run.name().starts_with(full)) { cuts.div_ceil(8) } else { cuts };
@@ -146,7 +165,18 @@ fn main() -> ExitCode {
                         let cut = run.cut(&mut builder, number, point);
                         done.fetch_add(1, Ordering::Relaxed);
                         let result = run.verify(&cut).and_then(|found| {
-                            if (index * cuts + number as u64).is_multiple_of(every) && linux > 0 {
+                            let is_due = match bed {
+                                // Linux cannot mount a nearly full filesystem on which a conversion to DUP has no room.
+                                Bed::Balance if run.name().contains("nearly full") => false,
+                                // Spread over the seeds; at most one cut of each seed, after the seed's first third.
+                                Bed::Balance => {
+                                    let is_behind = checked.load(Ordering::Relaxed) * seeds < linux * (index + 1);
+                                    is_behind && !is_judged && number as u64 * 3 >= cuts && run.has_balance(&cut)
+                                }
+                                _ => (index * cuts + number as u64).is_multiple_of(every),
+                            };
+                            if is_due && linux > 0 {
+                                is_judged = true;
                                 run.verify_by_linux(&cut, &found, image.path())?;
                                 checked.fetch_add(1, Ordering::Relaxed);
                             }

@@ -1,6 +1,7 @@
 //! Checks images with `btrfs check`, which must exit with 0 and print no problem, and with `ubtrfs check`. Both
 //! checkers also verify checksums of file data.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ubtrfs_check::{Code, Options, Problem};
 use ubtrfs_device::Device;
 
@@ -40,6 +41,11 @@ pub fn second_opinion(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror])
 }
 
+/// Works like [`second_opinion`], but wrong quota numbers are allowed.
+pub(crate) fn opinion_without_quotas(image: &Path) -> Result<()> {
+    opinion_but_on(image, &[Code::SuperMirror, Code::Qgroup])
+}
+
 fn opinion_but_on(image: &Path, none_of: &[Code]) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(Unlocked::open(image)?);
     let mut lines = Vec::new();
@@ -69,6 +75,42 @@ pub fn btrfs_check_output(image: &Path, args: &[&str]) -> Result<(bool, String)>
         .context("cannot start btrfs check")?;
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     Ok((output.status.success(), text))
+}
+
+/// Referenced and exclusive bytes of each quota group, by the group's id.
+pub type QuotaNumbers = BTreeMap<String, (u64, u64)>;
+
+/// Returns the quota numbers that `btrfs check` counts, and those that the image has.
+pub fn quota_report(image: &Path) -> Result<(QuotaNumbers, QuotaNumbers)> {
+    let (_, text) = btrfs_check_output(image, &["--readonly", "--qgroup-report"])?;
+    let (mut counted, mut stored) = (QuotaNumbers::new(), QuotaNumbers::new());
+    let mut group = String::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let Some(id) = line.strip_prefix("Counts for qgroup id: ") {
+            group = id.split_whitespace().next().unwrap_or_default().to_owned();
+        }
+        let (side, kind, bytes) = match words[..] {
+            ["our:", kind, bytes, ..] => (&mut counted, kind, bytes),
+            ["disk:", kind, bytes, ..] => (&mut stored, kind, bytes),
+            _ => continue,
+        };
+        let numbers = side.entry(group.clone()).or_default();
+        let bytes = bytes.parse().with_context(|| line.to_owned())?;
+        if kind == "referenced" { numbers.0 = bytes } else { numbers.1 = bytes }
+    }
+    ensure!(!counted.is_empty(), "btrfs check reports no quota groups:\n{text}");
+    Ok((counted, stored))
+}
+
+/// Fails unless the quota numbers of the image equal those that `btrfs check` counts.
+pub fn check_quotas(image: &Path) -> Result<()> {
+    let (counted, stored) = quota_report(image)?;
+    let wrong = counted.iter().filter(|(id, numbers)| stored.get(*id) != Some(numbers));
+    let wrong: Vec<String> =
+        wrong.map(|(id, numbers)| format!("{id}: {:?}, counted {numbers:?}", stored.get(id))).collect();
+    ensure!(wrong.is_empty(), "wrong quota numbers: {}", wrong.join("; "));
+    Ok(())
 }
 
 fn is_complaint(line: &str) -> bool {

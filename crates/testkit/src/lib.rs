@@ -54,7 +54,11 @@ mod target;
 mod threads;
 mod tree_entry;
 
-pub use check::{btrfs_check, btrfs_check_after_failures, btrfs_check_output, second_opinion};
+use check::opinion_without_quotas;
+pub use check::{
+    QuotaNumbers, btrfs_check, btrfs_check_after_failures, btrfs_check_output, check_quotas, quota_report,
+    second_opinion,
+};
 pub use command::{run, run_with_input};
 pub use corruptor::{Corruption, Corruptor, Damage};
 pub use driver::{Driver, DriverReport};
@@ -79,5 +83,5 @@ pub use rng::Rng;
 pub use script::{Script, Step};
 pub use snapshot_chain::{SendOptions, Sharing, SnapshotChain, receive_by_linux};
 pub use target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
-pub use threads::{ThreadedCuts, ThreadedFaults};
+pub use threads::{ThreadedCuts, ThreadedFaults, random_balance};
 pub use tree_entry::{Compare, TreeEntry, compare_entries, compare_trees, tree_digest, walk_path};

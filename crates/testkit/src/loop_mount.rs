@@ -5,9 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
+use crate::QuotaNumbers;
 use crate::command::run;
 
 /// A mounted image.
@@ -74,6 +75,57 @@ impl LoopMount {
         run("btrfs", ["filesystem", "sync", &point])?;
         run("btrfs", ["quota", "enable", &point])?;
         run("btrfs", ["quota", "rescan", "-w", &point]).map(drop)
+    }
+
+    /// Waits until no balance runs. Linux resumes an interrupted balance when it mounts.
+    pub fn finish_balance(&self) -> Result<()> {
+        let point = self.path().to_string_lossy().into_owned();
+        for _ in 0..3000 {
+            // With a balance, the exit status is 1.
+            match run("btrfs", ["balance", "status", &point]) {
+                Ok(text) if text.contains("No balance found") => return Ok(()),
+                _ => std::thread::sleep(std::time::Duration::from_millis(20)),
+            }
+        }
+        bail!("the balance does not end:\n{}", self.kernel_log())
+    }
+
+    /// The quota numbers that Linux shows, and whether it marks them as inconsistent. `None` if quotas are off.
+    pub fn quota_numbers(&self) -> Result<Option<(QuotaNumbers, bool)>> {
+        let point = self.path().to_string_lossy().into_owned();
+        run("btrfs", ["filesystem", "sync", &point])?;
+        let Some(is_inconsistent) = self.quota_state("inconsistent") else { return Ok(None) };
+        let text = run("btrfs", ["qgroup", "show", "--raw", "--sync", &point])?;
+        let mut numbers = QuotaNumbers::new();
+        for line in text.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_digit())) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [id, referenced, exclusive, ..] = words[..] else { bail!("{line}") };
+            numbers.insert(id.to_owned(), (referenced.parse()?, exclusive.parse()?));
+        }
+        Ok(Some((numbers, is_inconsistent != "0")))
+    }
+
+    /// A file about quotas in sysfs, if quotas are on.
+    fn quota_state(&self, name: &str) -> Option<String> {
+        let device = self.device.trim_start_matches("/dev/");
+        let mut filesystems = std::fs::read_dir("/sys/fs/btrfs").ok()?.flatten().map(|entry| entry.path());
+        let own = filesystems.find(|path| path.join("devices").join(device).exists())?;
+        Some(std::fs::read_to_string(own.join("qgroups").join(name)).ok()?.trim().to_owned())
+    }
+
+    /// Counts all quota groups again.
+    pub fn rescan_quotas(&self) -> Result<()> {
+        run("btrfs", ["quota", "rescan", "-w", &self.path().to_string_lossy()]).map(drop)
+    }
+
+    /// Counts all quota groups again. Fails if the numbers change, unless they were marked as inconsistent. Returns
+    /// whether quotas are on.
+    pub fn judge_quotas(&self) -> Result<bool> {
+        let Some((before, is_inconsistent)) = self.quota_numbers()? else { return Ok(false) };
+        self.rescan_quotas()?;
+        let (after, _) = self.quota_numbers()?.unwrap_or_default();
+        ensure!(is_inconsistent || before == after, "Linux's rescan changes quota numbers: {before:?} to {after:?}");
+        Ok(true)
     }
 
     /// The kernel's log about this device since the mount (empty if the log cannot be read).

@@ -18,14 +18,14 @@ use ubtrfs_testkit::{
     btrfs_check_after_failures, capability, silence_planned_panics,
 };
 
-/// Records runs of these seeds and cuts the power in them. The seed modulo 8 is the kind of run.
-fn cut(seeds: impl Iterator<Item = u64>, cuts: usize) {
+/// Records runs of these seeds and cuts the power in them.
+fn cut(record: impl Fn(u64) -> anyhow::Result<ThreadedCuts>, seeds: impl Iterator<Item = u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();
     let wanted = Rng::seed_or(u64::MAX);
     let seeds: Vec<u64> = if wanted == u64::MAX { seeds.collect() } else { vec![wanted; 10] };
     for seed in seeds {
-        let run = ThreadedCuts::record(seed).unwrap_or_else(|error| panic!("{error:#}"));
+        let run = record(seed).unwrap_or_else(|error| panic!("{error:#}"));
         println!("seed {seed}: {}", run.name);
         let mut builder = run.builder();
         for (number, point) in run.points(cuts).into_iter().enumerate() {
@@ -40,7 +40,13 @@ fn cut(seeds: impl Iterator<Item = u64>, cuts: usize) {
 
 #[test]
 fn threads_keep_their_promises_through_power_cuts() {
-    cut((0..2).flat_map(|round| KINDS.map(move |kind| 8 * round + kind)), 40);
+    // The seed modulo 8 is the kind of run.
+    cut(ThreadedCuts::record, (0..2).flat_map(|round| KINDS.map(move |kind| 8 * round + kind)), 40);
+}
+
+#[test]
+fn balances_amid_threads_keep_promises_through_power_cuts() {
+    cut(ThreadedCuts::record_balances, 1..11, 30);
 }
 
 /// Kinds of runs.

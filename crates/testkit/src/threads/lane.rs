@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 
 use super::{Scenario, Shared, errno};
 use crate::faults::caught;
@@ -163,7 +163,16 @@ impl Lane {
     /// lane ends.
     fn failed(&mut self, what: &str, number: Option<i32>, model: Model, shared: &Shared) -> Result<Done> {
         let has_fault = self.faults.as_ref().is_some_and(|faults| faults.faults() > 0);
-        ensure!(has_fault, "lane {}: {what} fails without a fault: errno {number:?}", self.number);
+        if !has_fault {
+            let fs = self.target.inner.fs();
+            bail!(
+                "lane {}: {what} fails without a fault: errno {number:?}; {:?}; {:?}; {:?}",
+                self.number,
+                fs.statfs(),
+                fs.balance_status(),
+                fs.block_groups()
+            );
+        }
         self.target.fresh.clear();
         // A later snapshot may contain the state with or without the operation.
         let undone = self.history.last();

@@ -24,7 +24,10 @@
 //! - T6. Even with very little free space, names can be removed, and fsync, sync and close can store accepted data.
 //! - T7. With quotas on, at every cut, the quota numbers equal those that `ubtrfs check` counts, except for groups
 //!   that are marked as inconsistent. No thread reaches a limit, because all limits are large.
+//! - T8. Balances with random filters, pauses, cancellations and resizes change no file. A balance that a cut
+//!   interrupts is resumed to its end, here and by Linux, and no file changes meanwhile.
 
+mod balance;
 mod faults;
 mod lane;
 mod snapshots;
@@ -41,14 +44,16 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_fs::{Job, MountOptions, QgroupId, QuotaKind};
 use ubtrfs_mkfs::MkfsOptions;
 
+use self::balance::Balances;
+pub use self::balance::random_balance;
 pub use self::faults::ThreadedFaults;
 use self::lane::{Lane, Work};
 use self::snapshots::{Snapshot, Snapshots};
 use crate::faults::caught;
 use crate::target::Target;
 use crate::{
-    Cut, CutBuilder, FaultDevice, FaultPlan, FsTarget, Gate, History, LANES, Medium, MediumDevice, NodeKind,
-    RecordingDevice, Rng, TreeEntry, check_medium,
+    Compare, Cut, CutBuilder, FaultDevice, FaultPlan, FsTarget, Gate, History, LANES, Medium, MediumDevice, NodeKind,
+    RecordingDevice, Rng, TreeEntry, check_medium, compare_entries,
 };
 
 /// The lane of the thread that makes and deletes snapshots.
@@ -74,8 +79,10 @@ struct Scenario {
     poison: bool,
     /// Whether a thread continuously empties block groups.
     moves: bool,
-    /// Whether quotas are on, and a thread changes quota groups.
-    quotas: bool,
+    /// Whether a thread balances with random filters, and another one stops balances and resizes the device.
+    balances: bool,
+    /// The kind of quotas that are on, if any. A thread changes quota groups.
+    quotas: Option<QuotaKind>,
     /// The number of bytes left free, or `None` for no limit. With little space, freed space is reused at once, and
     /// ENOSPC is possible.
     free: Option<u64>,
@@ -113,7 +120,8 @@ impl Scenario {
             rewrites: 0,
             poison: false,
             moves: seed / Self::KINDS % 2 == 1,
-            quotas: matches!(seed / Self::KINDS % 4, 1 | 2),
+            balances: false,
+            quotas: matches!(seed / Self::KINDS % 4, 1 | 2).then_some(QuotaKind::Full),
             free: None,
         };
         match seed % Self::KINDS {
@@ -164,6 +172,51 @@ impl Scenario {
         scenario
     }
 
+    /// Balances beside writers, snapshots and changes of quotas, each with less to do than in [`Scenario::of`].
+    fn balancing(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0xba1a_9ce0);
+        let (busy, writeback) = (Work::Busy { steps: 20 }, Work::Writeback { steps: 30 });
+        let lanes = match rng.below(3) {
+            0 => vec![busy, writeback],
+            1 => vec![Work::Driver { steps: 50 }, busy],
+            _ => vec![Work::Driver { steps: 60 }; 2],
+        };
+        let mut mkfs = MkfsOptions { nodesize: *rng.pick(&[4096, 16_384]), ..MkfsOptions::default() };
+        for profile in [&mut mkfs.data_profile, &mut mkfs.metadata_profile] {
+            *profile = *rng.pick(&[BlockGroupFlags::DUP, BlockGroupFlags::empty()]);
+        }
+        let mount = *rng.pick(&["commit=300", "commit=1", "commit=300,compress=zstd:1", "commit=300,discard=sync"]);
+        let mut scenario = Self {
+            name: "balances",
+            len_bytes: 256 << 20,
+            mkfs,
+            mount: mount.to_owned(),
+            lanes,
+            ballast: (6, 12),
+            snapshots: 4,
+            rewrites: 0,
+            poison: false,
+            moves: false,
+            balances: true,
+            quotas: *rng.pick(&[None, Some(QuotaKind::Full), Some(QuotaKind::Full), Some(QuotaKind::Simple)]),
+            free: None,
+        };
+        match rng.below(8) {
+            0 => {
+                (scenario.name, scenario.mkfs.mixed) = ("balances of mixed block groups", true);
+                (scenario.mkfs.nodesize, scenario.len_bytes) = (4096, 128 << 20);
+                scenario.mkfs.metadata_profile = scenario.mkfs.data_profile;
+            }
+            1 => {
+                (scenario.name, scenario.len_bytes) = ("balances of a nearly full filesystem", 160 << 20);
+                (scenario.free, scenario.snapshots) = (Some(2 << 20), 0);
+                scenario.lanes = vec![busy, writeback, Work::Fill { steps: 20 }];
+            }
+            _ => {}
+        }
+        scenario
+    }
+
     /// Makes the filesystem with which the threads start.
     fn base(&self) -> Result<Medium> {
         let device = Arc::new(MediumDevice::new(Medium::formatted(self.len_bytes, &self.mkfs)?));
@@ -188,8 +241,8 @@ impl Scenario {
             make("poison", NodeKind::File)?;
         }
         make("filler", NodeKind::File)?;
-        if self.quotas {
-            target.fs().enable_quotas(QuotaKind::Full)?;
+        if let Some(kind) = self.quotas {
+            target.fs().enable_quotas(kind)?;
             target.fs().wait_for_quota_rescan(&Job::new())?;
         }
         if let Some(free) = self.free {
@@ -254,6 +307,7 @@ struct Record {
     snapshots: Vec<Snapshot>,
     snapshot_promises: u64,
     versions: Versions,
+    balances: Balances,
     /// Whether a fault was reported to any thread.
     told: bool,
 }
@@ -272,7 +326,15 @@ pub struct ThreadedCuts {
 impl ThreadedCuts {
     /// Records the run of this seed.
     pub fn record(seed: u64) -> Result<Self> {
-        let scenario = Scenario::of(seed);
+        Self::record_scenario(Scenario::of(seed), seed)
+    }
+
+    /// Records a run of this seed with balances (T8).
+    pub fn record_balances(seed: u64) -> Result<Self> {
+        Self::record_scenario(Scenario::balancing(seed), seed)
+    }
+
+    fn record_scenario(scenario: Scenario, seed: u64) -> Result<Self> {
         let gate = Gate { seed, superblocks: 2, writes: 80, events: 40, limit: Duration::from_millis(20) };
         let device = Arc::new(RecordingDevice::new(scenario.base()?).with_gate(gate));
         let options = MountOptions::parse(&scenario.mount)?;
@@ -294,6 +356,7 @@ impl ThreadedCuts {
                 device.mark_lane(lane, history.sync() as u64);
             }
         }
+        let name = if record.scenario.balances { format!("{name}, {:?}", record.balances) } else { name };
         Ok(Self { name, device, record, options, seed })
     }
 
@@ -343,10 +406,30 @@ impl ThreadedCuts {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (medium, outcome) = builder.cut(point, &mut rng);
         let what = format!("threads, seed {} ({}), cut {number} at event {point}: {outcome:?}", self.seed, self.name);
-        Cut { medium, made: 0, lanes: outcome.promised_by, what }
+        Cut { medium, number, made: 0, lanes: outcome.promised_by, what }
     }
 
-    /// Verifies T1 to T4, and that the medium is clean before and after its log is replayed. Returns the entries of
+    /// Whether the cut interrupted a balance, which the next mount resumes.
+    pub fn has_balance(&self, cut: &Cut) -> Result<bool> {
+        let device = Arc::new(MediumDevice::new(cut.medium.clone()));
+        let options = MountOptions { read_only: true, ..self.options.clone() };
+        Ok(FsTarget::on_device(device, options)?.fs().balance_status().is_some())
+    }
+
+    /// Resumes a balance that the cut interrupted, while the filesystem is walked, and compares the entries (T8).
+    fn finish_balance(&self, target: &FsTarget, before: &[TreeEntry]) -> Result<()> {
+        std::thread::scope(|scope| {
+            let resumed = scope.spawn(|| target.fs().resume_balance(&Job::new()));
+            let amid = target.walk();
+            let report = resumed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            ensure!(report.failures.is_empty(), "the resumed balance fails: {:?}", report.failures);
+            compare_entries(before, &amid?, Compare::ALL).context("during the resumed balance")
+        })?;
+        ensure!(target.fs().balance_status().is_none(), "the balance is not over");
+        compare_entries(before, &target.walk()?, Compare::ALL).context("after the resumed balance")
+    }
+
+    /// Verifies T1 to T4, T7 and T8, and that the medium is clean before and after its log is replayed. Returns the entries of
     /// the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         let verify = || {
@@ -357,6 +440,9 @@ impl ThreadedCuts {
             ensure!(target.fs().read_only().is_none(), "it opens read-only: {:?}", target.fs().read_only());
             let found = target.walk().context("it cannot be read")?;
             self.record.verify(&found, &|path| crate::faults::read_all(&target, path), &cut.lanes)?;
+            if cut.number.is_multiple_of(2) && target.fs().balance_status().is_some() {
+                self.finish_balance(&target, &found).context("T8")?;
+            }
             target.close().context("it cannot be closed")?;
             check_medium(&device.content()).context("check, after the replay")?;
             Ok(found)
@@ -389,6 +475,7 @@ fn run_threads(
         snapshots: Vec::new(),
         snapshot_promises: 0,
         versions: Vec::new(),
+        balances: Balances::default(),
         told: false,
         scenario,
     };
@@ -413,7 +500,12 @@ fn run_threads(
             scope.spawn(move || rewrite(target, marks, faults, file, nr_fsyncs))
         });
         let mover = scenario.moves.then(|| scope.spawn(move || move_block_groups(target, faults, shared, seed)));
-        let quota_changer = scenario.quotas.then(|| scope.spawn(move || change_quotas(target, faults, shared, seed)));
+        let quota_changer =
+            scenario.quotas.map(|kind| scope.spawn(move || change_quotas(target, kind, faults, shared, seed)));
+        let (is_mixed, len_bytes) = (scenario.mkfs.mixed, scenario.len_bytes);
+        let balancer = scenario.balances.then(|| scope.spawn(move || balance::balance(target, is_mixed, shared, seed)));
+        let disturber =
+            scenario.balances.then(|| scope.spawn(move || balance::disturb(target, len_bytes, shared, seed)));
         let poisoner = scenario.poison.then(|| scope.spawn(move || poison(target, shared)));
         let mut first = Ok(());
         for lane in lanes {
@@ -450,6 +542,12 @@ fn run_threads(
                 Ok(told) => record.told |= told,
                 Err(error) => first = first.and(Err(error)),
             }
+        }
+        if let Some(balancer) = balancer {
+            first = first.and(joined(balancer).map(|balances| record.balances = balances));
+        }
+        if let Some(disturber) = disturber {
+            first = first.and(joined(disturber));
         }
         if let Some(poisoner) = poisoner {
             first = first.and(joined(poisoner));
@@ -558,7 +656,13 @@ const QUOTA_REFUSALS: [i32; 7] = [2, 16, 17, 22, 28, 107, 115];
 
 /// Changes groups, relations and limits, and starts rescans, until the other threads are done (T7). Returns whether a
 /// fault was reported.
-fn change_quotas(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, shared: &Shared, seed: u64) -> Result<bool> {
+fn change_quotas(
+    target: &FsTarget,
+    kind: QuotaKind,
+    faults: Option<&Arc<FaultDevice>>,
+    shared: &Shared,
+    seed: u64,
+) -> Result<bool> {
     let mut rng = Rng::new(seed ^ 0x900a);
     let fs = target.fs();
     while !shared.stop.load(Ordering::SeqCst) {
@@ -575,7 +679,7 @@ fn change_quotas(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, shared: &
             8 => fs.destroy_qgroup(parent),
             9 => fs.limit_qgroup(member, limit, limit),
             10 => fs.start_quota_rescan(),
-            _ if rng.one_in(3) => fs.disable_quotas().and_then(|()| fs.enable_quotas(QuotaKind::Full)),
+            _ if rng.one_in(3) => fs.disable_quotas().and_then(|()| fs.enable_quotas(kind)),
             _ => fs.clear_stale_qgroups().map(drop),
         });
         match changed {

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_format::Logical;
 
 /// The stage of emptying a block group.
@@ -30,6 +30,9 @@ pub(crate) enum Emptying {
 #[derive(Debug, Default)]
 pub(crate) struct Relocations {
     groups: Mutex<BTreeMap<Logical, Emptying>>,
+    /// This lock is held while a relocation chooses where writers get space meanwhile, and closes its group. Lock order:
+    /// this lock -> all locks of commits and writeback.
+    closing: Mutex<()>,
 }
 
 impl Relocations {
@@ -39,6 +42,11 @@ impl Relocations {
         let is_new = !groups.contains_key(&start);
         groups.entry(start).or_insert(Emptying::Moving);
         is_new
+    }
+
+    /// Takes the lock under which a relocation closes its group to allocations.
+    pub(crate) fn lock_closing(&self) -> MutexGuard<'_, ()> {
+        self.closing.lock()
     }
 
     pub(crate) fn condemn(&self, start: Logical) {

@@ -68,11 +68,14 @@ impl Engine {
     ///
     /// As for [`Engine::trim`]. The ranges that were not reached are not discarded later.
     pub fn discard_freed(&self, job: &Job) -> Result<()> {
+        let groups = self.space.block_groups();
         for (start, end) in self.freed.take() {
-            for group in self.space.block_groups() {
+            // A range can extend over several block groups.
+            let first = groups.partition_point(|group| group.start.advance(group.len_bytes).0 <= start);
+            for group in groups.iter().skip(first).take_while(|group| group.start.0 < end) {
                 let part = start.max(group.start.0)..end.min(group.start.advance(group.len_bytes).0);
                 for free in self.free_ranges(&part) {
-                    self.trim_free(&group, free, job)?;
+                    self.trim_free(group, free, job)?;
                 }
             }
         }

@@ -95,8 +95,12 @@ impl Engine {
 
     fn empty_group(&self, group: &BlockGroup, job: &Job) -> Result<RelocatedGroup> {
         let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
-        self.keep_kind(group)?;
-        self.close_to_allocations(group)?;
+        {
+            // Otherwise two relocations could each count on the other's group.
+            let _closing = self.relocations.lock_closing();
+            self.keep_kind(group)?;
+            self.close_to_allocations(group)?;
+        }
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_writes_in_place();
         }
@@ -161,14 +165,21 @@ impl Engine {
         Err(Error::NoSpace)
     }
 
-    /// Makes another group if this group is the last of its type: new chunks take their profile from existing groups.
+    /// Makes another group if this group is the last writable one of its type: writers need space meanwhile, and new
+    /// chunks take their profile from existing groups.
     fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
         let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
-        let groups = self.space.block_groups();
-        if groups.iter().any(|other| other.start != group.start && types(other) == types(group)) {
+        let mut groups = self.space.block_groups();
+        groups.retain(|other| other.start != group.start && types(other) == types(group));
+        if groups.iter().any(|other| !self.space.is_read_only(other.start)) || self.add_chunk(kind_of(group))? {
             return Ok(());
         }
-        if self.add_chunk(kind_of(group))? { Ok(()) } else { Err(Error::NoSpace) }
+        // Another relocation is emptying the only other groups.
+        Err(if groups.is_empty() {
+            Error::NoSpace
+        } else {
+            Error::BlockGroupBusy { start: group.start, work: "used by writers" }
+        })
     }
 
     /// Runs one step. Returns [`Moved::Nothing`] if the only extents left are those that could not be moved.
