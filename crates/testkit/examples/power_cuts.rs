@@ -166,8 +166,6 @@ fn main() -> ExitCode {
                         done.fetch_add(1, Ordering::Relaxed);
                         let result = run.verify(&cut).and_then(|found| {
                             let is_due = match bed {
-                                // Linux cannot mount a nearly full filesystem on which a conversion to DUP has no room.
-                                Bed::Balance if run.name().contains("nearly full") => false,
                                 // Spread over the seeds; at most one cut of each seed, after the seed's first third.
                                 Bed::Balance => {
                                     let is_behind = checked.load(Ordering::Relaxed) * seeds < linux * (index + 1);

@@ -201,18 +201,10 @@ impl Scenario {
             quotas: *rng.pick(&[None, Some(QuotaKind::Full), Some(QuotaKind::Full), Some(QuotaKind::Simple)]),
             free: None,
         };
-        match rng.below(8) {
-            0 => {
-                (scenario.name, scenario.mkfs.mixed) = ("balances of mixed block groups", true);
-                (scenario.mkfs.nodesize, scenario.len_bytes) = (4096, 128 << 20);
-                scenario.mkfs.metadata_profile = scenario.mkfs.data_profile;
-            }
-            1 => {
-                (scenario.name, scenario.len_bytes) = ("balances of a nearly full filesystem", 160 << 20);
-                (scenario.free, scenario.snapshots) = (Some(2 << 20), 0);
-                scenario.lanes = vec![busy, writeback, Work::Fill { steps: 20 }];
-            }
-            _ => {}
+        if rng.one_in(8) {
+            (scenario.name, scenario.mkfs.mixed) = ("balances of mixed block groups", true);
+            (scenario.mkfs.nodesize, scenario.len_bytes) = (4096, 128 << 20);
+            scenario.mkfs.metadata_profile = scenario.mkfs.data_profile;
         }
         scenario
     }
