@@ -32,6 +32,18 @@ pub struct ReadDir {
 }
 
 /// An entry of a directory: a name and the kind of file behind it.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// fs.create_dir("/etc")?;
+/// fs.write("/etc/hostname", "box")?;
+/// let entry = fs.read_dir("/etc")?.next().expect("the directory has one entry")?;
+/// assert_eq!(entry.file_name(), "hostname");
+/// assert_eq!(entry.kind(), Some(ubtrfs::FileKind::File));
+/// assert_eq!(entry.metadata()?.len(), 3);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct DirEntry {
     fs: Filesystem,

@@ -87,6 +87,14 @@ impl fmt::Debug for Filesystem {
 }
 
 /// The space of a filesystem, as `df` shows it.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// let usage = fs.usage()?;
+/// assert!(usage.free_bytes < usage.total_bytes);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Size of the devices in bytes, divided by the number of copies of data.
@@ -411,6 +419,17 @@ impl Filesystem {
 
     /// Renames a file or directory, and replaces an existing `to`, like rename(2).
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/config", "old")?;
+    /// fs.write("/config.new", "new")?;
+    /// fs.rename("/config.new", "/config")?;
+    /// assert_eq!(fs.read("/config")?, b"new");
+    /// assert!(!fs.exists("/config.new"));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `NotFound`; `DirectoryNotEmpty`; `CrossesDevices` if the new name is in another subvolume.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
@@ -421,6 +440,15 @@ impl Filesystem {
     }
 
     /// Makes another name for a file.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/first", "content")?;
+    /// fs.hard_link("/first", "/second")?;
+    /// assert_eq!(fs.metadata("/second")?.nlink(), 2);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `AlreadyExists`; `CrossesDevices` if the new name is in another subvolume; `PermissionDenied` for directories.
@@ -522,6 +550,17 @@ impl Filesystem {
     /// Sets the owner and group of a file; a symbolic link at the end of the path is not followed. As on Linux, a
     /// change of owner can clear the set-user-id and set-group-id bits, so set permissions afterwards.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/tool", "program")?;
+    /// fs.set_owner("/tool", 0, 100)?;
+    /// fs.set_permissions("/tool", 0o2755)?;
+    /// let metadata = fs.metadata("/tool")?;
+    /// assert_eq!((metadata.gid(), metadata.permissions()), (100, 0o2755));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `NotFound`; `ReadOnlyFilesystem`.
     pub fn set_owner(&self, path: impl AsRef<Path>, uid: u32, gid: u32) -> Result<()> {
@@ -530,6 +569,18 @@ impl Filesystem {
     }
 
     /// Sets the access and modification times of a file; a symbolic link at the end of the path is not followed.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// use std::time::{Duration, SystemTime};
+    ///
+    /// fs.write("/f", "")?;
+    /// let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    /// fs.set_times("/f", time, time)?;
+    /// assert_eq!(fs.metadata("/f")?.modified(), Some(time));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `NotFound`; `ReadOnlyFilesystem`.

@@ -12,6 +12,18 @@ impl Filesystem {
     /// commits and closes the filesystem. `Session::run` treats SIGTERM, SIGINT and SIGHUP of the process as requests
     /// to unmount. Other handles of the filesystem remain usable while it is mounted.
     ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use ubtrfs::fuse::MountConfig;
+    /// use ubtrfs::{Filesystem, MountOptions};
+    ///
+    /// let options = MountOptions { track_lookups: true, ..MountOptions::default() };
+    /// let fs = Filesystem::open_image_with("disk.img", options)?;
+    /// let session = fs.mount("/mnt".as_ref(), &MountConfig::default())?;
+    /// session.run()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// FUSE is not available; the directory cannot be mounted on; the filesystem was opened without
     /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups), which keeps the inodes that the kernel

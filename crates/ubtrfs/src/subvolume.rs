@@ -24,6 +24,18 @@ pub enum SnapshotAccess {
 }
 
 /// A description of a subvolume, from [`Filesystem::subvolumes`] or [`Filesystem::subvolume`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// fs.create_subvolume("/home")?;
+/// fs.snapshot("/home", "/monday", ubtrfs::SnapshotAccess::ReadOnly)?;
+/// let (home, monday) = (fs.subvolume("/home")?, fs.subvolume("/monday")?);
+/// assert!(monday.is_read_only());
+/// assert_eq!(monday.parent_uuid(), Some(home.uuid()));
+/// assert_eq!(monday.path().to_str(), Some("monday"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Subvolume {
     info: SubvolumeInfo,
