@@ -4,6 +4,8 @@
 //! - C2. A client's user comes from the connection (`SO_PEERCRED`). The client's groups and capabilities are looked up
 //!   later, when the process may already run another program. So groups count only while all four user ids of the
 //!   process still equal the client's user. Capabilities count only if the user is root; root may lack some of them.
+//!
+//! [`crate::execute`] decides which commands need an administrator, and who is one.
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Many small files share one allocation and one device write. Writers that exceed the filesystem's memory for dirty
-//! data write data back themselves, their own data first.
+//! data ([`crate::mount::memory_budget`]) write data back themselves, their own data first.
 //!
 //! Invariants:
 //! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.

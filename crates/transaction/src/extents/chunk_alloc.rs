@@ -1,6 +1,8 @@
 //! [`PendingChunks`]: new chunks that no tree records yet. A chunk is made when a kind of space runs out, and is
 //! recorded in the chunk and device trees at the next commit.
 //!
+//! Also decides which empty block groups a commit removes ([`Engine::remove_empty_block_groups`]).
+//!
 //! A chunk can be used at once: its content is reachable only through a commit, and every commit records all pending
 //! chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
 //!
