@@ -241,7 +241,7 @@ fn read_or_zero(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut LostRa
             lost.note(at, buf.len() as u64, error.into());
         }
         Err(_) => {
-            // Splits at a multiple of the block size in the file, so that both parts hold whole blocks.
+            // Split at a file offset that is a multiple of the block size, so that both parts consist of whole blocks.
             let half = (at + buf.len() as u64 / 2).next_multiple_of(BLOCK_LEN as u64) - at;
             let half = usize::try_from(half).unwrap_or(0).clamp(1, buf.len() - 1);
             let (front, back) = buf.split_at_mut(half);
@@ -290,7 +290,7 @@ impl LostRanges {
     }
 }
 
-/// The smallest block of data with a checksum.
+/// The smallest sector size of btrfs. Each sector has its own checksum, so damage makes whole sectors unreadable.
 const BLOCK_LEN: usize = 4096;
 /// The largest number of ranges that a message lists.
 const RANGES_SHOWN_MAX: usize = 4;

@@ -22,7 +22,8 @@ pub use tar::compressor::{Compression, Compressor};
 /// A message to the caller of [`import()`] or [`export()`].
 #[derive(Debug)]
 pub enum Event<'e> {
-    /// The number of bytes so far: of the archive that were read, or of file data that were written to it.
+    /// The number of bytes so far. An import counts bytes read from the archive, an export counts bytes of file data
+    /// written to it.
     Bytes(u64),
     /// A member or file was skipped, or is incomplete in the archive.
     Failed(&'e anyhow::Error),

@@ -69,7 +69,8 @@ pub struct VisitedDirs(HashSet<InodeId>);
 impl VisitedDirs {
     /// Records a directory. Fails if the walk has visited the directory before.
     pub fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
-        // The empty directories that a snapshot has in place of nested subvolumes all have one inode number.
+        // A snapshot has empty directories in place of nested subvolumes. These are not recorded, because they all have
+        // one inode number.
         let is_real = dir.ino >= Ino::ROOT_DIR;
         if is_real && !self.0.insert(dir) {
             bail!("the directory has two names, which is damage; check the image with: ubtrfs check");

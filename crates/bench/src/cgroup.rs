@@ -1,8 +1,8 @@
 //! [`MemoryLimit`]: a cgroup with a memory limit, in the hierarchy (version 2 or 1) that has the machine's memory
 //! controller.
 //!
-//! The kernel charges to a cgroup the memory of its processes, and the page cache of the files that they
-//! read and write.
+//! The memory that counts toward a cgroup's limit is the memory of its processes, and the page cache that they fill by
+//! reading and writing files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,8 +40,8 @@ impl MemoryLimit {
         };
         fs::write(limit.dir.join(file), bytes.to_string())
             .with_context(|| format!("cannot limit memory in {}", limit.dir.display()))?;
-        // Limit swap too, because swapped memory does not count. Kernels without swap accounting lack the file of the
-        // swap limit.
+        // Limit swap too, because memory that is swapped out does not count toward the memory limit. Kernels without
+        // swap accounting lack the file of the swap limit.
         let _ = fs::write(limit.dir.join(swap), if version == Version::One { bytes } else { 0 }.to_string());
         Ok(limit)
     }

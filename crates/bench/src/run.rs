@@ -1,8 +1,9 @@
 //! `bench run`: runs one workload on one target and prints the result as JSON.
 //!
-//! - R1. `seconds` is the time of the work and of making it durable: by `Fs::sync` in this process, by syncfs(2) in a
-//!   directory, and also by `ubtrfs sync` on a mount of ubtrfs. For the workload `snapshot`, `seconds` is the time of
-//!   the snapshots alone, which are durable when their calls return.
+//! - R1. `seconds` is the time of the work and of the sync that makes it durable. The sync is `Fs::sync` for an engine
+//!   in this process, and syncfs(2) for a directory. On a mount of ubtrfs, syncfs(2) is followed by the mount's own
+//!   sync command. For the workload `snapshot`, `seconds` is the time of the snapshots alone, which are durable when
+//!   their calls return.
 //! - R2. The files that the workload needs are made and made durable first. Before the workload (as root, without
 //!   `--warm`) caches are dropped.
 //! - R3. The workload makes all files in the directory `bench` of the target. At the end, the directory is removed
@@ -67,7 +68,8 @@ pub(crate) enum Phase {
 }
 
 impl Args {
-    /// Whether the files are removed at the end: not with `--keep`, and not before the measurement.
+    /// Whether the files are removed at the end. The files stay with `--keep`, and after a run that only prepared them
+    /// for a later measurement.
     fn cleans_up<T>(&self, done: &Result<T>) -> bool {
         !self.keep && (done.is_err() || self.phase != Phase::Prepare)
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks are in the block table.
-//! - I2. References go into the ledger as they are read. Here, only the number of references is compared with the
+//! - I2. References go into the ledger as they are read. This module compares only the number of references with the
 //!   reference count in the extent item.
 
 use ubtrfs_format::codec::Reader as FieldReader;
@@ -287,9 +287,9 @@ impl<'a> Checker<'a> {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
             let is_full = block.flags & FULL != 0;
-            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. When a
-            // subvolume is deleted, the references of its blocks move to the children of these blocks. So blocks
-            // below a deleted subvolume may have full backrefs while that subvolume still reaches them.
+            // In two cases, a block may have full backrefs although its owner still reaches it. A balance shares blocks
+            // for a while, and leaves full backrefs on blocks that their owner keeps. The deletion of a subvolume gives
+            // full backrefs to the shared blocks of the subvolume before it drops them.
             let owner = self.roots.trees.get(&block.owner);
             let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {

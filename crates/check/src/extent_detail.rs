@@ -1,5 +1,4 @@
-//! Finds the wrong references if the sum of references is not zero, by a second walk over all
-//! trees.
+//! Finds the wrong references by a second walk over all trees, if the sum of all references is not zero.
 
 use ubtrfs_format::{KeyType, RootId};
 
@@ -18,7 +17,7 @@ impl<'a> Checker<'a> {
         self.refs.keep_disagreements();
         self.second_walk();
         let (facts, overflowed) = self.refs.disagreements();
-        // A wrong length of an extent is reported only if none of its references was reported.
+        // A wrong length of an extent is reported only if no reference to this extent was reported.
         let mut told = std::collections::HashSet::new();
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind != LENGTH) {
             told.insert(fact.subject);

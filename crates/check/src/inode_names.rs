@@ -109,8 +109,8 @@ impl<'a> Checker<'a> {
                 }
                 continue;
             }
-            // If the removal of a directory was interrupted, the inodes in the directory have already lost these
-            // names.
+            // A directory without names is left from an interrupted deletion. The inodes in it have already lost the
+            // names that its entries list, so the entries are not recorded.
             if inode.has_no_names() {
                 continue;
             }

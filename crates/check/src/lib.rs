@@ -1,8 +1,8 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
-//! The checker shares only the format, the devices and the chunk map with the engine, so it judges filesystems that the
-//! engine wrote independently of the engine. In the stack of crates, the checker is above `volumes`, like `tree` and
-//! `transaction`.
+//! The checker shares with the engine only the format, the devices and the chunk map. So a bug in the rest of the
+//! engine cannot hide damage that this bug causes. In the stack of crates, the checker is above `volumes`, like `tree`
+//! and `transaction`.
 //!
 //! The checker visits every tree once, in key order. A block that several trees share is visited only once. `walk`
 //! reads blocks (`reader`) and records references; the modules named after trees check items. A fact with two sides

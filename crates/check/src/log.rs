@@ -39,7 +39,7 @@ struct LoggedExtent {
     end: u64,
     leaf: u64,
     slot: u32,
-    /// The range that needs checksums; (0, 0) if no range does.
+    /// The range that needs checksums, or (0, 0) if the extent needs none.
     needs: (u64, u64),
 }
 

@@ -52,7 +52,8 @@ impl<'a> Checker<'a> {
             self.log_blocks.clear();
             self.walk(&root, &mut |_, event| match event {
                 Event::Leaf(leaf) => forget_written(leaf, &mut suspects),
-                // The part that was not read may contain a file that marks these extents as written.
+                // A file in the part that was not read may mark any of the suspects as written, so none of them is
+                // reported.
                 Event::Known(_) | Event::Gap => suspects.clear(),
             });
         }

@@ -41,7 +41,7 @@ pub(crate) struct Quota {
     sets: Vec<UserSet>,
     /// For simple quotas: the bytes of data extents by the subvolume that allocated them and by their generation.
     allocated: BTreeMap<(u64, u64), u64>,
-    /// Maps a set and a subvolume to the set that contains both.
+    /// Maps a set and a subvolume to the set that results when the subvolume is added.
     with: HashMap<(u32, u64), u32>,
 }
 

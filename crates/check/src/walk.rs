@@ -427,7 +427,8 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Makes the fact of a reference that one number identifies: the id of a tree or the address of a parent.
+/// Makes the fact of a reference to an extent. `part` identifies the reference: the id of a tree, or the address of the
+/// block that refers to the extent.
 pub(crate) fn block_fact(bytenr: u64, kind: KeyType, part: u64) -> Fact {
     Fact { subject: bytenr, kind: kind.0.into(), parts: [part, 0, 0] }
 }

@@ -76,8 +76,9 @@ fn assert_agreed_clean(image: &Image) {
     btrfs_check(image.path()).unwrap();
 }
 
-/// A balance of data moves some of the leaves that refer to the data. Then the owner of these leaves reaches their
-/// unmoved neighbours only through moved blocks.
+/// A balance of data moves some of the leaves that refer to the data, together with the internal nodes above these
+/// leaves. A moved node also points to leaves that stay in place, and its pointers are full backrefs, although the
+/// owner of these leaves still reaches them.
 #[test]
 fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     if !capability::kernel_oracle() {
@@ -537,8 +538,8 @@ fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
     let (image, _) = logged();
     let superblock = image.read_at(65_536, 4096).unwrap();
     let root = u64::from_le_bytes(superblock[80..88].try_into().unwrap());
-    // Place the data in three places: on the root tree, which is in the metadata block group; in free space after the
-    // root tree; outside of all block groups.
+    // Let the file extent point to three wrong places in turn: the root tree's block, which is in the metadata block
+    // group; free space after the root tree; an address outside of all block groups.
     for (bytenr, what) in
         [(root, "another extent"), (root + (16 << 20), "no data block group"), (1 << 50, "no data block group")]
     {

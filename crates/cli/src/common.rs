@@ -1,8 +1,9 @@
 //! Functions that all commands share: printing to stdout and stderr, one-line errors, sizes as btrfs-progs reads and
 //! prints them, progress on terminals.
 //!
-//! Lost output is an error ([`Stdout`]). The error is returned to `main` like any other error, so that an open image is
-//! closed. If the reader of a pipe went away, the program ends quietly with the status of SIGPIPE.
+//! If a result cannot be written to stdout, the command fails ([`Stdout`]). The error is returned to `main` like any
+//! other error, so that an open image is closed. If the reader of a pipe went away, the program ends quietly with the
+//! status of SIGPIPE.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -248,7 +249,7 @@ pub(crate) fn stdout() -> Stdout {
 /// Standard output. Writing fails if standard output is closed or its reader has gone away.
 pub(crate) struct Stdout(io::StdoutLock<'static>);
 
-/// The error if the reader of a pipe went away, as `head` does early.
+/// The error if the reader of a pipe went away. For example, `head` ends before it has read everything.
 #[derive(Debug)]
 struct ReaderGone;
 

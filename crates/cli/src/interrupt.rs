@@ -30,7 +30,7 @@ static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new() });
 pub(crate) fn watch() {
     let ignored = ignored_signals();
     let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    // Without the handler, signals end the program by default.
+    // If the handler cannot be installed, signals end the program by their default action.
     let Ok(mut signals) = Signals::new(signals) else { return };
     let remove_all = move || {
         for signal in &mut signals {
@@ -53,7 +53,8 @@ pub(crate) fn make<T, E>(
 ) -> Result<(T, Option<RegisteredFile>), E> {
     let mut files = lock();
     let made = make()?;
-    // If the directory handle cannot be duplicated, the only harm is that an interrupt leaves the file.
+    // If the directory handle cannot be duplicated, the file is not recorded. The only harm is that an interrupt does
+    // not remove the file.
     let noted = dir.try_clone().ok().map(|dir| {
         let id = files.next;
         files.next += 1;

@@ -18,10 +18,10 @@ pub(crate) fn with_progress<T>(what: &'static str, work: impl FnOnce(&Job) -> T)
     with_progress_by(crate::common::progress_units(what), what, work)
 }
 
-/// Works like [`with_progress`], with this bar.
+/// Works like [`with_progress`], but shows the progress in `bar`.
 pub(crate) fn with_progress_by<T>(bar: indicatif::ProgressBar, what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
     let job = Arc::new(Job::new());
-    // Without the handler, signals end the program.
+    // If the handler cannot be installed, signals end the program by their default action.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).ok().map(|mut signals| {
         let (handle, job) = (signals.handle(), Arc::clone(&job));
         let watch = thread::Builder::new().name("interrupt".to_owned()).spawn(move || {
@@ -41,7 +41,7 @@ pub(crate) fn with_progress_by<T>(bar: indicatif::ProgressBar, what: &'static st
         }
         let done = work(&job);
         ended.store(true, Ordering::Release);
-        // Wakes the thread that shows progress.
+        // Wake the thread that shows progress, so that it notices the end.
         job.advance(0);
         done
     });

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1. For wrong arguments, clap's tips
-//!     and the usage follow in separate lines. User input and lost output never cause a panic: only `common` prints,
-//!     and it returns an error if a result cannot be printed.
+//!     and the usage follow in separate lines. Neither user input nor a failed write to stdout causes a panic: only
+//!     `common` prints, and it returns an error if a result cannot be printed.
 //! I2. stdout carries only results. Progress and warnings go to stderr, progress only on a terminal.
 //! I3. The program also accepts the command lines `mount.ubtrfs`, `mount.fuse.ubtrfs` and `ubtrfs DEVICE DIR -o ...`,
 //!     with which mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.

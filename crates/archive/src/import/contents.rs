@@ -5,9 +5,10 @@
 //! Invariants:
 //! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
 //!   failed.
-//! - I2. Memory for files that are handed over is bounded, because the queue holds at most [`QUEUE_LEN`] batches, and
-//!   each end of the queue one batch. A batch has at most [`BATCH_FILES`] files with at most [`QUEUED_MEMBER_MAX`] of
-//!   attributes each. Files are batched because waking a thread costs more than writing a file.
+//! - I2. Memory for files that wait for the separate thread is bounded: the queue holds at most [`QUEUE_LEN`] batches,
+//!   and the sender and the receiver hold one more batch each. A batch has at most [`BATCH_FILES`] files, and the
+//!   member of each file takes at most [`QUEUED_MEMBER_MAX`]. Files are batched because waking a thread costs more than
+//!   writing a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -155,7 +156,8 @@ impl<'scope> ContentsThread<'scope> {
         self.batch_bytes = 0;
         self.batches.send(std::mem::take(&mut self.batch)).map_err(|back| {
             back.0.into_iter().for_each(|file| self.fs.release_inode(file.id));
-            // This error only ends the import; `finish` returns the error of the earlier file.
+            // This error only makes the import end. The error to report is that of the earlier file, which `finish`
+            // returns.
             Fatal("an earlier file failed").into()
         })
     }
@@ -201,5 +203,5 @@ fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> anyhow::Result<()> {
 const QUEUE_LEN: usize = 4;
 const BATCH_FILES: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
-/// A file is handed over only if its member takes at most this much memory.
+/// The separate thread gets a file only if the file's member takes at most this much memory.
 const QUEUED_MEMBER_MAX: usize = 16 << 10;

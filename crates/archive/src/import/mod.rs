@@ -1,15 +1,15 @@
 //! Unpacks an archive into a filesystem.
 //!
 //! Invariants:
-//! - I1. Nothing outside the target directory is made or changed. Paths are resolved name by name, and symbolic links
-//!   on the way are followed as if the target were the root.
+//! - I1. Nothing outside the target directory is made or changed. Paths are resolved name by name. Symbolic links on
+//!   the way are resolved as if the directory that the archive is unpacked into were the root directory.
 //! - I2. Times and extended attributes of a directory are set at the end, after the last change in it. Otherwise new
 //!   files would change the directory's times and inherit its default ACL.
 //! - I3. A member that cannot be unpacked is reported and skipped, as by tar. Errors that
 //!   would also affect the other members end the import ([`is_fatal`]); the first such error in archive order is
 //!   reported.
-//! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and for a layer the
-//!   names of the layer.
+//! - I4. Data that is kept until the end takes at most [`HELD_MAX`] bytes. This data is the times of directories and,
+//!   if the archive is a layer, the names that the layer added.
 //! - I5. A member whose name exists is first made under a temporary name, with its data and attributes. The existing
 //!   file is removed only when the member is complete and may replace it, so a failed member removes nothing.
 
@@ -306,8 +306,8 @@ impl<'a> Import<'a> {
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut());
-            // I3: files that were handed over come before the failed member in the archive, so an error of these files
-            // is the one to report.
+            // I3: files that the separate thread still completes come earlier in the archive than the member that
+            // failed in this thread, so an error of the separate thread takes precedence.
             self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
             made
         })?;
@@ -337,8 +337,8 @@ impl<'a> Import<'a> {
             let names = normal_names(&member.path);
             if names.len() >= self.job.options.strip_components.max(1) || member.kind == Kind::Dir {
                 let names = names.get(self.job.options.strip_components..).unwrap_or_default();
-                // A directory without a name is the target itself. A directory that stripping left without a name is
-                // skipped.
+                // The member `.` has no name and is the target directory itself. A directory whose names were all
+                // stripped is skipped.
                 if !names.is_empty() || (member.kind == Kind::Dir && self.job.options.strip_components == 0) {
                     let unpacked = self
                         .member(reader, &member, names, thread.as_deref_mut())
@@ -583,7 +583,7 @@ impl<'a> Import<'a> {
 
     /// Returns the directories on the way from the target directory to the directory with these names.
     fn directories_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
-        // All directories are kept, because a link may contain `..`.
+        // Keep all directories on the way, because `..` in a symbolic link leads back to the previous one.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut nr_links = 0;

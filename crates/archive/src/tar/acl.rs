@@ -1,4 +1,4 @@
-//! POSIX ACLs: conversion between the attribute's bytes and the text of `SCHILY.acl.*` records, which tars use.
+//! POSIX ACLs: conversion between the attribute's bytes and the text of `SCHILY.acl.*` records in tar archives.
 //!
 //! The attribute holds version 2 (u32), then entries of tag (u16), permissions (u16) and id (u32), sorted by tag and
 //! id.

@@ -35,7 +35,8 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// Whether the checksum is right. Programs have summed signed or unsigned bytes, so either sum is accepted.
+    /// Whether the checksum is right. Some programs add the bytes as signed numbers, others as unsigned numbers, so
+    /// either sum is accepted.
     pub(crate) fn checksum_matches(&self) -> bool {
         let Some(stored) = self.number(148, 8) else { return false };
         let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { self.0[at] };

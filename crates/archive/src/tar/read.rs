@@ -1,8 +1,8 @@
 //! Reads an archive member by member.
 //!
 //! Invariants:
-//! - I1. `data_left` is the length of the current member's data that the input still holds, without padding;
-//!   `padding_left` bytes of padding follow the member's data.
+//! - I1. `data_left` is the number of bytes of the current member's data that have not been read yet. `padding_left`
+//!   bytes of padding follow this data.
 //! - I2. The headers and records of one member take at most `META_MAX` bytes of memory together, and the global records
 //!   at most `GLOBAL_MAX`. Nothing in an archive causes a panic.
 
@@ -476,7 +476,7 @@ fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
 /// The message for an archive that ends too early.
 pub(crate) const DATA_CUT_OFF: &str = "the archive ends within its data; download or copy it again";
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
-/// Limit for the headers of one member: many attributes of 64 KiB each.
+/// Limit for the headers of one member, large enough for many attributes of 64 KiB each.
 const META_MAX: usize = 64 << 20;
 /// Limit for the global records, all of which apply to each member.
 const GLOBAL_MAX: usize = 64 << 10;
@@ -484,7 +484,7 @@ const GLOBAL_MAX: usize = 64 << 10;
 const PATH_MAX: usize = 4096;
 /// The memory that a record takes in addition to its bytes.
 const RECORD_OVERHEAD: usize = 128;
-/// The memory for a number of a sparse map and for everything made from the number.
+/// The memory charged for each number of a sparse map, which covers the number and all data made from it.
 const SPARSE_NUMBER: usize = 16;
 
 #[cfg(test)]

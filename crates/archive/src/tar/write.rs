@@ -118,7 +118,7 @@ fn split_path(path: &[u8]) -> Option<(&[u8], &[u8])> {
     if path.len() <= 100 {
         return Some((b"", path));
     }
-    // A directory's final slash is part of its name.
+    // The path is not split at its last byte, because a directory's final slash is part of its name.
     let cut = path[..path.len() - 1].iter().enumerate().skip(path.len().saturating_sub(101));
     cut.filter(|(_, byte)| **byte == b'/')
         .map(|(at, _)| at)
@@ -184,7 +184,8 @@ fn records(member: &Member, stored: u64) -> Vec<u8> {
     out
 }
 
-/// Encodes an attribute's name for a key as GNU tar does: a key ends at its first `=`.
+/// Encodes an attribute's name for use in a key, as GNU tar does. `=` must be encoded, because a key ends at its first
+/// `=`.
 fn keyword(name: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(name.len());
     for byte in name {

@@ -253,8 +253,8 @@ impl Target for DirTarget {
         }
     }
 
-    /// Calls syncfs(2), and syncs a mount of ubtrfs by its own command too, because syncfs(2) does not reach a FUSE
-    /// server.
+    /// Calls syncfs(2). On a mount of ubtrfs, also asks the mount's server to sync, because syncfs(2) does not reach a
+    /// FUSE server.
     fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(self.root.as_fd()).context("syncfs")?;
         match self.channel()? {

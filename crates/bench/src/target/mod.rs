@@ -1,7 +1,7 @@
 //! [`Target`]: the operations of workloads, implemented in this process and by system calls.
 //!
-//! - T1. All implementations do equal work for a call: the requests that a program must make to a filesystem. No
-//!   implementation caches anything.
+//! - T1. For each call, every implementation makes only the requests that any program must make to a filesystem, so all
+//!   implementations do equal work. No implementation caches anything.
 //! - T2. After [`Target::sync`], all previous work is durable on the device below.
 
 pub(crate) mod dir;
@@ -114,7 +114,8 @@ pub(crate) trait Target: Sync {
     }
 }
 
-/// Opens a file at its end. Without `O_APPEND`, into which Linux cannot send.
+/// Opens a file and seeks to its end. Does not set `O_APPEND`, because `btrfs send` cannot write to a file that has
+/// this flag.
 fn open_to_append(path: &Path) -> Result<File> {
     let mut file = File::options().write(true).open(path)?;
     file.seek(SeekFrom::End(0))?;

@@ -84,7 +84,7 @@ impl Target {
         }
     }
 
-    /// Splits the path of something to make or delete into the directory and the name.
+    /// Splits the path into its directory and its last name, for commands that make or delete this name.
     pub(crate) fn split(&self) -> anyhow::Result<(Self, Vec<u8>)> {
         match self {
             Self::Image(at) => {

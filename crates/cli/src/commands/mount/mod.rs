@@ -122,7 +122,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let fs = open(&args, &mut config, options)?;
     let mut timeline = None;
     if let Some(path) = &args.timeline {
-        // The image is already open, so it is refused as the timeline's file.
+        // The image is already open, so `HostFile::named` fails if the timeline's path leads to the image.
         let file = HostFile::named(path, 0o666)?;
         let started = file.file().try_clone().and_then(|file| fs.start_timeline(file));
         started.with_context(|| format!("cannot write {}", path.display()))?;
@@ -245,7 +245,8 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
         command.arg("--no-sandbox");
     }
     let device = match args.device.starts_with("/dev/fd") || args.device.starts_with("/proc/self/fd") {
-        // The path leads through a descriptor of this process, which the server does not inherit.
+        // The path contains a file descriptor of this process, which the server does not inherit, so resolve the path
+        // now.
         true => std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone()),
         false => args.device.clone(),
     };

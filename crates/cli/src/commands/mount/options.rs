@@ -103,7 +103,8 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
         bail!("noopen and writeback_cache exclude each other: a refused write would be noticed too late; omit one");
     }
     if config.no_open && config.allow_other {
-        // A change through a mapping stays in the kernel's page cache, from which all users read.
+        // Such a mapping would change the kernel's page cache. The server refuses the change, but it stays in the
+        // cache, from which all users read.
         bail!("noopen lets users map files for writing that cannot be written; mount for one user: add noallow_other");
     }
     if config.idmap && !config.allow_other && !config.default_permissions {

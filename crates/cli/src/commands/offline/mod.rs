@@ -6,8 +6,8 @@
 //!   failed, its error is reported.
 //! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
 //!
-//! `import` of crate `archive` confines an archive to its target directory, and `copy/host.rs` a copy to a directory of
-//! the host.
+//! For an import, crate `archive` ensures that nothing outside of the target directory changes; for a copy to the host,
+//! `copy/host.rs` ensures it.
 
 pub(crate) mod copy;
 pub(crate) mod edit;

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use ubtrfs_control::{Channel, Failure, Request, Response};
 use ubtrfs_fs::Job;
 
-/// Runs a command that writes a stream, into `output`. With `replaces`, the output is a file with content, which is
-/// removed when the first bytes of the stream arrive: if the command is refused, the file keeps its content.
+/// Runs a command that writes a stream to `output`. With `replaces`, `output` is a file whose old content is replaced.
+/// The file is truncated when the first bytes of the stream arrive, so it keeps its content if the command is refused.
 pub(crate) fn call_with_output(
     channel: &Channel<'_>,
     request: Request,
@@ -55,8 +55,8 @@ pub(crate) fn output_pipe() -> io::Result<(io::PipeReader, io::PipeWriter)> {
     Ok((from, to))
 }
 
-/// Copies everything from a pipe to an output, which may be non-blocking. With `replaces`, the output is emptied first,
-/// when there is something to copy.
+/// Copies everything from a pipe to an output, which may be non-blocking. With `replaces`, the output is truncated when
+/// the first bytes arrive from the pipe; if none arrive, the output keeps its content.
 fn relay(mut from: File, to: &mut File, mut replaces: bool) -> io::Result<()> {
     let mut buf = vec![0; BUFFER];
     loop {

@@ -191,8 +191,8 @@ impl HostTarget {
         Ok((opened, name))
     }
 
-    /// Calls `call` with a path to a name, for system calls that do not take an open directory. The path leads to the
-    /// opened directory through `/proc`.
+    /// Opens the directory of `path`, and calls `call` with a path that leads through the open directory in
+    /// `/proc/self/fd` to the last name. For system calls that take no directory descriptor.
     fn with_path<T>(
         &self,
         path: &[u8],
@@ -249,8 +249,8 @@ fn timestamps((atime, mtime): Times) -> Timestamps {
     Timestamps { last_access: time(atime), last_modification: time(mtime) }
 }
 
-/// Opens a directory below another one. Follows no links, because this copy may have made links from links of the
-/// image.
+/// Opens a directory below another one. Follows no symbolic links, because this copy may have made them as copies of
+/// the image's links.
 fn open_beneath(base: &OwnedFd, path: &[u8]) -> anyhow::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
