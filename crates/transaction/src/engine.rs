@@ -51,7 +51,7 @@ pub struct OpenOptions {
     pub memory_bytes: u64,
     /// Whether freed data space is discarded on the devices.
     pub discard: bool,
-    /// Whether freed space is noted for [`Engine::discard_freed`]. Not together with `discard`.
+    /// Whether freed space is noted for [`Engine::discard_freed`]. Must not be set together with `discard`.
     pub discard_later: bool,
     /// Whether the caller replays a log ([`Engine::take_log`]) before any other work. Without a replay, a filesystem
     /// with a log opens read-only.
@@ -104,7 +104,8 @@ pub struct Usage {
     pub global_reserve: u64,
 }
 
-/// How dirty data is divided, from which the metadata that its writeback adds is estimated.
+/// How dirty data is divided into ranges. The metadata that the writeback of the data adds is estimated from these
+/// numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirtyData {
     /// Upper bound of the number of contiguous dirty ranges, each counted within one buffer.
@@ -113,7 +114,7 @@ pub struct DirtyData {
     pub max_inline_bytes: u64,
 }
 
-/// The engine's requests to the crate above.
+/// Requests of the engine that the crate above it, `fs`, carries out.
 pub trait Flusher: Send + Sync {
     /// Writes at least `target_bytes` of dirty file data, or all dirty file data if `target_bytes` is `None`.
     ///

@@ -1,7 +1,8 @@
 //! [`Job`]: the progress of a long operation, and requests to pause or cancel it.
 //!
 //! Balance, rescan, scrub, send and similar operations take a job from their caller. The working thread advances the
-//! job and checks it between two steps, so each step takes less than a second.
+//! job and checks it between two steps. Each step takes less than a second, so a request to pause or cancel soon takes
+//! effect.
 
 use std::time::Duration;
 

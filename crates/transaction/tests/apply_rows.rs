@@ -1,5 +1,5 @@
-//! Applies delayed items without a commit, and compares the tree with a map: as readers see it, and as it is on disk
-//! after the commit.
+//! Applies delayed items without a commit, and compares a map with what readers see of the tree, and with the tree that
+//! is on disk after the commit.
 //!
 //! Needs mkfs.btrfs and btrfs. If mkfs.btrfs or btrfs is missing, the tests print that and pass, unless `CI` is set.
 

@@ -45,7 +45,8 @@ fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) -> Result<(),
     let len = data.len() as u64;
     let mut reservation = engine.reserve_data(len)?;
     let metadata = engine.reserve(8)?;
-    // Reserved space exists, but perhaps not in one piece; one piece is enough for this test.
+    // Reserved space exists, but perhaps not in one piece. This test writes only as much as fits into the allocated
+    // piece.
     let extent = engine.allocate_data(&mut reservation, len, 4096, None).expect("the space was promised");
     let data = &data[..extent.len_bytes as usize];
     engine.write_data(extent.bytenr, data)?;

@@ -1,5 +1,5 @@
-//! Compares a tree as readers see it with an ordered map. During the comparison, items move from active to frozen to
-//! nodes, and nodes for which readers have hints are changed.
+//! Checks that what readers see of a tree always equals an ordered map with the same items. During the checks, items
+//! move from active to frozen to nodes, and nodes for which readers have hints are changed.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 

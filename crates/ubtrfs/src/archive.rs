@@ -13,12 +13,12 @@ use crate::path::{self, Follow};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ArchiveEvent {
-    /// The number of bytes so far: of the archive that were read (before decompression), or of file data that were
-    /// written to it.
+    /// The number of bytes so far. For an import: bytes of the archive that were read, before decompression. For an
+    /// export: bytes of file data that were written to the archive.
     Bytes(u64),
-    /// A member or file was skipped, or its data is incomplete; the text names it and the reason.
+    /// A member or file was skipped, or its data is incomplete; the text names the member or file, and the reason.
     Failed(String),
-    /// A socket of this path was left out, because tar cannot store sockets.
+    /// The socket at this path was left out, because tar cannot store sockets.
     Socket(Vec<u8>),
 }
 

@@ -10,8 +10,8 @@ use crate::error::{Result, ResultExt};
 
 /// Checks the filesystem on these devices, without writing to them. Calls `tell` with each problem as it is found.
 ///
-/// The checker shares only the disk format, the devices and the chunk map with the engine, so it judges filesystems
-/// that the engine wrote independently.
+/// The checker shares only the disk format, the devices and the chunk map with the engine. So its verdict on a
+/// filesystem that the engine wrote is independent of the engine.
 ///
 /// ```
 /// use std::sync::Arc;

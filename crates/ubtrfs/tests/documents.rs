@@ -86,8 +86,8 @@ fn every_path_and_module_that_a_document_names_exists() {
 #[test]
 fn changelog_entries_are_short_and_sorted_by_section() {
     let text = fs::read_to_string(repository().join("CHANGELOG.md")).unwrap();
-    // A merge that keeps both sides can bring back entries from the time before the changelog had
-    // sections.
+    // Entries began with "Fixed:" before the changelog had sections. A merge that keeps both sides can bring such
+    // entries back.
     let unsorted: Vec<&str> = text.lines().filter(|line| line.starts_with("- Fixed:")).collect();
     assert!(unsorted.is_empty(), "move these to the section Fixed, or delete them if they are there: {unsorted:#?}");
     let long: Vec<&str> = text.split("\n- ").skip(1).filter(|entry| entry.lines().count() > 8).collect();

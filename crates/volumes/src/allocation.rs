@@ -79,13 +79,14 @@ impl DeviceSpace {
         self.holes().iter().map(len_bytes).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 
-    /// Logical bytes of new chunks with `nr_stripes` stripes, if all stripes of a chunk lie in one hole.
+    /// Logical bytes that new chunks with `nr_stripes` stripes can hold on this device, if all stripes of a chunk lie
+    /// in one hole.
     fn allocatable_bytes(&self, nr_stripes: NonZeroU64) -> u64 {
         self.holes().iter().map(|hole| stripe_len_in(hole, nr_stripes)).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 }
 
-/// Logical bytes of new chunks of this profile for which these devices have room.
+/// Logical bytes that new chunks of this profile can hold on these devices.
 pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags) -> u64 {
     nr_stripes(flags).map_or(0, |nr| devices.iter().map(|device| device.allocatable_bytes(nr)).sum())
 }

@@ -133,9 +133,9 @@ impl Volumes {
         Some(ChunkItem { flags, stripes, ..(*chunk.item).clone() })
     }
 
-    /// The smallest size, at least `least`, at which all stripes past the end of a device find holes below the end, in
-    /// the order in which a resize moves them. `None` if there is no such device. Smaller sizes need extents to move
-    /// into the free space of other chunks.
+    /// The smallest size, at least `least`, to which a device can be shrunk by moving whole stripes: all stripes past
+    /// the new end find holes below it, in the order in which a resize moves them. `None` if there is no such device.
+    /// At smaller sizes, extents have to move into the free space of other chunks.
     pub fn min_device_len(&self, devid: DevId, least: u64) -> Option<u64> {
         let space = self.device_spaces(false).into_iter().find(|space| space.devid == devid)?;
         let mut stripes: Vec<Range<u64>> = Vec::new();

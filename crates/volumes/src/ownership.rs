@@ -1,5 +1,5 @@
 //! Detects other writers, and devices that were removed or replaced: compares the primary superblocks with the last
-//! superblocks that this process read or wrote. (Image files that became shorter: `device/src/file.rs`.)
+//! superblocks that this process read or wrote. (`device/src/file.rs` detects image files that became shorter.)
 //!
 //! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o
 //! loop`). Two writers destroy a filesystem. So each commit checks at its start, and again before it writes a

@@ -338,7 +338,7 @@ impl Volumes {
         Ok(len_bytes)
     }
 
-    /// Logical bytes of new chunks of this type and profile for which the devices have room.
+    /// Logical bytes that new chunks of this type and profile can hold on the devices.
     pub fn allocatable_bytes(&self, flags: BlockGroupFlags) -> u64 {
         allocation::allocatable_bytes(&self.device_spaces(true), flags)
     }
@@ -500,8 +500,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Writes only the primary superblocks, for a superblock that differs from the last written superblock in its log
-    /// root. The primary superblocks are durable on return. The mirrors stay at the last commit.
+    /// Writes `sb`, which differs from the last written superblock in its log root, to the primary superblocks only.
+    /// The primary superblocks are durable on return. The mirrors stay at the last commit.
     pub fn write_log_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_superblocks_are_ours()?;

@@ -1,10 +1,11 @@
-//! [`ItemLog`]: items one after another, in the order in which they were added, each found by its position.
+//! [`ItemLog`]: stores items one after another, in the order in which they were added. Each item is found by its
+//! position.
 //!
 //! Invariants:
-//! - I1. An item lies in one chunk, after its length, and begins below [`CHUNK`], so that a position fits into 32
-//!   bits.
+//! - I1. An item and the length before it lie in one chunk and begin at an offset below [`CHUNK`]. So the chunk's
+//!   number and the offset together fit into a position of 32 bits.
 
-/// Items that do not move.
+/// Items whose positions never change.
 #[derive(Debug, Default)]
 pub(crate) struct ItemLog {
     chunks: Vec<Vec<u8>>,
@@ -50,7 +51,8 @@ impl ItemLog {
         self.chunks[number][from..from + len].copy_from_slice(item);
     }
 
-    /// Reads some bytes of the cache lines that [`Self::get`] reads for a short item, without waiting for its length.
+    /// Loads the cache lines that [`Self::get`] reads for a short item, by reading a byte of each. Does not wait for
+    /// the item's length.
     pub(crate) fn touch(&self, place: u32) -> u8 {
         let (chunk, at) = (&self.chunks[place as usize >> CHUNK_BITS], place as usize % CHUNK);
         chunk[at] ^ chunk[(at + SHORT_ITEM).min(chunk.len() - 1)]

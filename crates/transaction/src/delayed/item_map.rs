@@ -9,9 +9,9 @@
 //! page      changes, ascending, at most PAGE_ITEMS
 //! ```
 //!
-//! A full page is split in half, except in a row of ascending keys: there it is split where the row continues, and a
-//! key after all others of its page begins a new page. So a row of ascending keys fills its pages. Groups are split as
-//! pages are.
+//! A full page is split in half. The exception is a page to which ascending keys are being added: it is split where the
+//! next key is inserted, or, if that key comes after all others, the key begins a new page. So ascending keys fill
+//! their pages. Groups are split as pages are.
 //!
 //! Most changes follow an earlier one: new inodes come last, new entries of a directory come after its other entries,
 //! and each new entry changes the directory's own item. So the search for a change's page tries the last page first,
@@ -133,7 +133,7 @@ impl ItemMap {
         let before =
             self.groups[..last.map_or(0, PageAt::group)].iter().rev().flat_map(|group| group.pages.iter().rev());
         let changes = of_group.iter().rev().chain(before).flat_map(move |page| {
-            // In a page whose keys are all above `end`, this position is 0.
+            // `behind` is 0 for a page whose keys are all above `end`.
             let behind = page.search(&end).map_or_else(|slot| slot, |slot| slot + 1);
             (0..behind).rev().map(move |slot| (page.key(slot), page.value(slot)))
         });
@@ -330,14 +330,15 @@ impl Page {
     }
 }
 
-/// Whether a key comes before another one. Uses arithmetic, because the branches of a search are unpredictable.
+/// Whether a key comes before another one. Uses arithmetic instead of branches, because the processor cannot predict
+/// the branches of a search.
 fn is_below(key: &Key, other: &Key) -> bool {
     let rest = |key: &Key| u128::from(key.item_type.0) << 64 | u128::from(key.offset);
     (key.objectid < other.objectid) | ((key.objectid == other.objectid) & (rest(key) < rest(other)))
 }
 
-/// The hint for a key: one for the inode items, references and attributes of a row of inodes, and one each for the
-/// entries and the extents of an objectid.
+/// The index in `recent` of the hint for a key. The inode items, references and attributes of a row of inodes share a
+/// hint. So do the entries of a directory, and the extents of a file.
 fn recent_slot(key: &Key) -> usize {
     let kind = u64::from(key.item_type.0 >> 5);
     let row = if kind == 0 { key.objectid / INODES_PER_ROW } else { key.objectid };

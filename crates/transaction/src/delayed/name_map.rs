@@ -15,8 +15,8 @@
 //! Invariants:
 //! - I1. A page with a prefix of `depth` bits is in all places of the table that begin with this prefix, and has the
 //!   hashes that begin with it.
-//! - I2. The table is at most [`SPARSE`] times as long as there are pages. If names were chosen so that many hashes
-//!   have equal first bits, a page has more names than fit into it; then the heads of the page are in `more`.
+//! - I2. The table has at most [`SPARSE`] places for each page. If names were chosen so that many hashes have equal
+//!   first bits, a page can have more names than fit into it; the heads of such a page are in `more`.
 //! - I3. The item of a head lies within the log; `garbage` counts the bytes of the log that no head points to.
 
 use std::collections::BTreeMap;
@@ -533,8 +533,8 @@ mod tests {
         assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
     }
 
-    /// A random offset. Makes a hash. `kind` selects the distribution: evenly spread, with equal first bits, one of
-    /// only 50 values, or near the upper end.
+    /// A random hash, which is the offset of a key. `kind` selects the distribution: evenly spread, with equal first
+    /// bits, one of only 50 values, or near the upper end.
     fn offset_of(kind: u64, state: &mut u64) -> u64 {
         match kind {
             0 => random(state),

@@ -78,7 +78,7 @@ struct LeafWalk {
 /// The result of a step backwards.
 enum Backwards {
     Found(Key, ItemRef),
-    /// All items after `end` that the step saw are deleted: continue from `end`.
+    /// The step found only deleted items, all of them above `end`: the search continues downwards from `end`.
     Deleted {
         end: Key,
     },

@@ -4,10 +4,11 @@
 //! undamaged chunks, copies may differ, and content may contradict its checksum.
 //!
 //! Invariants:
-//! - V1. A tree block is read only if the last commit has written it: until a commit is durable, its blocks may be in
-//!   memory only, although the extent tree has their items.
+//! - V1. A tree block is read only if the last commit has written it: a block of a commit that is not durable yet may
+//!   be in memory only, although the extent tree already has its item.
 //! - V2. Content counts as damaged only if the extent tree or the csum tree describes it before the read and still
-//!   after the read. Content that is described only before the read was freed during the read, and perhaps overwritten.
+//!   after the read. Content that is described before the read but not after it was freed during the read, and may have
+//!   been overwritten.
 
 use std::ops::Range;
 
@@ -22,8 +23,8 @@ use crate::extents::csum_tree::verify_sector;
 use crate::extents::extent_tree::lookup_extent;
 
 impl Engine {
-    /// Prepares ranges of a chunk for giving up all copies but the first. If copies differ in a range, reads its
-    /// content with verification, which repairs the first copy. That copy stays.
+    /// Makes the first copy of some ranges of a chunk good, before the other copies are given up. If the copies of a
+    /// range differ, reads the range with verification, which repairs the first copy.
     pub(crate) fn repair_first_copy(&self, ranges: &[Range<u64>]) -> Result<()> {
         for range in ranges {
             let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);

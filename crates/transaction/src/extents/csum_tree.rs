@@ -148,8 +148,8 @@ pub(crate) fn lookup_csums(
     Ok(csums)
 }
 
-/// Maximum number of checksums in an item. A leaf must have room for a second item head and one more checksum, and
-/// the kernel puts at most as many checksums into an item as a page has bytes.
+/// Maximum number of checksums in an item, as in the kernel: a leaf with the item has room for a second item head and
+/// one more checksum, and the number is at most the number of bytes of a page.
 fn max_csums(nodesize: u32, csum_size: usize) -> usize {
     const PAGE_SIZE: usize = 4096;
     ((LeafBuilder::capacity(nodesize as usize) - 2 * ITEM_HEAD_SIZE) / csum_size - 1).min(PAGE_SIZE)

@@ -98,8 +98,9 @@ impl Engine {
             self.commit()
         });
         match reclaimed {
-            // During a commit of another thread, space is pinned, and the need of metadata in mixed block groups is
-            // counted twice (I5 of `handle/metadata_reservation.rs`). So the last attempt is between two commits.
+            // While another thread commits, less space is free than after the commit: space is pinned, and in mixed
+            // block groups the need of metadata is counted twice (I5 of `handle/metadata_reservation.rs`). So the last
+            // attempt is made between two commits.
             Err(Error::NoSpace) => {
                 let has_room = || !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change);
                 let reserve = || self.space.reserve(SpaceKind::Data, bytes).ok().filter(|_| has_room());
@@ -263,7 +264,8 @@ impl Engine {
         loop {
             let current = self.moved.current(at);
             let csums = self.csums_of(current, len_bytes)?;
-            // If the data moved during the lookup, its checksums may be gone at the old address.
+            // If the data moved during the lookup, the old address may have no checksums any more: look up the new
+            // address.
             if csums.is_complete() || self.moved.current(at) == current {
                 return Ok((current, csums));
             }
@@ -292,7 +294,7 @@ impl Engine {
     ///
     /// Fails if the extent tree is corrupt or cannot be read.
     pub fn extent_is_shared(&self, root: RootId, ino: Ino, file_offset: u64, extent: &RegularExtent) -> Result<bool> {
-        // A block group that is being emptied takes no writes.
+        // The block group of the extent is being emptied and takes no writes, so the extent counts as shared.
         if self.space.is_read_only(extent.disk_bytenr) {
             return Ok(true);
         }
@@ -313,7 +315,8 @@ impl Engine {
     }
 }
 
-/// Whether all references to the extent come from this part of this file; such references are one inline reference.
+/// Whether all references to the extent come from this part of this file. If they do, one inline reference counts them
+/// all.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {

@@ -9,8 +9,8 @@
 //! Owns the map, under a lock. Lock order: no other lock is taken under the lock of the map.
 //!
 //! Invariants:
-//! - I1. A group in the map is read-only in space, and is removed only when it is condemned: until a group is
-//!   condemned, threads may read the old copies of data that has moved.
+//! - I1. A group in the map is read-only: nothing is allocated in it. The group is removed only after it is condemned,
+//!   because until then threads may read the old copies of data that has moved.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +30,8 @@ pub(crate) enum Emptying {
 #[derive(Debug, Default)]
 pub(crate) struct Relocations {
     groups: Mutex<BTreeMap<Logical, Emptying>>,
-    /// This lock is held while a relocation chooses where writers get space meanwhile, and closes its group. Lock order:
-    /// this lock -> all locks of commits and writeback.
+    /// This lock is held while a relocation makes sure that writers find space in other groups, and closes its own
+    /// group to allocations. Lock order: this lock -> all locks of commits and writeback.
     closing: Mutex<()>,
 }
 

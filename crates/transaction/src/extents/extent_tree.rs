@@ -53,7 +53,8 @@ pub(crate) struct ExtentChanges {
     pub(crate) removed: Vec<(Extent, bool)>,
     /// Extents that quotas must count again.
     pub(crate) owners: Vec<OwnerChange>,
-    /// With simple quotas: the bytes of extents that each tree allocated, and of extents of each tree that were freed.
+    /// With simple quotas, for each tree: the bytes of the new extents that it allocated, and the bytes of its extents
+    /// that were freed.
     pub(crate) charges: Charges,
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct OwnerChange {
     pub(crate) was_private: bool,
 }
 
-/// The trees whose ids the references of an extent carry. A tree shares blocks with its snapshots, so even a single
+/// The trees whose ids appear in the references of an extent. A tree shares blocks with its snapshots, so even a single
 /// tree id may stand for several users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
@@ -242,7 +243,7 @@ struct KeyedRef {
     after: Option<InlineRef>,
 }
 
-/// The key for a new reference item, and the existing item of the reference.
+/// The place of a keyed reference: a free key for a new item, and the existing item of the reference, if there is one.
 struct KeyedPlace {
     free: Option<Key>,
     found: Option<(Key, InlineRef)>,
@@ -314,8 +315,8 @@ impl<'a, 's> Record<'a, 's> {
         if flags.contains(ExtentFlags::DATA) != is_data || flags.contains(ExtentFlags::TREE_BLOCK) == is_data {
             return Err(record.corrupt("flags", flags.bits(), "expected data or tree block, as it is used"));
         }
-        // A marked extent may have been created and dropped since the delayed refs were last run, so its item may be
-        // missing.
+        // A head that only marks an extent for quotas may find no item: the extent may have been created and dropped
+        // since the delayed refs were last run.
         let has_only_flags = head.deltas.is_empty() && head.changes_item();
         if record.found.is_none() && (record.has_keyed || has_only_flags) {
             return Err(record.corrupt("refs", 0, "expected an extent item for a referenced extent"));
@@ -342,7 +343,8 @@ impl<'a, 's> Record<'a, 's> {
         }
     }
 
-    /// The tree that allocated a new extent. A data extent may already have other users.
+    /// The tree that allocated a new extent. For a data extent, a new reference alone does not show this tree, because
+    /// other trees may already use the extent.
     fn new_owner(&self, simple: &SimpleConfig<'_>) -> Option<RootId> {
         let of_ref = |reference: &RefKey| match *reference {
             RefKey::TreeBlock(root) | RefKey::Data { root, .. } => Some(root),
@@ -354,8 +356,8 @@ impl<'a, 's> Record<'a, 's> {
         head.allocated_by.or_else(put).or_else(added)
     }
 
-    /// With simple quotas, counts an extent whose item is made or deleted. Only an existing extent has its owner in the
-    /// item.
+    /// With simple quotas, counts an extent whose item is made or deleted. The owner of a data extent is in its item;
+    /// the owner of a tree block is the tree that allocated it.
     fn charge(&self, changes: &mut ExtentChanges) {
         let Some(simple) = &self.config.simple else { return };
         let recorded = self.item.inline_refs.iter().find_map(|inline| match inline {

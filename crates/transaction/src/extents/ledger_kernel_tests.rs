@@ -1,5 +1,5 @@
-//! The accounting trees on images that Linux made: the loaded state is consistent, and the items that this crate would
-//! write equal the items that Linux wrote.
+//! Checks the accounting trees of images that Linux made: they agree with each other, and the items that this crate
+//! would write equal the items that Linux wrote.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -61,12 +61,12 @@ impl FreedExtents {
 }
 
 impl Engine {
-    /// Discards the space that commits freed since the last call and that is still free. For the option of asynchronous
-    /// discards.
+    /// Discards the space that commits freed since the last call and that is still free. Used if the filesystem was
+    /// opened with `discard_later`.
     ///
     /// # Errors
     ///
-    /// As for [`Engine::trim`]. The ranges that were not reached are not discarded later.
+    /// As for [`Engine::trim`]. After an error, the remaining ranges are dropped: no later call discards them.
     pub fn discard_freed(&self, job: &Job) -> Result<()> {
         let groups = self.space.block_groups();
         for (start, end) in self.freed.take() {

@@ -22,7 +22,8 @@
 //!     too low.
 //!
 //! I5. While a commit runs, its new nodes are counted twice, as need and as used space, and the nodes that they replace
-//!     are pinned. So no reservation fails during a commit: the last attempt of a reservation is between two commits.
+//!     are pinned. So a reservation that does not fit during a commit does not fail yet: its last attempt is made
+//!     between two commits.
 //!
 //! A commit replaces estimates by exact numbers, so a nearly full filesystem commits often before it reports
 //! `ENOSPC`.
@@ -79,9 +80,9 @@ pub(crate) struct TransactionLoad {
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
-    /// Upper bound of the bytes of all trees at the last commit. In mixed block groups, where used space also holds
-    /// data, this bound limits the need of removals and writeback. The need of ordinary changes is bounded by all used
-    /// space, which leaves the room that Linux requires when it mounts.
+    /// Upper bound of the bytes of all trees at the last commit. In mixed block groups, used space also holds data, so
+    /// the estimated need of removals and writeback is limited by this number instead of the used space. The need of
+    /// ordinary changes is limited by the used space: this leaves the room that Linux requires when it mounts.
     tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
     pub(crate) asked_for_commit: AtomicBool,
@@ -385,7 +386,8 @@ impl Engine {
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
         if !purpose.is_ordinary() || self.admission.metadata_tickets.is_empty() {
-            // The changes in the stock were admitted without the need of a snapshot, so a snapshot cannot use them.
+            // When the changes in the stock were admitted, their need was estimated without a snapshot, so a snapshot
+            // cannot use them.
             if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
                 return Ok(MetadataReservation::counted(self, most as u64, purpose));
             }

@@ -13,7 +13,8 @@
 //! - I2. A waiter holds no lock that reclaim takes: callers hold no inode lock. Callers that must reserve under an
 //!   inode lock ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) is false) do not queue, and neither do changes
 //!   that free space.
-//! - I3. A waiter fails without reclaiming again if reclaim failed to help another waiter during its wait.
+//! - I3. If reclaim failed to help an earlier waiter while this one waited, this one does not reclaim again: it tries
+//!   once, and fails if it still does not fit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -239,8 +239,8 @@ impl Drop for TransHandle<'_> {
     }
 }
 
-/// Returns the extent on disk that a file extent item refers to. `None` for holes and for inline data, which is not
-/// copied.
+/// Returns the extent on disk that a file extent item refers to. `None` for holes and for inline data. Does not copy
+/// inline data.
 pub(crate) fn regular_extent(item: &[u8]) -> Option<RegularExtent> {
     const TYPE_OFFSET: usize = FileExtent::HEADER_SIZE - 1;
     if *item.get(TYPE_OFFSET)? == 0 {

@@ -1,5 +1,5 @@
-//! [`AbortState`]: whether the filesystem is read-only, and the reason. A commit that fails sets it in `or_abort` of
-//! `commit/sequence.rs`.
+//! [`AbortState`]: whether the filesystem is read-only, and the reason. A failed commit makes the filesystem read-only
+//! in `or_abort` of `commit/sequence.rs`.
 //!
 //! Owns the reason and the cause, each under a lock; no lock is taken under these locks.
 //!
@@ -103,7 +103,7 @@ impl Engine {
         self.abort(format!("{what} failed: {error}"));
     }
 
-    /// Like [`Engine::check_not_aborted`], but with the original error. This check is for callers that passed
+    /// Like [`Engine::check_not_aborted`], but returns the original error. This check is for callers that passed
     /// [`Engine::check_not_aborted`] and then waited for the commit lock.
     pub(crate) fn check_not_failed(&self) -> Result<()> {
         match self.abort_state.cause.lock().clone().filter(|_| self.abort_state.is_aborted()) {

@@ -166,7 +166,7 @@ impl Stats {
         SpanGuard { stats: self, span, started: Instant::now() }
     }
 
-    /// Counts dirty data that was written back to free memory or space.
+    /// Counts dirty data that was written back in order to free memory or space.
     pub fn reclaimed(&self, state: Reclaim, asked_bytes: u64, written_bytes: u64) {
         let stat = &self.reclaim[state as usize];
         add(&stat.asked_bytes, asked_bytes);

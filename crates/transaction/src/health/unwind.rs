@@ -1,6 +1,6 @@
 //! Turns filesystems read-only when a thread that worked on them panics, before anything is unwound.
 //!
-//! The locks here are not poisoned by a panic, so state that a panic left half changed would look complete to the next
+//! A panic does not poison the engine's locks, so state that a panic left half changed would look complete to the next
 //! commit. A guard that noticed the panic while unwinding would be too late: another thread could commit first. The
 //! panic hook runs before unwinding begins.
 //! - I1. Every thread that changes or reads a filesystem calls [`Engine::enter`] first: every entry point of the engine
@@ -72,7 +72,7 @@ impl EngineId {
 /// Turns the filesystems that this thread worked on read-only, as the panic hook does. This function is for programs
 /// that replace the panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
-    // At the end of a thread, when the thread does no more work, the thread-local variable may be gone.
+    // The variable is gone only while the thread ends, when the thread no longer works on a filesystem.
     let used = USED.try_with(|used| used.try_borrow().map(|used| used.clone()).unwrap_or_default()).unwrap_or_default();
     if used.is_empty() {
         return;

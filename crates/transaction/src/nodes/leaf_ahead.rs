@@ -11,8 +11,8 @@
 //! Invariants:
 //! - I1. A pointer is followed only if its tree has not changed since the pointer was found: the thread holds the
 //!   tree's view lock shared, as every reader does, and drops jobs that were queued for another version of the tree.
-//!   Blocks that a tree no longer uses may be overwritten, and a reader of a stale block would mistake a copy that is
-//!   not overwritten yet for the valid copy.
+//!   Blocks that a tree no longer uses may be overwritten. If only one copy of such a block is overwritten, a reader
+//!   with a stale pointer would take the other copy for the valid one.
 //! - I2. The readahead thread never waits for a view lock, because the holder of a view lock may be waiting for a leaf.
 //!   The readahead thread takes a view lock even if writers wait for that lock; if a writer holds the lock, the thread
 //!   drops the job.

@@ -10,7 +10,7 @@
 //!   version, and gets a new version whenever its nodes change, while its view lock is held exclusively. A thread that
 //!   holds the view lock finds only leaves of the current tree.
 //! - I2. No thread waits for a hint: a hint that another thread is using counts as absent.
-//! - I3. Besides the cache, each hint keeps at most one leaf in memory.
+//! - I3. A hint keeps its leaf in memory even if the cache drops it. Each hint keeps at most one leaf.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

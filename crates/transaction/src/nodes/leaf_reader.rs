@@ -42,7 +42,7 @@ struct State {
     /// Leaves in the queue, and leaves of the run that is being read.
     expected: HashSet<Logical>,
     arrived: HashMap<Logical, Arc<Node>>,
-    /// The leaves of `arrived` in the order of their arrival, and leaves that were taken since.
+    /// The leaves of `arrived` in the order of their arrival. Leaves that were taken may still be listed.
     order: VecDeque<Logical>,
     ended: bool,
 }

@@ -169,7 +169,7 @@ struct Account<'a> {
     transid: Generation,
     /// The first address that a running rescan has not reached.
     limit: Option<u64>,
-    /// Bytes of extents without other users that each subvolume gained and lost.
+    /// For each subvolume: the bytes that it gained and the bytes that it lost in extents without other users.
     alone: HashMap<RootId, (u64, u64)>,
     known: &'a mut KnownUsers,
 }

@@ -23,7 +23,7 @@ pub struct QuotaStatus {
     pub consistent: bool,
     /// The first address that a running rescan has not counted.
     pub rescan: Option<u64>,
-    /// Whether they are simple quotas.
+    /// Whether the quotas are simple quotas.
     pub simple: bool,
 }
 
@@ -291,7 +291,8 @@ impl Engine {
             let (more, less, sign) = if assign { (after, before, 1) } else { (before, after, -1) };
             let mut moved: Vec<BTreeSet<QgroupId>> = more.iter().zip(&less).map(|(more, less)| more - less).collect();
             if is_simple_mode {
-                // No extent is charged to two subvolumes.
+                // Simple quotas charge no extent to two subvolumes, so a subvolume's numbers can be added or subtracted
+                // as they are.
                 for (root, ids) in affected.iter().zip(moved) {
                     let bytes = groups.get(QgroupId::of_subvolume(*root)).map_or(0, |group| group.referenced);
                     ids.into_iter().for_each(|id| groups.add(id, (sign, bytes), (sign, bytes), transid));
@@ -386,8 +387,8 @@ impl Engine {
         Ok(found)
     }
 
-    /// Makes the group of a new subvolume, a member of these groups. With simple quotas and no groups given, the new
-    /// group joins the groups of the subvolume `holder`, which holds its name, as in Linux.
+    /// Makes the group of a new subvolume and adds it to the groups `parents`. With simple quotas and no `parents`, the
+    /// new group joins the groups of `holder`, the subvolume that holds the new subvolume's name, as in Linux.
     pub(crate) fn add_group(&self, id: RootId, holder: RootId, parents: &[QgroupId]) {
         if let Some(state) = &mut *self.quotas.lock() {
             let inherits = state.simple_since().is_some() && parents.is_empty();
@@ -396,9 +397,9 @@ impl Engine {
         }
     }
 
-    /// Makes the group of a new snapshot: a member of the requested groups, with the limits of the source's group, as
-    /// in Linux. Computes the numbers: both subvolumes now use all blocks except each other's root node. The caller has
-    /// accounted all earlier changes.
+    /// Makes the group of a new snapshot, and adds it to the requested groups. As in Linux, the group gets the limits
+    /// of the source's group. Computes the numbers: both subvolumes now use all blocks except each other's root node.
+    /// The caller has accounted all earlier changes.
     pub(crate) fn share_numbers(
         &self,
         source: &RootPtr,

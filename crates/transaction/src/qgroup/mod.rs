@@ -17,9 +17,9 @@
 //!
 //! All of this is full accounting. Simple quotas (`simple`) charge an extent to one subvolume, and need none of it.
 //!
-//! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and so has
-//! data of a tree that never was part of a snapshot. Changes of references that leave the users the same are not
-//! marked: copying a block hands the references to its children over to the copy, and relocation moves references.
+//! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and data of
+//! a tree that was never part of a snapshot has one user too. Changes of references that leave the users the same are
+//! not marked: copying a block hands the references to its children over to the copy, and relocation moves references.
 
 pub(crate) mod account;
 pub(crate) mod control;

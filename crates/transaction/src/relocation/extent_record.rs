@@ -19,7 +19,7 @@ pub(crate) struct ExtentRecord {
     /// The transaction that allocated the extent, which is also the generation of a tree block.
     pub(crate) generation: Generation,
     pub(crate) flags: ExtentFlags,
-    /// The tree that allocated a data extent, where simple quotas recorded that.
+    /// The tree that allocated a data extent, if simple quotas recorded it.
     pub(crate) owner: Option<RootId>,
     /// References with their counts, without the owner reference of simple quotas.
     pub(crate) refs: Vec<(RefKey, u64)>,

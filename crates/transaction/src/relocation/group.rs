@@ -96,7 +96,7 @@ impl Engine {
     fn empty_group(&self, group: &BlockGroup, job: &Job) -> Result<RelocatedGroup> {
         let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
         {
-            // Otherwise two relocations could each count on the other's group.
+            // Without this lock, two relocations could each rely on the other's group for the space of writers.
             let _closing = self.relocations.lock_closing();
             self.keep_kind(group)?;
             self.close_to_allocations(group)?;

@@ -14,9 +14,10 @@
 //! - I1. A step begins when no delayed ref concerns a subvolume's block or a data extent, and it moves all references
 //!   that the extent tree records ([`crate::relocation::copy`]). So each block stays shared by the same set of trees,
 //!   and no number of a quota group changes.
-//! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees.
-//!   Each tree with copies of shared blocks notes this transaction as the transaction of its last snapshot, so that a
-//!   later cow looks up the references and flags of such a copy ([`crate::cow::sink`]).
+//! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees, so
+//!   a later cow would take them for unshared blocks. So each tree with such copies notes this transaction as the
+//!   transaction of its last snapshot: then the cow looks up the references and flags of the copies
+//!   ([`crate::cow::sink`]).
 //! - I3. While data extents move, no operation can begin, so no item of the next transaction has an old address. An old
 //!   address that an operation looked up before the move is translated ([`crate::extents::moved_extents`]).
 

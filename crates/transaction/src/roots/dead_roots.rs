@@ -1,13 +1,13 @@
 //! Deleted subvolumes: each commit frees a part of their space.
 //!
-//! A tree is walked from its root, lowest keys first. A block without other users is freed after everything below it;
-//! a block with other users stays, and only the reference of this tree is dropped:
+//! The tree of a deleted subvolume, R, is walked from its root, lowest keys first. A block without other users is freed
+//! after everything below it; a block with other users stays, and only R's reference to it is dropped:
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
-//! | only R | lose the references of the block's pointers, after everything below them is freed | loses R's |
-//! | several, R owns it, no full backref | R's references, which could not be resolved any more, move to the block's address; the same below each child | full backref is set, loses R's |
-//! | several otherwise | keep theirs | loses R's |
+//! | only R | lose the references of the block's pointers, after everything below them is freed | loses R's reference |
+//! | several, R owns it, no full backref | R's references to the children, which could not be resolved any more, become references of the block's address; the same is done below each child | full backref is set, loses R's reference |
+//! | several otherwise | keep their references | loses R's reference |
 //!
 //! At the end of a part, the root item records the progress (`drop_progress`, `drop_level`): the first pointer that was
 //! not followed, and the level of its node. Everything before that pointer is freed; the blocks above that pointer

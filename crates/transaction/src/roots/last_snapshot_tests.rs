@@ -1,5 +1,6 @@
-//! Several snapshots that one commit makes of one dirty tree, of each other, and inside each other. Linux makes the
-//! tree, and the test queues the changes. `btrfs check`, a walk on Linux's mount, and Linux's scrub judge the result.
+//! Tests a commit that makes several snapshots of one dirty tree, snapshots of these snapshots, and snapshots inside
+//! each other. Linux makes the tree, and the test queues the changes. `btrfs check`, a walk on Linux's mount, and
+//! Linux's scrub judge the result.
 
 use std::sync::Arc;
 

@@ -7,10 +7,10 @@
 //! both:       -> the name's items into the parent's tree -> ROOT_REF, ROOT_BACKREF, UUID item -> ROOT_ITEM with the roots
 //! ```
 //!
-//! The source's root item records the transaction (`last_snapshot`): blocks that are not newer may be shared, so
-//! [`crate::cow::sink`] looks up the references of such blocks before it replaces one. Blocks that this transaction
-//! made before the copy may be shared too, so they are treated as shared when the name is added, and when the same
-//! commit takes a second snapshot.
+//! The source's root item records the transaction that made the snapshot (`last_snapshot`): blocks that are not newer
+//! than that transaction may be shared, so [`crate::cow::sink`] looks up the references of such blocks before it
+//! replaces one. Blocks that this transaction made before the copy may be shared too, so they are treated as shared
+//! when the name is added, and when the same commit takes a second snapshot.
 //!
 //! Invariants:
 //! - I1. The name enters its directory after the copy, so a snapshot inside its source does not contain itself.
@@ -334,7 +334,7 @@ impl Engine {
         Ok(len.saturating_add(size_of::<u64>()) <= item_len_max(self.geometry.nodesize as usize))
     }
 
-    /// The ids of the subvolumes with a UUID; `None` without a UUID tree.
+    /// The ids of the subvolumes with a UUID; `None` if the filesystem has no UUID tree.
     ///
     /// # Errors
     ///

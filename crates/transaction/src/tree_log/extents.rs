@@ -1,8 +1,8 @@
 //! File extents in a log: for each range of a file that changed since the last commit, the log has the current extents.
 //!
 //! For each logged extent, a replay drops the file's extents in the logged extent's range and then puts the logged
-//! extent; for an explicit hole, a replay only drops extents. So the log holds, for each changed range, all extents as
-//! a whole, and holes for the gaps between them.
+//! extent; for an explicit hole, a replay only drops extents. So for each changed range, the log holds all extents that
+//! overlap it, each as a whole, and holes for the gaps between them.
 //!
 //! Invariants:
 //! - I1. Extents of a file in the log do not overlap. Each logged extent is a current extent of the file, or a hole.
@@ -57,7 +57,7 @@ impl Collector<'_> {
         {
             ranges.push(end..last.end);
         }
-        // Walk through the file once: no extent that starts before `done` ends past it.
+        // Walk through the file once: extents that start before `done` end at or before `done`.
         let mut done = 0;
         for range in merged(ranges) {
             if range.end > done {

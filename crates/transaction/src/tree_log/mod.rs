@@ -20,12 +20,12 @@
 //! superblock with `log_root` -> flush. (1) Blocks of a log are never overwritten while the superblock on the devices
 //! may refer to them: a changed block takes a new address, and the old address is reused only when a newer superblock
 //! is durable. So a power cut before the new superblock is written leaves the old log intact, or no log. (2) Everything
-//! that the superblock refers to was flushed before it was written. (3) The extent tree records neither the log blocks
-//! nor the data of a log. The addresses of log blocks and logged data stay allocated in memory until the commit that
-//! drops the log is durable, and all these addresses lie in chunks that the commit before the log recorded. (4) A
-//! commit writes a superblock without a log, in one sector with the new roots, so the log ends at the moment when its
-//! changes are in the trees. Superblock mirrors keep the roots of the commit: the mirrors are read only if the primary
-//! is lost.
+//! that the superblock refers to was flushed before the superblock was written. (3) The extent tree records neither the
+//! log blocks nor the data of a log. The addresses of log blocks and logged data stay allocated in memory until the
+//! commit that drops the log is durable, and all these addresses lie in chunks that the commit before the log recorded.
+//! (4) A commit writes a superblock without a log, in one sector with the new roots, so the log ends at the moment when
+//! its changes are in the trees. Superblock mirrors keep the roots of the commit: the mirrors are read only if the
+//! primary is lost.
 //!
 //! Invariants:
 //! - I1. The log is changed and written under the commit lock, so it always belongs to the last commit. While the log

@@ -170,8 +170,8 @@ impl Engine {
             state.needs_commit = false;
             return Ok(Outcome::Unchanged);
         };
-        // Check after the blocks are allocated: a new chunk is pending before it can be used. If no chunk is pending
-        // now, the log lies in recorded chunks.
+        // Check after the blocks are allocated: a new chunk is listed as pending before space in it can be allocated.
+        // So if no chunk is pending now, the log lies in recorded chunks.
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }

@@ -136,7 +136,7 @@ impl Applier<'_> {
         self.leaves.current.get_or_insert_with(|| Page::new(nodesize))
     }
 
-    /// Holds back the current page, which is full, and writes the page held back before.
+    /// Writes the page that was held back, and then holds back the current page, which is full.
     fn turn_page(&mut self) -> Result<()> {
         let Some(page) = self.leaves.current.take() else { return Ok(()) };
         if page.items.nritems() == 0 {

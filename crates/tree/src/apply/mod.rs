@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. A node is taken apart after its parent and before its children: `leave` is called, or its address is kept for
-//!   reuse.
+//! - I1. A node is taken apart after its parent and before its children. Taking it apart means that `leave` is called,
+//!   or that its address is kept for reuse.
 //! - I2. A node is taken apart only if the batch changes an item below it, or to merge it into an underfull neighbour.
 //! - I3. Pointers join a level's run in key order. Lower runs end before an untouched child is passed on.
 //! - I4. By the end of a run, each address of a fresh node that was taken apart has new content or is freed.
@@ -144,7 +144,7 @@ struct Applier<'a> {
     leaves: LeafRun,
     /// The runs of levels 1, 2...
     internals: Vec<ChildRun>,
-    /// By level: fresh nodes that were taken apart. New nodes of the level's run reuse the addresses.
+    /// By level: fresh nodes that were taken apart. New nodes of the level's run reuse their addresses.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
     /// By level: the level's last address, as a hint for allocation.
     hints: [Option<Logical>; NR_LEVELS],
@@ -384,7 +384,7 @@ impl Applier<'_> {
         &mut self.internals[index]
     }
 
-    /// The run of pointers to the children of nodes of this level, which is at least 1.
+    /// The run of pointers to nodes one level below `level`. `level` is at least 1.
     fn run_below(&mut self, level: u8) -> &mut ChildRun {
         self.run_above(level.saturating_sub(1))
     }
@@ -398,7 +398,8 @@ impl Applier<'_> {
         }
     }
 
-    /// Takes a node apart: tells the sink that the tree leaves it, or keeps a fresh node's address for reuse.
+    /// Takes a node apart: tells the sink that the tree stops using the node or, for a fresh node, keeps its address
+    /// for reuse.
     fn dissolve(&mut self, node: &Arc<Node>) -> Result<()> {
         let level = usize::from(node.level());
         self.hints[level].get_or_insert(node.bytenr());
