@@ -70,7 +70,7 @@ impl Bed {
         self.raw_names(dir).iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
     }
 
-    /// Names, which need not be UTF-8.
+    /// The names in a directory, as bytes: a received name need not be UTF-8.
     fn raw_names(&self, dir: InodeId) -> Vec<Vec<u8>> {
         let mut names = Vec::new();
         self.fs
@@ -103,7 +103,7 @@ fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
     writer.into_inner()
 }
 
-/// A stream of the subvolume `name` with these commands.
+/// A stream that makes the subvolume `name` with these commands.
 fn full(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
     let first = Command::Subvol { path: name.as_bytes(), uuid: SENT, ctransid: 7 };
     stream(Version::V2, &[&[first], commands, &[Command::End]].concat())
@@ -157,7 +157,7 @@ fn a_subvolume_is_received_with_its_origin() {
     assert_eq!((next.parent_uuid, next.received_uuid, next.stransid.0), (info.uuid, NEXT, 9));
     assert_eq!(bed.find("s2/dir/file").unwrap().nlink, 1);
     assert_eq!(bed.find("s1/dir/file").unwrap().nlink, 2);
-    // All received subvolumes are durable.
+    // All received subvolumes are still there after the filesystem is closed and opened again.
     let image = bed.close();
     let bed = Bed { fs: Bed::open(&image), image };
     assert_eq!(bed.subvolume("s2").received_uuid, NEXT);
@@ -186,7 +186,7 @@ fn a_chain_of_snapshots_makes_one_commit_for_each() {
     let sent = bed.subvolume(&format!("s{LAST}"));
     assert_eq!((sent.received_uuid, sent.stransid.0), (Uuid::from_u128(u128::from(LAST) + 100), 7 + LAST));
     assert!(sent.flags.contains(RootFlags::RDONLY));
-    // All are durable on return.
+    // All subvolumes are durable when `receive` returns: a sync has nothing left to commit.
     let nr_commits = bed.fs.superblock().generation;
     bed.fs.sync().unwrap();
     assert_eq!(bed.fs.superblock().generation, nr_commits);
@@ -231,7 +231,7 @@ fn no_path_leads_out_of_the_subvolume() {
     for name in ["../s", "/s", "", ".", "..", "outside/../s", "a\0b", "missing/s"] {
         assert!(bed.fails(&full(name, &[])).starts_with("command 1 (subvol)"), "{name:?}");
     }
-    // The last name of a path may be a symbolic link; then the command changes the link itself.
+    // If the last name of a path is a symbolic link, the command changes the link itself.
     bed.receive(&full("s", &[link(b"../outside/victim"), Command::Chown { path: b"link", uid: 5, gid: 5 }])).unwrap();
     assert_eq!(bed.find("outside/victim").unwrap().uid, 0);
     bed.close();
@@ -260,7 +260,7 @@ fn a_stream_does_not_enter_nested_subvolumes() {
             clone_offset: 0,
         },
     ] {
-        // The origin was made writable, so it lost its received UUID; the stream refers to the origin's own UUID.
+        // Making the origin writable cleared its received UUID, so the stream refers to the origin by its own UUID.
         let error = bed.fails(&incremental_from(origin.uuid, "s2", std::slice::from_ref(&attack)));
         assert!(error.contains("'nested' is another subvolume"), "{attack:?}: {error}");
     }
@@ -313,7 +313,7 @@ fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
         let mark = bed.fs.getxattr(kept.id, INCOMPLETE_XATTR.as_bytes()).unwrap();
         assert!(mark.starts_with(b"stopped commands="), "{}", mark.escape_ascii());
         if nr_kept % 10 != 0 {
-            // The next, longer prefix of the stream resumes the receive of this prefix.
+            // Keep the incomplete subvolume: the next, longer prefix of the stream resumes this receive.
             continue;
         }
         assert!(bed.fails(&whole).contains("continue it with --keep"));

@@ -1,4 +1,5 @@
-//! Receiving with verification: a good stream passes, and data that a device stores wrongly without checksums is found.
+//! Receiving with verification: a good stream passes. If the data has no checksums and the device stores it wrongly,
+//! verification finds the difference.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +14,7 @@ use ubtrfs_stream::{Command, Version, Writer};
 use ubtrfs_testkit::{Medium, MediumDevice};
 use uuid::Uuid;
 
-/// Changes a byte of each block that is full of [`BAD`], when it is written.
+/// A device that changes one byte of each written block that consists only of [`BAD`].
 #[derive(Debug)]
 struct Flipping(MediumDevice);
 
@@ -85,7 +86,7 @@ fn what_was_received_is_read_again_and_compared() {
         Command::Rename { path: b"o258-7-0", to: f },
         Command::Write { path: f, offset: 0, data: &one },
         Command::Write { path: f, offset: 100_000, data: &one },
-        // This changes the ends of both.
+        // This write overwrites the end of the first write and the start of the second.
         Command::Write { path: f, offset: 90_000, data: &other },
         Command::Write { path: f, offset: 1 << 20, data: &other },
         Command::Truncate { path: f, size: (1 << 20) + 10_000 },
@@ -116,7 +117,7 @@ fn data_that_the_device_stores_wrongly_fails_the_receive() {
     let error = receive(&fs, &commands).unwrap_err().to_string();
     assert!(error.contains("'f' differs from the stream when it is read again: its data"), "{error}");
     assert!(fs.lookup_path(b"s", false).is_err(), "it is deleted");
-    // Without the block, the same stream passes.
+    // Without the write of the bad bytes, the same stream passes.
     receive(&fs, &commands[..2]).unwrap();
     fs.close().unwrap();
 }

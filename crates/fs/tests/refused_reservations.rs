@@ -181,7 +181,7 @@ fn check_between(
         let (least, most) = (sizes().min().unwrap(), sizes().max().unwrap());
         assert!((least..=most).contains(&seen.content.len()), "{what}: size of {name}: {}", seen.content.len());
         for (at, byte) in seen.content.iter().enumerate() {
-            // Past the end of the shorter state, bytes may be zero.
+            // Bytes past the end of the shorter of the two states may be zero.
             let may_be = all.iter().any(|one| one.content.get(at).unwrap_or(&0) == byte);
             assert!(may_be, "{what}: byte {at} of {name} is {byte}");
         }
@@ -192,7 +192,7 @@ fn check_between(
 fn check_later(what: &str, image: &Image, fs: Arc<Fs>, found: &BTreeMap<String, Seen>) {
     fs.sync().unwrap();
     assert_eq!(look(&fs), *found, "{what}: after a sync");
-    // Commits free pinned space and deleted subvolumes.
+    // The syncs commit, which frees pinned space and the space of deleted subvolumes.
     fs.sync().unwrap();
     fs.sync().unwrap();
     let free = fs.statfs().unwrap().bfree;
@@ -223,7 +223,8 @@ fn refuse_each(options: &MkfsOptions) {
         let after = look(&fs);
         check_later(name, &image, fs, &after);
         let mut nr_refused = 0;
-        // Refuse each of the first reservations, then later reservations at growing distances.
+        // Each run refuses one reservation: in the first runs each reservation in turn, then reservations at growing
+        // distances.
         for nth in std::iter::successors(Some(0), |nth| Some(nth + 1 + nth / 6)) {
             let what = format!("{name}, reservation {nth}");
             let (image, fs) = prepare(options);

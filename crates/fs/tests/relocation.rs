@@ -1,8 +1,9 @@
 //! Emptying block groups.
 //!
-//! Method: filesystems with snapshots, reflinks and preallocated extents are made by Linux and by random operations
-//! here. All block groups of a filesystem are emptied, one after the other. Then each file is as before, here and under
-//! Linux; `btrfs check` and `ubtrfs check` find nothing; and the groups are gone. `UBTRFS_SEED` repeats a failure.
+//! Method: Linux, and random operations of the engine, make filesystems with snapshots, reflinks and preallocated
+//! extents. All block groups of a filesystem are emptied, one after the other. Then each file is as before, both in the
+//! engine and under Linux; `btrfs check` and `ubtrfs check` find nothing; and the groups are gone. `UBTRFS_SEED`
+//! repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -57,8 +58,8 @@ fn all_groups_of_images_of_linux_can_be_emptied() {
     }
 }
 
-/// A block that the source of a snapshot made, and that now only the snapshot uses, has full backrefs. The relocated
-/// copy of such a block is newer than the snapshot.
+/// A block that the source of a snapshot allocated, and that only the snapshot still uses, has full backrefs. The
+/// relocated copy of such a block is newer than the snapshot.
 #[test]
 fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };

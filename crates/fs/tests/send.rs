@@ -104,7 +104,7 @@ fn a_balance_waits_for_a_send_and_can_be_cancelled_meanwhile() {
             cancelled.cancel();
             let errno = moves.pop().unwrap().join().unwrap().unwrap_err().errno();
             assert_eq!(errno, Errno::CANCELED.raw_os_error());
-            // A second send does not wait for the move that waits.
+            // A second send starts although a relocation waits for the first send.
             fs.send(&request(id, None, vec![]), &mut io::sink(), &Job::new()).unwrap();
             assert!(!moves[0].is_finished());
         }));

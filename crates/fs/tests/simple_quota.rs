@@ -1,10 +1,10 @@
-//! Simple quotas: the numbers after each commit, against a count by `ubtrfs check` and the numbers that Linux continues
-//! with.
+//! Simple quotas: compares the groups' numbers with a count by `ubtrfs check`, and with the numbers that Linux shows.
 //!
-//! Method: the random changes of the tests of quotas, with relocations and remounts. After each round, `ubtrfs check`
-//! counts every group of every level from the owners of the extents. Linux shows the same numbers, changes the
-//! filesystem in its turns, and at the end deletes everything, which must leave the numbers of an empty filesystem.
-//! `btrfs check` 6.2 does not open a filesystem with simple quotas. `UBTRFS_SEED` repeats a failure.
+//! Method: the engine makes the random changes of `quota_rounds`, with relocations and remounts. After each round,
+//! `ubtrfs check` counts every group of every level from the owners of the extents. Linux must show the same numbers.
+//! Between the turns of the engine, Linux changes the filesystem too. At the end Linux deletes everything, and the
+//! numbers must be those of an empty filesystem. `btrfs check` 6.2 does not open a filesystem with simple quotas.
+//! `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -75,7 +75,7 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     second_opinion(image.path()).unwrap();
     fs.close().unwrap();
     drop(fs);
-    // Linux continues with these numbers.
+    // Linux shows these numbers, and keeps them right when it changes the filesystem.
     let mount = LoopMount::new(image.path(), "").unwrap();
     let shown = numbers_shown(&mount);
     assert_eq!((shown["0/256"].0, shown["0/257"].0), (400 << 10, (100 << 10) + NODE));
@@ -86,7 +86,7 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     second_opinion(image.path()).unwrap();
     let fs = open(&image, "");
     assert_eq!(fs.clear_stale_qgroups().unwrap(), 1);
-    // If simple quotas are enabled again, they start with no counted extents.
+    // When simple quotas are enabled again, existing extents are not counted.
     fs.disable_quotas().unwrap();
     write(&fs, s, "between", 0, &[1; 50_000]);
     fs.sync().unwrap();
@@ -187,7 +187,7 @@ fn turn_of_linux(mount: &LoopMount, rounds: &mut Rounds, turn: usize) {
     run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
 }
 
-/// Random changes in turns with Linux, with relocations on both sides.
+/// Lets the engine and Linux change the filesystem at random in turns. Both also relocate block groups.
 fn random_turns(seed: u64, image: &Image, nr_turns: usize, names: &[&str]) {
     eprintln!("UBTRFS_SEED={seed}");
     let names = names.iter().map(|name| (*name).to_owned()).collect();

@@ -1,10 +1,10 @@
 //! Power cuts during snapshots and deletions of subvolumes.
 //!
 //! Method: random operations in a subvolume are recorded once, while snapshots of it are taken and deleted, and block
-//! groups are emptied. The power is cut at many points of the recording. After each cut, the filesystem opens, and is
-//! clean before and after that session. A snapshot exists if the call that made it returned, unless its deletion had
-//! begun; every existing snapshot holds the model's content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the
-//! number of cuts.
+//! groups are emptied. The power is cut at many points of the recording. After each cut, the filesystem can be opened,
+//! and the checkers find nothing, neither before it is opened nor after it is closed. A snapshot exists if the call
+//! that made it returned, unless its deletion had begun; every existing snapshot holds the model's content.
+//! `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,7 +1,7 @@
 //! Creating and deleting subvolumes and snapshots.
 //!
-//! Method: random operations continue in a subvolume, with a model; the model's state is kept with each snapshot. At
-//! the end, each snapshot that was not deleted must hold the model's state that was kept with it, here and under Linux.
+//! Method: random operations change a subvolume and a model of it. When a snapshot is taken, the model's state is
+//! saved. At the end, each snapshot that was not deleted must hold the saved state, both in the engine and under Linux.
 //! `btrfs check` and `ubtrfs check` must find no problems, and the image must hold nothing of the deleted snapshots.
 //! `UBTRFS_SEED` repeats a failure.
 
@@ -434,9 +434,9 @@ fn a_snapshot_holds_no_files_without_names() {
     }
 }
 
-/// A deleted subvolume had the highest id, and no subvolume was made in this session yet. As in Linux, the next
-/// subvolume does not get the id of a deleted subvolume again, because state of deleted subvolumes is kept until the
-/// filesystem is closed.
+/// Deletes the subvolume with the highest id before any subvolume is made in this session. As in Linux, the next
+/// subvolume does not get the deleted subvolume's id, because state of deleted subvolumes is kept until the filesystem
+/// is closed.
 #[test]
 fn an_id_is_given_once_while_the_filesystem_is_open() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();

@@ -2,7 +2,8 @@
 //!
 //! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors, while the subvolume is
 //! snapshotted into its own directories, or deleted. The filesystem must stay writable, and both checkers must find
-//! nothing. All names of the snapshots lead to inodes, here and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
+//! nothing. All names in the snapshots lead to inodes, both in the engine and under Linux. `UBTRFS_ROUNDS` sets the
+//! number of rounds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -181,7 +182,7 @@ fn list(fs: &Fs, dirs: &[InodeId]) -> Vec<(Vec<u8>, Attr)> {
             found.into_iter().map(|name| (fs.lookup(*dir, &name), name)).map(|(attr, name)| (name, attr.unwrap())),
         );
     }
-    // Reads of directories do not count as changes.
+    // Reading a directory may change its atime, which does not count as a change.
     all.iter_mut().for_each(|(_, attr)| attr.atime = attr.otime);
     all
 }

@@ -1,8 +1,8 @@
 //! Subvolumes and snapshots that Linux made: selecting the subvolume to mount, entering and changing subvolumes;
 //! `statfs` as `df` shows it.
 //!
-//! Method: Linux makes the image on a loop mount. The trees that Linux and this engine show are compared before and
-//! after changes here.
+//! Method: Linux makes the image on a loop mount. Both before and after the engine changes the image, the directory
+//! tree that the engine shows is compared with the one that Linux shows.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Discarding free space punches holes into the image file where space is free, and nowhere else.
+//! Discarding free space punches holes into the image file, but only where space is free.
 //!
 //! Method: threads write, overwrite and remove files. Each thread remembers the content of its files, while another
 //! thread discards free space without a pause. `UBTRFS_SEED` repeats a run.
@@ -48,7 +48,7 @@ fn asynchronous_discards_follow_removals() {
     let full = bytes();
     fs.unlink(TOP, b"gone").unwrap();
     fs.sync().unwrap();
-    // New data takes a part of the freed space before it is discarded.
+    // New data is allocated in a part of the freed space before that space is discarded.
     let new = write("new", 20 << 20, 3);
     fs.sync().unwrap();
     wait_until("the freed space is discarded", || bytes() + (75 << 20) < full);
@@ -84,7 +84,7 @@ fn a_block_group_that_falls_below_the_threshold_is_emptied() {
         fs.sync().unwrap();
         let before = data();
         assert!(before >= 4, "{before}");
-        // The thread has seen the full block groups.
+        // Give the background thread time to see that the block groups are full.
         std::thread::sleep(std::time::Duration::from_secs(5));
         for number in (0..50_u8).filter(|number| number % 10 != 0) {
             fs.unlink(TOP, format!("f{number}").as_bytes()).unwrap();

@@ -20,8 +20,8 @@ const TICK: Duration = Duration::from_millis(500);
 /// Notes changes.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
-    /// Whether something changed since the last tick. The flag is set by every change, so it is written only if it is
-    /// not set: then the threads that make changes only read it.
+    /// Whether something changed since the last tick. A change writes the flag only if it is not set yet. So during a
+    /// burst, the threads that make changes only read the flag, and do not contend for its cache line.
     is_busy: AtomicBool,
     /// Whether something changed since the last commit.
     has_changes: AtomicBool,

@@ -41,7 +41,8 @@ pub(crate) fn wire_statx(attr: &Attr) -> Statx {
     }
 }
 
-/// Flags of inodes, with their bits in `stx_attributes`. Linux 6.18 takes them, but does not show them yet.
+/// Flags of inodes, with their bits in `stx_attributes`. The FUSE client of Linux 6.18 accepts these bits, but does not
+/// pass them on to programs.
 const STATX_ATTRIBUTES: [(InodeFlags, u64); 4] = [
     (InodeFlags::COMPRESS, 0x4),
     (InodeFlags::IMMUTABLE, 0x10),

@@ -21,9 +21,10 @@ impl Groups {
         let _ = self.0.set(helper);
     }
 
-    /// The request with a caller, if the request needs one and does not tell it ([`UNKNOWN_ID`]). The caller is root if
-    /// the calling process is an administrator of the server's user namespace, else a user without rights: through an
-    /// idmapped mount, the process's own user id does not tell which files it owns.
+    /// Returns the request with a caller filled in, if the request needs a caller but does not name one
+    /// ([`UNKNOWN_ID`]); otherwise `None`. The caller is root if the calling process is an administrator of the
+    /// server's user namespace, else a user without rights: through an idmapped mount, the process's own user id does
+    /// not tell which files it owns.
     pub(crate) fn known_caller<'r>(&self, req: &Request<'r>) -> Option<Request<'r>> {
         let needs_caller = || match req.operation {
             Operation::Setattr(set) => set.is_empty(),
@@ -56,7 +57,7 @@ impl Groups {
         self.has_capability(req.pid, capability).unwrap_or(req.uid == 0)
     }
 
-    /// The process that made an ioctl, as the caller of a command. The process is blocked until the answer.
+    /// The process that made an ioctl, as the caller of a command. The process is blocked until the ioctl is answered.
     pub(crate) fn waiting_caller(&self, req: &Request<'_>) -> ubtrfs_control::Caller {
         ubtrfs_control::Caller::of_request(req.uid, req.gid, req.pid, Arc::new(self.clone()))
     }

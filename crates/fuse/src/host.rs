@@ -40,8 +40,8 @@ pub(crate) struct MountHost {
 }
 
 impl MountHost {
-    /// The mount's owner is the user of this process at this time, even if confinement changes the process's user
-    /// later.
+    /// Makes the current user of this process the mount's owner. So call this before confinement, which may change the
+    /// process's user.
     pub(crate) fn new(
         fs: &Arc<Fs>,
         groups: Groups,
@@ -63,15 +63,15 @@ impl MountHost {
         }
     }
 
-    /// Notes the device number of the mount. Must not send a request to the mount, because the server does not
-    /// answer yet.
+    /// Notes the device number of the mount. This function must not access the mounted directory, because the server
+    /// does not answer requests yet.
     pub(crate) fn mounted(&self, dir: &Path) {
         if let Some(device) = mount::find_mount(dir).and_then(|mount| mount.device_number()) {
             let _ = self.device.set(device);
         }
     }
 
-    /// Runs a command for a request of the kernel on these inodes.
+    /// Runs a command on the inodes `ids`, for a request `req` of the kernel.
     pub(crate) fn run(
         &self,
         fs: &Fs,
@@ -80,7 +80,8 @@ impl MountHost {
         request: Request,
     ) -> ubtrfs_control::Result<Response> {
         let caller = self.groups.waiting_caller(req);
-        // The kernel does not tell how the files are open.
+        // The kernel does not tell whether the caller has the files open for writing, so they count as open for reading
+        // only.
         let device = self.device.get().filter(|_| request.changes());
         let is_read_only_mount =
             device.and_then(|device| self.groups.is_read_only_for(req.pid, *device)).unwrap_or(false);

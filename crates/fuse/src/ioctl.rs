@@ -1,6 +1,7 @@
-//! The ioctls on flags of files. Only ioctls whose argument has the length that the ioctl's number states reach a FUSE
-//! server: FICLONE, FIDEDUPERANGE and FIEMAP never arrive. The kernel also turns accesses to inode flags (`lsattr`,
-//! `chattr`) into ioctls. `btrfs_ioctl` and `subvolume_ioctl` have the ioctls of btrfs.
+//! The ioctls on flags of files. For a FUSE server, the kernel copies as many bytes of an ioctl's argument as the
+//! ioctl's number states, so ioctls with other arguments do not work. FICLONE, FIDEDUPERANGE and FIEMAP never arrive,
+//! because the kernel handles them itself. The kernel also turns accesses to inode flags (`lsattr`, `chattr`) into
+//! ioctls. `btrfs_ioctl` and `subvolume_ioctl` have the ioctls of btrfs.
 
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{Caller, Error, FlagRights, Fs, InodeId, Result};

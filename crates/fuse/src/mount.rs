@@ -71,8 +71,8 @@ pub struct MountConfig {
     /// Files are opened and closed without requests. Files that are immutable, append-only or in read-only subvolumes
     /// can then be opened for writing, and every write to them fails.
     pub no_open: bool,
-    /// Allow idmapped mounts of this mount. The kernel then does not tell which user makes most requests, so ioctls
-    /// that need the caller's user, such as those on subvolumes, are refused to all users but root.
+    /// Allow idmapped mounts of this mount. Most requests then do not contain the caller's user, so ioctls that need
+    /// it, such as those on subvolumes, are refused to all users but root.
     pub idmap: bool,
     /// The block device that `fsname` names, if root mounts one for writing. The kernel then claims the device and mounts
     /// it with the type `fuseblk`: sync(2) reaches the server, and umount(2) waits for the last commit.
@@ -536,7 +536,8 @@ pub(crate) fn has_server_ended(error: &io::Error) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountInfo {
     pub(crate) dir: PathBuf,
-    /// The directory of the filesystem that is mounted, a path from its root: other than `/` for bind mounts.
+    /// The directory of the filesystem that this mount shows, as a path from the filesystem's root. For bind mounts, it
+    /// can be another directory than `/`.
     pub(crate) root: PathBuf,
     pub(crate) kind: String,
     /// `major:minor`: equal for all mount points of one filesystem, and reused after its last unmount.
@@ -565,19 +566,19 @@ pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
 
-/// The mount that holds an existing path: its mount point, and the directory of the filesystem that it shows, as a path
-/// from the filesystem's root.
+/// Finds the mount that contains an existing path. Returns the mount point, and the directory that the mount shows, as
+/// a path from the root of the mounted filesystem.
 pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
     let full = std::fs::canonicalize(path).ok()?;
     let holding = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir));
-    // Of several mounts on one directory, the last one is on top.
+    // `max_by_key` returns the last of equal mount points, which is the topmost mount on that directory.
     let found = holding.max_by_key(|mount| mount.dir.as_os_str().len())?;
     Some((found.dir, found.root))
 }
 
-/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may set the read-ahead,
-/// and only after the kernel knows the server's limits. A failure only makes reading slower, so it is logged and
-/// ignored.
+/// Raises the kernel's read-ahead from 128 KiB, so that sequential reads need fewer requests: the kernel sends one
+/// request for each piece that it reads ahead. Only root may set the read-ahead, and only after the kernel knows the
+/// server's limits. A failure only makes reading slower, so it is logged and ignored.
 pub(crate) fn set_read_ahead(dir: &Path) {
     let Some(mount) = find_mount(dir) else { return };
     let mut name = mount.device;

@@ -1,8 +1,9 @@
 //! Tells the kernel to forget names and data that changed without a request from the kernel.
 //!
-//! F1. Forgetting a name takes the kernel's lock of its directory. The kernel holds that lock for a setxattr request
-//!     until it is answered, so a separate thread sends the notification. Only requests for which the kernel does not
-//!     hold a directory's lock may wait for the thread: ioctl and getxattr may, setxattr must not.
+//! F1. To forget a name, the kernel locks the name's directory. The kernel holds the same lock while it waits for the
+//!     answer to a setxattr request, so a separate thread sends the notification. A handler may wait for this thread
+//!     only if the kernel holds no directory's lock during the request: the handlers of ioctl and getxattr may wait,
+//!     the handler of setxattr must not.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -72,7 +73,7 @@ impl NameCache {
     }
 
     /// Makes the kernel forget the pages and attributes of an inode. The call waits for the kernel's locks of the
-    /// pages, so a handler must not make it for a request during which the kernel holds such locks.
+    /// pages. So the handler of a request during which the kernel holds such locks must not call this function.
     pub(crate) fn forget_data(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, 0, 0)
@@ -130,7 +131,7 @@ impl Drop for Ticket {
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 /// Longest pause between two checks for names that are still in use.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Longer than the kernel normally keeps a directory locked.
+/// How long [`NameCache::settle`] waits at most. The kernel normally keeps a directory locked for a shorter time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

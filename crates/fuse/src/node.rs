@@ -141,7 +141,7 @@ const SHORT_BITS: u32 = 30;
 const LONG_ID_BITS: u32 = 32;
 /// Bits of each id in the node id of an empty directory in place of a subvolume.
 const STUB_BITS: u32 = 31;
-// The two highest bits of a node id tell its form; they are 0 in the usual form.
+// The two highest bits of a node id tell its form. The usual form has 0; the constants below are the other values.
 /// Form of node ids in subvolumes with high ids.
 const HIGH_IDS: u64 = 1;
 /// Form of node ids that are hashes.

@@ -1,8 +1,8 @@
 //! Confinement of the server: once the devices and /dev/fuse are open, the server only needs to read and write them.
 //!
 //! - X1. After [`confine`] no thread can open a file, make a network socket, run a program, look at another process,
-//!   mount, or change its rights: with EPERM, seccomp fails every system call that is not on the list. The filter
-//!   covers all existing threads and all threads that they start.
+//!   mount, or change its rights: the seccomp filter makes every system call that is not on its list fail with EPERM.
+//!   The filter covers all existing threads and all threads that they start.
 //! - X2. As a second barrier, Landlock denies every path to the calling thread and to the threads that it starts.
 //! - X3. A system call that is not on the list fails and does not kill the server, because a killed server would lose
 //!   data.
@@ -160,7 +160,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     };
     rules.insert(libc::SYS_getpriority, of_itself()?);
     rules.insert(libc::SYS_setpriority, of_itself()?);
-    // No memory may be mapped or made executable.
+    // No memory may be mapped as executable, or made executable later.
     let no_exec =
         || Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![argument(2, flag(libc::PROT_EXEC), 0)?])?]);
     rules.insert(libc::SYS_mmap, no_exec()?);
@@ -278,7 +278,8 @@ const GROUP: u8 = b'g';
 const UMASK: u8 = b'u';
 /// Question: does the process have the capability?
 const CAPABILITY: u8 = b'c';
-/// Question: the file that the process has open as the descriptor. After "ok" come device and inode, 8 bytes each.
+/// Question: the file that the process has open as the descriptor. The answer "ok" is followed by the device and the
+/// inode, 8 bytes each.
 const FILE: u8 = b'f';
 /// Question: does the process reach the device (two numbers, the low half first) through read-only mounts alone?
 const READ_ONLY: u8 = b'r';
@@ -307,7 +308,8 @@ impl PrivilegedHelper {
         }
     }
 
-    /// Whether a process is in a supplementary group, and has user ids `uid` if given.
+    /// Whether a process is in the supplementary group `gid` and, if `uid` is given, whether all its user ids are
+    /// `uid`.
     pub(crate) fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool {
         self.ask(GROUP, [pid, gid, uid.unwrap_or(ANYBODY)]).is_ok_and(|answer| answer == YES)
     }

@@ -22,7 +22,8 @@ use crate::transport::{Notifier, Place};
 /// Counts the opens for writing of each file.
 #[derive(Debug)]
 pub(crate) struct PageFlusher {
-    /// In parts by node, so that threads that create and close files seldom wait for each other.
+    /// The number of opens for writing of each node. The map is split into parts by node id, so that threads that open
+    /// and close different files seldom wait for each other.
     writers: [Mutex<HashMap<u64, u32>>; NR_PARTS],
     notifier: Arc<OnceLock<Notifier>>,
     /// Whether the kernel keeps all written data for a while (`writeback_cache`), not only data written through
@@ -56,8 +57,9 @@ impl PageFlusher {
     }
 
     /// Whether the kernel may have data that `st_blocks` of a file does not count. If the kernel keeps only data
-    /// written through mappings, the function returns true only for files without blocks. In files with blocks,
-    /// programs seek data and holes, and the server fetches the pages before it answers SEEK_DATA.
+    /// written through mappings, the function returns true only for files without blocks. For files with blocks, this
+    /// is not needed: programs find their data with SEEK_DATA, and the server fetches the pages before it answers that
+    /// request.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,

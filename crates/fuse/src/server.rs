@@ -6,11 +6,10 @@
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
 //!     fit into the answer gives its reference back.
 //! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
-//!     ([`TTL`]). The exception is `st_blocks`, which may change without a request when writeback allocates new data:
-//!     see [`Server::attr_ttl`]. The other exception is a subvolume that is being received, of which the kernel caches
-//!     nothing but data. If a request changes names that the kernel cannot expect it to change, the server tells the
-//!     kernel (`name_cache`).
-//! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
+//!     ([`TTL`]). There are two exceptions. `st_blocks` may change without a request when writeback allocates new data:
+//!     see [`Server::attr_ttl`]. In a subvolume that is being received, the kernel may cache only data. If a request
+//!     changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`). S4. The
+//!     server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
 mod read_dir;
@@ -71,7 +70,7 @@ const APPENDS_ONLY: u64 = 1 << 63;
 /// The handle of files that were opened without a request.
 const UNOPENED: u64 = 0;
 
-/// The ACL that decides on a file's mode.
+/// The extended attribute of the access ACL. Setting it also changes the file's permission bits.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 const SEEK_DATA: u32 = 3;
@@ -207,7 +206,8 @@ impl Server {
         Ok(is_append_only)
     }
 
-    /// Writes to a file that was opened without a request, so that nothing was checked then ([`Self::check_open`]).
+    /// Writes to a file that was opened without a request. [`Self::check_open`] did not run, so the check happens at
+    /// each write.
     fn write_unopened(&self, id: InodeId, flags: i32, offset: u64, data: &[u8]) -> Result<usize> {
         if flags & O_APPEND == 0 && ioctl::is_append_only(self.fs.getattr(id)?.flags) {
             return Err(Error::NotPermitted("the file is append-only"));
@@ -270,7 +270,7 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
     // checked at all.
     features.set(Features::DONT_MASK, fs.options().acl);
     features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions() && !config.no_xattrs);
-    // Without requests to open, the kernel truncates by SETATTR.
+    // With `no_open`, no request to open could truncate the file, so the kernel truncates by SETATTR.
     features.set(Features::ATOMIC_O_TRUNC, !config.no_open);
     features.set(Features::WRITEBACK_CACHE, config.writeback_cache);
     features.set(Features::ALLOW_IDMAP, config.idmap && config.checks_permissions());
@@ -317,8 +317,8 @@ impl Handler for Server {
         }
     }
 
-    /// The kernel waits for this in umount(2) of a `fuseblk` mount. Afterwards the kernel claims the device no longer,
-    /// so nothing may be written any more.
+    /// Closes the filesystem. In umount(2) of a `fuseblk` mount, the kernel waits until this function returns. Then the
+    /// kernel no longer claims the device, so nothing may be written any more.
     fn destroy(&self) {
         let closed = catch_unwind(AssertUnwindSafe(|| self.fs.close()));
         let failure = match closed {
@@ -370,7 +370,7 @@ impl Server {
             Operation::Symlink { name, target } => {
                 reply.entry(&self.entry(&self.new_inode(node, name, NewInode::symlink(target), &caller(req, 0))?));
             }
-            // The kernel then makes files by MKNOD, and neither opens nor releases them.
+            // After ENOSYS, the kernel makes files by MKNOD, and sends no requests to open or release files.
             Operation::Create { .. } | Operation::Open { .. } if self.no_open => {
                 return Err(Failure::Errno(Errno::NOSYS));
             }
@@ -566,7 +566,8 @@ impl Server {
             Some(_) => Some(self.fs.getattr(id)?),
             None => None,
         };
-        // Without requests to open, nothing was checked when the file was opened.
+        // With `no_open`, the server checked nothing when the file was opened, so a truncation must fail here if the
+        // file is immutable.
         let mut attr = match set.size.is_some() && wire.is_by_handle() && !self.no_open {
             true => self.fs.setattr_opened(id, &set, &caller(req, 0))?,
             false => self.fs.setattr(id, &set, &caller(req, 0))?,

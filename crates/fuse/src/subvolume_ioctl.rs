@@ -117,8 +117,8 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<
         BTRFS_IOC_SNAP_DESTROY_V2,
     ];
     if CHANGE_NAMES.contains(&cmd) {
-        // The kernel does not hold the directory's lock during an ioctl. If no thread is free, the kernel learns of the
-        // names later.
+        // Waiting is safe, because the kernel does not hold the directory's lock during an ioctl. If no thread is left
+        // to receive requests, the notification may be sent only after the answer.
         let _ = place.aside_for_kernel(|| command.host.settle());
     }
     Some(done)

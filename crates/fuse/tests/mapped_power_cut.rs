@@ -23,7 +23,7 @@ use ubtrfs_testkit::{FsTarget, Medium, MediumDevice, RecordingDevice, Rng, Targe
 const PAGE: usize = 4096;
 const PAGES: usize = 48;
 const ROUNDS: u64 = 6;
-/// Cuts after each event; each cut keeps, drops and tears different writes.
+/// The number of cuts after each event. Each cut keeps, drops and tears different writes.
 const CUTS: usize = 4;
 
 /// Writes all pages of three files in each round; syncs the first file, the first half of the second file, and nothing

@@ -1,4 +1,5 @@
-//! Tests of the requests that the kernel sends, and of rules that hold although the kernel leaves other requests out.
+//! Tests of the requests that the kernel sends. Also tests rules that must hold even if the kernel omits some requests,
+//! such as those that open files.
 //!
 //! Method: this process serves a mount in memory, and programs in other processes use it. The server's own counts tell
 //! which requests arrived.
@@ -338,8 +339,8 @@ assert os.stat('mapped').st_blocks == before + 8, (before, os.stat('mapped').st_
     mount.end();
 }
 
-/// Writes, overwrites and truncates files at random places, with and without compression. Where the server tells the
-/// kernel that `st_blocks` is final, writeback must not change it.
+/// Writes, overwrites and truncates files at random places, with and without compression. If the server told the kernel
+/// that `st_blocks` is final, writeback must not change it.
 #[test]
 fn blocks_that_are_final_stay_through_writeback() {
     for options in ["commit=300", "commit=300,compress-force=zstd", "commit=300,max_inline=0"] {
@@ -414,7 +415,7 @@ fn the_time_of_creation_is_shown() {
     std::fs::write(&path, "other content").unwrap();
     let after = std::fs::metadata(&path).unwrap();
     assert!(after.created().unwrap() == made && after.modified().unwrap() > made);
-    // The kernel does not request the attribute again once it knows it.
+    // The kernel caches the creation time, so it sends at most one more statx request.
     let before = mount.requests();
     for _ in 0..10 {
         std::fs::metadata(&path).unwrap();

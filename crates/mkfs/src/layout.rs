@@ -160,7 +160,7 @@ fn full_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
 /// Plans chunks of minimal sizes. Metadata and data each also get a quarter of the remaining space, up to 8 MiB.
 fn small_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     let (data, metadata) = (options.data_profile, options.metadata_profile);
-    // The kernel reserves several hundred nodes before it allows writes.
+    // The kernel reserves several hundred nodes before it allows writes, so metadata gets room for at least 768 nodes.
     let metadata_min = (768 * u64::from(options.nodesize)).max(4 * MIB);
     let layout_of = |more: u64| {
         let len = |min: u64, profile: BlockGroupFlags| {

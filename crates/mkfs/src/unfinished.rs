@@ -1,8 +1,8 @@
 //! [`Unfinished`]: a device that holds back superblocks while its filesystem is being filled.
 //!
 //! Invariants:
-//! - I1. No superblock reaches the device before [`Unfinished::finish`], so an interruption leaves no filesystem
-//!   instead of an incomplete one. Reads through this value return the last written superblocks.
+//! - I1. No superblock reaches the device before [`Unfinished::finish`], so after an interruption the device has no
+//!   filesystem rather than an incomplete one. Reads through this value return the last written superblocks.
 //! - I2. `finish` writes the primary superblock last, after a flush.
 
 use std::collections::BTreeMap;

@@ -84,7 +84,7 @@ pub enum OwnerMark {
     Same,
     /// A subvolume may start or stop reaching the extent.
     Changed,
-    /// As `Changed`. Before the change, no other subvolume reached the extent.
+    /// Like `Changed`, and only one subvolume reached the extent before the change.
     WasPrivate,
 }
 

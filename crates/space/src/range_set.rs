@@ -18,7 +18,7 @@ pub struct RangeSet {
 /// The effect of inserting a range: the neighbours that it joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// The coalesced range of the set.
+    /// The range of the set that contains the inserted range and the joined neighbours.
     pub whole: Range<u64>,
     /// The joined neighbour before the inserted range.
     pub left: Option<Range<u64>>,

@@ -45,7 +45,7 @@ pub(crate) struct Inner {
 }
 
 impl Space {
-    /// Makes a filesystem's space without block groups.
+    /// Makes the space of a filesystem; it has no block groups yet.
     pub fn new(config: SpaceConfig) -> Self {
         let (starts, tokens) = Default::default();
         let states = [false, !config.mixed, false].map(|overcommits| Mutex::new(SpaceState::new(overcommits)));
@@ -194,7 +194,8 @@ impl Space {
         self.inner.state_at(extent)?.lock().extent_removed(extent, generation)
     }
 
-    /// Frees the extents removed by transactions up to `upto` for allocation. Returns them, coalesced.
+    /// Makes the extents that transactions up to `upto` removed available for allocation. Returns these extents,
+    /// coalesced.
     pub fn unpin(&self, upto: Generation) -> Vec<Extent> {
         let extents = self.start_unpin(upto);
         self.finish_unpin(&extents);
@@ -211,7 +212,7 @@ impl Space {
         extents
     }
 
-    /// Frees extents from [`Space::start_unpin`] for allocation.
+    /// Makes the extents that [`Space::start_unpin`] returned available for allocation.
     pub fn finish_unpin(&self, extents: &[Extent]) {
         for extent in extents {
             if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {

@@ -78,7 +78,8 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// The number of a command, without its attributes. The names are those of `btrfs receive --dump`.
+    /// The kinds of commands, with the numbers that streams use for them. The names are those of `btrfs receive
+    /// --dump`.
     CommandKind:
     /// Starts a subvolume.
     Subvol = 1, "subvol";
@@ -124,7 +125,7 @@ numbered! {
     End = 21, "end";
     /// Names a changed range whose data was not sent.
     UpdateExtent = 22, "update_extent";
-    /// Preallocates or punches a hole; version 2.
+    /// Preallocates space, or punches a hole; version 2.
     Fallocate = 23, "fallocate";
     /// Sets the flags of an inode; version 2.
     Fileattr = 24, "fileattr";
@@ -300,7 +301,8 @@ pub enum Command<'a> {
         offset: u64,
         data: &'a [u8],
     },
-    /// Shares `len` bytes at `clone_offset` of `clone_path` in the subvolume `clone_uuid` with `path`, at `offset`.
+    /// Makes `len` bytes of `path` at `offset` share the extents of the source file: `clone_path` in the subvolume
+    /// `clone_uuid`, at `clone_offset`.
     Clone {
         offset: u64,
         len: u64,

@@ -159,14 +159,15 @@ fn main() -> ExitCode {
                     let mut builder = run.builder();
                     let mut is_judged = false;
                     let mut bad = 0;
-                    // Verifying a full filesystem takes twenty times as long.
+                    // Make fewer cuts of full filesystems, because verifying one takes twenty times as long.
                     let cuts = if ["no space", "nearly full"].iter().any(|full| run.name().starts_with(full)) { cuts.div_ceil(8) } else { cuts };
                     for (number, point) in run.points(usize::try_from(cuts).unwrap_or(usize::MAX)).into_iter().enumerate() {
                         let cut = run.cut(&mut builder, number, point);
                         done.fetch_add(1, Ordering::Relaxed);
                         let result = run.verify(&cut).and_then(|found| {
                             let is_due = match bed {
-                                // Spread over the seeds; at most one cut of each seed, after the seed's first third.
+                                // Linux gets at most one cut of each seed, from the last two thirds of the seed's cuts.
+                                // The number of cuts for Linux is spread over the seeds.
                                 Bed::Balance => {
                                     let is_behind = checked.load(Ordering::Relaxed) * seeds < linux * (index + 1);
                                     is_behind && !is_judged && number as u64 * 3 >= cuts && run.has_balance(&cut)

@@ -3,9 +3,9 @@
 //! `send_rounds -- [--bed pairs|to-linux|from-linux|mutations|cloned|prefixes] [--from SEED] [--rounds N]
 //! [--operations N] [--threads N] [--judge N] [--keep DIR] [--streams N] [--step N]`
 //!
-//! Each round has its own seed. `pairs` and the beds in memory run rounds on several threads, and Linux judges every
-//! N-th one of `pairs` (0 for none). A round of `mutations` has N streams, and one of `prefixes` takes every N-th
-//! prefix. The exit status is 1 if a round failed.
+//! Each round has its own seed. `pairs` and the beds in memory run rounds on several threads. With `--judge N`, Linux
+//! judges every N-th round of `pairs` (0 for none). With `--streams N`, a round of `mutations` has N streams. With
+//! `--step N`, a round of `prefixes` takes every N-th prefix. The exit status is 1 if a round failed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -373,7 +373,7 @@ impl<'i> Corruptor<'i> {
         Ok(None)
     }
 
-    /// Returns the items of a type whose data `matches` accepts.
+    /// Returns the items of type `kind` for whose data `matches` returns true.
     fn items(&self, kind: KeyType, matches: impl Fn(&[u8]) -> bool) -> Vec<ItemPlace<'_>> {
         let mut found = Vec::new();
         for (block, raw) in self.blocks.iter().filter(|(block, _)| block.level == 0) {
@@ -388,7 +388,7 @@ impl<'i> Corruptor<'i> {
         found
     }
 
-    /// Picks one item of a type whose data `matches` accepts, at random.
+    /// Picks at random one item of type `kind` for whose data `matches` returns true.
     fn pick(&self, rng: &mut Rng, kind: KeyType, matches: impl Fn(&[u8]) -> bool) -> Option<ItemPlace<'_>> {
         let found = self.items(kind, matches);
         (!found.is_empty()).then(|| found[rng.index(found.len())])

@@ -2,7 +2,7 @@
 //!
 //! - F1. A fault is either repaired without an error, or reported: a step or the closing fails.
 //! - F2. Acknowledged changes are found on the device when it is read without faults afterwards. A successful sync
-//!   promises everything done before it, even if an earlier failure affected it.
+//!   promises that all earlier changes are durable, even those that an earlier failure affected.
 //! - F3. After an error with unknown effects (a flush, a commit, a panic) the filesystem is read-only and every later
 //!   sync fails.
 //! - F4. Nothing hangs: each run ends within [`TIME_LIMIT`].

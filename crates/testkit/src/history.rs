@@ -62,8 +62,8 @@ pub enum Promise {
 pub struct History {
     states: Vec<State>,
     promises: Vec<Promise>,
-    /// States besides the promised ones that a commit may have made durable. `None` means any state, because commits
-    /// are unknown.
+    /// States besides the promised ones that a commit may have made durable. `None` means any state, because the times
+    /// of commits are not known.
     commits: Option<BTreeSet<usize>>,
     /// Whether a commit may have happened in the middle of a step.
     within: bool,
@@ -332,7 +332,8 @@ impl History {
         };
         let allowed: BTreeSet<Vec<u8>> =
             if id == ROOT { BTreeSet::from([Vec::new()]) } else { later.iter().flat_map(&names).collect() };
-        // Another file may still have a name that this file got later.
+        // An entry at one of these paths may be another file: the state found may be older than the moment when this
+        // file got the name. So one entry that matches this file suffices.
         let places: Vec<&TreeEntry> = allowed.iter().filter_map(|path| found.get(path.as_slice()).copied()).collect();
         let mut verdict = Err(anyhow::anyhow!(
             "it is lost; it had the names {:?}",

@@ -127,7 +127,7 @@ pub struct RichTree {
 }
 
 impl RichTree {
-    /// The directory whose content the reference model does not know: inherited ACLs and inode flags.
+    /// The directory for properties that the reference model does not implement: inherited ACLs and inode flags.
     pub const SPECIAL: &'static [u8] = b"special";
     /// The read-only snapshot.
     pub const READ_ONLY: &'static [u8] = b"snapshots/read-only";

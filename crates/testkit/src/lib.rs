@@ -5,7 +5,7 @@
 //! Programs outside of ubtrfs decide whether ubtrfs is right:
 //! - [`LoopMount`] mounts an image with Linux, [`btrfs_check`] and [`LoopMount::scrub`] verify it with btrfs-progs and
 //!   Linux, [`compare_trees`] compares two trees file by file.
-//! - [`KernelImage`] is a rich filesystem that Linux made, with many `mkfs.btrfs` options.
+//! - [`KernelImage`] is a filesystem with rich content that Linux made, in one of the formats that `mkfs.btrfs` offers.
 //! - [`Model`] is a filesystem in memory. [`Driver`] performs random operations on the model and on a [`Target`].
 //! - [`differential`] performs random system calls by several users on our mount and on Linux's, and compares each
 //!   answer.

@@ -81,7 +81,7 @@ impl LoopMount {
     pub fn finish_balance(&self) -> Result<()> {
         let point = self.path().to_string_lossy().into_owned();
         for _ in 0..3000 {
-            // With a balance, the exit status is 1.
+            // While a balance exists, the exit status is 1, so `run` returns an error.
             match run("btrfs", ["balance", "status", &point]) {
                 Ok(text) if text.contains("No balance found") => return Ok(()),
                 _ => std::thread::sleep(std::time::Duration::from_millis(20)),
@@ -167,8 +167,8 @@ impl LoopMount {
         if self.mounted {
             self.mounted = false;
             let point = self.path().to_string_lossy().into_owned();
-            // A process that another test has just forked holds this test's open files until the process executes its
-            // program.
+            // Retry while the mount is busy: a process that another test has just forked holds this test's open files
+            // until the process executes its program.
             for _ in 0..50 {
                 result = run("umount", [&point]).map(drop);
                 if result.is_ok() {
@@ -201,7 +201,8 @@ impl Drop for LoopMount {
 }
 
 fn attach(image: &Path) -> Result<String> {
-    // Another process may take the free loop device between finding and attaching it.
+    // Retry, because another process may take the free loop device after `losetup` found it and before `losetup`
+    // attaches it.
     let mut last = None;
     for _ in 0..20 {
         match run("losetup", ["-f".as_ref(), "--show".as_ref(), image.as_os_str()]) {

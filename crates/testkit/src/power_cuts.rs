@@ -166,8 +166,8 @@ impl PowerCuts {
 impl Cut {
     /// Runs `btrfs check` before and after Linux's replay. `promises` checks the entries that Linux shows, which must
     /// equal `ours`, also after the end of a balance that Linux resumes. Linux's rescan of quotas must find the numbers
-    /// that the cut left. Linux 6.18 sometimes miscounts exclusive bytes and simple quotas while it balances, so the
-    /// numbers after its balance are those of another rescan, and simple quotas are not compared then.
+    /// that the cut left. Linux 6.18 sometimes miscounts exclusive bytes and simple quotas while it balances. So after
+    /// its balance, quotas are counted by another rescan before they are compared, and simple quotas are not compared.
     pub(crate) fn verify_by_linux(
         &self,
         ours: &[TreeEntry],
@@ -363,7 +363,7 @@ fn fill(target: &mut RecordingTarget, history: &mut History, rng: &mut Rng) -> R
                     if let Err(errno) = target.write(&path, 0, &data) {
                         ensure!(errno == NOSPC, "write: errno {errno}");
                         full = 4;
-                        // Part of the data may have been written.
+                        // A part of the data may have been written: the file's size tells how much.
                         let size = target.inner.lookup(&path).map_err(failed)?.size as usize;
                         model.write(&path, 0, &data[..size.min(data.len())]).map_err(failed)?;
                     } else {

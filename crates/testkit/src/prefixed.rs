@@ -9,7 +9,7 @@ use crate::tree_entry::join;
 pub(crate) struct Prefixed<T> {
     pub(crate) inner: T,
     prefix: Vec<u8>,
-    /// Syncs (`None`) and fsyncs (the path) since the list was last emptied.
+    /// The syncs (`None`) and the fsyncs (`Some`, with the path) since this list was last emptied.
     pub(crate) fresh: Vec<Option<Vec<u8>>>,
 }
 

@@ -12,7 +12,7 @@ use crate::{FsTarget, History, Model, RecordingDevice};
 pub(crate) struct RecordingTarget {
     pub(crate) inner: FsTarget,
     device: Arc<RecordingDevice>,
-    /// Syncs (`None`) and fsyncs (the path) since the last [`RecordingTarget::after`].
+    /// The syncs (`None`) and the fsyncs (`Some`, with the path) since the last [`RecordingTarget::after`].
     fresh: Vec<Option<Vec<u8>>>,
     generation: Generation,
 }

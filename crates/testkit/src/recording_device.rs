@@ -62,7 +62,7 @@ impl CutOutcome {
     }
 }
 
-/// The choice of the requests that a device delays, and the length of the delays (I4).
+/// Determines the requests that a device delays, and the length of the delays (I4).
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
     /// Seed of the choice of requests.
@@ -249,7 +249,7 @@ impl CutBuilder {
         let pattern = rng.below(8);
         for event in &self.events[flushed..prefix] {
             match event {
-                // A promise directly before the cut counts too, because its flush precedes it.
+                // A promise after the last flush counts too: the flush that made its data durable precedes the promise.
                 Event::Mark { lane, value } => outcome.note(*lane, *value),
                 Event::Write { offset, data } => match (pattern, rng.below(24)) {
                     (0, 1..) | (1, 0) | (2.., 0..8) => {

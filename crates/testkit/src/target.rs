@@ -72,8 +72,8 @@ pub trait Target {
     fn chown(&mut self, path: &[u8], uid: u32, gid: u32) -> Result<(), Errno>;
     /// Sets the modification time of a file, or of a symlink itself and not of its target.
     fn set_mtime(&mut self, path: &[u8], mtime: (i64, u32)) -> Result<(), Errno>;
-    /// Sets the access time; of a symlink itself, not of its target. Fails with EOPNOTSUPP on targets without access
-    /// times.
+    /// Sets the access time of a file, or of a symlink itself and not of its target. Fails with EOPNOTSUPP on targets
+    /// without access times.
     fn set_atime(&mut self, _path: &[u8], _atime: (i64, u32)) -> Result<(), Errno> {
         Err(rustix::io::Errno::OPNOTSUPP.raw_os_error())
     }

@@ -108,7 +108,7 @@ fn with_number(seed: &SeedImage, place: (u64, KeyType, Place), value: u64, in_al
 fn extreme_numbers_in_items() {
     static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let before = std::panic::take_hook();
-    // A panic in a thread of the engine does not fail the test by itself.
+    // Record panics in a hook, because a panic in a thread of the engine does not fail the test by itself.
     std::panic::set_hook(Box::new(move |info| {
         PANICS.lock().unwrap().push(info.to_string());
         before(info);

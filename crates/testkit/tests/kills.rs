@@ -209,7 +209,7 @@ impl Worker {
             }
             14 => Self::remove_all(fs, dir, &name)?,
             15 => {
-                // The removed inode remains open.
+                // Open the inode first, so that it stays in use after its name is removed.
                 let attr = fs.lookup(dir, &name)?;
                 fs.open_inode(attr.id)?;
                 if attr.is_dir() { fs.rmdir(dir, &name)? } else { fs.unlink(dir, &name)? }

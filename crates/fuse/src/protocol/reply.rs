@@ -8,8 +8,8 @@ use super::wire::{Attr, AttrOut, Dirent, EntryOut, IoctlOut, OpenOut, Statfs, St
 
 /// The body of an answer.
 ///
-/// - A1. Data that does not fit is not written. After data did not fit, [`is_whole`](Self::is_whole) is false, and the
-///   kernel gets an error.
+/// - A1. Data that does not fit is not written. Once any data did not fit, [`is_whole`](Self::is_whole) returns false,
+///   and the kernel gets an error.
 #[derive(Debug)]
 pub struct Reply<'a> {
     buf: &'a mut [u8],
@@ -39,7 +39,7 @@ pub struct Statx {
     pub btime: Time,
     /// Flags that are set (`STATX_ATTR_*`).
     pub attributes: u64,
-    /// Flags that this filesystem has.
+    /// Flags that this filesystem supports (`STATX_ATTR_*`).
     pub attributes_mask: u64,
 }
 
@@ -121,7 +121,7 @@ impl<'a> Reply<'a> {
         self.put(&AttrOut { valid: ttl.as_secs(), valid_nsec: ttl.subsec_nanos(), padding: 0, attr: *attr });
     }
 
-    /// Writes attributes with what only statx(2) shows, and how long the kernel may cache them.
+    /// Writes attributes, those that only statx(2) shows, and how long the kernel may cache them.
     pub fn statx(&mut self, ttl: Duration, attr: &Attr, more: Statx) {
         let time = |sec, nsec| StatxTime { sec, nsec, reserved: 0 };
         self.put(&StatxOut {

@@ -32,7 +32,7 @@ pub enum Operation<'a> {
         name: &'a [u8],
     },
     Getattr,
-    /// As `Getattr`, with the birth time and the flags of the inode in the answer.
+    /// Like `Getattr`, but the answer also contains the inode's birth time and flags.
     Statx,
     Setattr(Setattr),
     Readlink,
@@ -152,7 +152,7 @@ pub enum Operation<'a> {
         to_node: u64,
         to_offset: u64,
         len: u64,
-        /// The answer has a length of 64 bits.
+        /// Whether the answer states the number of copied bytes in 64 bits, not in 32.
         is_long: bool,
     },
     /// Any other operation, by its opcode.

@@ -206,8 +206,8 @@ impl Setattr {
         self.valid & SETS == 0
     }
 
-    /// Whether the kernel wants set-user-id and set-group-id cleared: the size changes, and the caller may not keep
-    /// them.
+    /// Whether the kernel wants set-user-id and set-group-id cleared: the request changes the size, and the caller is
+    /// not allowed to keep these bits.
     pub fn kills_suid_sgid(&self) -> bool {
         self.has(11)
     }

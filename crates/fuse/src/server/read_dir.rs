@@ -19,7 +19,7 @@ impl Server {
             cookie = entry.next_cookie;
             true
         })?;
-        // The kernel repeats the request until an answer is empty.
+        // An answer with entries is followed by another request, which continues at `cookie`.
         if cookie != offset {
             self.dir_ends.remember(node, cookie, end);
         }
@@ -81,7 +81,7 @@ impl Server {
                 cookie = entry.cookie;
             }
             if last_batch {
-                // The kernel repeats the request until an answer is empty.
+                // An answer with entries is followed by another request, which continues at `cookie`.
                 if filled {
                     self.dir_ends.remember(node, cookie, end);
                 }

@@ -115,7 +115,7 @@ impl ThreadCounts {
         }
     }
 
-    /// Keeps the times of the calling thread, which ends.
+    /// Saves the times of the calling thread, which is about to end.
     pub(super) fn thread_ends(&self) {
         let turns = self.turns();
         *self.sched.lock() = None;
@@ -131,7 +131,7 @@ impl ThreadCounts {
     }
 }
 
-/// Reads `RUN WAIT TURNS`. The file of a thread that has ended fails.
+/// Reads `RUN WAIT TURNS`. Reading fails once the thread has ended.
 fn read_schedstat(file: &File) -> Option<[u64; 2]> {
     let mut text = [0; 80];
     let len = file.read_at(&mut text, 0).ok()?;
@@ -139,7 +139,7 @@ fn read_schedstat(file: &File) -> Option<[u64; 2]> {
     Some([fields.next()?.parse().ok()?, fields.next()?.parse().ok()?])
 }
 
-/// More than the highest opcode; requests with higher ones count as number 0.
+/// The number of opcodes that are counted separately. Requests with other opcodes are counted as opcode 0.
 const NR_OPS: usize = 64;
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ fn send(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> io::Res
     }
 }
 
-/// Room for the largest request, a write, and for the largest answer: a read of that length, or an extended attribute.
+/// The length of a buffer that holds the largest request (a write) and the largest answer (to a read as large as that
+/// write, or an extended attribute).
 pub(super) fn buffer_len(max_write: usize) -> usize {
     max_write.max(64 << 10) + 4096
 }

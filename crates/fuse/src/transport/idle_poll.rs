@@ -104,7 +104,7 @@ impl IdlePoll {
         if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < SLOW_WAKE {
             return;
         }
-        // On Linux this sets the priority of the thread alone. Lowering the priority is always allowed.
+        // On Linux, `nice` sets the priority of the calling thread alone. Lowering the priority is always allowed.
         if let Err(errno) = rustix::process::nice(LOWEST) {
             tracing::debug!("no processor is kept awake: {errno}");
             return;
@@ -197,15 +197,17 @@ const WAKE_TRIES: usize = 15;
 const WAKE_PAUSE: Duration = Duration::from_micros(500);
 /// A wake-up that takes at least this long is slow. An idle processor that no hypervisor has halted wakes faster.
 const SLOW_WAKE: Duration = Duration::from_micros(30);
-/// The thread may spin for the total time divided by this number.
+/// The thread may spin for one `SHARE`th of the elapsed time (P3).
 const SHARE: u32 = 4;
-/// The longest time of spinning at once.
+/// The longest time that the thread spins at once. Time that it may spin is saved up to this limit.
 const SAVED_MAX: Duration = Duration::from_secs(5);
 const LOWEST: i32 = 19;
 const BURST: u64 = 16;
-/// Longer than one request and the client's work until the next one.
+/// The thread stops spinning after this time without a request (P1). The time is longer than one request and the
+/// client's work before its next request.
 const QUIET: Duration = Duration::from_micros(500);
-/// About one time slice of another thread.
+/// If the spinning thread does not run for this long, other threads need the processor (P2). The time is about one time
+/// slice.
 const CROWDED: Duration = Duration::from_millis(3);
 const REST: Duration = Duration::from_millis(100);
 /// Spins between two checks of the clock: a few microseconds.

@@ -11,8 +11,8 @@
 //! Invariants:
 //! - T1. Every request that needs an answer gets one, from the thread that received it. A handler that waits steps
 //!   [aside](Place::aside), so that another thread receives requests.
-//! - T2. The server announces rings to the kernel only after it has made them: from then on the kernel holds back all
-//!   requests until each queue has one.
+//! - T2. The server announces rings to the kernel only after it has made them: after the announcement, the kernel holds
+//!   back all requests until each queue has a ring.
 
 mod counts;
 mod dev_fuse;
@@ -58,7 +58,7 @@ pub trait Handler: Send + Sync + 'static {
 /// How requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Through io_uring if the kernel supports it, else through /dev/fuse.
+    /// Use io_uring if the kernel supports it, else /dev/fuse.
     #[default]
     Auto,
     /// Through /dev/fuse.
@@ -127,7 +127,7 @@ impl Connection {
         self.rings.is_some()
     }
 
-    /// The counts of requests, which go on while the connection is served.
+    /// The counts of requests. They keep growing while the connection is served.
     pub fn counts(&self) -> RequestCounts {
         self.counts.clone()
     }
@@ -282,8 +282,8 @@ pub struct Notifier(Arc<OwnedFd>);
 
 impl Notifier {
     /// Makes the kernel forget a node's attributes, and its cached pages from `offset` on, after writing back dirty
-    /// ones. A negative `offset` keeps all pages; a `len` of 0 means up to the end. A node that the kernel does not
-    /// know is no error.
+    /// ones. A negative `offset` keeps all pages; a `len` of 0 means up to the end. Succeeds if the kernel does not
+    /// know the node.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
         let size = u32::try_from(size_of::<InvalInode>()).unwrap_or_default();
         let header = OutHeader { len: size, error: NOTIFY_INVAL_INODE, unique: 0 };
@@ -293,8 +293,8 @@ impl Notifier {
         }
     }
 
-    /// Makes the kernel forget a name in a directory, and everything below it. Takes the kernel's lock of the
-    /// directory. A name that the kernel does not know is no error.
+    /// Makes the kernel forget a name in a directory, and everything below it. The kernel locks the directory for this.
+    /// Succeeds if the kernel does not know the name.
     pub fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()> {
         let too_long = |_| io::Error::from(Errno::NAMETOOLONG);
         let namelen = u32::try_from(name.len()).map_err(too_long)?;

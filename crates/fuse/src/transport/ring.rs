@@ -31,8 +31,8 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Makes the rings. `None` if the kernel supports or allows no rings. The more processors, the smaller the
-    /// requests.
+    /// Makes the rings. `None` if the kernel supports or allows no rings. Lowers the limit on write requests if there
+    /// are many processors, because each ring needs memory for the largest request.
     pub(super) fn new(limits: &mut Limits) -> Option<Self> {
         let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
         let nr_queues = nr_processors(&possible).filter(|nr| *nr <= MAX_QUEUES)?;
@@ -95,7 +95,7 @@ fn handle<H: Handler>(
     let mut reply = Reply::new(room);
     let error = answer(shared, &request, (&header[FIXED..RING_ENTRY], rest), &mut reply, place);
     let len = if error == 0 { reply.len() } else { 0 };
-    // The answer was written after the request's body, if there is one.
+    // The answer was written after the request's body, so move it to the start of the buffer.
     payload.copy_within(in_len..in_len + len, 0);
     let payload_len = u32::try_from(len).unwrap_or_default();
     let total = payload_len + size_of::<OutHeader>() as u32;

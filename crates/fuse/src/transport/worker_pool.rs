@@ -3,7 +3,8 @@
 //! - C1. For each thread that steps aside to wait, another thread takes requests, as long as threads can be started.
 //! - C2. Waiting for the kernel itself is different, because the kernel may have to send requests to the server first.
 //!   The last thread of a queue must not wait for the kernel ([`Place::aside_for_kernel`]).
-//! - C3. A thread that replaced a waiting one and is no longer needed rests, and ends after a while.
+//! - C3. When a thread that replaced a waiting thread is no longer needed, it rests; after a while without work, it
+//!   ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

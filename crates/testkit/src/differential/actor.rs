@@ -35,7 +35,7 @@ impl Actor {
     }
 }
 
-/// A call that does not return within this time hangs.
+/// A call that does not return within this time is reported as hanging.
 const HANGS_AFTER: Duration = Duration::from_secs(120);
 
 const fn user(name: &'static str, uid: u32, gid: u32, groups: &'static [u32]) -> Actor {

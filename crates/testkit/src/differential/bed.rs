@@ -305,7 +305,7 @@ impl Bed {
         };
         self.compare_trees(step, first, &ours_now, &ours_then, true);
         self.compare_trees(step, second, &linux_now, &linux_then, true);
-        // The unmount wrote all pages back.
+        // Forget all mappings: the unmount wrote their pages back, so no file has data that is only in a mapping.
         self.mapped.clear();
         self.stored.clear();
         Ok(())

@@ -156,7 +156,7 @@ pub fn image(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Uses a filesystem with a log to replay. The log has wrong content. For one input of four, the other trees have
+/// Uses a filesystem with a log to replay. The log has wrong content. For one in four inputs, the other trees have
 /// wrong content too.
 pub fn tree_log(data: &[u8]) {
     let seed = SeedImage::with_log();

@@ -83,7 +83,7 @@ pub fn mend_checksums(stream: &mut [u8]) {
 fn read(data: &[u8]) -> Result<(), StreamError> {
     for_each_command(data, |header, command, _| {
         let mut again = Vec::new();
-        // A data attribute of version 1 can make a command longer than a writer may write.
+        // Encoding may fail: a data attribute of version 1 can make a command longer than a writer may write.
         if encode(header.version, command, &mut again).is_ok() {
             let header = FrameHeader { len: (again.len() - HEADER_BYTES) as u32, ..*header };
             let reparsed = parse(&header, &again);

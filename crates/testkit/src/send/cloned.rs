@@ -56,9 +56,11 @@ pub fn check_cloned(seed: u64, operations: usize) -> Result<(u64, u64)> {
             }
             len_bytes += entry.size;
             let (before, after) = (blocks(&fs, &path)?, blocks(&fs, &join(b"copy", &path))?);
-            // The end of a file that was longer in the parent cannot be shared.
+            // Compare whole blocks only: if a file was longer in the parent, the block in which it ends now cannot be
+            // shared.
             for (at, block) in before.iter().filter(|(at, _)| (*at + 1) * BLOCK <= entry.size) {
-                // Zeros instead of holes and preallocated blocks are compared by the other beds.
+                // Only data is compared. The other beds compare holes and preallocated blocks, which a receive may
+                // replace by zeros.
                 let is_shared = !matches!(block, Block::Data(_)) || after.get(at) == Some(block);
                 ensure!(
                     is_shared,

@@ -9,7 +9,8 @@
 //! check_cloned           made and sent by the engine, received on the same filesystem with sharing
 //! ```
 //!
-//! Trees, holes and sharing must be equal. `cargo run --release -p ubtrfs-testkit --example send_rounds -- --bed BED
+//! Trees, holes and sharing must be equal in the sent and the received snapshots. `cargo run --release -p
+//! ubtrfs-testkit --example send_rounds -- --bed BED
 //! --from SEED --rounds N` runs many.
 
 mod cloned;
@@ -78,7 +79,8 @@ pub fn open_at(image: &Path, options: &str) -> Result<Arc<Fs>> {
     Ok(Fs::open(vec![device], MountOptions::parse(&options)?)?)
 }
 
-/// Compares the extents of a chain in an image with those that Linux made of its streams.
+/// Compares the extents of the sent snapshots (in the image `source`) with those that Linux made when it received the
+/// streams (in `target`).
 fn compare_images(source: &Path, target: &Path, sent: &[(&str, Vec<&str>)], form: Form) -> Result<Differs> {
     let tolerance = Tolerance { prealloc: form.version < 2, tails: true, ends: true };
     let sent: Vec<Sent<'_>> =

@@ -27,7 +27,7 @@ pub struct MutationRound {
     pub nr_streams: u64,
 }
 
-/// What became of the streams of a round.
+/// The number of changed streams of a round, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mutated {
     /// Streams that were received.
@@ -60,7 +60,7 @@ impl MutationRound {
         fs.write(beside, 0, b"stays as it is")?;
         let into = fs.create(fs.root(), b"into", NewInode::dir(0o755), &Caller::ROOT)?.id;
         let before = fs.getattr(beside)?;
-        // The parents of the streams that are changed.
+        // Receive the parents of the incremental streams, which are unchanged.
         for stream in &good[..good.len() - 1] {
             fs.receive(fs.root(), *stream, &ReceiveOptions::default(), &Job::new(), &mut |_| {})
                 .map_err(|error| anyhow!("{error}"))?;

@@ -14,7 +14,7 @@ pub struct Operations {
     nodes: BTreeMap<Vec<u8>, NodeKind>,
     /// The last time that was set, in seconds.
     clock: i64,
-    /// Files that were cut off, each with a reflink of its former content.
+    /// Files that were truncated, each with the file that has a reflink of its former content.
     shrunk: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -27,7 +27,8 @@ impl Operations {
     /// Makes about `count` operations. Operations that the filesystem refuses are ignored.
     pub fn run(&mut self, target: &mut dyn Target, count: usize) {
         let storm = self.rng.below(4);
-        // Whether a snapshot was made since the files were cut off.
+        // A snapshot was made since these files were truncated. Grow them, so that the next snapshot has other extents
+        // at their ends.
         for (path, backup) in std::mem::take(&mut self.shrunk) {
             self.regrow(target, &path, &backup);
         }
@@ -298,7 +299,7 @@ impl Operations {
         }
     }
 
-    /// Cuts a file off, usually inside a block. A reflink keeps its content.
+    /// Truncates a file, usually inside a block. A reflink in another file keeps the old content.
     fn shrink(&mut self, target: &mut dyn Target, path: &[u8]) {
         let backup = format!("backup{}", self.rng.below(4)).into_bytes();
         if !self.nodes.contains_key(&backup) && target.create(&backup, NodeKind::File, 0o600, (0, 0)).is_ok() {
@@ -314,7 +315,7 @@ impl Operations {
         }
     }
 
-    /// Grows a file that was cut off, sometimes into the extent that it had.
+    /// Grows a truncated file, sometimes by cloning the extents that it had before from `backup`.
     fn regrow(&mut self, target: &mut dyn Target, path: &[u8], backup: &[u8]) {
         match self.rng.below(8) {
             0..=3 => {

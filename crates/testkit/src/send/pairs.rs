@@ -1,7 +1,7 @@
 //! [`PairRound`]: a chain of snapshots that the engine makes in memory, sends, and receives into another filesystem in
 //! memory.
 //!
-//! Compared are trees, access and creation times, inode flags, holes, preallocated blocks and the sharing of every
+//! A round compares trees, access and creation times, inode flags, holes, preallocated blocks and the sharing of every
 //! block. Our checker checks both filesystems. Some rounds also run `btrfs check` on the received filesystem, compare
 //! what Linux reads there, and let Linux receive the streams.
 //!
@@ -121,9 +121,9 @@ impl PairRound {
     }
 }
 
-/// Makes, sends and receives a small chain, and each time first receives the prefixes of the stream whose lengths are
-/// multiples of `step`. Fails if a prefix is received without an error, or leaves a subvolume behind. Returns the
-/// number of prefixes.
+/// Makes, sends and receives a small chain. Before each stream is received, its prefixes are received, in lengths that
+/// are multiples of `step`. Fails if the receive of a prefix reports no error, or leaves a subvolume behind. Returns
+/// the number of prefixes.
 pub fn check_prefixes(seed: u64, step: usize) -> Result<usize> {
     let mut rng = Rng::new(seed);
     let (medium, names) = PairRound { seed, operations: 8, by_linux: false, keep: None }.make_chain(&mut rng)?;
@@ -306,8 +306,8 @@ fn compare(source: &Fs, received: &Fs, one: &SentSnapshot) -> Result<()> {
     Ok(())
 }
 
-/// Runs `btrfs check` on the received filesystem, compares what Linux reads in both, and lets Linux receive the
-/// streams.
+/// Runs `btrfs check` on the received filesystem, compares the snapshots of both filesystems as Linux reads them, and
+/// lets Linux receive the streams.
 fn judge(source: &Medium, target: &Medium, sent: &[SentSnapshot]) -> Result<()> {
     let (from, to) = (Image::empty(0)?, Image::empty(0)?);
     source.save(from.path())?;

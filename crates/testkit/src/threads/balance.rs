@@ -1,4 +1,4 @@
-//! The threads of a run that balance: one starts and resumes balances with random filters, the other pauses and
+//! The two threads of a run with balances: one starts and resumes balances with random filters, the other pauses and
 //! cancels them and resizes the device.
 
 use std::sync::atomic::Ordering;
@@ -19,8 +19,8 @@ const STOPPED: [i32; 4] = [28, 107, 115, 125];
 /// EBUSY.
 const NOT_RESIZED: [i32; 2] = [28, 16];
 
-/// The numbers of balances that a run began, resumed or cancelled, and of those that came to their end; the latter moved
-/// this number of block groups.
+/// Counts of a run: `begun` is the number of times that a balance was started, resumed or cancelled; `completed` is the
+/// number of balances that ended regularly, which together moved `groups` block groups.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Balances {
     begun: u64,
@@ -28,7 +28,7 @@ pub(super) struct Balances {
     groups: u64,
 }
 
-/// Balances until the other threads are done, and at least twice. May leave a paused balance.
+/// Runs balances until the other threads are done, and at least two. A paused balance may be left at the end.
 pub(super) fn balance(target: &FsTarget, is_mixed: bool, shared: &Shared, seed: u64) -> Result<Balances> {
     let mut rng = Rng::new(seed ^ 0xba1a);
     let fs = target.fs();

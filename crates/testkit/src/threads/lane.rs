@@ -348,7 +348,7 @@ impl Lane {
                     self.target.create(bytes, NodeKind::File, 0o644, (0, 0))?;
                     is_created = true;
                     let written = self.target.write(bytes, 0, &data);
-                    // Part of the data may have been written.
+                    // A part of the data may have been written: the file's size tells how much.
                     size = self.target.inner.lookup(format!("lane-{}/{path}", self.number).as_bytes())?.size;
                     written
                 });

@@ -25,7 +25,7 @@
 //! - T7. With quotas on, at every cut, the quota numbers equal those that `ubtrfs check` counts, except for groups
 //!   that are marked as inconsistent. No thread reaches a limit, because all limits are large.
 //! - T8. Balances with random filters, pauses, cancellations and resizes change no file. A balance that a cut
-//!   interrupts is resumed to its end, here and by Linux, and no file changes meanwhile.
+//!   interrupts is resumed to its end, once by the engine and once by Linux, and no file changes meanwhile.
 
 mod balance;
 mod faults;
@@ -172,7 +172,8 @@ impl Scenario {
         scenario
     }
 
-    /// Balances beside writers, snapshots and changes of quotas, each with less to do than in [`Scenario::of`].
+    /// Returns a scenario in which balances run beside writers, snapshots and changes of quotas. Each thread has less
+    /// to do than in [`Scenario::of`].
     fn balancing(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0xba1a_9ce0);
         let (busy, writeback) = (Work::Busy { steps: 20 }, Work::Writeback { steps: 30 });
@@ -408,7 +409,8 @@ impl ThreadedCuts {
         Ok(FsTarget::on_device(device, options)?.fs().balance_status().is_some())
     }
 
-    /// Resumes a balance that the cut interrupted, while the filesystem is walked, and compares the entries (T8).
+    /// Resumes the balance that the cut interrupted, and walks the filesystem at the same time. Fails unless the walk
+    /// finds the entries `before` (T8).
     fn finish_balance(&self, target: &FsTarget, before: &[TreeEntry]) -> Result<()> {
         std::thread::scope(|scope| {
             let resumed = scope.spawn(|| target.fs().resume_balance(&Job::new()));
@@ -631,7 +633,8 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
             Some(Err(error)) => error.to_string(),
             None => "panicked".to_owned(),
         };
-        // Chunks are made and removed concurrently, and there may be no room for another chunk.
+        // These errors are allowed: chunks are made and removed concurrently, and there may be no room for another
+        // chunk.
         if text.contains("no space left") || text.contains("there is no block group") {
             continue;
         }

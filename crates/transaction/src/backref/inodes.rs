@@ -111,7 +111,7 @@ fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Resul
 const COMPRESSION_AT: usize = 16;
 
 impl Engine {
-    /// The files that use the data at an address, as of the last commit, at most `limit`. Only items that cover the
+    /// Returns up to `limit` uses of the data at an address by files, as of the last commit. Only items that cover the
     /// address count, unless `whole_extent` requests all uses of its extent. `None` if no data extent covers the
     /// address.
     ///

@@ -7,9 +7,9 @@
 //!             --(parent's address)--> the parent --> tree block ...
 //! ```
 //!
-//! A snapshot copies one node and implicitly shares everything below it, so a single reference may stand for many
-//! subvolumes: all that reach a parent of a block reach the block. The set of each block is cached, so the extents of
-//! a leaf, and the leaves below a node, share the cost of one climb.
+//! A snapshot copies one node and implicitly shares everything below it. Every subvolume that reaches a block's parent
+//! also reaches the block, so a single reference may stand for many subvolumes. The set of each block is cached, so the
+//! extents of a leaf, and the leaves below a node, share the cost of one climb.
 //!
 //! Invariants:
 //! - I1. Each step of a climb goes up one level, even if crafted references claim otherwise, and each block is climbed

@@ -397,8 +397,8 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
     if merged.len() == nr_first {
         return merged;
     }
-    // Rows and names alternate by inode, and often there are no names: a stable sort exploits runs that are sorted
-    // already.
+    // Rows and names alternate by inode, and often there are no names. The stable sort is fast because it exploits runs
+    // that are already sorted.
     merged.sort_by_key(|(key, _)| *key);
     merged.truncate(limit);
     merged
