@@ -84,7 +84,7 @@ pub enum Error {
     /// A limit of a quota group would be exceeded.
     #[error("disk quota exceeded")]
     QuotaExceeded,
-    /// A callback of the crate above the engine failed. The callback writes dirty data back.
+    /// Writeback of dirty data failed: the engine requests it by a callback to the crate above.
     #[error("{message}")]
     Callback {
         /// The errno of that failure.

@@ -19,7 +19,7 @@ pub fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
 
 const SHORT_MAX: usize = 32;
 
-/// The change of the crc32c register by each possible byte.
+/// For each value of a byte: the crc32c register after the eight bits of the byte are shifted out of it.
 static TABLE: [u32; 256] = table();
 
 #[allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "evaluated by the compiler")]
@@ -42,12 +42,12 @@ const fn table() -> [u32; 256] {
     table
 }
 
-/// The key offset of the `DIR_ITEM` or `XATTR_ITEM` of a name.
+/// The key offset of the `DIR_ITEM` or `XATTR_ITEM` that holds a name.
 pub fn name_hash(name: &[u8]) -> u64 {
     crc32c_raw(!1, name).into()
 }
 
-/// The key offset of the `INODE_EXTREF` of a name in a directory.
+/// The key offset of the `INODE_EXTREF` that holds the name `name` in the directory `parent`.
 pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     // The kernel seeds the hash with the parent's inode number truncated to 32 bits.
     #[allow(clippy::cast_possible_truncation, clippy::as_conversions, reason = "the format truncates")]

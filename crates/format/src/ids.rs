@@ -55,7 +55,7 @@ macro_rules! address {
                 self.0.checked_add(len_bytes).map(Self)
             }
 
-            /// The end of `len_bytes` from this address on, for lengths read from disk.
+            /// The end of the range of `len_bytes` bytes that starts at this address. For lengths read from disk.
             ///
             /// # Errors
             ///
@@ -132,8 +132,8 @@ impl RootId {
 
 /// Well-known objectids that are not tree ids.
 pub mod objectid {
-    /// Inode number that Linux shows for the empty directory in place of a subvolume that a snapshot left out. Never on
-    /// disk.
+    /// A snapshot has an empty directory in place of each subvolume nested in its source. Linux shows this inode number
+    /// for such a directory. Never on disk.
     pub const EMPTY_SUBVOL_DIR: u64 = 2;
     /// Device statistics in the device tree.
     pub const DEV_STATS: u64 = 0;

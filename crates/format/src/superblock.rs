@@ -94,7 +94,7 @@ disk_struct! {
         fsid: Uuid,
         /// Offset of this copy on the device.
         bytenr: u64,
-        /// Flags: 1 written, 1 << 33 metadump, 1 << 35 seeding and others.
+        /// Flags, such as 1 for written, 1 << 32 for seeding, and 1 << 33 for a metadata image.
         flags: u64,
         /// [`MAGIC`].
         magic: [u8; 8],

@@ -104,7 +104,8 @@ fn a_flipped_byte_is_an_error_and_never_a_panic() {
     let mut seen = std::collections::BTreeSet::new();
     let (mut nr_flips, mut nr_unseen) = (0u32, 0u32);
     image.walk_all(&mut |tree, raw| {
-        // One block of each tree and level covers every structure.
+        // One block of each tree and level is tested, which covers every structure. Subvolumes other than the top level
+        // hold the same structures.
         let is_copy = tree.is_subvolume() && tree != RootId::FS_TREE;
         if is_copy || !seen.insert((tree, raw[100])) {
             return;
@@ -118,7 +119,7 @@ fn a_flipped_byte_is_an_error_and_never_a_panic() {
         for at in (0..raw.len()).filter(|at| !gap.contains(at)) {
             for flip in [0x01, 0x80] {
                 raw[at] ^= flip;
-                // The field for the checksum is longer than the checksum.
+                // Bytes 4 to 31 of the checksum field are unused, because the checksum has 4 bytes.
                 assert!((4..32).contains(&at) || check_node(&raw, &with_csum).is_err());
                 nr_flips += 1;
                 nr_unseen += u32::from(check_node(&raw, &without).is_ok());

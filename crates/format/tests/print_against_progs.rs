@@ -228,7 +228,7 @@ fn unusual_items_print_as_btrfs_progs_prints_them() {
     let bytenr = NodeView::new(&raw).expect("a block").bytenr().0;
     let options = PrintOptions::new(&image.superblock);
     assert_same_text(&printed(&raw, &options), &blocks_of(&theirs)[&bytenr]);
-    // The block also has a JSON form.
+    // The JSON form of the block has all items too.
     let json = node_json(&raw, &options);
     assert_eq!(json["items"].as_array().expect("items").len(), items.len());
 }

@@ -86,7 +86,8 @@ impl Watch {
 /// User and system time of all threads, which the kernel counts in hundredths of a second.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The second field, the program's name in brackets, may hold spaces.
+    // The second field, the program's name in brackets, may hold spaces. So the fields are counted from the closing
+    // bracket.
     let fields = text.rsplit(')').next().unwrap_or_default();
     let ticks = |index: usize| fields.split_whitespace().nth(index).and_then(|field| field.parse::<f64>().ok());
     (ticks(11).unwrap_or_default() + ticks(12).unwrap_or_default()) / 100.0

@@ -161,7 +161,8 @@ fn a_device_shrinks_and_grows_with_its_content() {
     judge(image.path(), "", &[(&model.entries(), Compare::MODEL)]).unwrap();
 }
 
-/// The device has no room for another chunk below the new end, but its block groups have room for the extents past it.
+/// Below the new end, the device has no room for another chunk, but the block groups there have room for the extents
+/// that lie past the new end.
 #[test]
 fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
     if !capability::kernel_oracle() {
@@ -507,8 +508,8 @@ impl Device for HoldingDevice {
     }
 }
 
-/// While a commit writes tree blocks, the copies of their chunk differ, and blocks that the extent tree has are not on
-/// the device yet.
+/// While a commit writes tree blocks, the copies of their chunk differ, and some blocks that the extent tree lists are
+/// not on the device yet. A conversion that reads the chunk at that time must not report damage.
 #[test]
 fn a_commit_beside_a_conversion_to_single_is_no_damage() {
     let medium =

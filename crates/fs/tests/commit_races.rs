@@ -132,7 +132,8 @@ fn callers_that_wait_for_a_commit_share_its_error() {
     assert_eq!(later.unwrap_err().errno(), EROFS);
 }
 
-/// The feature bit of default subvolumes is noted while another commit runs, and is in the next superblock.
+/// A thread sets a default subvolume, which needs a feature bit, while another commit runs. The next superblock has the
+/// bit.
 #[test]
 fn a_feature_noted_during_a_commit_is_in_the_next_superblock() {
     let bed = Bed::new("commit=300");

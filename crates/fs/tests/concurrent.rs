@@ -115,8 +115,8 @@ fn threads_in_the_same_directories() {
     target.close().unwrap();
 }
 
-/// Files that are not in memory, with one or two names. Some threads remove files that are not in memory, while other
-/// threads look them up, open and read them.
+/// Some threads remove files with one or two names that are not in memory, while other threads look up, open and read
+/// these files.
 #[test]
 fn files_are_removed_before_anyone_has_loaded_them() {
     const NR_FILES: u64 = 4000;

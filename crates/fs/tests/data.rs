@@ -196,7 +196,7 @@ impl World {
         &mut self.files.get_mut(name).unwrap().bytes
     }
 
-    /// Every byte outside data must be zero.
+    /// Checks that every byte outside of the ranges that `seek` reports as data is zero.
     fn check_seek(&mut self, fs: &Fs, name: &str, id: InodeId, offset: u64) {
         let bytes = &self.files[name].bytes;
         let mut at = offset;

@@ -90,8 +90,9 @@ fn threads_on_the_same_files_neither_hang_nor_mix_up_data() {
                         14 => fs.fallocate(id, offset, len as u64, FallocateMode::ZERO_RANGE).unwrap(),
                         15 => fs.fallocate(id, offset, len as u64, FallocateMode::KEEP_SIZE).unwrap(),
                         16 => {
-                            // Sharing within a file would move words, and sharing between files would mix tags. So each
-                            // range is shared with a scratch file, at the same offset, and the scratch file is checked.
+                            // Sharing within a file would move the 8-byte values to other offsets, and sharing between
+                            // files would mix their tags. So each range is shared with a scratch file, at the same
+                            // offset, and the scratch file is checked.
                             let name = format!("scratch{thread}");
                             let scratch = match fs.lookup(fs.root(), name.as_bytes()) {
                                 Ok(attr) => attr.id,

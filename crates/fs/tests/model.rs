@@ -1,9 +1,9 @@
 //! Random operations on names, attributes and contents, compared with a model in memory.
 //!
-//! Method: the testkit's driver predicts each operation with the model, performs it here, and compares the results.
-//! Every few hundred operations the driver compares the whole tree. Then the filesystem is closed, checked with
-//! `btrfs check`, and opened again with other options. `UBTRFS_SEED` repeats a failure, `UBTRFS_OPS` sets the number of
-//! operations of a round.
+//! Method: the testkit's driver predicts each operation with the model, performs it on ubtrfs, and compares the
+//! results. Every few hundred operations the driver compares the whole tree. Then the filesystem is closed, checked
+//! with `btrfs check`, and opened again with other options. `UBTRFS_SEED` repeats a failure, `UBTRFS_OPS` sets the
+//! number of operations of a round.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Names and attributes on images made by `mkfs.btrfs`: the effect of each operation here, compared with the view of
+//! Operations on names and attributes of images made by `mkfs.btrfs`: compares their effect in ubtrfs with the view of
 //! Linux.
 //!
 //! Method: operate in-process, close, run `btrfs check`, open again, and compare with Linux's mount if there is one.
@@ -496,7 +496,7 @@ fn orphans_of_an_earlier_session_are_deleted() {
         fs.setxattr(*id, b"user.x", b"y", XattrFlags::empty(), &ROOT).unwrap();
     }
     fs.sync().unwrap();
-    // A copy of the image shows the state after a session that ends here without a close.
+    // A copy of the image shows the state that a session leaves if it ends at this point without a close.
     let copy = Image::copy_of(image.path()).unwrap();
     let target_after = open(&copy);
     for id in &ids {

@@ -307,8 +307,8 @@ fn snapshots_inside_of_their_sources_hold_what_those_held() {
     }
 }
 
-/// Cuts the power at many points. After each cut, the filesystem opens, all of its names lead to inodes, and the
-/// filesystem is clean before and after that session.
+/// Cuts the power at many points. After each cut, the filesystem opens, all of its names lead to inodes, and it is
+/// clean both before it is opened and after it is closed.
 fn nested_cuts(seed: u64) -> Result<()> {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
     let device = Arc::new(RecordingDevice::new(Medium::formatted(512 << 20, &mkfs)?));

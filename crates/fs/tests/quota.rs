@@ -230,7 +230,8 @@ fn many_writers_end_at_the_limit() {
     settle(&fs);
     let (referenced, _) = group(&fs, id);
     let sum: u64 = written.iter().map(|(bytes, _)| bytes).sum();
-    // The difference is at most one reservation of each kind, and the metadata reserved by the writers.
+    // `referenced` is below the limit by at most one reservation of each kind and the metadata that the writers
+    // reserve.
     assert!((LIMIT - (4 << 20)..=LIMIT).contains(&referenced), "{referenced} of {LIMIT}");
     assert!(sum <= referenced, "nothing that was written is lost");
     judge_numbers(image.path(), "at the limit");
@@ -395,7 +396,8 @@ fn a_move_of_all_block_groups_changes_no_numbers() {
         }
         assert_eq!(fs.qgroups().unwrap(), before, "a move changes no users");
         judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after a move"));
-        // Change data and metadata whose moved blocks are newer than the snapshots that share them.
+        // Change data and metadata after the move: the moved blocks have newer generations than the snapshots that
+        // share them.
         (0..20).for_each(|_| rounds.step(&fs));
         settle(&fs);
         judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after changes of what moved"));

@@ -139,7 +139,7 @@ fn check_data_ref(item: &Item<'_>, what: &'static str, at: usize) -> Result<(u64
     let objectid = item.u64(what, at.saturating_add(8))?;
     let offset = item.u64(what, at.saturating_add(16))?;
     let count = item.u32(what, at.saturating_add(24))?;
-    // The root tree holds the files of the free space cache (v1).
+    // The root tree may refer to data too, because it holds the files of the free space cache (v1).
     if !root.is_fs_tree() && root != RootId::ROOT_TREE {
         return Err(bad(what, "data ref root", root.0, "expected a tree with files"));
     }

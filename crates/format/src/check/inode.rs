@@ -76,7 +76,7 @@ fn check_names(item: &Item<'_>, what: &'static str, len_at: usize, head: usize) 
         let name_len = usize::from(item.u16(what, at.saturating_add(len_at))?);
         check_name_len(what, name_len)?;
         let name = item.bytes(what, at.saturating_add(head), name_len)?;
-        // The root directory of a tree is its own parent, under this name.
+        // The root directory of a tree is its own parent, and its reference to itself has the name "..".
         if !(name == b".." && item.key.objectid == item.key.offset) {
             check_name(what, name)?;
         }

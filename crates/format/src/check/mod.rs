@@ -55,7 +55,8 @@ pub struct CheckContext {
     pub expected: Expected,
     /// Whether the checksum must match and the block be marked as written: true for blocks read from a device.
     pub verify_csum: bool,
-    /// Whether unknown flags pass that forbid only writing: true for a filesystem that is opened for reading only.
+    /// Whether unknown flags are accepted if they forbid only writing: true for a filesystem that is opened for reading
+    /// only.
     pub read_only: bool,
 }
 
@@ -70,7 +71,7 @@ pub struct Expected {
     pub tree: Option<RootId>,
     /// The block's generation.
     pub generation: Option<Generation>,
-    /// The block's first key. A first key is known only for a block that is not a root, and so must not be empty.
+    /// The block's first key. It is given only for blocks other than roots, and these blocks must not be empty.
     pub first_key: Option<Key>,
 }
 

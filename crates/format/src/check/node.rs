@@ -74,7 +74,7 @@ pub(super) fn check_header(view: &NodeView<'_>, ctx: &CheckContext) -> Check {
 fn check_owner(owner: RootId, ctx: &CheckContext) -> Check {
     let Some(tree) = ctx.expected.tree else { return Ok(()) };
     let fits = match tree {
-        // A relocation tree consists of blocks of the tree that it relocates.
+        // The blocks of a relocation tree belong to the tree that it relocates, so any owner is accepted.
         RootId::TREE_RELOC => true,
         _ if tree.is_subvolume() => owner.is_subvolume(),
         _ => owner == tree,

@@ -10,7 +10,7 @@ bitflags! {
     pub struct BalanceFilters: u64 {
         /// `profiles`
         const PROFILES = 1 << 0;
-        /// Usage below `usage`, a 64-bit percentage whose low half is `usage_min`
+        /// Usage is below `usage` percent. `usage` is a 64-bit number, whose low half is `usage_min`.
         const USAGE = 1 << 1;
         /// `devid`
         const DEVID = 1 << 2;
@@ -18,7 +18,7 @@ bitflags! {
         const DRANGE = 1 << 3;
         /// `vstart..vend`
         const VRANGE = 1 << 4;
-        /// At most `limit` block groups, a 64-bit number whose low half is `limit_min`
+        /// At most `limit` block groups. `limit` is a 64-bit number, whose low half is `limit_min`.
         const LIMIT = 1 << 5;
         /// `limit_min..limit_max`
         const LIMIT_RANGE = 1 << 6;
@@ -34,7 +34,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// The flags of a balance, mostly the types of its block groups.
+    /// The flags of a balance. Most of them select the types of the block groups to balance.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct BalanceFlags: u64 {
         /// Data block groups.

@@ -75,7 +75,8 @@ impl From<SystemTime> for Timespec {
             Err(error) => {
                 let before = error.duration();
                 let whole = i64::try_from(before.as_secs()).map_or(i64::MIN, i64::saturating_neg);
-                // Nanoseconds count forward from the second before.
+                // A time before 1970 is stored as the preceding whole second, with nanoseconds that count forward from
+                // it.
                 match NANOS_PER_SEC.checked_sub(before.subsec_nanos()).filter(|nsec| *nsec < NANOS_PER_SEC) {
                     None => Self { sec: whole, nsec: 0 },
                     Some(nsec) => Self { sec: whole.saturating_sub(1), nsec },

@@ -115,8 +115,8 @@ impl LeafBuilder {
         Self::capacity(self.raw.len()) - self.free_bytes()
     }
 
-    /// Appends as many of a leaf's items in these slots as fit, and returns their number. Contiguous data is copied at
-    /// once; in a leaf that passed the checker, all data is contiguous.
+    /// Appends the items in these slots of `leaf`, until one does not fit. Returns the number of items appended.
+    /// Contiguous data is copied at once; in a leaf that passed the checker, all data is contiguous.
     pub fn extend(&mut self, leaf: &NodeView<'_>, slots: std::ops::Range<usize>) -> usize {
         let mut at = slots.start;
         while at < slots.end {
@@ -128,7 +128,8 @@ impl LeafBuilder {
         at - slots.start
     }
 
-    /// Appends the first items of these slots, as many as have contiguous data and fit. Returns their number.
+    /// Appends the items in these slots of `leaf`, until one does not fit or its data is not contiguous with the data
+    /// of the item before. Returns the number of items appended.
     fn extend_piece(&mut self, leaf: &NodeView<'_>, slots: std::ops::Range<usize>) -> usize {
         let mut data: Option<std::ops::Range<usize>> = None;
         let (mut count, mut free_bytes) = (0, self.free_bytes());

@@ -176,7 +176,7 @@ fn print_csums(key: &Key, data: &[u8], options: &PrintOptions, out: &mut dyn Wri
         return Ok(());
     }
     let mut at = start;
-    // A line has 16 bytes of checksums, but at least one checksum.
+    // A line holds 16 bytes of checksums; a longer checksum has a line of its own.
     for row in data.chunks(size.saturating_mul(16usize.checked_div(size).unwrap_or_default().max(1))) {
         let mut texts = Vec::new();
         for csum in row.chunks_exact(size) {
@@ -189,7 +189,7 @@ fn print_csums(key: &Key, data: &[u8], options: &PrintOptions, out: &mut dyn Wri
 }
 
 fn print_root(data: &[u8], out: &mut dyn Write) -> Printed {
-    // `decode_any` would clear the fields that the generations mark as invalid.
+    // Do not use `decode_any`: it would clear the fields that a mismatch of the generations makes invalid.
     let mut padded = data.to_vec();
     if data.len() >= RootItem::SIZE_V1 {
         padded.resize(RootItem::SIZE.max(data.len()), 0);

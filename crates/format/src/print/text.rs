@@ -41,8 +41,8 @@ pub(super) fn time(at: &Timespec) -> String {
     format!("{seconds}.{} ({year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02})", at.nsec)
 }
 
-/// Converts days since 1970 to year, month and day in the proleptic Gregorian calendar. Years start in March here, so
-/// the leap day is the last day of a year; 400 years have 146,097 days.
+/// Converts days since 1970 to year, month and day in the proleptic Gregorian calendar. The calculation lets a year
+/// start in March, so that the leap day is the last day of the year. 400 years have 146,097 days.
 #[allow(clippy::arithmetic_side_effects, reason = "days are at most 2^63 / 86,400, far below the limits of i64")]
 fn civil_date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;

@@ -15,7 +15,7 @@ use ubtrfs_format::node::NodeView;
 use ubtrfs_format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{Key, KeyType, RootId};
 
-/// The reason why kernel images cannot be made here, if any. In CI, having a reason is a failure.
+/// The reason why this machine cannot make kernel images, if there is one. In CI, the test fails if there is a reason.
 pub(crate) fn cannot_run() -> Option<&'static str> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let is_root = status.lines().any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"));

@@ -59,10 +59,10 @@ fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
     let percent = |part: u32| match part {
         0 => 0,
         1..100 => u64::try_from(u128::from(group.len_bytes).saturating_mul(part.into()) / 100).unwrap_or(u64::MAX),
-        // At 100 percent or more, no block group is too full.
+        // An upper limit of 100 percent or more selects every block group, however full.
         _ => u64::MAX,
     };
-    // An upper limit of 0 percent takes empty block groups only.
+    // An upper limit of 0 percent selects only empty block groups.
     let below = |part: u32| group.used < percent(part).max(1);
     if filters.contains(BalanceFilters::USAGE_RANGE) {
         return group.used >= percent(args.usage_min.min(100)) && below(args.usage_max)

@@ -130,7 +130,7 @@ fn choose(groups: &[BlockGroup], above: &mut BTreeSet<Logical>, threshold: u32) 
         if !is_below {
             above.insert(group.start);
         } else if group.used > 0 && above.contains(&group.start) {
-            // An empty block group is removed by the next commit.
+            // Empty block groups are not chosen, because the next commit removes them.
             let elsewhere = free.saturating_sub(group.len_bytes.saturating_sub(group.used));
             if elsewhere >= group.used {
                 above.remove(&group.start);

@@ -73,7 +73,8 @@ impl Workspace {
     /// Appends one LZO1X stream.
     fn segment(&mut self, input: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
-        // Matches never start at byte 0, so 0 means "not seen": a wrong candidate fails the comparison.
+        // The search starts at byte 1, so 0 stands for "not seen". Byte 0 is then the candidate, and the comparison
+        // decides.
         self.table.fill(0);
         let mut literals_from = 0;
         let mut at = 1;
@@ -95,7 +96,7 @@ impl Workspace {
             let len = MIN_MATCH + common_prefix(&input[candidate + MIN_MATCH..], &input[at + MIN_MATCH..]);
             emit_literals(&input[literals_from..at], start, out);
             emit_match(len, distance, out);
-            // A later match can then begin near the end of this match.
+            // Also record a position near the end of this match, so that later matches can refer to it.
             let inside = at + len - 2;
             if inside + MIN_MATCH <= input.len() {
                 let word = word_at(input, inside);

@@ -108,8 +108,9 @@ impl Fs {
         pending.iter().map(|range| len(range).saturating_sub(self.bytes_with_extents(inode, range).unwrap_or(0))).sum()
     }
 
-    /// Whether writeback of pending data leaves `st_blocks` unchanged. This is so if nothing is pending, or if the
-    /// pending bytes past the covered range get extents and no other pending bytes do.
+    /// Whether writeback of pending data leaves `st_blocks` unchanged. This is so if nothing is pending. It is also so
+    /// if extent items cover exactly the sectors up to the size on disk: `st_blocks` counts the pending bytes past
+    /// these sectors already, and all other pending bytes replace data that has extents.
     pub(crate) fn blocks_are_final(&self, state: &InodeState) -> bool {
         state.data.is_clean() || self.end_of_covered(state).is_some()
     }
@@ -118,7 +119,7 @@ impl Fs {
     fn end_of_covered(&self, state: &InodeState) -> Option<u64> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let disk_end = state.disk_size.next_multiple_of(sectorsize);
-        // Nothing bounds `nbytes` of a crafted image.
+        // In a crafted image, `nbytes` can be any number, so the rounding may overflow.
         let is_covered = state.item.nbytes.checked_next_multiple_of(sectorsize) == Some(disk_end);
         (is_covered && !state.has_flags(InodeFlags::PREALLOC)).then_some(disk_end)
     }

@@ -1,7 +1,7 @@
 //! fallocate: preallocation, holes, zeros.
 //!
-//! Whole sectors of the range change in the file's items. In the partial sectors at the ends of the range, bytes are
-//! zeroed as by a write.
+//! For the whole sectors of the range, the file extent items change. In the partial sectors at the ends of the range,
+//! zeros are written as data.
 //!
 //! Invariants:
 //! - I1: both locks of the inode are held while changes of its extents are planned and put.
@@ -232,7 +232,7 @@ impl Fs {
         let edges = match inner.start < inner.end {
             true => [range.start..inner.start, inner.end..range.end],
             false => {
-                // The range lies within one sector, or in two neighbouring sectors.
+                // The range has no whole sector: it lies within one sector, or in two neighbouring sectors.
                 let middle = range.start.next_multiple_of(u64::from(self.geometry.sectorsize)).min(range.end);
                 [range.start..middle, middle..range.end]
             }
@@ -335,7 +335,7 @@ impl Fs {
         let mut plan = ExtentPlan::default();
         let planned = self.plan_size(inode, state, size, &mut plan);
         let reserved = planned.and_then(|()| Ok(self.engine.reserve_for_removal(plan.len() + 4)?));
-        // Without space for the change, the size stays.
+        // If there is no space for the change, the file keeps its size.
         let reservation = reserved.inspect_err(|_| (state.item.size, state.disk_size) = sizes)?;
         self.put_planned(inode, state, plan, reservation);
         Ok(())

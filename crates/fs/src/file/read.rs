@@ -187,7 +187,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Reads bytes at any address. The engine reads whole sectors.
+    /// Reads bytes at any address, although the engine reads only whole sectors.
     fn read_sectors(&self, start: u64, out: &mut [u8], verify: bool) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let end = start + out.len() as u64;
@@ -195,8 +195,8 @@ impl Fs {
         if wide == (start..end) {
             return Ok(self.engine.read_data(Logical(start), out, verify)?);
         }
-        // Whole sectors are read in place, and partial ones through a buffer. A short range is read through a buffer as
-        // a whole.
+        // Whole sectors are read directly into `out`, and partial sectors through a buffer. If the range is short, all
+        // of it is read through a buffer.
         let inner = start.next_multiple_of(sectorsize)..end - end % sectorsize;
         if wide.end - wide.start <= BOUNCE_MAX || inner.is_empty() {
             let mut bounce = vec![0; (wide.end - wide.start) as usize];

@@ -20,9 +20,9 @@ impl Fs {
         self.write_to(&inode, offset, data, false)
     }
 
-    /// Writes as [`Fs::write`] does, through a file that is open for writing ([`Fs::check_writable`]). Flags set
-    /// later, or a subvolume that became read-only later, do not stop the write: a program or the kernel's page cache
-    /// holds the data already. With `keeps_times` the file's times do not change.
+    /// Writes as [`Fs::write`] does, through a file that is open for writing ([`Fs::check_writable`]). The write
+    /// succeeds even if a flag was set or the subvolume became read-only after the open, because a program or the
+    /// kernel's page cache holds the data already. With `keeps_times` the file's times do not change.
     pub fn write_opened(&self, id: InodeId, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
         let inode = self.inode_of_open_file(id)?;
         self.write_to(&inode, offset, data, keeps_times)
@@ -81,7 +81,8 @@ impl Fs {
         let end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
-        // Check that there is room for the items that writeback will put: writeback reserves space for them later.
+        // Check that there is space for the items that writeback will put. The reservation is dropped at once, because
+        // writeback makes its own.
         drop(self.reserve(4)?);
         // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
         let mut reservation = match self.engine.reserve_data_for(inode.id.root, wide.end - wide.start + sectorsize) {

@@ -12,8 +12,9 @@ use ubtrfs_device::AlignedBuf;
 /// Size of the largest buffer. A sequential writer fills a buffer of this size before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
 const BUF_MIN_LOG: u32 = 12;
-/// Total memory of the buffers, idle ones included, may exceed the pool's limit by the limit divided by `SLACK`.
-/// Writers are at the limit most of the time, and the buffers that are freed by writeback are reused next.
+/// The total memory of the buffers, idle ones included, may exceed the pool's limit by one `SLACK`th of the limit.
+/// Writers use up the limit most of the time. Without the slack, the buffers that writeback empties would be freed
+/// instead of being reused for the next writes.
 const SLACK: u64 = 8;
 const NR_CLASSES: usize = (BUF_MAX.trailing_zeros() - BUF_MIN_LOG) as usize + 1;
 
@@ -88,7 +89,7 @@ impl BufPool {
         Ok(buf)
     }
 
-    /// Keeps a buffer of a class for reuse. If the pool exceeds its memory, idle buffers of other classes are freed
+    /// Keeps a buffer of a class for reuse. If the pool exceeds its limit, idle buffers of other classes are freed
     /// first, because their sizes may not be needed any more.
     fn keep(&self, mut bytes: AlignedBuf, class: usize) {
         bytes.clear();

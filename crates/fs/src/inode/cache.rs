@@ -161,15 +161,15 @@ impl InodeCache {
         }
     }
 
-    /// Notes that a used inode was made without a name and may get one.
+    /// Notes that an inode in use was made without a name and may get one.
     pub(crate) fn mark_without_name(&self, id: InodeId) {
         if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
             (users.unlinked, users.linkable) = (true, true);
         }
     }
 
-    /// Notes that an inode got a name. After the first name of an unnamed file is removed, the inode can get no other
-    /// name.
+    /// Notes that an inode got a name. From then on it is not linkable: if all its names are removed, it cannot get a
+    /// new one.
     pub(crate) fn mark_linked(&self, id: InodeId) {
         if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
             users.linkable = false;

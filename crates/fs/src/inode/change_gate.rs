@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ubtrfs_transaction::PerThread;
 
-/// The gate. Threads count separately, to avoid contention: every operation passes the gate.
+/// The gate. Every operation passes it, so each thread has counters of its own, which avoids contention.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeGate {
     closed: AtomicBool,

@@ -165,7 +165,8 @@ impl FileData {
     }
 
     /// The size on disk once `runs`, which were just taken for writeback, are written. `from` is the current size on
-    /// disk, and `size` the size of the file. The result ends at the first pending data that is not in `runs`.
+    /// disk, and `size` the size of the file. The result is the start of the first pending data that is not in `runs`
+    /// (at least `from`), or `size` if there is none.
     pub(crate) fn reach_with(&self, runs: &[Run], from: u64, size: u64) -> u64 {
         if from >= size {
             return from;

@@ -124,7 +124,7 @@ impl Fs {
     }
 
     /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on
-    /// Linux, flags that are set later, or a subvolume that becomes read-only later, do not revoke the permission.
+    /// Linux, the permission stays valid if a flag is set or the subvolume becomes read-only after the open.
     pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<InodeToChange<'_>> {
         let changing = self.begin_change()?;
         Ok(InodeToChange { inode: self.inode(id)?, in_subvolume: false, _changing: changing })

@@ -318,7 +318,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
 /// Number of threads, and so of requests in flight at the device.
 const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
-/// Read-ahead goes this far ahead of the reader.
+/// Maximum distance between the reader and the end of the read-ahead, in bytes.
 const WINDOW_BYTES: u64 = 8 << 20;
 /// A read this far behind the furthest one still belongs to the sequence.
 const LAG_BYTES: u64 = 4 << 20;

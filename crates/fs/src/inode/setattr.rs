@@ -135,7 +135,7 @@ impl Fs {
         xattr::plan_set(changes, (inode, state), &self.geometry, gone, XattrFlags::empty())
     }
 
-    /// Plans the change of the access ACL, if there is one, to a new mode.
+    /// Plans the change of the access ACL to match a new mode, if the inode has an access ACL.
     fn plan_acl_mode(
         &self,
         changes: &mut Vec<dir_item::Change>,
@@ -199,8 +199,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets the flags of `mask` to those in `flags`. Compression does not change, while an ioctl would also reset its
-    /// method.
+    /// Sets the flags of `mask` to those in `flags`. The compression method stays as it is, whereas FS_IOC_SETFLAGS
+    /// would reset it.
     pub(crate) fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
         let inode = self.inode_to_change(id)?;
         let reservation = self.reserve(SETATTR_ITEMS)?;

@@ -43,7 +43,7 @@ pub(crate) struct Inode {
 pub(crate) struct InodeState {
     /// The inode as it is now; `size` is the size that callers see.
     pub(crate) item: InodeItem,
-    /// The size that the inode's item on disk shows: data up to here is on disk. Regular files only.
+    /// The file size in the `INODE_ITEM` on disk. The data up to this size is on disk. Regular files only.
     pub(crate) disk_size: u64,
     /// Dirty data, and data under writeback. Regular files only.
     pub(crate) data: FileData,
@@ -157,8 +157,8 @@ impl InodeState {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }
 
-    /// Counts a change of the content, as NFS servers expect. The count wraps, because it starts at any number from
-    /// disk.
+    /// Counts a change of the content, as NFS servers expect. The count wraps, because the number that is read from
+    /// disk may be the maximum.
     pub(crate) fn count_change(&mut self) {
         self.item.sequence = self.item.sequence.wrapping_add(1);
     }

@@ -31,8 +31,8 @@ pub(crate) struct Subvolume {
     /// Whether all uses of the subvolume's inodes have ended. After all uses have ended, the subvolume's tree is
     /// dropped.
     gone: AtomicBool,
-    /// The highest inode number in use or given out (I1). `None` if no inodes are created here, or if the end of the
-    /// tree is damaged.
+    /// The highest inode number in use or given out (I1). `None` if no inodes can be created in this subvolume, or if
+    /// the end of the tree is damaged.
     last_ino: Mutex<Option<u64>>,
     /// Whether orphans of earlier sessions were deleted.
     pub(crate) orphans_deleted: Mutex<bool>,

@@ -238,7 +238,7 @@ impl Fs {
             return Err(Error::NotPermitted("only the superuser can use trusted attributes"));
         }
         let inode = self.inode_to_change(id)?;
-        // Removing an attribute frees space, so it works at a limit.
+        // Removing an attribute frees space, so it needs no quota reservation.
         let quota = match value {
             Some(_) => self.engine.reserve_metadata_quota(id.root)?,
             None => QuotaReservation::default(),

@@ -246,7 +246,7 @@ impl ExtentPlan {
 
     /// The inode's `nbytes` after this plan, given the value before.
     pub(crate) fn nbytes(&self, before: u64) -> u64 {
-        // `before` is a value from disk that nothing bounds.
+        // `before` comes from disk and may be any number, so the sum saturates.
         before.saturating_add(self.bytes_added).saturating_sub(self.bytes_removed)
     }
 
@@ -322,7 +322,7 @@ impl ExtentPlan {
     }
 
     /// Adds explicit holes where `range` (sector-aligned) has no items after this plan. Filesystems without the
-    /// no-holes feature need explicit holes, because their files have items for their whole size.
+    /// no-holes feature need explicit holes: there, extent items must cover every file up to its size.
     pub(crate) fn fill_holes(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
         let sector = u64::from(sectorsize);
         let mut covered: Vec<Range<u64>> = Vec::new();

@@ -126,8 +126,8 @@ impl Fs {
         self.root
     }
 
-    /// Error counters of the devices, including earlier mounts, in this order: write, read, flush, corruption,
-    /// generation.
+    /// Error counters of the devices, which also count errors of earlier mounts, in this order: write, read, flush,
+    /// corruption, generation.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.engine.device_stats()
     }

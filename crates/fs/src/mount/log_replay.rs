@@ -4,8 +4,8 @@
 //! in one step, so an interrupted replay starts over. On a read-only filesystem the changes stay in memory: a read-only
 //! mount shows the fsynced state and writes nothing.
 //!
-//! Each subvolume's log is read in three passes, because names need inodes, and adding a reference may need a name or
-//! an index that another entry still has:
+//! Each subvolume's log is read in three passes, because names need inodes, and because old entries may have to be
+//! removed before a reference can get its name or its index:
 //!
 //! | pass | items | what it does |
 //! |---|---|---|
@@ -57,7 +57,7 @@ fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
         if !root.is_subvolume() {
             return Err(corrupt(log, "subvolume", root.0, "expected a subvolume's id"));
         }
-        // The subvolume was deleted after its log was begun.
+        // The subvolume was deleted after its log was begun, so its log is skipped.
         if engine.root_item(*root)?.is_none_or(|item| item.refs == 0) {
             continue;
         }
@@ -85,7 +85,8 @@ struct Replay<'a> {
     tree: &'a Tree,
     log: &'a Tree,
     geometry: Geometry,
-    /// Ranges of data whose checksums were added: several files may refer to parts of one extent.
+    /// Ranges of data whose checksums were added. These checksums are not added again if another file refers to a part
+    /// of the same extent.
     csums: &'a mut RangeSet,
     /// Inodes whose links will be counted.
     touched: BTreeSet<Ino>,
@@ -177,7 +178,8 @@ impl Replay<'_> {
                     "expected the type that the inode has",
                 ));
             }
-            // The log only says that the inode exists.
+            // Generation 0: the log only says that the inode exists. The inode keeps its attributes, except that a
+            // logged size is taken over.
             Some(before) if logged.generation.0 == 0 => {
                 let size =
                     if file_type(&logged) == mode::REGULAR && logged.size != 0 { logged.size } else { before.size };
@@ -308,7 +310,8 @@ impl Replay<'_> {
         dir_item::plan_add_ref(&mut changes, self.tree, &self.geometry, child, dir, name, index)?;
         self.apply(changes);
         self.resize_dir(dir, name.len(), true)?;
-        // Count the directory's links too: a directory without links loses the entries that the log adds.
+        // Count the directory's links too: if the directory has none, the entries that the log added to it are removed
+        // again.
         self.touched.extend([dir, child]);
         Ok(())
     }
@@ -495,7 +498,8 @@ impl Replay<'_> {
             }
             if nr_links == 0 {
                 if file_type(&item) == mode::DIRECTORY {
-                    // Remove entries that came from the log too: the code that deletes an orphan expects none.
+                    // Remove all entries, even those that came from the log: the code that deletes an orphan expects
+                    // the directory to be empty.
                     self.remove_entries_in(ino, 0..=u64::MAX, |_, _, _| Ok(false))?;
                 }
                 self.op.put(self.tree, orphan_key(ino), Vec::new());

@@ -5,7 +5,7 @@
 //! | fixed | [`PROGRAM_BYTES`], at most five sixths | code, stacks, buffers of device I/O, memory that the allocator keeps |
 //! | dirty | a quarter of the rest, at most [`DIRTY_MAX`] | dirty file data and buffers kept for it |
 //! | reads | a sixteenth | read-ahead |
-//! | engine | a half, and the part of its quarter that dirty data does not use | node cache, and delayed items of two transactions (together a sixteenth above this share if both are full) |
+//! | engine | a half, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
 //! | inodes | a sixteenth | inodes that are not in use |
 //!
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed

@@ -58,7 +58,7 @@ impl Fs {
         for (tree, _) in trees.into_iter().filter(|(_, there)| *there) {
             nr_items = u64::saturating_add(nr_items, 1);
             let bytes_used = self.engine.root_item(tree)?.map_or(0, |item| item.bytes_used);
-            // Nothing bounds `bytes_used` of a crafted image.
+            // In a crafted image, `bytes_used` can be any number, so the sum saturates.
             used = u64::saturating_add(used, bytes_used);
         }
         nr_items = nr_items.saturating_add(if free_space_tree { 3 * UNLINK_ITEMS } else { 2 * UNLINK_ITEMS });

@@ -125,7 +125,8 @@ impl Fs {
         state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
         let mut changes = Vec::new();
         for (name, value) in attributes {
-            // A new inode has no other attributes, and the name hashes of these attributes differ.
+            // A new inode has no other attributes, and the name hashes of these attributes differ, so each attribute
+            // gets an item of its own.
             changes.push(xattr::plan_new(ino, name, value));
         }
         let id = InodeId { root: dir.id.root, ino };
@@ -261,7 +262,7 @@ impl Fs {
 }
 
 impl Draft {
-    /// Puts the inode's items, with `nlink` links. The caller puts the items of the links.
+    /// Puts the inode's items with the link count `nlink`. The caller puts the items of the names.
     pub(crate) fn put(&self, put: &mut TreeChanges<'_>, nlink: u32, fs: &Fs) -> Attr {
         // No other thread knows the inode, so this lock is free.
         let mut state = self.inode.state.write();

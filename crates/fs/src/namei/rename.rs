@@ -109,8 +109,8 @@ impl Fs {
     }
 
     /// Writes the data of a file that will replace another file. Programs write a new file and rename it over the old
-    /// one. Each commit must show the name with the old or the new content. A failure is only logged here, and reported
-    /// when the file is synced.
+    /// one. Each commit must show the name with the old or the new content, so the new content is written before the
+    /// rename. A failure is only logged here, and reported when the file is synced.
     fn write_replacement(&self, dir: &Arc<Inode>, name: &[u8], new_dir: &Arc<Inode>, new_name: &[u8]) {
         if self.end(new_dir, new_name).is_ok_and(|to| to.inode.is_some())
             && let Ok(End { inode: Some(source), .. }) = self.end(dir, name)

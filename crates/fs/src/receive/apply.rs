@@ -93,9 +93,10 @@ impl<'s> Current<'s> {
         Ok(())
     }
 
-    /// The commands that are applied to the subvolume.
+    /// The number and checksum of the commands that are applied to the subvolume.
     pub(crate) fn reached(&self) -> Progress {
-        // While commands are skipped, it is not yet certain that this stream equals the stream of the earlier receive.
+        // While commands are skipped, it is not certain that this stream equals the stream of the earlier receive, so
+        // the progress of the earlier receive counts.
         if self.progress.nr_commands <= self.resumed.nr_commands { self.resumed } else { self.progress }
     }
 
@@ -103,7 +104,7 @@ impl<'s> Current<'s> {
         self.made.id
     }
 
-    /// Applies a command, which neither begins nor ends a subvolume.
+    /// Applies a command that neither begins nor ends a subvolume.
     pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
         let fs = session.fs;
         if !matches!(command, Command::Write { .. } | Command::EncodedWrite { .. }) {

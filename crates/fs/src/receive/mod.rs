@@ -13,15 +13,16 @@
 //! | `origin`     | finding parents and clone sources                                                            |
 //! | `incomplete` | the mark of an incomplete subvolume, resuming it, and the `received_uuid` of a complete one  |
 //! | `sharing`    | sharing data with the sent subvolume, if it is on this filesystem                            |
-//! | `verify`     | reading what was received again, and comparing it with the stream                            |
+//! | `verify`     | reading the received data again, and comparing it with the stream                            |
 //! | `error`      | a failed receive, with its command                                                           |
 //!
 //! Invariants:
 //! - R1. A stream changes nothing outside of the subvolumes that it makes. A path is walked name by name from the root
 //!   of its subvolume; a symbolic link or another subvolume on the way is an error (`walk`).
-//! - R2. A subvolume that is not complete has no `received_uuid` and is marked: its root item has a `stransid` from the
-//!   commit that creates it, and its root directory has the attribute [`INCOMPLETE_XATTR`]. When all data of the
-//!   subvolume is on disk, one operation removes the attribute, sets `received_uuid` and makes the subvolume read-only.
+//! - R2. A subvolume that is not complete has no `received_uuid` and is marked: its root item has a `stransid` as soon
+//!   as the subvolume is committed for the first time, and its root directory has the attribute [`INCOMPLETE_XATTR`].
+//!   When all data of the subvolume is on disk, one operation removes the attribute, sets `received_uuid` and makes the
+//!   subvolume read-only.
 //! - R3. Memory is bounded: a few batches of input, and the caches of `walk`. Writes of a receive are throttled as
 //!   other writes are.
 //! - R4. After a failure the incomplete subvolume is deleted, or kept with the number of its complete commands.

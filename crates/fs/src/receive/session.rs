@@ -41,7 +41,7 @@ pub struct ReceiveOptions {
     pub verify: bool,
     /// Whether to share data with the sent subvolume if this filesystem has it, after comparing the data.
     pub shares: bool,
-    /// Set when the receive ends. When the receive ends, a read of the input that waits for bytes must return.
+    /// The receive sets this flag when it ends. A read of the input that waits for bytes must then return.
     pub ended: Arc<AtomicBool>,
 }
 
@@ -337,7 +337,8 @@ impl Session<'_> {
     /// The parent of a subvolume that begins.
     fn find_parent(&mut self, (uuid, ctransid): (Uuid, u64)) -> Result<RootId, ReceiveProblem> {
         if let Some((transid, sent, id)) = self.last {
-            // Until its transaction ends, nobody can have made it writable.
+            // Until the transaction that completed the subvolume ends, no other thread can have made the subvolume
+            // writable.
             if (sent.uuid, sent.ctransid) == (uuid, ctransid)
                 && self.fs.engine.generation() == transid
                 && !self.fs.subvolumes.is_deleted(id)
@@ -353,7 +354,7 @@ impl Session<'_> {
     fn clean_up(&mut self, error: ReceiveError) -> ReceiveError {
         let Some(mut current) = self.current.take() else { return error };
         let id = current.made.id;
-        // Commands whose data still waits count as applied.
+        // Share the data that still waits to be shared, because its commands count as applied.
         let keeps = self.options.keep && !current.has_failures && current.share_waiting(self.fs).is_ok();
         let done = match keeps {
             true => self.fs.keep_incomplete(id, &current.sent, current.reached()),

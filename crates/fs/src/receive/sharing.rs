@@ -4,7 +4,8 @@
 //!   and cannot become writable or be deleted during the receive, so it is still equal when it is shared.
 //! - C2. Adjacent ranges are joined and shared at once: extents of the sent subvolume are not split into the pieces of the stream.
 //!   A joined range is shared before any other command is applied.
-//! - C3. Data that cannot be shared is written: other data, ends that are not those of sectors, other checksums.
+//! - C3. Data that cannot be shared is written: data that differs, parts of sectors (except at the end of both files),
+//!   and data of which only one of the files has checksums.
 
 use std::ops::Range;
 
@@ -48,7 +49,7 @@ impl<'s> Sharing<'s> {
             Err(problem) => return Err(problem),
         };
         let kept = fs.keep_subvolumes([root].into_iter())?;
-        // The subvolume may have become writable before it was kept.
+        // The subvolume may have become writable before `keep_subvolumes` protected it.
         let is_read_only = fs.subvolume(root)?.is_read_only();
         Ok(is_read_only.then(|| Self::new(root, kept)))
     }
@@ -57,7 +58,8 @@ impl<'s> Sharing<'s> {
         Self { walk: Walk::new(root), _kept: kept, waiting: None, buf: Vec::new(), len_bytes: 0 }
     }
 
-    /// Takes data at an offset of the file `target`. Returns the number of bytes that were taken; the caller writes the rest.
+    /// Accepts data for `offset` in the file `target` if the data can be shared, and shares it later (C2). Returns the
+    /// number of bytes accepted; the caller writes the rest.
     pub(crate) fn take(&mut self, fs: &Fs, path: &[u8], target: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         let is_next = |equal: &Equal| equal.target == target && equal.range.end == offset && equal.path == path;
         if !self.waiting.as_ref().is_some_and(is_next) {
@@ -105,8 +107,8 @@ impl<'s> Sharing<'s> {
     }
 }
 
-/// The end of the part of a range that two files can share: whole sectors, or up to the ends of both files (C3). Returns the start
-/// if they can share nothing.
+/// Two files can share a range from `start` on: whole sectors, or up to the end of both files (C3). Returns the end of
+/// this range, at most `len` bytes after `start`; returns `start` if the files can share nothing.
 fn shared_end(fs: &Fs, source: InodeId, target: InodeId, start: u64, len: u64) -> Result<u64> {
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let facts = |id| {

@@ -2,8 +2,8 @@
 //! read from the devices again, and attributes are compared with the last commands that set them.
 //!
 //! - V1. Data is compared by checksum, command by command. Where a later command changes a part of a range, the range
-//!   is only read, so that its checksums on disk are verified. When a receive is resumed, only commands from there on
-//!   are compared.
+//!   is only read, so that its checksums on disk are verified. When a receive is resumed, only the commands after the
+//!   resumption are compared.
 //! - V2. Memory is bounded: ranges beyond [`RANGES_MAX`] are only read, too.
 
 #![allow(
@@ -31,7 +31,7 @@ pub struct Verified {
     pub nr_inodes: u64,
     /// Bytes that were read.
     pub bytes_read: u64,
-    /// Bytes among them that were compared with the stream.
+    /// Bytes that were read and compared with the stream.
     pub bytes_compared: u64,
 }
 
@@ -52,7 +52,7 @@ struct Expected {
     mode: Option<u32>,
     owner: Option<(u64, u64)>,
     times: Option<(Timespec, Timespec)>,
-    /// Data by offset: its end, and its checksum.
+    /// The end and the checksum of each range of data, by the range's offset.
     data: BTreeMap<u64, (u64, u32)>,
     may_be_gone: bool,
 }

@@ -348,7 +348,7 @@ fn finish(
     attributes.extend(xattrs);
     let plan = Plan { size: after.size, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
     let mut ranges = plan.changed_ranges(&old_extents, &new_extents);
-    // The bytes behind the old end are new, also where both trees map the same extent there.
+    // The bytes past the old end of the file are new, even if both trees map them to the same extent.
     if is_regular(&after)
         && after.size > before.size
         && let Some(sector) = sector_of_end(before.size, plan.sectorsize)

@@ -127,8 +127,9 @@ impl FileDiff {
         }
     }
 
-    /// Clones the sector in which the file ends, if the receiver has it elsewhere: when a file becomes shorter, the
-    /// receiver rewrites this sector.
+    /// Clones the sector that holds the end of a file that became shorter. Truncating the file, the receiver rewrote
+    /// this sector, so the sector is no longer shared. Does nothing if the receiver has the sector's data in no other
+    /// place.
     fn share_end(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let Some(sector) = sector_of_end(self.size, self.sectorsize).filter(|_| !self.options.no_data) else {
             return Ok(());

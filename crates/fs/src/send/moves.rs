@@ -60,8 +60,8 @@ pub(super) struct Step {
 pub(super) struct Moved {
     /// New directories that were made.
     pub(super) made: HashSet<u64>,
-    /// Inodes in directories whose numbers were reused: their paths may have changed although their reference items are
-    /// equal.
+    /// Inodes in directories whose numbers were reused. The paths of these inodes may have changed, although both trees
+    /// have equal reference items for them.
     pub(super) relinked: HashSet<u64>,
 }
 
@@ -239,7 +239,8 @@ impl<'t> Moves<'t> {
     /// Orders all other changes and passes them to `out`.
     pub(super) fn run(mut self, out: &mut impl FnMut(Step) -> Result<()>) -> Result<Moved> {
         let mut relinked = HashSet::new();
-        // If a directory's number was reused, the names in the directory look unchanged.
+        // If a directory's number was reused, the names in the directory look unchanged, so note its children as
+        // renamed.
         for dir in std::mem::take(&mut self.replaced) {
             for child in self.old.children(dir)? {
                 if self.is_kept(child)? {
@@ -356,8 +357,8 @@ impl<'t> Moves<'t> {
         };
         if to.parent.is_new && !self.made.contains(&to.parent.ino) {
             if self.is_being_made(to.parent, making)? {
-                // The new directory, or one above it, waits for the name of this mover. The mover moves there after the
-                // directory is made.
+                // The new directory of this mover, or one above it, waits until the mover's old name is free. So the
+                // mover gets a temporary name, and moves after the directory is made.
                 if self.movers[index].state != State::Orphan {
                     self.orphan(node, out)?;
                 }

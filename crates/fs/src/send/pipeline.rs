@@ -113,11 +113,11 @@ struct Shared<'e> {
     engine: &'e Engine,
     version: Version,
     queue: Mutex<Queue>,
-    /// A slot can be read.
+    /// Notified when a slot can be read.
     unread: Condvar,
-    /// The first slot is ready.
+    /// Notified when the first slot is ready.
     ready: Condvar,
-    /// The queue has room.
+    /// Notified when the queue has room.
     room: Condvar,
 }
 

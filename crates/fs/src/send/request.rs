@@ -77,7 +77,8 @@ impl Fs {
         output.flush().map_err(Error::Output)
     }
 
-    /// Begins to read subvolumes by address, after the block group that is being moved.
+    /// Begins a send of subvolumes. A send reads by address, so the call first waits for the block group that is being
+    /// moved. Then it keeps the subvolumes as they are.
     pub(super) fn begin_send(
         &self,
         ids: impl Iterator<Item = RootId> + Clone,

@@ -203,7 +203,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let is_there = before.is_some();
         let old = before.filter(|before| is_same(ino, before, &item));
         // All items of a new inode are sent, even items that are equal to items of an old inode with the same number.
-        // The old tree may also hold an inode with the number of the new inode, but without a name.
+        // This also applies if the old inode has no name.
         if old.is_none() && (is_there || change.old.is_some()) {
             diff.report_all_of(ino);
         }

@@ -266,7 +266,7 @@ impl Fs {
     }
 }
 
-/// The transid at the sender, for a subvolume that is not being received.
+/// Stands for the sender's transid if a subvolume is made without a stream.
 const NOT_RECEIVED: Generation = Generation(0);
 /// Name of the entry, in the root tree's directory, for the default subvolume.
 const DEFAULT: &[u8] = b"default";

@@ -94,7 +94,7 @@ impl Fs {
         let mut start = Key::new(objectid::FIRST_FREE, KeyType::ROOT_ITEM, 0);
         let end = Key::new(objectid::LAST_FREE, KeyType::ROOT_ITEM, u64::MAX);
         while let Some((key, _)) = roots.first_ge(&start, &end)? {
-            // The root tree also holds inodes of the old free space cache.
+            // Skip inodes of the free space cache (v1), which are in the root tree too.
             start = if key.item_type < KeyType::ROOT_ITEM {
                 Key::new(key.objectid, KeyType::ROOT_ITEM, 0)
             } else {

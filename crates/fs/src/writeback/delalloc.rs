@@ -56,9 +56,10 @@ impl Fs {
     }
 
     /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Writes little of the data that
-    /// becomes dirty later, however fast writers are: first as many bytes as are dirty now, in batches of many files,
-    /// then the rest in one pass through each file. For a single subvolume, in which writers may be active all the
-    /// time, the passes through large files come first. The caller must hold no inode lock.
+    /// becomes dirty later, however fast writers are: batches of many files are written until as many bytes are written
+    /// as are dirty now. Then each file that may still have such data is written in one pass. For a single subvolume,
+    /// in which writers may be active all the time, the passes through large files come first. The caller must hold no
+    /// inode lock.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
@@ -138,7 +139,8 @@ impl Fs {
             let inodes = self.data.queued_healthy(BATCH_INODES);
             let how = How::together(Wait::Never);
             let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), how)?;
-            // Failed inodes have left the healthy part of the queue.
+            // Continue even if all data of the batch failed: the failed inodes have left the healthy part of the queue,
+            // so the next batch consists of other inodes.
             if written.bytes + written.failed_bytes == 0 {
                 break;
             }
@@ -205,7 +207,8 @@ impl Fs {
             }
             let wait = if index == 0 { how.wait } else { Wait::Never };
             let Some((guard, mut state)) = lock_for_batch(inode, wait) else { continue };
-            // A panic releases the lock in the middle of a writeback, and turns the filesystem read-only.
+            // A thread that panics during a writeback releases its lock before the work is complete. Then the
+            // filesystem is read-only, so write nothing.
             if let Err(error) = self.engine.check_writable() {
                 jobs.into_iter().flatten().for_each(|job| self.give_up(job));
                 return Err(error.into());

@@ -271,8 +271,8 @@ pub(crate) struct Batch<'r> {
 }
 
 /// Allocates, checksums and writes all units of several files. Adjacent units share one allocation and one write.
-/// `reservation` covers the units. Allocation begins at `hint`, which is moved to the end of the allocated space.
-/// After an error all space allocated here is released, and the reservation is unchanged.
+/// `reservation` covers the units. Allocation begins at `hint`, which is moved to the end of the allocated space. After
+/// an error, all space that this call allocated is released, and the reservation is unchanged.
 pub(crate) fn write_out(
     engine: &Engine,
     batches: &mut [Batch<'_>],
