@@ -22,8 +22,9 @@ fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Compares the output of both programs after the line with the version. Names in trees are hidden, because some
-/// contain line breaks, which only this program escapes. btrfs-progs hides all names except those of subvolumes.
+/// Compares the output of both programs after the line with the version. The tests pass `--hide-names`, because some
+/// names contain line breaks, which ubtrfs escapes and btrfs-progs does not. Even then, btrfs-progs prints the names of
+/// subvolumes, so this function replaces them by `HIDDEN` in its output.
 fn assert_same(image: &Path, args: &[&str]) {
     let ours = inspect(image, args);
     assert!(ours.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ours.stderr));

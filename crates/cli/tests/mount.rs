@@ -385,9 +385,9 @@ fn mount_and_umount_of_the_system_work() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let dir = TempDir::new().unwrap();
-    // `mount -t fuse.ubtrfs` runs this command, which searches PATH for the program `ubtrfs`, the part of the type
-    // after the dot. The test does not run mount(8) itself, because mount(8) uses the system's PATH, where the program
-    // may not be installed.
+    // `mount -t fuse.ubtrfs` runs `mount.fuse3`, which takes the program's name from the type (the part after the dot:
+    // `ubtrfs`) and searches PATH for the program. The test does not run mount(8) itself, because mount(8) uses the
+    // system's PATH, where the program may not be installed.
     let path = format!("{}:{}", Path::new(UBTRFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let output = Command::new("/usr/sbin/mount.fuse3")
         .args([image.path(), dir.path()])

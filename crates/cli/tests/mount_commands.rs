@@ -1,5 +1,5 @@
 //! Tests of commands on a mount: a read-only mount or bind mount refuses changes, the caller's capabilities decide,
-//! data and sizes that only the kernel has are respected, and printed paths can be opened.
+//! commands see data and sizes that so far only the kernel has, and printed paths can be opened.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -201,7 +201,7 @@ fn a_clone_makes_files_longer_where_the_kernel_keeps_sizes() {
     }
 }
 
-/// The kernel appends at the end of the file that it has cached.
+/// The kernel appends at the file size that it has cached, so a clone must update this size.
 #[test]
 fn an_append_after_a_clone_goes_to_the_new_end() {
     if !capability::fuse() || !capability::kernel_oracle() {

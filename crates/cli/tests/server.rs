@@ -1,5 +1,5 @@
-//! Tests that the server keeps no open file of the process that starts it, and that no resource limit of that process
-//! ends it.
+//! Tests of how the server starts: it does not keep files open that it inherits from the starting process, and the
+//! resource limits of the starting process do not end the server.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

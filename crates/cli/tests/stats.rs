@@ -19,7 +19,7 @@ fn stats(target: &Path, form: &str) -> String {
     ubtrfs([OsStr::new("stats"), form.as_ref(), target.as_os_str()])
 }
 
-/// Returns a value by name, or by name in the list's object with this label.
+/// Returns the number `name`. With `label`, the number is taken from the object in `list` that has this label.
 fn value(stats: &Value, list: &str, label: Option<(&str, &str)>, name: &str) -> f64 {
     let object = match label {
         None => stats,

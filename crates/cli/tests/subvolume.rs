@@ -378,7 +378,7 @@ fn names_show_at_once_as_they_are() {
     let listed = || fs::read_dir(place.dir.path()).unwrap().count();
     for round in 0..10 {
         let name = place.join("a");
-        // Make the kernel cache that the name does not exist, and the directory's content.
+        // Make the kernel cache the directory's content, and the fact that the name does not exist.
         assert!(!name.exists());
         assert_eq!(listed(), 0);
         ok(subvolume(["create", &place.at("a")]));

@@ -191,7 +191,8 @@ impl<'f> Channel<'f> {
 
     /// Makes everything written so far durable: first the kernel hands over its dirty pages, then the server commits.
     pub fn sync(&self) -> Result<()> {
-        // A writeback error of a file, perhaps an old one, is returned only after everything else is committed.
+        // syncfs(2) may report a writeback error of any file, even one that happened long ago. This error is returned
+        // only after everything else is committed.
         let handed_over = match self {
             Self::Mount(mount) => rustix::fs::syncfs(&mount.file),
             Self::Image { .. } => Ok(()),

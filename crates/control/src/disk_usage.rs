@@ -39,7 +39,7 @@ pub struct Response {
     pub total: u64,
     /// The part of `total` that is not shared.
     pub exclusive: u64,
-    /// Bytes on disk of the parts of shared extents that the files use, each byte counted once.
+    /// Bytes on disk in shared extents that the files use. A byte that several of the files use is counted once.
     pub set_shared: u64,
 }
 

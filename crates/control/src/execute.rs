@@ -68,8 +68,9 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Whether only the kernel makes files longer: it writes an append at its own idea of the file's end, which it
-    /// learns from its own changes and from attributes that it happens to request.
+    /// Whether only the kernel makes files longer. The kernel writes an append at the file size that it knows from its
+    /// own changes and from the attributes that it requested last. It does not notice if the server makes the file
+    /// longer.
     fn appends_by_own_size(&self) -> bool {
         false
     }

@@ -68,8 +68,8 @@ pub struct Ranges {
 pub enum Response {
     /// The command succeeded.
     Done,
-    /// Nothing is done yet, because in this mount only the kernel makes files longer. The client must extend the
-    /// target, which goes through the kernel, and repeat the request.
+    /// Nothing is done yet, because on this mount only the kernel makes files longer. The client must extend the target
+    /// through the mount, and then repeat the request.
     GrowFirst {
         /// The size that the target needs, in bytes.
         size: u64,

@@ -141,7 +141,7 @@ impl Request {
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
     match request {
         Request::Sync => {
-            // Before the commit, because changes during the commit are not in it.
+            // Note the sync before the commit starts, because the commit does not include changes made after its start.
             context.host.note_sync();
             context.fs.sync().inspect_err(|_| context.host.note_change())?;
             Ok(Response::Done)

@@ -150,7 +150,7 @@ mod tests {
         let stat = rustix::fs::fstat(&file).unwrap();
         let descriptor = u32::try_from(file.as_raw_fd()).unwrap();
         let found = LocalProcesses.file_of(std::process::id(), descriptor);
-        // /proc shows the inode number of an open file since Linux 5.14.
+        // Before Linux 5.14, /proc does not show the inode number of an open file, so `file_of` finds nothing.
         if let Some(found) = found {
             assert_eq!(found, FileId { device: stat.st_dev, ino: stat.st_ino });
         }

@@ -137,7 +137,7 @@ impl Server {
     /// Sends the result of the last commit to all connections that wait for the unmount.
     pub fn finish(mut self, failure: Option<&str>) {
         self.stop();
-        // Queued connections are still accepted; later ones are refused.
+        // The acceptor still takes connections that are already in the listener's queue. Later connections are refused.
         self.shared.ends.store(true, Ordering::SeqCst);
         if shutdown(&*self.listener, Shutdown::Both).is_err() {
             return;
@@ -145,7 +145,8 @@ impl Server {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        // A client that has connected may still be sending its request to wait.
+        // A client that has just connected may not have sent its `AwaitUnmount` request yet, so wait for it for a
+        // moment.
         let mut state = self.shared.state.lock();
         let until = Instant::now() + FINISH_TIMEOUT;
         while !state.connected.is_empty() {

@@ -121,8 +121,9 @@ impl Direct {
         }
     }
 
-    /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the transferred bytes. If
-    /// `with_ring` returns 0, the caller repeats the call without a ring, and so gets the error too.
+    /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the transferred bytes. If the
+    /// result is 0, the caller repeats the read or write without a ring. If the cause is an error, the call without a
+    /// ring returns it.
     fn with_ring(&self, total: usize, call: impl FnOnce(&mut Ring, &File) -> usize) -> usize {
         let file = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed) && total >= RING_MIN_BYTES);
         let Some(file) = file else { return 0 };

@@ -34,7 +34,7 @@ pub struct FileDevice {
     /// Used by large reads and writes.
     direct: Direct,
     path: PathBuf,
-    /// `path` from the root, because the working directory may change.
+    /// `path` as an absolute path, because the working directory may change.
     full_path: PathBuf,
     len_bytes: AtomicU64,
     access: Access,

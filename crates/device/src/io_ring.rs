@@ -8,7 +8,7 @@
 //! - I1. A call returns only after the kernel has finished all requests that it took, because they use the caller's
 //!   memory.
 //! - I2. The returned count is a contiguous prefix that was read or written. The caller reads or writes the part after
-//!   the prefix without a ring, and so gets the error too.
+//!   the prefix without a ring. If that part has an error, the call without a ring returns it.
 //! - I3. A ring accepts only reads and writes.
 
 use std::fs::File;
@@ -314,7 +314,7 @@ mod tests {
         file.set_len(3 * 4096).unwrap();
         rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).unwrap();
         let data = pattern(4 * 4096, 5);
-        // The last request would make the file grow.
+        // The last request fails, because the seal forbids that the file grows.
         assert_eq!(write(&mut ring, &file, 0, &[IoSlice::new(&data)], 4096), 3 * 4096);
         // After this seal, every write fails.
         rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();

@@ -15,8 +15,8 @@ pub const ASK_MOUNT_LEN: usize = 64;
 /// `FUSE_SUPER_MAGIC`, the type of filesystem that statfs(2) shows.
 const FUSE: i64 = 0x6573_5546;
 
-/// Asks the FUSE server of the mount that an open file or directory is in for a text. Fails with `ENOTTY` if the file
-/// is not in a FUSE mount, or if the server does not know this ioctl.
+/// Asks the FUSE server for a short text. `file` is an open file or directory of the server's mount. Fails with
+/// `ENOTTY` if the file is not in a FUSE mount, or if the server does not know this ioctl.
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 pub fn ask_mount(file: impl AsFd) -> io::Result<Vec<u8>> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
