@@ -50,8 +50,8 @@ pub fn keep_files_from_children() {
     };
     for number in open.into_iter().filter(|number| *number > 2) {
         #[allow(unsafe_code, reason = "the number may belong to no open file")]
-        // SAFETY: only the descriptor's flag is set. If the descriptor was closed meanwhile, the call fails, or sets
-        // the flag on a file that another thread opened, which has it already.
+        // SAFETY: only the descriptor's flag is set. If another thread closed the descriptor, the call fails. If the
+        // number was reused for a file that this process opened, that file has the flag already.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC);
     }

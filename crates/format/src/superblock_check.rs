@@ -1,4 +1,4 @@
-//! Checks a superblock against the format. Unknown feature bits pass here; `volumes::features` judges them.
+//! Checks a superblock against the format. This check accepts unknown feature bits; `volumes::features` judges them.
 //!
 //! Invariants:
 //! - I1. After `Ok`, sizes and levels are within the format's bounds, and the system chunk array decodes.

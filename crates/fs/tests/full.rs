@@ -200,8 +200,8 @@ fn a_refused_snapshot_leaves_room_for_removals() {
     }
 }
 
-/// One thread's random writes to its files and truncations of them, until many operations were refused. Returns the
-/// expected content.
+/// Writes and truncates the files of one thread at random, until many operations were refused. Returns the expected
+/// content.
 fn scatter(fs: &Fs, dir: InodeId, mut rng: Rng, thread: usize) -> Vec<(InodeId, Vec<u8>)> {
     const LEN: u64 = 12 * MIB;
     let mut files: Vec<(InodeId, Vec<u8>)> = (0..6)

@@ -1,9 +1,10 @@
 //! Running a balance: start, resume, pause, cancel.
 //!
-//! Block groups are taken from the highest address down, as Linux does, so groups that the balance makes are not taken
-//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)).
-//! If only the group's place or profile changes, or if the group is nearly full, so that emptying it would gain
-//! nothing, its chunk is copied instead ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
+//! Block groups are taken from the highest address down, as Linux does, so the balance does not reach the new groups
+//! that it makes, which have higher addresses. Each group is emptied
+//! ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)). If only the group's place or
+//! profile changes, or if the group is nearly full, so that emptying it would gain nothing, its chunk is copied instead
+//! ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
 //!
 //! Invariants:
 //! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.
@@ -48,7 +49,7 @@ pub struct BalanceFailure {
 }
 
 impl Fs {
-    /// Balances the block groups that the filters of `item` select. Units of `job` are bytes.
+    /// Balances the block groups that the filters of `item` select. `job` counts bytes.
     ///
     /// # Errors
     ///

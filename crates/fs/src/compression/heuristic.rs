@@ -36,6 +36,6 @@ pub(crate) fn looks_compressible(data: &[u8]) -> bool {
             -share * share.log2()
         })
         .sum();
-    // The entropy of a small sample cannot exceed log2 of its length.
+    // The entropy of a sample cannot exceed log2 of its length, so the limit is lower for a small sample.
     entropy < MAX_ENTROPY.min(total.log2() - 0.25)
 }

@@ -25,8 +25,7 @@ impl Fs {
     }
 
     /// Discards free space on the devices: free ranges of at least `min_bytes` in this range of logical addresses, and
-    /// all space outside of block groups. Returns the bytes discarded on the devices. Units of `job` are bytes
-    /// examined.
+    /// all space outside of block groups. Returns the bytes discarded on the devices. `job` counts the bytes examined.
     ///
     /// # Errors
     ///
@@ -37,7 +36,7 @@ impl Fs {
     }
 
     /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end to
-    /// places below the new end. Units of `job` are bytes that move. The new size is durable on return.
+    /// places below the new end. `job` counts the bytes that move. The new size is durable on return.
     ///
     /// # Errors
     ///

@@ -46,8 +46,8 @@ impl Default for Defragment {
 }
 
 impl Fs {
-    /// Joins the small extents of a file. Returns the number of bytes that were rewritten. Units of `job` are bytes of
-    /// the file.
+    /// Joins the small extents of a file. Returns the number of bytes that were rewritten. `job` counts bytes of the
+    /// file.
     ///
     /// # Errors
     ///
@@ -114,8 +114,8 @@ impl Fs {
         Ok(done)
     }
 
-    /// The parts of a piece whose extents are worth rewriting: small extents next to one that they can be joined with,
-    /// and extents to be compressed.
+    /// The parts of a piece whose extents are worth rewriting: small extents next to an extent that they can be joined
+    /// with, and extents to be compressed.
     fn ranges_to_rewrite(
         &self,
         inode: &Inode,

@@ -158,7 +158,7 @@ impl Fs {
         plan.drop_range(tree, ino, range.clone(), sectorsize)?;
         plan.insert(offset, item(extent, encoded, range.end - range.start));
         let reservation = self.engine.reserve(plan.len() + 8)?;
-        // From here on only the planning of explicit holes can fail, and it comes before the file changes.
+        // From this point on, only planning explicit holes can fail, and that is done before the file's items change.
         let (size, disk_size) = (state.item.size, state.disk_size);
         state.item.size = size.max(end);
         state.advance_disk_size();

@@ -45,14 +45,15 @@ pub struct ExtentInfo {
 }
 
 impl Fs {
-    /// Returns the extents of the file's items in file order, then its pending ranges in file order. Holes are listed
-    /// only if the filesystem stores explicit holes.
+    /// Returns the extents of the file's items in file order, then, also in file order, its pending ranges (data in
+    /// memory that has no items yet). Holes are listed only if the filesystem stores explicit holes.
     pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
         Ok(self.extents_from(id, 0, usize::MAX)?.0)
     }
 
-    /// Returns, in the order of [`Fs::extents`], up to `limit` extents of the file's items that end after `from`, and
-    /// the pending ranges in between. Also returns the offset at which to continue if there may be more.
+    /// Returns a part of the result of [`Fs::extents`]: up to `limit` extents of the file's items that end after
+    /// `from`, then the pending ranges in the same part of the file. Also returns the offset at which to continue if
+    /// there may be more.
     pub fn extents_from(&self, id: InodeId, from: u64, limit: usize) -> Result<(Vec<ExtentInfo>, Option<u64>)> {
         let inode = self.inode(id)?;
         let state = inode.read()?;

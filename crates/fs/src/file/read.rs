@@ -1,4 +1,5 @@
-//! Reading files: pending data first, then the data of the file's extent items.
+//! Reading files: pending data (dirty or under writeback) where there is some, otherwise the data of the file's extent
+//! items.
 //!
 //! Invariants:
 //! - I1: the inode's state is locked for reading while its extents are read, so none of them is freed and reused

@@ -106,7 +106,7 @@ impl Fs {
     }
 
     /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content. Returns whether the ranges have
-    /// equal content. Both ranges must end inside their files. Times do not change. Units of `job` are bytes.
+    /// equal content. Both ranges must end inside their files. Times do not change. `job` counts bytes.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     pub fn dedupe_range(
         &self,

@@ -5,7 +5,7 @@
 //!   a partly truncated file.
 //! - I2: extents are dropped from the end of the file, and the size on disk follows, so after a crash no data lies past
 //!   the size on disk.
-//! - I3: the last sector's bytes past the new size are zero on disk before the size on disk is the new one.
+//! - I3: the last sector's bytes past the new size are zero on disk before the size on disk becomes the new size.
 //! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at
 //!   a size between the old and the new one.
 
@@ -120,8 +120,8 @@ fn shrink(
     let (tree, ino) = (&inode.home.tree, inode.id.ino);
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector_end = size.next_multiple_of(sectorsize);
-    // Do not use the size on disk here: pending data may keep the size on disk below the end of extents that are
-    // already in the tree.
+    // Compare with the current size, not with the size on disk: pending data may keep the size on disk below the end of
+    // extents that are already in the tree.
     let cuts_sector = size < sector_end && size < state.item.size;
     // Only deleted extents lie past this offset. A search from the end of the file would pass all deleted extents again
     // in every step.

@@ -95,7 +95,7 @@ impl Acl {
         mode & !0o777 | user << 6 | group << 3 | other
     }
 
-    /// Applies a chmod: sets the entries of the owner, of the mask (or the group, without a mask) and of others.
+    /// Applies a chmod: sets the entries of the owner, of the mask (of the group, if there is no mask) and of others.
     pub(crate) fn set_mode(&mut self, mode: u32) {
         let group_tag = if self.permissions(MASK).is_some() { MASK } else { GROUP_OBJ };
         for entry in &mut self.entries {

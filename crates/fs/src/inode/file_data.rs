@@ -431,8 +431,8 @@ impl FileData {
         }
     }
 
-    /// Makes a failed run dirty again, except where newer data hides it and except the ranges in `put` (ascending),
-    /// whose items were put. Returns how many bytes are dirty again.
+    /// Makes a failed run dirty again. Two parts of the run do not become dirty: parts that newer data hides, and the
+    /// ranges in `put` (ascending), whose items were put. Returns how many bytes are dirty again.
     pub(crate) fn fail_writeback(&mut self, run: Run, put: &[Range<u64>]) -> u64 {
         let mut at = run.offset;
         let before = self.dirty_bytes;

@@ -74,7 +74,8 @@ impl Fs {
         // Enter the subvolume before loading the inode: entering may load orphans of the subvolume.
         let subvolume = self.subvolume(id.root)?;
         let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
-        // The deletion of the subvolume removes its inodes from memory, but misses inodes that are being loaded.
+        // Check after loading: the deletion of a subvolume removes its inodes from memory, but misses inodes that are
+        // being loaded.
         if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) }
     }
 

@@ -70,7 +70,7 @@ pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Resu
     let value = xattr::read(tree, ino, COMPRESSION)?;
     Ok(match value.as_deref().map(Value::parse) {
         Some(Ok(Value::Method(method))) => CompressionProperty::Method(method),
-        // A newer program may have set a value that is unknown here: then only the inode's flag counts.
+        // A newer program may have set a value that this program does not know. Then only the inode's flag counts.
         _ => CompressionProperty::Unset,
     })
 }

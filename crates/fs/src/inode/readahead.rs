@@ -320,9 +320,9 @@ const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
 /// Maximum distance between the reader and the end of the read-ahead, in bytes.
 const WINDOW_BYTES: u64 = 8 << 20;
-/// A read this far behind the furthest one still belongs to the sequence.
+/// A read belongs to the sequence if it begins at most this many bytes before the end of the furthest read.
 const LAG_BYTES: u64 = 4 << 20;
-/// Read-ahead starts after this many bytes in sequence.
+/// Number of bytes that must be read in sequence before read-ahead starts.
 const RUN_BYTES: u64 = 256 << 10;
 const SLOTS_MIN: usize = 4;
 const SLOTS_MAX: usize = 32;

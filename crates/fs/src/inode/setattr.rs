@@ -159,7 +159,7 @@ impl Fs {
         self.set_inode_flags_with(id, flags, caller, caller.flag_rights())
     }
 
-    /// Sets flags as FS_IOC_SETFLAGS does, with the rights `rights` instead of those of the caller's user id.
+    /// Sets flags as FS_IOC_SETFLAGS does, with the rights in `rights`, regardless of the caller's user id.
     pub fn set_inode_flags_with(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
         if flags & !SETTABLE != 0 {
             return Err(Error::NotSupported("these inode flags"));

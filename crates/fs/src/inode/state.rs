@@ -83,8 +83,8 @@ pub(crate) struct Rewriting {
 /// neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct NextInos {
-    /// The transaction that the numbers are for: the inodes of each transaction have higher numbers than those of
-    /// earlier ones.
+    /// The transaction in which the numbers may be used: inodes of a transaction have higher numbers than inodes of
+    /// earlier transactions.
     pub(crate) generation: Generation,
     /// Number of inode numbers given to new inodes in the transaction.
     pub(crate) nr_given: u64,

@@ -26,7 +26,7 @@ pub(crate) struct CommitThread {
 struct Shared {
     /// Whether changes were announced since the thread last looked.
     has_new_changes: AtomicBool,
-    /// Whether the thread sleeps for the longer interval, because there is nothing to commit.
+    /// Whether the thread looks for changes only at the longer interval `IDLE`, because there is nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
     /// Whether a commit is requested.

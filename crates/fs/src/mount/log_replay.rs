@@ -353,8 +353,8 @@ impl Replay<'_> {
         Ok(extrefs.iter().find(|extref| extref.parent == dir.0 && extref.name == name).map(|extref| extref.index))
     }
 
-    /// Removes entries that have this name or index, so that the logged entry can be put there. Returns true if the
-    /// logged entry is there already.
+    /// Removes entries that have this name or index, so that the logged entry can be put in their place. Returns true
+    /// if the logged entry is there already.
     fn make_way(&mut self, dir: Ino, name: &[u8], child: Ino, index: u64) -> Result<bool> {
         if let Some((entry, at)) = self.find(dir, name)? {
             let has_ref = self.index_in_refs(self.tree, child, dir, name)?.is_some();

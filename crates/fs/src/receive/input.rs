@@ -33,8 +33,8 @@ impl Batch {
     }
 }
 
-/// Sends all commands of an input, or of its first stream, and then the error that ended it. `used` brings back batches
-/// whose memory can be reused.
+/// Sends all commands of an input, or of its first stream, to `batches`. If an error ends the input, the error is sent
+/// last. `used` returns batches whose memory can be reused.
 pub(crate) fn read_all(
     input: impl Read,
     only_first: bool,

@@ -98,10 +98,10 @@ pub struct ReceivedSubvolume {
 }
 
 impl Fs {
-    /// Receives the subvolumes of a stream below `dir`. Units of `job` are bytes of the input.
+    /// Receives the subvolumes of a stream below `dir`. `job` counts bytes of the input.
     ///
-    /// Each completed subvolume stays even if the receive fails later. All are durable on return. The incomplete subvolume is
-    /// deleted or kept as `options` say (R4). `made` is called with each new subvolume.
+    /// Each completed subvolume stays even if the receive fails later. All completed subvolumes are durable on return.
+    /// The incomplete subvolume is deleted or kept as `options` say (R4). `made` is called with each new subvolume.
     ///
     /// # Errors
     ///

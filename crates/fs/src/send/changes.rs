@@ -75,7 +75,7 @@ struct Kept {
 }
 
 impl Fs {
-    /// Passes the changes between two read-only snapshots to `found`, in the order of inode numbers. Units of `job` are
+    /// Passes the changes between two read-only snapshots to `found`, in the order of inode numbers. `job` counts
     /// changes.
     ///
     /// # Errors

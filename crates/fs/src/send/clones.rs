@@ -192,8 +192,8 @@ impl<'t> Clones<'t> {
         })
     }
 
-    /// The number of bytes that can be cloned from a source of `len` bytes, given whether the source's file ends there
-    /// (C2).
+    /// The number of bytes that can be cloned from a source of `len` bytes (C2). `is_end` says that the source's file
+    /// ends at the end of the source.
     fn usable(&self, len: u64, is_end: bool, wanted: &Wanted) -> Option<u64> {
         let is_end = is_end && len <= wanted.len;
         let len = len.min(wanted.len);

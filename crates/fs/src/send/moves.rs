@@ -183,8 +183,8 @@ impl<'t> Moves<'t> {
         Ok((goes, stays, comes))
     }
 
-    /// Notes an inode that only the old tree has, or that the new tree replaces. Passes steps that can be done in any
-    /// order to `out` at once.
+    /// Notes an inode that only the old tree has, or that the new tree replaces. Steps whose order does not matter are
+    /// passed to `out` immediately.
     pub(super) fn deleted(
         &mut self,
         ino: u64,
@@ -208,8 +208,8 @@ impl<'t> Moves<'t> {
         out(Step { change: NameChange::Unlink(self.old.path_of(link)?), touched: vec![link.parent] })
     }
 
-    /// Notes an inode that both trees have and whose names changed. Passes steps that can be done in any order to `out`
-    /// at once.
+    /// Notes an inode that both trees have and whose names changed. Steps whose order does not matter are passed to
+    /// `out` immediately.
     pub(super) fn renamed(&mut self, ino: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         if ino == Ino::ROOT_DIR.0 || !self.compared.insert(ino) {
             return Ok(());

@@ -36,7 +36,7 @@ pub struct SendRequest {
 }
 
 impl Fs {
-    /// Sends subvolumes into `output`. Units of `job` are bytes of the stream.
+    /// Sends subvolumes into `output`. `job` counts bytes of the stream.
     ///
     /// # Errors
     ///

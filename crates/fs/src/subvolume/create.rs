@@ -129,8 +129,8 @@ impl Fs {
         self.make_subvolume(dir, name, kind, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
 
-    /// Creates a subvolume with the content that `content` returns for a time, a transaction and the default ACL of
-    /// `dir`.
+    /// Creates a subvolume. `content` gets the creation time, the transaction and the default ACL of `dir`, and returns
+    /// the subvolume's content.
     fn make_subvolume(
         &self,
         dir: InodeId,

@@ -163,8 +163,8 @@ impl Fs {
         }))
     }
 
-    /// Fails if the first inode or subvolume cannot move to the second name or, for an exchange, the second to the
-    /// first name. Flags and emptiness are checked later, with the states locked.
+    /// Fails if `source` cannot move to the name of `to` or, for an exchange, `target` cannot move to the name of
+    /// `from`. Inode flags, and whether a replaced directory is empty, are checked later, with the states locked.
     fn check_ends(
         &self,
         (from, source): (&End<'_>, &Endpoint),
@@ -190,8 +190,7 @@ impl Fs {
             if self.is_inside_subvolume(end.dir.id.root, id)? {
                 return Err(Error::InvalidArgument("a subvolume cannot be moved into itself"));
             }
-            // An inode or subvolume that is read-only cannot move to another directory, because the move would change
-            // its parent.
+            // A read-only subvolume cannot move to another directory, because the move would change its parent.
             if from.dir.id != to.dir.id && thing.inode.home.is_read_only() {
                 return Err(Error::ReadOnlySubvolume);
             }
@@ -207,7 +206,7 @@ impl Fs {
         }
     }
 
-    /// Plans the new name, at the second end, of an inode or subvolume from the first end.
+    /// Plans the name that an inode or subvolume from one end of the rename gets at the other end.
     fn plan_arrive(
         &self,
         changes: &mut Vec<Change>,

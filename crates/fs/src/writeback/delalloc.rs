@@ -637,8 +637,9 @@ impl Job<'_> {
         }
     }
 
-    /// Splits a range into parts that need new extents and parts that go into existing extents of the file: into
-    /// preallocated ones and, without copy-on-write, into any extent that is not shared.
+    /// Splits a range into parts that need new extents and parts that are written into existing extents of the file.
+    /// These existing extents are neither compressed nor shared: they are preallocated or, in a file without
+    /// copy-on-write, of any kind.
     fn split_in_place(
         &self,
         fs: &Fs,
