@@ -656,7 +656,7 @@ fn flags_do_not_change_the_method_of_compression() {
     bed.close();
 }
 
-/// Receives the first part of a stream, and keeps the incomplete subvolume.
+/// Receives the first `len` bytes of a stream. This fails, and leaves an incomplete subvolume.
 fn stop_at(bed: &Bed, stream: &[u8], len: usize) {
     let options = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
     bed.receive_with(&stream[..len], &options).unwrap_err();
@@ -727,7 +727,7 @@ fn a_kept_subvolume_that_was_changed_is_not_resumed() {
 
 #[test]
 fn a_name_that_is_being_received_is_not_called_interrupted() {
-    /// Runs a second receive before it returns the end of the stream.
+    /// An input that runs a second receive of its stream before it returns the stream's last 30 bytes.
     struct Slow<'b> {
         bed: &'b Bed,
         stream: &'b [u8],

@@ -49,7 +49,7 @@ fn request(subvolume: RootId, parent: Option<RootId>, clone_sources: Vec<RootId>
     }
 }
 
-/// Calls a function at the first write.
+/// An output that calls a function at its first write.
 struct AtWrite<F>(Option<F>);
 
 impl<F: FnOnce() + Send> Write for AtWrite<F> {

@@ -512,8 +512,8 @@ fn snapshots_amid_writers_are_of_one_moment() {
     }
 }
 
-/// Without free space, changes of blocks that snapshots share fail when they are made, never at a commit. Deleting
-/// snapshots makes room again.
+/// If there is no free space, an operation that changes blocks shared with a snapshot fails at once, not at a commit.
+/// Deleting snapshots makes room again.
 #[test]
 fn a_full_filesystem_with_snapshots_stays_whole() {
     for (number, mkfs) in [&["-n", "4096"][..], &[], &["--mixed", "-n", "4096"]].into_iter().enumerate() {

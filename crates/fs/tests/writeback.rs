@@ -37,7 +37,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Whether `nr_writes` writes wait at the gate, within `patience`.
+    /// Waits up to `patience` until `nr_writes` writes wait at the gate. Returns whether they do.
     fn has_waiting(&self, nr_writes: usize, patience: Duration) -> bool {
         let state = self.state.lock().unwrap();
         let waits = |state: &mut State| state.nr_waiting < nr_writes;
@@ -186,7 +186,7 @@ fn sync_writes_a_small_file_that_grows_meanwhile() {
     std::thread::scope(|scope| {
         let sync = scope.spawn(|| fs.sync());
         let is_under_way = gate.has_waiting(1, LONG);
-        // Writeback was about to store the whole file inline, but the file grows in the meantime.
+        // The sync was about to store the whole file inline. The file grows before that happens.
         fs.write(small, 100, &[2; 100]).unwrap();
         gate.open();
         assert!(is_under_way);

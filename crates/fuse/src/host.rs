@@ -140,7 +140,7 @@ impl Host for MountHost {
     fn forget_name(&self, dir: InodeId, name: &[u8], deleted: Option<RootId>) {
         let dir = self.nodes.node(dir);
         let Some(deleted) = deleted else { return self.names.forget(dir, name) };
-        // The filesystem may be closed when the closure runs.
+        // The closure holds a weak reference, because the filesystem may already be closed when the closure runs.
         let (fs, nodes) = (self.fs.clone(), Arc::clone(&self.nodes));
         self.names.forget_with(dir, name, move || {
             let used = fs.upgrade().map(|fs| fs.used_names_of_deleted(deleted)).unwrap_or_default();

@@ -234,7 +234,7 @@ pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NODEV | Errno::NXIO)) => {
             return Err(MountError::NoFuse);
         }
-        // For ordinary users fusermount3 opens the device node.
+        // An ordinary user need not be able to open the device node, because fusermount3 opens it.
         Err(_) if !is_root() => {}
         Err(error) => return Err(MountError::FuseDenied(error)),
     }
@@ -414,7 +414,7 @@ fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErr
 }
 
 fn helper_options(config: &MountConfig) -> String {
-    // fusermount3 takes a backslash in names as an escape for commas.
+    // fusermount3 separates options by commas, and a backslash in a name escapes the next character.
     let fsname = config.fsname.replace('\\', "\\\\").replace(',', "\\,");
     let mut options = format!("fsname={fsname},subtype={}", config.subtype);
     for (wanted, option) in [

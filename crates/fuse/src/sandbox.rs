@@ -148,7 +148,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
         SeccompRule::new(vec![is_it])
     };
     rules.insert(libc::SYS_ioctl, IOCTLS.iter().map(|number| ioctl(*number)).collect::<Result<_, _>>()?);
-    // Each thread enables its io_uring, which already exists and accepts no other operations.
+    // A thread may enable its io_uring, which was made before confinement. Other operations on an io_uring are denied.
     let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
     rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
     // A thread may lower its own priority.
@@ -264,7 +264,8 @@ const ALLOWED: &[i64] = &[
 /// A process that acts for the confined server (X4): it unmounts one directory, and looks up groups, umasks and
 /// capabilities of processes.
 ///
-/// A question is its kind and three numbers of four bytes; an answer is two bytes, and for [`FILE`] more.
+/// A question consists of one byte for its kind and three numbers of four bytes each. An answer has two bytes; the
+/// answer to [`FILE`] has more.
 #[derive(Debug)]
 pub struct PrivilegedHelper {
     child: Mutex<Child>,
@@ -293,7 +294,7 @@ const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
 impl PrivilegedHelper {
     /// Starts the process; `command` must run a program that calls [`serve_unmounts`].
     pub fn start(mut command: Command) -> io::Result<Self> {
-        // Terminal signals are meant for the server.
+        // The helper gets a process group of its own, because signals from the terminal are meant for the server.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         Ok(Self { child: Mutex::new(command.spawn()?) })
     }

@@ -272,8 +272,8 @@ mod tests {
         }
         let [ours, next] = [served(), served()];
         let name = |of: &Served| control_name(of.dir.path()).unwrap();
-        // `umount` unmounts our filesystem and then searches for other places of its device. If the next filesystem is
-        // mounted in between with the same device number, the search finds it.
+        // `umount` unmounts our filesystem and then searches for other mounts with its device number. If another
+        // filesystem is mounted in between and gets the same device number, the search finds that filesystem.
         let found = mount::find_mount(next.dir.path()).unwrap();
         assert!(!is_mounted_elsewhere(&found, &name(&ours)));
         assert!(is_mounted_elsewhere(&found, &name(&next)), "a place that is ours is found");

@@ -67,7 +67,7 @@ impl Device for PanickingDevice {
     }
 }
 
-/// Not a test: runs the server if the environment variable is set.
+/// Not a test: runs the server if the environment variable [`SERVER`] is set.
 #[test]
 fn server() {
     let Some(arguments) = std::env::var_os(SERVER) else { return };
@@ -87,7 +87,7 @@ fn server() {
         }
     });
     println!("\nmounted");
-    // `ubtrfs mount` ends in the same way.
+    // The program `ubtrfs mount` handles the end of its session in the same way.
     if let Err(error) = session.run() {
         eprintln!("ubtrfs: {error}");
         std::process::exit(1);

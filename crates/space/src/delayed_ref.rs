@@ -75,8 +75,8 @@ pub enum ExtentKind {
     Data,
 }
 
-/// How a change of an extent's references affects quotas. When changes of an extent are merged, the greatest variant
-/// applies, in the order below.
+/// How a change of an extent's references affects quotas. The variants are listed in ascending order: when changes of
+/// an extent are merged, the greatest of their variants applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerMark {
     /// The set of subvolumes that reach the extent stays the same: references are handed over, or the extent moves.

@@ -339,7 +339,7 @@ impl SpaceState {
         (at < group.end() && !group.read_only).then_some(group)
     }
 
-    /// Finds room for all wanted bytes in the run that contains `at`, not before `at`.
+    /// Finds room for all wanted bytes at `at` or later, in the run that contains `at`.
     fn fit_at(&self, at: u64, fit: Fit) -> Option<Range<u64>> {
         let run = self.writable_group_at(at)?.free().ranges().containing(at)?;
         fit.whole(at..run.end)

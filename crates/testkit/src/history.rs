@@ -70,7 +70,7 @@ pub struct History {
 }
 
 impl History {
-    /// Makes the history of a filesystem whose first state is `model` and is durable.
+    /// Makes the history of a filesystem. Its first state is `model`, which is durable.
     pub fn new(model: Model) -> Self {
         let states = vec![State { model, entries: OnceLock::new() }];
         Self { states, promises: vec![Promise::Sync(0)], commits: None, within: false }

@@ -92,8 +92,8 @@ pub struct RecordingDevice {
     stopped: AtomicUsize,
 }
 
-/// Builds the states that the medium could have at points of a recording. Points must ascend, because the builder
-/// keeps the durable state of the last point.
+/// Builds the states that the medium could have at points of a recording. Points must ascend, because the builder only
+/// keeps the durable state at the last point.
 #[derive(Debug)]
 pub struct CutBuilder {
     events: Vec<Event>,

@@ -52,13 +52,13 @@ pub(crate) fn write(fs: &Fs, dir: InodeId, name: &str, at: u64, content: &[u8]) 
     fs.write(id, at, content).unwrap();
 }
 
-/// The state of random rounds.
+/// Makes random changes, and knows the subvolumes that exist.
 pub(crate) struct Rounds {
     /// The source of random choices.
     pub(crate) rng: Rng,
     /// Names of subvolumes in the top level.
     pub(crate) names: Vec<String>,
-    /// The number of the next subvolume.
+    /// The number in the name of the next new subvolume.
     pub(crate) next: u32,
 }
 

@@ -127,7 +127,7 @@ pub enum Operation<'a> {
         mode: u32,
         umask: u32,
     },
-    /// Makes and opens a file without a name in a directory.
+    /// Makes and opens a file that has no name (`O_TMPFILE`). The request's inode is a directory.
     Tmpfile {
         flags: i32,
         mode: u32,

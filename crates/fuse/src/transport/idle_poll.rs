@@ -182,7 +182,7 @@ fn wake_time() -> Duration {
             times
         });
         while !sleeper.is_finished() {
-            // The other thread's processor goes idle meanwhile.
+            // Sleep long enough that the processor of the other thread goes idle.
             std::thread::sleep(WAKE_PAUSE);
             woken_at.store(nanos().max(1), Ordering::Release);
             sleeper.thread().unpark();

@@ -1,6 +1,6 @@
 //! The threads that take requests from one queue, called a worker pool.
 //!
-//! - C1. For each thread that steps aside to wait, another thread takes requests, as long as threads can be started.
+//! - C1. While threads step aside to wait, at least one other thread takes requests, as long as threads can be started.
 //! - C2. Waiting for the kernel itself is different, because the kernel may have to send requests to the server first.
 //!   The last thread of a queue must not wait for the kernel ([`Place::aside_for_kernel`]).
 //! - C3. When a thread that replaced a waiting thread is no longer needed, it rests; after a while without work, it

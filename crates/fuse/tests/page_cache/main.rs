@@ -1,5 +1,5 @@
-//! Tests of data in the kernel's page cache while the file changes in other ways: the data is written, it is visible,
-//! and failures are reported.
+//! Tests of data that is in the kernel's page cache while the file changes in other ways: the data is written back and
+//! visible to all calls, and failures are reported.
 //!
 //! Method: this process serves a mount, and programs in other processes use it. Linux's own btrfs serves as the
 //! reference: the same program runs on a loop mount.

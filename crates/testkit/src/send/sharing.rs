@@ -73,7 +73,7 @@ pub struct Tolerance {
 /// Compares these snapshots of the top-level subvolumes of two filesystems.
 pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Differs> {
     let mut differs = Differs::default();
-    // For each snapshot, the places in the target of each block of the source.
+    // For each snapshot: maps each block in the source to the places where the target stores it.
     let mut places: HashMap<&str, HashMap<SourceBlock, BTreeSet<Place>>> = HashMap::new();
     for Sent { name, others, tolerance } in sent {
         let mut here: HashMap<SourceBlock, BTreeSet<Place>> = HashMap::new();

@@ -67,8 +67,8 @@ fn kernel_walk(image: &Path, what: &str) -> Vec<TreeEntry> {
     settled(found)
 }
 
-/// Checks the log with its data, replays the crashed image with Linux and with ubtrfs, and compares everything visible.
-/// Returns the tree after the replay.
+/// Checks the log and the data that it refers to, replays the crashed image with Linux and with ubtrfs, and compares
+/// everything that a user can see. Returns the tree after the replay.
 fn replay_both(crashed: &Image, what: &str) -> Vec<TreeEntry> {
     let medium = Medium::from_image(crashed.path()).unwrap();
     check_medium(&medium).unwrap_or_else(|error| panic!("{what}: before the replay: {error:#}"));

@@ -171,8 +171,8 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a data extent. `limit` is a set that is known to contain all subvolumes that reach the
-    /// extent: the search ends when it has found as many.
+    /// The subvolumes that reach a data extent. `limit` contains all subvolumes that may reach the extent: the search
+    /// ends when it has found as many subvolumes as `limit` has.
     fn of_data_refs(&mut self, extent: &ExtentRefs, limit: Option<&[RootId]>) -> Result<RootSet> {
         let shared: HashSet<Logical> = shared_leaves(extent);
         let mut found = Found { all: BTreeSet::new(), last: None, limit };
@@ -180,8 +180,8 @@ impl<'v> RootsOf<'v> {
             RefKey::SharedData(leaf) => Some(leaf),
             _ => None,
         });
-        // Search one leaf of each reference first: often they lead to all subvolumes of the limit, and further leaves
-        // add none.
+        // Search few leaves first: one that is referenced by address, and one of each other reference. They often lead
+        // to all subvolumes in `limit`, and then the other leaves need not be searched.
         if let Some(leaf) = leaves.next() {
             found.add(self.of_shared_leaf(leaf)?);
         }
@@ -272,7 +272,8 @@ impl Found<'_> {
         self.limit.is_some_and(|limit| self.all.len() >= limit.len())
     }
 
-    /// The users. If one of the extent's leaves has all of these users, which is usual, returns that leaf's set.
+    /// Returns the users. Usually the last leaf searched has all of these users; then its set is returned, without a
+    /// copy.
     fn into_set(self) -> RootSet {
         match self.last {
             Some(set) if set.len() == self.all.len() => set,
@@ -281,9 +282,9 @@ impl Found<'_> {
     }
 }
 
-/// The leaves of a subvolume with the `count` file extent items that a data reference `(inode, offset)` stands for.
-/// Leaves that other subvolumes own, or that the extent's references name by address (`shared`), have references of
-/// their own, and are left out.
+/// Iterates over the leaves of a subvolume that contain the file extent items for which a data reference `(inode,
+/// offset)` stands. `count` is the number of these items. Leaves that other subvolumes own, or that the extent's
+/// references name by address (`shared`), have references of their own, and are left out.
 pub(crate) struct LeafUses<'v, 's> {
     cursor: Cursor<'v>,
     end: Key,

@@ -1,4 +1,4 @@
-//! Backrefs of images that Linux made, against a walk down from every subvolume; and crafted references.
+//! Compares backrefs of images that Linux made with a walk down from every subvolume. Also tests crafted references.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

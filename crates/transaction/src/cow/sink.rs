@@ -95,7 +95,8 @@ impl Engine {
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
             emitted.into_values().for_each(|node| self.store.put_dirty(node));
         });
-        // Readers that still descend the old tree read the replaced nodes from the devices again.
+        // Remove the replaced nodes from memory. Readers that still descend the old tree read them from the devices
+        // again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
         self.commit_state.retire(retired);
         let nodesize = u64::from(self.geometry.nodesize);
@@ -149,8 +150,9 @@ struct Made {
     left: Vec<Logical>,
     /// Written blocks of this transaction that no tree uses any more.
     retired: Vec<Extent>,
-    /// Number of blocks that the tree gained; the next field is the number of blocks that it lost.
+    /// Number of blocks that the tree gained.
     nr_made: u64,
+    /// Number of blocks that the tree lost.
     nr_left: u64,
 }
 

@@ -117,7 +117,8 @@ impl DelayedItems {
         merge_ranges(shards_between(start, end).map(of_shard), limit)
     }
 
-    /// The changes of `start..=end` in descending order of their keys, up to the first insertion or to `limit` changes.
+    /// Returns the changes of `start..=end` in descending order of their keys. Stops after the first insertion or after
+    /// `limit` changes.
     pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
         let of_shard = |number: usize| self.shards[number].read().changes.backwards(start, end, limit);
         join_backwards(shards_between(start, end).map(of_shard), limit)
@@ -130,8 +131,8 @@ impl DelayedItems {
         FrozenItems { shards: frozen }
     }
 
-    /// Takes the rows, and the names that must be frozen with them (I3). Watches continue. Also returns the memory of
-    /// the taken names. The caller holds the gate and the tree's view exclusively (I2).
+    /// Takes the rows, and the names that must be frozen with them (I3). Watches continue. Also returns the number of
+    /// bytes of memory that the taken names occupy. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
         let mut names_bytes = 0;
         let freeze = |shard: &RwLock<ActiveShard>| {
