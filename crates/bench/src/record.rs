@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuTimes;
 
-/// A histogram of latencies in nanoseconds, to three digits, up to an hour.
+/// A histogram of latencies of up to an hour, in nanoseconds, with a precision of three digits.
 #[derive(Clone, Debug)]
 pub(crate) struct Latencies(Histogram<u64>);
 

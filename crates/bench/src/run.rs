@@ -236,7 +236,7 @@ fn result(workload: Workload, params: &Params, work: &Work) -> Result<RunResult>
     })
 }
 
-/// Unpacks with `ubtrfs import`, from the start of the program to its end: opening, work, commit and closing.
+/// Unpacks with `ubtrfs import`. The measured time is that of the whole program: opening, work, commit and closing.
 fn import_archive(args: &Args, params: &Params, program: &Path, image: &Path) -> Result<RunResult> {
     let archive = params.tar.as_ref().context("no archive was given; use --tar FILE")?;
     machine::read_into_cache(archive)?;

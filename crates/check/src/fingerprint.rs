@@ -71,12 +71,12 @@ pub(crate) struct Sides {
     pub(crate) minus_at: Option<(u64, u64, usize)>,
 }
 
-/// The sums and, in the second walk, the facts of bad buckets.
+/// The sums and, in the second walk, the facts of bad buckets. A bucket is bad if its sum is not zero.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     hash: Hash,
     buckets: Vec<u64>,
-    /// Sum of all buckets and of [`Ledger::add_total`].
+    /// Sum of all buckets, plus the sums that were passed to [`Ledger::add_total`].
     total: u64,
     kept: Option<Kept>,
 }

@@ -131,8 +131,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Collects the file extents in a leaf. `inode` holds the number of the last inode item, and whether the inode's
-    /// data has checksums.
+    /// Collects the file extents in a leaf. `inode` holds the inode number of the last inode item, and whether that
+    /// inode's data has checksums.
     fn logged_items(&mut self, leaf: &Leaf<'_>, inode: &mut Option<(u64, bool)>, extents: &mut Vec<LoggedExtent>) {
         for (slot, key, data) in leaf.items() {
             match key.item_type {

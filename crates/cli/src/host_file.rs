@@ -33,7 +33,7 @@ pub(crate) struct HostFile {
 }
 
 enum Place {
-    /// A device, a FIFO, or an open file of a process, written in order.
+    /// A device, a FIFO, or an open file of a process (such as `/dev/stdout`), written in order.
     Direct,
     /// A new file.
     New(TemporaryName),

@@ -112,7 +112,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
         out.write_all(&member("x", b'x', &record("path", &b"d/".repeat(1 << 20)))).unwrap();
         out.write_all(&member("f", b'0', b"")).unwrap();
     });
-    // An archive of a file of zeros whose decompression needs a window of 2 GiB.
+    // An archive that contains a file of zeros, and that needs a window of 2 GiB to decompress.
     packed(dir, "window.tar.zst", Some(31), &mut |out| {
         out.write_all(&header("f", b'0', 600 << 20)).unwrap();
         (0..10).for_each(|_| out.write_all(&large).unwrap());

@@ -106,7 +106,7 @@ fn a_refused_send_leaves_the_file_as_it_is() {
     // A snapshot cannot be its own parent; only the engine detects this.
     refused(&send(&["-c", &inside, &inside]), &["none of the clone sources"]);
     assert_eq!(fs::read(&file).unwrap(), vec![7; 4 << 20]);
-    // A longer content is replaced.
+    // The file's old content is longer than the stream, and is replaced completely.
     ok(send(&[&inside]));
     let stream = fs::read(&file).unwrap();
     fs::remove_file(&file).unwrap();

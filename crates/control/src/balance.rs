@@ -87,7 +87,7 @@ pub enum Response {
 pub struct Report {
     /// Block groups that were moved.
     pub completed: u64,
-    /// The part of `completed` that moved with their logical addresses unchanged.
+    /// The block groups in `completed` that kept their logical addresses.
     pub migrated: u64,
     /// Block groups that the filters selected.
     #[serde(default)]

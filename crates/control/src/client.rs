@@ -409,9 +409,9 @@ pub(crate) fn unexpected() -> Failure {
     Failure::new(Errno::PROTO, "the server's answer is not understood; unmount and mount with this version of ubtrfs")
 }
 
-/// Longer than a running server needs to accept a connection.
+/// A client gives up connecting after this time. A running server accepts a connection much sooner.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// The pause before the next attempt when the server has reached a limit of connections.
+/// The pause before the next attempt to connect if the server has reached a limit of connections.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// The interval at which a client checks whether it was cancelled.
 const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(100);

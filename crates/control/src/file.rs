@@ -205,7 +205,7 @@ fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
     permit(may, "the target is not open for writing and belongs to another user")?;
     let Ranges { source: from, target: to, len } = ranges;
     let deduped = context.fs.dedupe_range(source.id, from, target.id, to, len, context.job);
-    // The number of blocks may have changed, also before a failure.
+    // The number of blocks may have changed even if the command failed midway.
     context.host.forget_attributes(target.id);
     Ok(deduped?)
 }

@@ -35,7 +35,7 @@ pub struct FileId {
     pub ino: u64,
 }
 
-/// /proc, for processes that are not confined.
+/// Looks up processes in /proc directly, for servers that are not confined.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalProcesses;
 

@@ -108,7 +108,7 @@ pub struct Status {
     pub consistent: bool,
     /// The first address that a running rescan has not counted yet; `None` if no rescan is running.
     pub rescan: Option<u64>,
-    /// Whether they are simple quotas.
+    /// Whether the quotas are simple quotas.
     pub simple: bool,
 }
 

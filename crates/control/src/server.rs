@@ -401,7 +401,8 @@ impl Drop for Running {
     }
 }
 
-/// Sends as much of an answer as fits without waiting. A short answer fits an empty socket whole.
+/// Sends as much of an answer as fits into the socket's buffer without waiting. A short answer always fits into an
+/// empty buffer.
 fn try_send_answer(wire: &Wire, answer: &Answer) {
     if let Ok(bytes) = encode_answer(answer)
         && let Ok(mut out) = Outgoing::new(&bytes)

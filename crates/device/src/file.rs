@@ -124,7 +124,8 @@ impl FileDevice {
         };
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
-        // Check the limit now: the first write past the limit would fail, long after the filesystem accepted the data.
+        // Check the limit on file sizes now. Otherwise the first write past the limit would fail, long after the
+        // filesystem accepted the data.
         if let Some(limit) =
             file_size_limit().filter(|limit| !is_block && access == Access::ReadWrite && *limit < len_bytes)
         {

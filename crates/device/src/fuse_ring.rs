@@ -197,7 +197,7 @@ pub fn has_fuse_rings() -> bool {
     rings_switch() == Some(b'Y')
 }
 
-/// Whether the kernel supports rings for FUSE servers, and root can switch them on.
+/// Whether the kernel supports rings for FUSE servers but they are switched off. Root can switch them on.
 pub fn fuse_rings_are_off() -> bool {
     rings_switch() == Some(b'N')
 }

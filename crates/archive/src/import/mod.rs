@@ -318,7 +318,7 @@ impl<'a> Import<'a> {
                 .and_then(|()| Ok(self.fs.setattr(dir.id, &times, &Caller::ROOT).map(drop)?));
             let is_gone = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(Error::Stale | Error::NotFound));
             match finished {
-                // A later member replaced the directory.
+                // A later member replaced the directory, so there is nothing to set.
                 Err(error) if is_gone(&error) => {}
                 finished => finished.context("cannot set the times and attributes of a directory")?,
             }

@@ -37,7 +37,8 @@ pub(crate) struct Row {
     pub(crate) seconds_min: f64,
     /// The time of the slowest run.
     pub(crate) seconds_max: f64,
-    /// Requests to the FUSE server for each operation of the workload, by the operation of the protocol.
+    /// The number of requests to the FUSE server that one operation of the workload causes, for each type of FUSE
+    /// request.
     pub(crate) requests_per_op: BTreeMap<String, f64>,
 }
 
@@ -100,7 +101,7 @@ impl Report {
         Self(rows.collect())
     }
 
-    /// Formats the requests for each operation of a workload, one line for each FUSE side.
+    /// Formats the number of requests that one operation of a workload causes, one line for each FUSE side.
     pub(crate) fn requests(&self) -> String {
         let mut text = String::new();
         for row in self.0.iter().filter(|row| !row.requests_per_op.is_empty()) {
@@ -170,7 +171,8 @@ impl Report {
     }
 }
 
-/// Computes the median of each operation's requests for one operation of the workload.
+/// For each type of FUSE request, computes the median over the runs of the number of requests that one operation of the
+/// workload causes.
 fn requests_per_op(runs: &[&SideRun]) -> BTreeMap<String, f64> {
     let opcodes: BTreeSet<&String> = runs.iter().flat_map(|run| run.requests.keys()).collect();
     let of_run = |run: &&SideRun, opcode| run.requests.get(opcode).map_or(0.0, |nr| nr / run.result.ops.max(1) as f64);

@@ -83,7 +83,7 @@ fn times(meta: &Meta) -> Timestamps {
 }
 
 impl Target for DirTarget {
-    /// A path relative to the root.
+    /// A path relative to the directory of the target.
     type Dir = PathBuf;
     type File = OwnedFd;
 

@@ -77,7 +77,7 @@ pub(crate) trait Target: Sync {
     fn fsync(&self, file: &Self::File) -> Result<()>;
     /// Sets owner, mode and times of an open file.
     fn set_meta(&self, file: &Self::File, meta: &Meta) -> Result<()>;
-    /// Sets owner, mode and times by name; `follow` must be false for symbolic links, which have no mode.
+    /// Sets owner, times and, for directories only, the mode by name. Does not follow symbolic links.
     fn set_meta_at(&self, dir: &Self::Dir, name: &[u8], meta: &Meta, kind: Kind) -> Result<()>;
     /// Makes a symbolic link.
     fn symlink(&self, dir: &Self::Dir, name: &[u8], target: &[u8]) -> Result<()>;

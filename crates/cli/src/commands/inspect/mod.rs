@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! - I1. Nothing is written to the device, not even a repair.
-//! - I2. Damage is reported on stderr, one line for each block. Undamaged content is shown, and the exit status is 1.
+//! - I2. Damage is reported on stderr, one line for each block, and makes the exit status 1. Undamaged content is shown
+//!   nevertheless.
 
 mod blocks;
 mod dump_super;

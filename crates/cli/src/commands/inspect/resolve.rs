@@ -130,8 +130,8 @@ fn print_files(target: &Target, answer: Response) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the path of a file from the host's root; `None` if the mount on `dir` does not show the file. `path` (of the
-/// file) and `shown` (of the mounted subvolume's root) start at the top level. `root`, other than `/` for bind mounts,
-/// is the directory below `shown` that is mounted on `dir`.
+/// file) and `shown` (of the mounted subvolume's root) start at the top level. `root` is the directory below `shown`
+/// that is mounted on `dir`; it differs from `/` only for a bind mount.
 fn in_mount(path: &[u8], shown: &[u8], dir: &Path, root: &Path) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(path)).strip_prefix(OsStr::from_bytes(shown)).ok()?;
     Some(dir.join(Path::new("/").join(path).strip_prefix(root).ok()?))

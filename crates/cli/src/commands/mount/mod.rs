@@ -288,7 +288,8 @@ fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<PrivilegedHelper> 
     PrivilegedHelper::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
 }
 
-/// Tells the waiting command that the mount works, and releases its terminal and directory.
+/// Tells the waiting command that the mount works. Then closes this server's stdin, stdout and stderr, so that the
+/// server does not keep the command's terminal or pipes open.
 fn report_mounted(null: &std::fs::File) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     // The waiting command may have been killed; the mount is still useful.

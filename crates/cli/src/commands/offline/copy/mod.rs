@@ -136,12 +136,13 @@ trait From {
     fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()>;
 }
 
-/// The target of a copy. `named` means that the user named the file itself instead of finding it by walking a
+/// The target of a copy. `named` means that the user named the file itself; other files were found by walking a
 /// directory.
 trait To {
     /// The target's path; all other paths are below it.
     fn top(&self) -> Vec<u8>;
-    /// Returns the file at a path, if there is one. With `follow`, symbolic links that the copy follows are resolved.
+    /// Returns the file at a path, if there is one. With `follow`, a symbolic link at the path is resolved, as far as
+    /// I1 of `host` and `image` permits.
     fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>>;
     /// Makes a directory; returns its inode if it is in an image.
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
@@ -408,7 +409,8 @@ impl<'a> Copy<'a> {
         }
         let is_stream = named && !self.args.recursive && self.from.is_stream(info);
         let is_content = is_stream || type_of(info.mode) == mode::REGULAR;
-        // As in GNU cp, content is written through a symbolic link, but a link or special file replaces it.
+        // As in GNU cp, content is written through an existing symbolic link, but a copied link or special file
+        // replaces the existing link.
         let follow = is_content || (info.is_dir() && new_path == self.to.top());
         let there = self.to.there(new_path, named, follow)?;
         if let Some(there) = &there {
