@@ -108,9 +108,10 @@ pub struct Usage {
 /// numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirtyData {
-    /// Upper bound of the number of contiguous dirty ranges, each counted within one buffer.
+    /// Upper bound of the number of contiguous dirty ranges. A range that extends over several buffers counts once in
+    /// each.
     pub nr_ranges: u64,
-    /// Maximum bytes of a file whose data goes into its file extent item.
+    /// Maximum length in bytes of files that are stored inline, in their file extent item.
     pub max_inline_bytes: u64,
 }
 

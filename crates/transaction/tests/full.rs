@@ -1,4 +1,5 @@
-//! Full filesystems: changes that do not fit are refused, accepted changes are committed, and removals make room again.
+//! Tests full filesystems: changes that do not fit are refused, accepted changes are committed, and removals make room
+//! again.
 //!
 //! Needs mkfs.btrfs and btrfs. If mkfs.btrfs or btrfs is missing, the tests print that and pass, unless `CI` is set.
 
@@ -99,7 +100,8 @@ fn space_that_is_promised_to_dirty_data_stays() {
         let engine = open(image.path());
         let reservations: Vec<_> = (0..).map_while(|_| engine.reserve_data(MIB).ok()).collect();
         assert!(reservations.len() > 100, "{}", reservations.len());
-        // The first commit records the new block groups, and the second one could remove them: they are empty.
+        // The first commit records the new block groups. Later commits would remove these groups, which are empty, if
+        // their space were not promised.
         for _ in 0..3 {
             engine.commit().unwrap();
         }

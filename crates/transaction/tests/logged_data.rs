@@ -1,4 +1,4 @@
-//! Data that a log refers to keeps its place until a superblock without that log is durable.
+//! Tests that data to which a log refers keeps its place until a superblock without that log is durable.
 //!
 //! Method: a log makes a file durable, and the file's data is replaced in the same transaction. The commit is stopped
 //! before it writes its superblock, another writer allocates and fills all free space, and the power is cut. The replay

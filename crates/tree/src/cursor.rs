@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. `path` is empty (no position), or leads from the root (first) to a leaf (last), each node with the chosen
-//!   slot. Levels descend by one, because each node was verified against its parent's promise.
+//!   slot. Levels descend by one, because each node was verified against the pointer in its parent.
 //! - I2. The chosen slot of the leaf has an item.
 //! - I3. A step within a leaf only changes the slot. A step to another leaf keeps the common part of the path.
 
@@ -33,7 +33,7 @@ impl<'s> Cursor<'s> {
         self.root
     }
 
-    /// Goes to the first item with a key >= `key`. Without such an item: returns `None` and loses the position.
+    /// Goes to the first item with a key >= `key`. If there is no such item, returns `None` and loses the position.
     pub fn seek_ge(&mut self, key: &Key) -> Result<Option<Key>> {
         let slot = self.descend(key)?;
         match slot {
@@ -49,7 +49,7 @@ impl<'s> Cursor<'s> {
         }
     }
 
-    /// Goes to the last item with a key <= `key`. Without such an item: returns `None` and loses the position.
+    /// Goes to the last item with a key <= `key`. If there is no such item, returns `None` and loses the position.
     pub fn seek_le(&mut self, key: &Key) -> Result<Option<Key>> {
         let slot = self.descend(key)?;
         match slot {
@@ -85,7 +85,7 @@ impl<'s> Cursor<'s> {
         self.path.last().map(|(leaf, slot)| (leaf, *slot))
     }
 
-    /// Goes to the next item. After the last item: returns `None` and loses the position.
+    /// Goes to the next item. After the last item, returns `None` and loses the position.
     #[expect(clippy::should_implement_trait, reason = "a step can fail")]
     pub fn next(&mut self) -> Result<Option<Key>> {
         let Some((leaf, slot)) = self.path.last_mut() else { return Ok(None) };
@@ -96,7 +96,7 @@ impl<'s> Cursor<'s> {
         self.next_leaf()
     }
 
-    /// Goes to the previous item. Before the first item: returns `None` and loses the position.
+    /// Goes to the previous item. Before the first item, returns `None` and loses the position.
     pub fn prev(&mut self) -> Result<Option<Key>> {
         let Some((leaf, slot)) = self.path.last_mut() else { return Ok(None) };
         if let Some(before) = slot.checked_sub(1) {
@@ -106,12 +106,12 @@ impl<'s> Cursor<'s> {
         self.prev_leaf()
     }
 
-    /// Goes to the first item of the next leaf. After the last leaf: returns `None` and loses the position.
+    /// Goes to the first item of the next leaf. After the last leaf, returns `None` and loses the position.
     pub fn next_leaf(&mut self) -> Result<Option<Key>> {
         self.step_leaf(following, |_| 0)
     }
 
-    /// Goes to the last item of the previous leaf. Before the first leaf: returns `None` and loses the position.
+    /// Goes to the last item of the previous leaf. Before the first leaf, returns `None` and loses the position.
     pub fn prev_leaf(&mut self) -> Result<Option<Key>> {
         self.step_leaf(|_, slot| slot.checked_sub(1), |node| node.nritems().saturating_sub(1))
     }
@@ -147,7 +147,7 @@ impl<'s> Cursor<'s> {
         Ok(None)
     }
 
-    /// Goes to the leaf that a key belongs to, and searches the leaf. In an empty tree: returns `Err(0)` without a
+    /// Goes to the leaf that a key belongs to, and searches the leaf. In an empty tree, returns `Err(0)` without a
     /// position.
     fn descend(&mut self, key: &Key) -> Result<Result<usize, usize>> {
         self.path.clear();

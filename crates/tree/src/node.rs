@@ -151,7 +151,8 @@ impl Node {
         NodePtr { tree, bytenr, generation, level: self.level - 1, first_key: Some(self.key(slot)) }
     }
 
-    /// Searches the keys: `Ok(slot)` of an equal key; without an equal key, `Err(slot)` of the first greater key.
+    /// Searches the keys. Returns `Ok` with the slot of the equal key or, if there is none, `Err` with the slot of the
+    /// first greater key.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.nritems());
         while low < high {
@@ -226,7 +227,7 @@ pub struct NodePtr {
     pub generation: Generation,
     /// Level of the block.
     pub level: u8,
-    /// First key of the block; `None` for a root, which may also be empty.
+    /// First key of the block; `None` for a root block, which may also be empty.
     pub first_key: Option<Key>,
 }
 

@@ -136,7 +136,8 @@ fn random_batches_64k() {
     }
 }
 
-/// Runs seeds from `UBTRFS_SEED` on: `UBTRFS_SEED=n cargo test -p ubtrfs-tree --test apply_model -- --ignored`.
+/// Runs one seed after another, beginning with `UBTRFS_SEED`: `UBTRFS_SEED=n cargo test -p ubtrfs-tree --test
+/// apply_model -- --ignored`.
 #[test]
 #[ignore = "runs until it is stopped"]
 fn random_batches_for_ever() {

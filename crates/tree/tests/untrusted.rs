@@ -1,4 +1,4 @@
-//! Nodes that contradict the pointers to them: every walk ends with an error that names the place.
+//! Tests nodes that contradict the pointers to them: every walk ends with an error that names the place.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

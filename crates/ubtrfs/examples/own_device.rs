@@ -51,7 +51,8 @@ impl Device for CountingDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // Real storage must make all previous writes durable here; the promises of ubtrfs depend on it.
+        // With real storage, this function must make all previous writes durable: the promises of ubtrfs depend on
+        // that.
         self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -26,7 +26,8 @@ pub struct ReadDir {
     /// The rest of the last batch, reversed.
     batch: Vec<DirEntry>,
     cookie: u64,
-    /// The position after the entry that was last at the start, so that the iteration of a growing directory ends.
+    /// The position after the entry that was last when the iteration began. The iteration stops there, so it ends even
+    /// if the directory grows.
     end: u64,
     done: bool,
 }

@@ -117,7 +117,8 @@ impl Filesystem {
         let made = Self::make_on(device.as_ref(), &MkfsOptions::default())
             .and_then(|_report| Self::open_devices(vec![device], MountOptions::default()));
         if made.is_err() {
-            // Remove the useless file, which this call created exclusively. Errors of the removal are ignored.
+            // Remove the useless file. This call made the file: an existing file would have been an error. Errors of
+            // the removal are ignored.
             let _ = std::fs::remove_file(path);
         }
         made

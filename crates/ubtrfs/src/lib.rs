@@ -40,7 +40,7 @@
 //! | options of a new or an opened filesystem | [`MkfsOptions`], [`MountOptions`] |
 //! | checking a filesystem without changing it | [`check()`] |
 //! | unpacking and writing tar archives (feature `import`) | `Filesystem::import`, `Filesystem::export` |
-//! | mounting it through FUSE (feature `fuse`) | `Filesystem::mount` |
+//! | mounting a filesystem through FUSE (feature `fuse`) | `Filesystem::mount` |
 //!
 //! Sizes, lengths and offsets are in bytes.
 //!

@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have the content of the
-//!   chunk's copies. For this, a write holds the locks of its pieces shared while it writes the chunk's copies and
-//!   the fresh stripes, and the copy of a piece holds the piece's lock exclusively. Locks are taken in ascending
+//!   chunk's copies. To ensure this, a write holds the locks of its pieces shared while it writes the chunk's copies
+//!   and the fresh stripes, and the copy of a piece holds the piece's lock exclusively. Locks are taken in ascending
 //!   order.
 //! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock,
 //!   which every write holds shared.
@@ -295,8 +295,8 @@ impl Chunk {
     }
 }
 
-/// Takes the first hole of `len` bytes that contains no superblock mirror: logical ranges over a mirror cannot be
-/// allocated, and the chunk may already use them.
+/// Takes the first hole of `len` bytes that contains no superblock mirror. Logical ranges over a mirror must not be
+/// allocated, but a migrated chunk may already use any of its logical ranges.
 fn place_stripe(spaces: &mut [DeviceSpace], len: u64) -> Option<Stripe> {
     for space in spaces {
         let start = space.holes_without_mirrors().into_iter().find(|hole| allocation::len_bytes(hole) >= len);

@@ -302,8 +302,8 @@ impl Page {
         Some((first, upper))
     }
 
-    /// An empty page with as much room as this full page has, because a row of ascending keys continues with items of
-    /// equal size.
+    /// An empty page with as much room as this full page takes: the next ascending keys usually have items of the same
+    /// size.
     fn of_same_size(&self) -> Self {
         let (nr_items, data_len) = match self.len() {
             PAGE_ITEMS => (PAGE_ITEMS, self.items.data_len()),
@@ -314,7 +314,7 @@ impl Page {
         Self { items, ..Self::default() }
     }
 
-    /// Whether the change before this slot was added last, as in a row of ascending keys.
+    /// Whether the change before this slot was added last, as happens when keys are added in ascending order.
     fn is_row_before(&self, slot: usize) -> bool {
         slot.checked_sub(1) == Some(self.last_added.into())
     }

@@ -21,7 +21,7 @@ pub(crate) struct ItemPage {
     garbage: usize,
 }
 
-/// A key and the place of its data, as small as possible.
+/// A key and the place of its data, packed into few bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
     objectid: u64,
@@ -136,8 +136,8 @@ impl Head {
     }
 }
 
-/// Value of `Head::len` if the key is deleted. No item is as long: a block has at most 64 KiB, including its header and
-/// the item's head.
+/// Value of `Head::len` if the key is deleted. Every item is shorter, because a block has at most 64 KiB, including its
+/// header and the item's head.
 const DELETED: u16 = u16::MAX;
 const GARBAGE_MAX: usize = 1024;
 /// Heads and data grow in small steps, so that a page that stops growing has little unused room.

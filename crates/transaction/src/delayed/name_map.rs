@@ -1,6 +1,6 @@
 //! [`NameMap`]: an ordered map of changes of `DIR_ITEM`s. The keys of `DIR_ITEM`s are hashes, which are spread evenly.
-//! So the first bits of a hash lead to a name's page without a search, as in an extendible hash table, with the pages
-//! in key order. The items lie apart from the pages, in the order in which they were added:
+//! So the first bits of a hash lead to a name's page without a search, as in an extendible hash table. The pages are in
+//! key order. The items lie apart from the pages, in the order in which they were added:
 //!
 //! ```text
 //! table   000  001  010  011  100 ..     by the first bits of a hash
@@ -13,8 +13,8 @@
 //! first. So a change reads one page, which has four cache lines, and appends to the log after the previous change.
 //!
 //! Invariants:
-//! - I1. A page with a prefix of `depth` bits is in all places of the table that begin with this prefix, and has the
-//!   hashes that begin with it.
+//! - I1. A page with a prefix of `depth` bits is in all places of the table whose numbers begin with this prefix, and
+//!   has the hashes that begin with this prefix.
 //! - I2. The table has at most [`SPARSE`] places for each page. If names were chosen so that many hashes have equal
 //!   first bits, a page can have more names than fit into it; the heads of such a page are in `more`.
 //! - I3. The item of a head lies within the log; `garbage` counts the bytes of the log that no head points to.

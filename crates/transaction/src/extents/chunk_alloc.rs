@@ -164,9 +164,9 @@ impl Engine {
         }
     }
 
-    /// Removes empty block groups from space, except one of each kind, and returns the changes that remove these groups
-    /// from the trees. A group whose free space is reserved for dirty data stays. Until the commit is durable, the last
-    /// superblock still maps the removed block groups, so their device space is not reused before
+    /// Removes empty block groups from memory, except one of each kind, and returns the changes that remove these
+    /// groups from the trees. A group whose free space is reserved for dirty data stays. Until the commit is durable,
+    /// the last superblock still maps the removed block groups, so their device space is not reused before
     /// [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();

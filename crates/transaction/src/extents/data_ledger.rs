@@ -11,7 +11,7 @@
 //! no other lock is taken under these locks.
 //!
 //! Invariants:
-//! - I1. `allocated` holds exactly the bytes that space allocated as data and that no extent item covers.
+//! - I1. `allocated` holds exactly the bytes that were allocated for data and that no extent item covers.
 //! - I2. Checksums move only from active to frozen to the csum tree, and are looked up in this order.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -93,7 +93,8 @@ pub(crate) struct TransactionLoad {
 /// Counts of the changes of one kind of delayed item.
 #[derive(Debug, Default)]
 struct ChangeCounts {
-    /// Number of changes. A change of a file extent also counts for the other trees that it touches.
+    /// Number of changes. A change of a file extent item counts several times, because it also changes the extent tree
+    /// and the csum tree.
     nr_changes: AtomicU64,
     /// Bytes that the changes may add to the trees.
     item_bytes: AtomicU64,
@@ -415,8 +416,9 @@ impl Engine {
         );
         match reclaimed {
             Err(Error::NoSpace) => {
-                // A larger reservation of another thread may have failed, which ends reclaim for all waiting threads.
-                // So the admitted need may still contain estimates for dirty data and for changes in progress.
+                // If a larger reservation of another thread failed, reclaim ended early for all waiting threads. Then
+                // the admitted need still contains estimates for dirty data and for changes in progress, so write the
+                // dirty data now.
                 self.flush_data()?;
                 self.admit_between_commits(&granted, purpose, CHANGE_PATIENCE)?.ok_or(Error::NoSpace)
             }

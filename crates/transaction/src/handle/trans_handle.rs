@@ -118,8 +118,8 @@ impl Engine {
         self.reserve_metadata(nr_items, nr_items, Purpose::Snapshot)
     }
 
-    /// Reserves metadata space for the items of dirty data, whose room was set aside when data space was reserved.
-    /// Reserves for `most` changes or, if space is short, for fewer, but at least for `least`; see
+    /// Reserves metadata space for the items of dirty data. Room for these items was set aside when data space was
+    /// reserved. Reserves for `most` changes or, if space is short, for fewer, but at least for `least`; see
     /// [`MetadataReservation::nr_items`].
     ///
     /// # Errors

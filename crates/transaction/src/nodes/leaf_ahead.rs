@@ -211,8 +211,8 @@ impl Drop for EndOnDrop<'_> {
 }
 
 impl Walk {
-    /// Notes a step to the leaf in this slot of a parent with `nr_slots` slots. Returns the slots to read ahead, after
-    /// and before this slot.
+    /// Notes a step to the leaf in this slot of a parent with `nr_slots` slots. Returns two ranges of slots to read
+    /// ahead: one after this slot and one before it.
     pub(crate) fn step(&mut self, parent: Logical, slot: usize, nr_slots: usize) -> [Range<usize>; 2] {
         let is_near = self.parent == parent && self.slot.abs_diff(slot) <= NEAR;
         if !is_near && self.steadiness > 0 {

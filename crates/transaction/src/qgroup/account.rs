@@ -212,8 +212,8 @@ impl Account<'_> {
         Ok(known)
     }
 
-    /// The users of an extent after a change. A data extent has no users after the change except those before it and
-    /// the gained user, so the search can stop early.
+    /// The users of an extent after a change. Only the previous users of a data extent and the tree in `gained` can be
+    /// its users after the change, so the search can stop early.
     fn users_after(&mut self, change: &OwnerChange, before: &Users) -> Result<RootSet> {
         let extent = change.extent;
         let gained = match change.gained {

@@ -6,8 +6,8 @@
 //! references are searched, and snapshots and deletions cost nothing. Referenced and exclusive bytes are equal.
 //!
 //! Invariants:
-//! - I1. Exactly the extents that were allocated since simple quotas were enabled are counted. Their generation shows
-//!   that, so there is no rescan.
+//! - I1. Exactly the extents that were allocated since simple quotas were enabled are counted. The generation of an
+//!   extent shows whether it is counted, so no rescan is needed.
 //! - I2. A moved extent keeps its owner.
 //! - I3. The group of a deleted subvolume remains as long as extents are charged to it.
 

@@ -183,8 +183,8 @@ impl Engine {
         }
     }
 
-    /// Reports extents whose references do not match. If the step was to move none of `extents`, reports all extents of
-    /// the closure and returns false.
+    /// Reports `extents`, whose references do not match, as failed, as far as the step was to move them. If it was to
+    /// move none of them, reports all extents of the closure and returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
         let asked: Vec<Logical> = blocks.chain(step.data.iter().map(|data| data.from.bytenr)).collect();

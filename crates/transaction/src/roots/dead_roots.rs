@@ -195,7 +195,7 @@ impl Drop<'_> {
         let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
         for slot in first..node.nritems() {
             let below = progress.filter(|(_, level)| slot == first && *level < node.level());
-            // Always follow the path to the position where the last part ended.
+            // The path to the position where the last part ended is followed even if the budget is used up.
             if *self.budget <= 0 && below.is_none() {
                 return Ok(Some((node.key(slot), node.level())));
             }
@@ -206,7 +206,7 @@ impl Drop<'_> {
         Ok(None)
     }
 
-    /// Drops everything below a child, and then the reference to the child. `parent` is the address of the node if it
+    /// Drops everything below a child, and then the reference to the child. `parent` is the address of `node` if `node`
     /// has full backrefs.
     fn drop_child(
         &mut self,

@@ -21,7 +21,7 @@ pub(crate) struct Roots {
     trees: RwLock<HashMap<RootId, Arc<Tree>>>,
     /// Deleted subvolumes without users, in the order in which they are dropped.
     dead: Mutex<VecDeque<RootId>>,
-    /// Errors that prevented dropping deleted subvolumes, until they are taken.
+    /// Errors that prevented dropping deleted subvolumes and that were not taken yet.
     drop_failures: Mutex<Vec<Error>>,
     /// Whether a subvolume may share blocks with another one. The flag is never cleared.
     shares_blocks: AtomicBool,

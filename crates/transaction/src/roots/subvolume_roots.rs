@@ -152,7 +152,7 @@ impl Engine {
                 let before = self.root_item(id)?.map_or(Uuid::nil(), |item| item.received_uuid);
                 self.change_root_item(id, |item| {
                     (item.received_uuid, item.stransid, item.rtransid) = (uuid, stransid, transid);
-                    // Linux leaves the time of sending at 0: a stream does not contain it.
+                    // Linux leaves the time of sending at 0, because a stream does not contain this time.
                     (item.stime, item.rtime) = (Default::default(), rtime);
                     item.flags |= RootFlags::RDONLY.bits();
                 })?;

@@ -360,5 +360,5 @@ pub(super) fn value_of(item: ItemRef) -> Value {
 const MAX_INODES: usize = 2000;
 /// Maximum number of bytes in the log of a subvolume.
 const MAX_BYTES: u64 = 16 << 20;
-/// Bytes that an item counts in addition to its data.
+/// Bytes that are counted for each item in addition to its data.
 const ITEM_BYTES: u64 = 64;

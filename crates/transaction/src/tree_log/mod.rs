@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A log belongs to the commit before it: the superblock keeps its generation g, and blocks of the log carry g + 1.
-//! Opening the filesystem merges the log into the trees of commit g ([`load`], then `fs` by the meaning of the items)
-//! and commits.
+//! When the filesystem is opened, [`load`] reads the log, and `fs` merges its items into the trees of commit g by their
+//! meaning, and commits.
 //!
 //! - [`sync`]: fsyncs that share a log, and the order of writes.
 //! - [`collect`]: the items of an inode's log, and the changes that a log cannot express and that therefore force a

@@ -76,7 +76,7 @@ impl Engine {
             return self.lead();
         }
         loop {
-            // A closed batch enters the map when its leader ends, and leaves it when all members have read the
+            // A closed batch enters the map when its leader ends, and leaves the map when all members have read the
             // result.
             if let Some(closed) = queue.closed.get_mut(&batch) {
                 let failure = closed.failure.clone();

@@ -194,7 +194,7 @@ impl Applier<'_> {
         let moved = left.items.extend(&views[0], 0..keep)
             + right.items.extend(&views[0], keep..views[0].nritems())
             + right.items.extend(&views[1], 0..views[1].nritems());
-        // The left page only lost items, and the right page holds at most half of all bytes.
+        // Both pages fit: the left page only lost items, and the right page holds at most half of all bytes.
         assert_eq!(moved, views[0].nritems() + views[1].nritems(), "shared items fit into two leaves");
         self.leaves.full = Some(left);
         self.leaves.current = Some(right);

@@ -2,8 +2,8 @@
 //!
 //! A batch is applied in one walk from left to right. A touched node is taken apart: its items (or child pointers) join
 //! the *run* of their level, the changes are merged in, and the run is cut into new nodes. The pointers to new nodes
-//! join the run of the next level. A child that the batch does not reach ends the runs below it, and only its pointer
-//! is passed on:
+//! join the run of the next level. At a child that the batch does not reach, the runs of the lower levels end, and only
+//! the child's pointer is passed on:
 //!
 //! ```text
 //! level 1   [ a  b  c  d  e  f ]        the batch reaches b, c and f
@@ -14,7 +14,8 @@
 //! - I1. A node is taken apart after its parent and before its children. Taking it apart means that `leave` is called,
 //!   or that its address is kept for reuse.
 //! - I2. A node is taken apart only if the batch changes an item below it, or to merge it into an underfull neighbour.
-//! - I3. Pointers join a level's run in key order. Lower runs end before an untouched child is passed on.
+//! - I3. Pointers join a level's run in key order. The runs of lower levels end before the pointer to an untouched
+//!   child is passed on.
 //! - I4. By the end of a run, each address of a fresh node that was taken apart has new content or is freed.
 //! - I5. Only a root leaf may be empty.
 //!
@@ -389,7 +390,8 @@ impl Applier<'_> {
         self.run_above(level.saturating_sub(1))
     }
 
-    /// Reads the left neighbour of a run: the last node in the run above, unless this walk made that node.
+    /// Reads the left neighbour of a run: the node of the last pointer in the run above, unless this walk made that
+    /// node.
     fn left_neighbour(&mut self, level: u8) -> Result<Option<Arc<Node>>> {
         let tree = self.tree;
         match self.run_above(level).last_untouched() {
