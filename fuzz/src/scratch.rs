@@ -29,7 +29,8 @@ impl Scratch {
         this
     }
 
-    /// The working directory of commands, six levels below the scratch directory: names with a few `..` stay inside.
+    /// The working directory of commands. It lies six levels below the scratch directory, so names with a few `..` stay
+    /// inside.
     fn work(&self) -> PathBuf {
         self.top.join("1/2/3/4/5/work")
     }

@@ -85,7 +85,7 @@ impl Target {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    /// Prevents the pieces of a range of the chunk from being copied.
+    /// Prevents the pieces of a range of the chunk from being copied while the returned guards are held.
     pub(crate) fn begin_write(&self, offset: u64, len: usize) -> Vec<RwLockReadGuard<'_, ()>> {
         let last = offset.saturating_add((len as u64).saturating_sub(1)) / MIGRATION_PIECE_BYTES;
         let first = offset / MIGRATION_PIECE_BYTES;

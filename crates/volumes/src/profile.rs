@@ -233,8 +233,8 @@ impl Geometry {
     }
 }
 
-/// Logical ranges of a chunk that cover superblock mirrors, sorted and merged. For each mirror the kernel excludes 64
-/// KiB, or a whole row with parity. Nothing is ever allocated in these ranges.
+/// Logical ranges of a chunk that cover superblock mirrors, sorted and merged. For each mirror, the kernel excludes 64
+/// KiB or, with parity, a whole row. Nothing is ever allocated in these ranges.
 pub(crate) fn reserved_ranges(start: Logical, chunk: &ChunkItem, geometry: &Geometry) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
     let range_of = |offsets: Range<u64>| start.advance(offsets.start).0..start.advance(offsets.end).0;

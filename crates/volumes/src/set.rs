@@ -34,7 +34,7 @@ use crate::{features, profile};
 /// Options for opening a filesystem's devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Write nothing, not even repairs.
+    /// Whether nothing may be written, not even repairs.
     pub read_only: bool,
 }
 
@@ -493,7 +493,7 @@ impl Volumes {
         self.flush()?;
         for member in &members {
             for offset in &SUPERBLOCK_OFFSETS[1..] {
-                // The commit is durable already, so a failed mirror is only counted.
+                // The commit is durable already, so a failed write of a mirror is only counted.
                 let _counted = self.write_mirror(sb, member, *offset);
             }
         }

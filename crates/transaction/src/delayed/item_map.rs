@@ -11,7 +11,7 @@
 //!
 //! A full page is split in half. The exception is a page to which ascending keys are being added: it is split where the
 //! next key is inserted, or, if that key comes after all others, the key begins a new page. So ascending keys fill
-//! their pages. Groups are split as pages are.
+//! their pages. Groups are split in the same way.
 //!
 //! Most changes follow an earlier one: new inodes come last, new entries of a directory come after its other entries,
 //! and each new entry changes the directory's own item. So the search for a change's page tries the last page first,
@@ -353,7 +353,7 @@ const PAGE_DATA: usize = 4096;
 /// Maximum number of pages in a group.
 const GROUP_PAGES: usize = 128;
 const NR_RECENT: usize = 32;
-/// Estimated bytes of a page's entry in the map and of the overhead of its allocations.
+/// Estimated overhead of a page in bytes: its entry in the map, and the overhead of its allocations.
 const PAGE_OVERHEAD: isize = 160;
 
 #[cfg(test)]

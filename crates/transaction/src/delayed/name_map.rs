@@ -205,7 +205,7 @@ impl Dir {
         }
     }
 
-    /// Records a change. The caller computes the growth of memory.
+    /// Records a change. The caller adds the growth of memory to the result.
     fn set(&mut self, hash: u32, value: Option<&[u8]>) -> Growth {
         let data_bytes = value.map_or(0, <[u8]>::len);
         loop {
@@ -509,7 +509,7 @@ const GROUP_PAGES: usize = 64;
 const SPARSE: usize = 16;
 /// Bytes of garbage that a log of any length may have.
 const GARBAGE_MAX: usize = 4096;
-/// Estimated bytes of a directory's entry in the map and of the overhead of its allocations.
+/// Estimated overhead of a directory in bytes: its entry in the map, and the overhead of its allocations.
 const DIR_OVERHEAD: usize = 320;
 
 #[cfg(test)]

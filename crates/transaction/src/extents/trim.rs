@@ -3,7 +3,8 @@
 //! Invariants:
 //! - I1. Free space of a block group is allocated while it is discarded, so no data is written to this space during the
 //!   discard. The space is reserved before it is allocated, so that space promised to other reservations stays free.
-//! - I2. Device space without chunks is discarded under the lock that is held while a chunk is placed.
+//! - I2. Device space without chunks is discarded under the lock that is held while a chunk is placed, so no chunk is
+//!   placed in this space during the discard.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -51,7 +51,7 @@ pub(crate) enum Purpose {
     Change,
     /// Writing the items of dirty data that was accepted earlier.
     Writeback,
-    /// A change that frees space in the end.
+    /// A change that frees space once it is committed.
     Removal,
     /// A snapshot. After the grant, all changes may copy blocks that the snapshot shares.
     Snapshot,
@@ -152,7 +152,8 @@ const NODES_PER_CHANGE: u64 = 3;
 const NODES_PER_COMMIT: u64 = 24;
 /// Further changes of a file extent item: in the extent tree and the csum tree.
 const EXTRA_CHANGES_PER_EXTENT: u64 = 2;
-/// Upper bound of a new item's head and of the space that its leaf and the nodes above may leave empty.
+/// Upper bound of the overhead of a new item in bytes: its head, and the space that its leaf and the nodes above may
+/// leave empty.
 const ITEM_OVERHEAD: u64 = 64;
 /// Upper bound of the bytes of a chunk in the chunk tree: its item with two stripes, and the item's head.
 const CHUNK_BYTES: u64 = 256;

@@ -83,7 +83,8 @@ pub(crate) type SharedView = Arc<RwLock<dyn AtVersion>>;
 pub(crate) struct Walk {
     parent: Logical,
     slot: usize,
-    /// Number of steps to nearby leaves minus number of other steps: a walk also reads other leaves now and then.
+    /// Number of steps to nearby leaves minus number of other steps. A single other step does not end a walk, because a
+    /// walk also reads other leaves now and then.
     steadiness: u32,
     /// Slots of leaves that were announced.
     announced: Range<usize>,
@@ -249,7 +250,7 @@ const REACH: usize = 16;
 /// The number of leaves being read ahead is at most the number of nodes in the cache divided by this constant.
 const CACHE_SHARE: u64 = 8;
 const EXPECTED_MAX: usize = 64;
-/// Longest step of a walk: leaves of other directories may lie between the leaves of one directory's files.
+/// Longest step of a walk, in slots: leaves of other directories may lie between the leaves of one directory's files.
 const NEAR: usize = 16;
 /// Minimum steadiness at which steps count as a walk.
 const STEADY: u32 = 2;

@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// From now on, changes are counted from the current trees.
+    /// Makes the current trees the base from which later changes are counted.
     pub(crate) fn rebase_quotas(&self, work: &mut QuotaWork) -> Result<()> {
         // I3
         work.forget_users();

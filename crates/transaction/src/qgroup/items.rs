@@ -79,7 +79,7 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
                 let limit = Limit::from_item(&QgroupLimit::decode(data).map_err(corrupt)?);
                 limits.push((QgroupId(at.offset), limit));
             }
-            // The status, infos and limits of all groups were read before, because their objectid is 0.
+            // The status, infos and limits of all groups were read before the relations, because their objectid is 0.
             KeyType::QGROUP_RELATION if at.objectid < at.offset => {
                 is_whole &= groups.relate_as_on_disk(QgroupId(at.objectid), QgroupId(at.offset));
             }

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. At the end of each commit, the numbers include exactly the extents below the address that the status item
-//!   records as the progress. Changes of extents above that address are not accounted ([`super::account`]), so an
-//!   interrupted rescan continues at the next mount, also in Linux.
+//!   records as the progress. Changes of extents above that address are not accounted ([`super::account`]). So an
+//!   interrupted rescan can continue from that address at the next mount, in Linux too.
 
 use std::time::{Duration, Instant};
 

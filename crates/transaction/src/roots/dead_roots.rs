@@ -290,5 +290,5 @@ impl Drop<'_> {
 const REFS_PER_COMMIT: i64 = 16 << 10;
 /// Approximate number of references that a commit changes for deleted subvolumes if room is short.
 const REFS_PER_COMMIT_MIN: i64 = 32;
-/// Lower bound of the references whose items share a node of the extent tree.
+/// Lower bound of the number of references whose items lie in one node of the extent tree.
 const REFS_PER_NODE: u64 = 8;

@@ -29,7 +29,7 @@ use crate::roots::root_item::blank_root_item;
 /// The fsyncs that wait for the open batch, and results of closed batches.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    /// Number of the batch that takes requests.
+    /// Id of the open batch, which new fsyncs join.
     open: u64,
     requests: Vec<(RootId, Ino)>,
     has_leader: bool,

@@ -1,4 +1,4 @@
-//! A store of nodes in a map that checks every rule of `NodeSink` during the calls.
+//! A store that keeps nodes in a map, and checks every rule of `NodeSink` during the calls.
 //!
 //! Rules: `leave` is called once per node, after its parent, with its original content, and never for a fresh node.
 //! Content is emitted only to fresh addresses. The new root reaches no node that was freed or left. When `apply`
