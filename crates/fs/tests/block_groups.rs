@@ -533,7 +533,7 @@ fn a_commit_beside_a_conversion_to_single_is_no_damage() {
         (0..24_000).filter(|number| number % 50 == round).for_each(|number| unlink(0, number));
         fs.sync().unwrap();
     }
-    // Make so few changes that the commit writes all its blocks at its end, when the extent tree has them.
+    // Make so few changes that the commit writes all its blocks at its end, when the extent tree lists them already.
     (0..24_000).filter(|number| number % 1000 == 7).for_each(|number| unlink(0, number));
     let group = fs
         .block_groups()

@@ -405,7 +405,7 @@ fn a_copy_that_fails_half_way_tells_how_far_it_came() {
     second_opinion(image.path()).unwrap();
 }
 
-/// Snapshots are taken and deleted, and block groups are emptied, beside writers. Some snapshots and moves find no
+/// Snapshots are taken and deleted, and block groups are emptied, while threads write. Some snapshots and moves find no
 /// space on such a small filesystem, but there is ample room for the writers.
 #[test]
 fn snapshots_and_moves_let_no_other_change_fail_for_lack_of_space() {

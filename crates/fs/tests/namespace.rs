@@ -21,7 +21,7 @@ fn open(image: &Image) -> FsTarget {
     FsTarget::open(image.path(), "").unwrap()
 }
 
-/// Closes and checks the filesystem, and compares the trees that this engine and Linux show.
+/// Closes and checks the filesystem, and compares the directory tree that ubtrfs shows with the one that Linux shows.
 fn close_and_verify(image: &Image, target: FsTarget) -> Result<()> {
     target.close()?;
     btrfs_check(image.path())?;

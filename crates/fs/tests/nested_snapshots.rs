@@ -30,7 +30,8 @@ enum Expected {
     Directory,
     /// A file of this many bytes.
     File(u64),
-    /// Another subvolume, or the empty directory in its place in a snapshot, which does not copy nested subvolumes.
+    /// Another subvolume, or the empty directory that stands for it in a snapshot (a snapshot does not copy nested
+    /// subvolumes).
     Subvolume(RootId),
 }
 

@@ -1,4 +1,4 @@
-//! Quotas: the numbers after each commit, against a count by btrfs-progs and by Linux's rescan.
+//! Quotas: compares the numbers after each commit with the counts of btrfs-progs and of Linux's rescan.
 //!
 //! Method: random writes, overwrites of shared data, reflinks, snapshots into groups, deletions and remounts. After
 //! each round `btrfs check --qgroup-report` counts every group of every level independently; at the end Linux rescans.

@@ -331,7 +331,7 @@ impl Fs {
         taken
     }
 
-    /// Block groups whose profile is not the target of the conversion yet, from the highest address down (I2).
+    /// Block groups that do not have the conversion's target profile yet, from the highest address down (I2).
     fn choose_unconverted(&self, item: &BalanceItem, is_known: impl Fn(Logical) -> bool) -> Vec<Logical> {
         let is_left = |group: &BlockGroup| {
             args_for(item, group.flags).is_some_and(|args| {
@@ -372,8 +372,8 @@ impl Fs {
                     self.balance.count(|counts| counts.migrated += 1);
                     return Ok(Vec::new());
                 }
-                // Without space for a copy of the chunk, the block group is emptied, because other block groups may
-                // have room.
+                // If there is no space for a copy of the chunk, the block group is emptied instead, because other block
+                // groups may have room.
                 Err(EngineError::NoSpace) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -430,7 +430,7 @@ fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
 }
 
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };
-/// A group of which at least this percentage is used is not worth emptying: its extents would fill a new group.
+/// A block group is not worth emptying if at least this percentage of it is used: its extents would fill a new one.
 const FULL_PERCENT: u128 = 95;
 /// Maximum number of waits for block groups that other threads are moving, and the length of a wait: ten minutes in
 /// all.

@@ -74,7 +74,7 @@ impl Workspace {
     fn segment(&mut self, input: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         // The search starts at byte 1, so 0 stands for "not seen". Byte 0 is then the candidate, and the comparison
-        // decides.
+        // shows whether it matches.
         self.table.fill(0);
         let mut literals_from = 0;
         let mut at = 1;

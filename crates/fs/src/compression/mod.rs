@@ -11,7 +11,7 @@
 //! Contexts are expensive to set up (hundreds of KiB for zstd), so a pool keeps them for all threads.
 //!
 //! This folder has the algorithms, and in `heuristic` the estimate whether data is compressible. `writeback/policy.rs`
-//! decides whether a file is compressed, and `writeback/ordered_data.rs` when an attempt is skipped or given up.
+//! decides whether a file is compressed. `writeback/ordered_data.rs` decides when an attempt is skipped or given up.
 
 mod heuristic;
 mod lzo;

@@ -76,8 +76,8 @@ impl Fs {
         let end = offset.checked_add(encoded.len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
         if !always_decompress && self.can_store(id, offset..end, encoded)? {
             match self.store_encoded(id, offset, end, encoded) {
-                // No free range is large enough for the whole extent. Uncompressed data can be split over several
-                // ranges.
+                // No free range is large enough for the whole extent. So the data is written uncompressed, because
+                // uncompressed data can be split over several ranges.
                 Err(Error::Engine(ubtrfs_error::Error::NoSpace)) => {}
                 done => return done.map(|()| true),
             }

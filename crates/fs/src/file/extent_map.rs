@@ -45,8 +45,8 @@ pub struct ExtentInfo {
 }
 
 impl Fs {
-    /// Returns the extents of the file's items in file order, then, also in file order, its pending ranges (data in
-    /// memory that has no items yet). Holes are listed only if the filesystem stores explicit holes.
+    /// Returns the extents of the file's items in file order, then, also in file order, its pending ranges (dirty or
+    /// under writeback). Holes are listed only if the filesystem stores explicit holes.
     pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
         Ok(self.extents_from(id, 0, usize::MAX)?.0)
     }

@@ -71,7 +71,7 @@ impl Fs {
 }
 
 /// Drops all data and extents of an unlinked regular file in bounded steps; its other items stay. Takes its own
-/// reservations and locks. Locks `state` directly, because the inode may be marked dead already.
+/// reservations and locks. Locks `state` directly, because `Inode::write` fails if the inode is marked dead already.
 pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     let _writeback = inode.writeback.lock();
     let mut state = inode.state.write();

@@ -249,8 +249,8 @@ impl Fs {
         self.write_dirty(inode, state, 0, &bytes, space)
     }
 
-    /// Checks, after a failure to reserve space, whether a write of `range` needs no new space: all of it is
-    /// preallocated or can be overwritten in place. Returns `error` if the write needs new space.
+    /// Called after reserving space failed with `error`. Succeeds if a write of `range` needs no new space, because all
+    /// of the range is preallocated or can be overwritten in place. Otherwise returns `error`.
     fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
         if !matches!(error, ubtrfs_error::Error::NoSpace | ubtrfs_error::Error::QuotaExceeded) {
             return Err(error.into());

@@ -73,7 +73,7 @@ impl Run {
 /// Dirty data of one file.
 #[derive(Debug, Default)]
 pub(crate) struct FileData {
-    /// 0 until the first write.
+    /// The sector size; 0 until the first write.
     sectorsize: u64,
     dirty: BTreeMap<u64, Buf>,
     writeback: BTreeMap<u64, Arc<Buf>>,
@@ -203,8 +203,8 @@ impl FileData {
         covering(&self.dirty, sector).is_some()
     }
 
-    /// The first and the last sector of `range`, each only if the range covers the sector in part and the sector is not
-    /// dirty. The caller must pass the other bytes of the returned sectors to [`Self::write`].
+    /// The first and the last sector of `range`. A sector is returned only if the range covers just a part of it, and
+    /// if it is not dirty. The caller must pass the other bytes of the returned sectors to [`Self::write`].
     pub(crate) fn partial_sectors(&self, range: Range<u64>) -> (Option<u64>, Option<u64>) {
         let wide = self.widen(range.clone());
         let first = (wide.start < range.start && !self.is_dirty(wide.start)).then_some(wide.start);
@@ -264,8 +264,8 @@ impl FileData {
         Ok(len_bytes)
     }
 
-    /// Returns the start of the buffer to which data at `start` is appended, and how many bytes the buffer takes: whole
-    /// sectors, at most `want` rounded up.
+    /// Finds or makes the buffer that takes the data at `start`. Returns the start of the buffer, and how many bytes
+    /// can be appended to it: whole sectors, at most `want` rounded up.
     fn buffer_at(&mut self, pool: &Arc<BufPool>, start: u64, want: usize) -> (u64, usize) {
         let want = want.next_multiple_of(self.sectorsize as usize);
         let mut new_size = want.min(BUF_MAX);

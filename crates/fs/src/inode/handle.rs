@@ -65,7 +65,7 @@ impl Drop for InodeToChange<'_> {
 
 impl Fs {
     /// Returns the inode, and loads it if it is not in memory. The caller must hold no inode lock, unless the subvolume
-    /// of `id` is known to be entered.
+    /// of `id` was entered before.
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {

@@ -28,8 +28,8 @@ impl Fs {
         if id.is_stub() && set.size.is_none() {
             return self.set_stub_attr(id, set);
         }
-        // A kernel with a writeback cache sends the times of a file after its writes, which were permitted when they
-        // were made.
+        // A kernel with a writeback cache sends the times of a file after the file's writes. The writes were permitted
+        // when they were made, so the times are accepted even if the subvolume is read-only by now.
         let written_back = set.mtime.is_some()
             && set.ctime.is_some()
             && (set.mode.or(set.uid).or(set.gid).is_none() && set.size.is_none() && set.atime.is_none())

@@ -146,8 +146,8 @@ impl InodeState {
         self.item.flags().intersects(flags)
     }
 
-    /// Whether this is a directory with many known names. After the inode leaves memory, the known names cannot be
-    /// collected again. A separate budget bounds their memory.
+    /// Whether this is a directory with many known names. The cache does not evict such a directory, because the known
+    /// names could not be collected again. A separate budget bounds their memory.
     pub(crate) fn knows_many_names(&self) -> bool {
         self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
     }

@@ -125,8 +125,8 @@ impl Fs {
             })
         };
         if state.is_dir() {
-            // An empty directory has no `DIR_ITEM`s either, but many deleted `DIR_ITEM`s may still be in the tree, so
-            // skip their range.
+            // An empty directory has no `DIR_ITEM`s, but a search would pass many deleted ones that are not removed
+            // from the tree yet. So skip their range.
             visit(&start, &Key::new(inode.id.ino.0, KeyType::DIR_ITEM, 0))?;
             visit(&Key::new(inode.id.ino.0, KeyType::DIR_INDEX, 0), &inode.last_key())?;
         } else {
@@ -242,9 +242,8 @@ impl Fs {
         let id = InodeId { root: subvolume.id, ino };
         match self.inode(id) {
             Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
-            // The inode was deleted already, or the orphan item belongs to an interrupted truncation. After an
-            // interrupted truncation, the extents past the file's size were dropped with the change of size, or readers
-            // do not see them.
+            // The inode was deleted already, or the orphan item belongs to an interrupted truncation. In the second
+            // case, the extents past the file's size are dropped already, or readers do not see them.
             Ok(_) | Err(Error::Stale) => {
                 let op = self.engine.begin(self.reserve_for_removal(1)?);
                 op.delete(&subvolume.tree, orphan_key(ino));

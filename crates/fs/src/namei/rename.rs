@@ -25,7 +25,7 @@ pub(crate) struct End<'n> {
     pub(crate) name: &'n [u8],
     pub(crate) entry: Option<DirEntry>,
     pub(crate) inode: Option<Arc<Inode>>,
-    /// The subvolume that the name leads to, if it does not lead to an inode of this subvolume.
+    /// The subvolume that the name leads to; `None` if the name does not lead to another subvolume.
     pub(crate) subvolume: Option<RootId>,
     /// The directory's sequence when the name was looked up.
     sequence: u64,

@@ -95,8 +95,8 @@ fn read_stream(
                             result = Ok(true);
                             break;
                         }
-                        // Send a command that begins a subvolume at once, so that the caller soon sees whether the
-                        // subvolume can be received.
+                        // End the batch after a command that begins a subvolume, so that the caller soon sees whether
+                        // the subvolume can be received.
                         Some(CommandKind::Subvol | CommandKind::Snapshot) => break,
                         _ => {}
                     }

@@ -92,7 +92,7 @@ impl Verifier {
             }
             Command::Fallocate { offset, size, .. } => {
                 expected.changed(offset..offset.saturating_add(size));
-                // Whether the size changes depends on the mode.
+                // The mode of the fallocate decides whether the size changes, so the size is not compared.
                 expected.size = None;
             }
             Command::Truncate { size, .. } => {
@@ -101,10 +101,10 @@ impl Verifier {
             }
             Command::Chmod { mode, .. } => expected.mode = Some(mode as u32 & mode::PERMISSIONS),
             Command::Chown { uid, gid, .. } => {
-                // A new owner may clear mode bits.
+                // A change of the owner may clear mode bits, so the mode is not compared.
                 (expected.owner, expected.mode) = (Some((uid, gid)), None);
             }
-            // An ACL may change the mode.
+            // An ACL may change the mode, so the mode is not compared.
             Command::SetXattr { .. } | Command::RemoveXattr { .. } => expected.mode = None,
             Command::Utimes { atime, mtime, .. } => expected.times = Some((atime, mtime)),
             Command::Unlink { .. } | Command::Rmdir { .. } => expected.may_be_gone = true,

@@ -5,14 +5,14 @@
 //! same part of the same extent are equal: an extent's data does not change while a read-only snapshot uses it.
 //!
 //! - E1. Items are processed in windows; an item that reaches past the end of its window is cut.
-//! - E2. A file that the receiver has first gets its new size, because a clone of a partial last sector must not end
-//!   before the end of the target file. If the old end is inside a sector, growing the file writes zeros into the rest
-//!   of that sector. So the sector at the old end is made a hole again if it is a hole in the new tree, and is sent if
-//!   it is data, even if both trees map it to the same extent. Shrinking the file rewrites the sector of the new end,
-//!   so that sector is cloned again if it was shared.
+//! - E2. If the receiver has the file, the new size is sent before the data, because a clone of a partial last sector
+//!   must not end before the end of the target file. If the old end is inside a sector, growing the file writes zeros
+//!   into the rest of that sector. So the sector at the old end is made a hole again if it is a hole in the new tree,
+//!   and is sent if it is data, even if both trees map it to the same extent. Shrinking the file rewrites the sector of
+//!   the new end, so that sector is cloned again if it was shared.
 //! - E3. Version 1 has no command that turns old data into a hole, but a hole can be cloned over it: the file is
-//!   extended by a hole, which is cloned into place, and then truncated. Holes are cloned after all other changes,
-//!   because of E2.
+//!   extended by a hole, the hole is cloned into place, and the file is truncated again. Holes are cloned after all
+//!   other changes, because of E2.
 
 #![allow(
     clippy::arithmetic_side_effects,

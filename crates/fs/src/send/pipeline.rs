@@ -298,7 +298,8 @@ impl Shared<'_> {
                 other => other,
             };
             *slot.0.lock() = done;
-            // Under the queue's lock, the writer cannot miss the change between its check and its wait.
+            // Hold the queue's lock during the change. Otherwise the writer could miss the change between its check and
+            // its wait.
             let queue = self.queue.lock();
             if queue.slots.front().is_some_and(|(first, _)| Arc::ptr_eq(first, &slot)) {
                 self.ready.notify_one();

@@ -1,5 +1,5 @@
-//! Renames that move a subvolume: plain, over an empty directory, as an exchange, or leaving a whiteout. The other end
-//! of an exchange may be anything in the same subvolume, or a subvolume anywhere.
+//! Renames that move a subvolume: plain, over an empty directory, as an exchange, or leaving a whiteout. A subvolume
+//! can be exchanged with another subvolume at any place, and with an inode if both names are in one subvolume.
 //!
 //! - I1. The subvolume lock is held, so the nesting of subvolumes does not change. The rename lock is held, so the
 //!   parents of directories do not change.

@@ -562,7 +562,7 @@ struct Job<'i> {
     inode: &'i Arc<Inode>,
     runs: Vec<Run>,
     units: Vec<Unit>,
-    /// Number of units, from the first on, whose items were put.
+    /// Number of units whose items were put. These are the first units of the job.
     nr_put: usize,
     bytes: u64,
     reservation: Option<DataReservation>,
@@ -607,7 +607,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Puts the checksums of the next units up to `end`. Checksums of adjacent new extents are put together.
+    /// Puts the checksums of the next units up to `end`. Checksums of adjacent new extents are joined and put in one
+    /// call.
     #[allow(clippy::arithmetic_side_effects, reason = "the extents were allocated, so their ends are addresses")]
     fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry, end: usize) {
         let csum_size = geometry.csum_type.size();

@@ -1,8 +1,8 @@
 //! fsync and fdatasync: write a file's data, then make its items durable through the tree log.
 //!
 //! - I1. Data is written before the items that refer to it are put, and the log is flushed after both.
-//! - I2. After fsync, the file's content, attributes and names are durable as they were when fsync was called, or
-//!   newer. For a directory, its entries are durable, with the inodes of new entries.
+//! - I2. After fsync, the file's content, attributes and names are durable in the state that they had when fsync was
+//!   called, or in a newer one. For a directory, its entries are durable, with the inodes of new entries.
 
 use ubtrfs_transaction::LogStats;
 
