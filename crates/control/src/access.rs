@@ -13,7 +13,7 @@ pub(crate) fn may_change_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result
     may(fs, caller, dir, WRITE_AND_SEARCH, caller.overrides_modes())
 }
 
-/// Returns the directory's attributes if the caller may list its names and follow them.
+/// Returns the directory's attributes if the caller may list the directory and look up names in it.
 pub(crate) fn may_read_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
     may(fs, caller, dir, READ_AND_SEARCH, caller.reads_all_directories())
 }

@@ -276,7 +276,8 @@ impl MountChannel {
         let end = Instant::now() + CONNECT_PATIENCE;
         loop {
             let wire = connect(&self.name).and_then(Wire::new).map_err(lost)?;
-            // Sending fails if the server has already refused the connection, but its answer can still be read.
+            // Sending fails if the server has already refused the connection, but the server's answer can still be
+            // read.
             let sent = wire.send(&frame, &descriptors);
             match answer_of(&wire, job) {
                 Err(failure) if failure.errno() == Errno::AGAIN && Instant::now() < end => thread::sleep(RETRY_PAUSE),

@@ -84,7 +84,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     let mut walk = Walk { context, nodes: Vec::new(), uses: Vec::new(), seen: HashSet::new(), shared: BTreeMap::new() };
     walk.visit(id)?;
     walk.settle()?;
-    // In `nodes`, the content of a directory comes after the directory. So in reverse order, numbers of children are
+    // In `nodes`, each directory comes before its content. So in reverse order, the sums of a directory's children are
     // complete before they are added to the directory.
     for index in (1..walk.nodes.len()).rev() {
         let Node { parent, total, exclusive, .. } = walk.nodes[index];
@@ -102,7 +102,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
 
 struct Walk<'c, 'a> {
     context: &'c Context<'a>,
-    /// Each directory comes before its content.
+    /// The visited files and directories; each directory comes before its content.
     nodes: Vec<Node>,
     /// Uses of extents that are not counted yet.
     uses: Vec<Use>,

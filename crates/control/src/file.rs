@@ -46,7 +46,8 @@ pub enum Request {
         #[serde(with = "crate::bytes")]
         method: Vec<u8>,
     },
-    /// As [`Request::Clone`], but only if both ranges have the same content: [`Response::Deduped`].
+    /// Makes two ranges share extents like [`Request::Clone`], but only if both ranges have the same content:
+    /// [`Response::Deduped`].
     Dedupe(Ranges),
 }
 

@@ -21,7 +21,7 @@ pub trait Processes: Debug + Send + Sync {
     /// The file that a process has open under this descriptor number.
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId>;
 
-    /// Whether each descriptor of a process that refers to this device (`st_dev`) was opened through a read-only mount;
+    /// Whether every descriptor that a process has open on this device (`st_dev`) was opened through a read-only mount;
     /// `None` if the process has no such descriptor or is not visible.
     fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool>;
 }

@@ -5,8 +5,8 @@
 //! | send, diff, find new | the rights of an administrator ([`Context::require_admin`]): a stream contains files that only |
 //! |                      | their owners may read                                                                         |
 //!
-//! So root may send from every mount, and an ordinary user from a mount of their own and from their images. The stream
-//! of a request to a mount is a pipe that the client made and reads: the server writes to nothing else.
+//! So root may send from every mount. An ordinary user may send from their own mounts and images. The stream of a
+//! request to a mount is a pipe that the client made and reads: the server writes to nothing else.
 //!
 //! - O1. A client that does not read, or that goes away, does not block the mount: the pipe is non-blocking, and the
 //!   command ends when it is cancelled or the pipe is closed.

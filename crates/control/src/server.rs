@@ -145,8 +145,8 @@ impl Server {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        // A client that has just connected may not have sent its `AwaitUnmount` request yet, so wait for it for a
-        // moment.
+        // A client that has just connected may not have sent its `AwaitUnmount` request yet, so wait a moment for this
+        // request.
         let mut state = self.shared.state.lock();
         let until = Instant::now() + FINISH_TIMEOUT;
         while !state.connected.is_empty() {

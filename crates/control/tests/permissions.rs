@@ -1,6 +1,6 @@
-//! The permission rules of all commands, by a table: each command is called by root, the user who mounted, the owner of
-//! the files, a member of their group, and another user. The expected error numbers are those of Linux, where Linux has
-//! the command.
+//! Tests the permission rules of all commands with a table: each command is called by root, the user who mounted, the
+//! owner of the files, a member of their group, and another user. The expected error numbers are those of Linux, where
+//! Linux has the command.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -54,8 +54,8 @@ struct Ring {
 }
 
 impl Direct {
-    /// Opens `path`, which must still be `file`, for direct I/O. On failure, all reads and writes transfer 0 bytes
-    /// (I1).
+    /// Opens `path` for direct I/O. `path` must still lead to the file that is open as `file`. On failure, all reads
+    /// and writes transfer 0 bytes (I1).
     pub(crate) fn open(path: &Path, file: &File, writable: bool) -> Self {
         let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
         let opened = File::options().read(true).write(writable).custom_flags(flags).open(path).ok();

@@ -45,8 +45,8 @@ pub struct FileDevice {
     flush_failed: AtomicBool,
     /// The block device, opened exclusively, while this process holds the kernel's claim on it.
     claim: Mutex<Option<File>>,
-    /// Files held open for their locks: loop devices over the image, which the kernel cannot mount then, or the files
-    /// and devices that a block device is made of.
+    /// Files held open for their locks: for an image, the loop devices over it, so that the kernel cannot mount them;
+    /// for a block device, the files and devices that it is made of.
     _held: Vec<File>,
 }
 

@@ -43,7 +43,7 @@ pub(super) struct ContentsThread<'scope> {
     fs: &'scope Fs,
     /// Files that are not sent yet.
     batch: Vec<QueuedFile>,
-    /// The length of the data of the files in `batch`.
+    /// The total data length of the files in `batch`.
     batch_bytes: u64,
     batches: SyncSender<Vec<QueuedFile>>,
     thread: ScopedJoinHandle<'scope, anyhow::Result<u64>>,

@@ -306,8 +306,8 @@ impl<'a> Import<'a> {
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut());
-            // I3: files that the separate thread still completes come earlier in the archive than the member that
-            // failed in this thread, so an error of the separate thread takes precedence.
+            // I3: the files that the separate thread completes come earlier in the archive than a member that failed in
+            // this thread, so an error of the separate thread takes precedence.
             self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
             made
         })?;

@@ -145,8 +145,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns the file and the offset of the member's data in it, if the archive is not compressed. In the file, the
-    /// member's data ranges follow each other without gaps, so other code can read them without this reader.
+    /// Returns the file and the offset of the member's data in it, if the archive is not compressed. In the archive
+    /// file, the data ranges of a member follow each other without gaps, so other code can read them without this
+    /// reader.
     pub(crate) fn place_of_data(&self) -> Option<(Arc<File>, u64)> {
         self.input.place()
     }

@@ -171,8 +171,8 @@ impl Report {
     }
 }
 
-/// For each type of FUSE request, computes the median over the runs of the number of requests that one operation of the
-/// workload causes.
+/// Computes how many requests of each FUSE type one operation of the workload causes. Each number is the median of all
+/// runs.
 fn requests_per_op(runs: &[&SideRun]) -> BTreeMap<String, f64> {
     let opcodes: BTreeSet<&String> = runs.iter().flat_map(|run| run.requests.keys()).collect();
     let of_run = |run: &&SideRun, opcode| run.requests.get(opcode).map_or(0.0, |nr| nr / run.result.ops.max(1) as f64);

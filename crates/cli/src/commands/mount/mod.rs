@@ -128,7 +128,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         started.with_context(|| format!("cannot write {}", path.display()))?;
         timeline = Some(file);
     }
-    // The helper starts before mounting, so that nothing is mounted if a requested confinement is impossible.
+    // Start the process that unmounts for a confined server before mounting, so that nothing is mounted if a requested
+    // confinement is impossible.
     let sandbox = match config.sandbox {
         true => Some((start_unmounter(&args, &dir)?, Identity::for_image(&args.device))),
         false => None,

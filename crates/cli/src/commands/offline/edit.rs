@@ -59,7 +59,7 @@ pub(crate) fn run_mkdir(args: MkdirArgs) -> anyhow::Result<ExitCode> {
     for_each_image(&args.paths, &args.image, |fs, path| make_dir(fs, path, &args))
 }
 
-/// Opens each image once for a run of consecutive paths in it.
+/// Calls `work` for each path. Consecutive paths in one image share one opening of the image.
 fn for_each_image(
     paths: &[ImagePath],
     options: &ImageOptions,

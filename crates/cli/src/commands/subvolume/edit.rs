@@ -169,8 +169,8 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Opens each image once for a run of consecutive paths in it. Frees the space of deleted subvolumes before
-/// closing the image.
+/// Calls `work` for each target until one fails. Consecutive targets in one image share one opening of the image. Frees
+/// the space of deleted subvolumes before closing an image.
 fn for_each(
     targets: &[Target],
     options: &ImageOptions,
