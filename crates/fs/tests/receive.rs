@@ -317,7 +317,7 @@ fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
             continue;
         }
         assert!(bed.fails(&whole).contains("continue it with --keep"));
-        // Another stream of the same subvolume is refused, unless no command was applied yet.
+        // A stream with other commands for the same subvolume is refused, unless no command was applied yet.
         if !mark.starts_with(b"stopped commands=0 ") {
             let other = bed.receive_with(&incremental("s2", &changes[1..]), &keep).unwrap_err().to_string();
             assert!(other.contains("other commands than the one that began it"), "{other}");
@@ -449,7 +449,8 @@ fn encoded_data_is_verified_and_stored_as_it_is() {
     let commands = [
         file.clone(),
         write(&packed, 0, 131_072, 0),
-        // Write a part of an extent, then an unaligned part, which is decompressed, then the end of the file.
+        // Write a part of an extent; then a part at an unaligned offset, which must be decompressed; then the end of
+        // the file.
         write(&packed, 131_072, 8192, 4096),
         write(&packed, 139_264 + 100, 5000, 12_288),
         write(&packed, 262_144, 5000, 0),

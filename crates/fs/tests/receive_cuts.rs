@@ -1,10 +1,10 @@
 //! Power cuts during receive.
 //!
-//! Method: a full and two incremental streams are received once, the second in two parts, and recorded. The power is
-//! cut at many points of the recording. After each cut, the filesystem can be opened, and the checkers find nothing,
-//! neither before it is opened nor after it is closed. Each subvolume is absent, or marked as incomplete, or complete
-//! with the content of its stream; a subvolume whose receive returned is complete. `UBTRFS_SEED` repeats a failure,
-//! `UBTRFS_CUTS` sets the number of cuts.
+//! Method: one full and two incremental streams are received, the second stream in two parts. A device records the
+//! writes. The power is cut at many points of the recording. After each cut, the filesystem can be opened, and the
+//! checkers find nothing, neither before it is opened nor after it is closed. Each subvolume is absent, or marked as
+//! incomplete, or complete with the content of its stream; a subvolume whose receive returned is complete.
+//! `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Operations whose space is refused. Each reservation and allocation of an operation fails in turn with ENOSPC; a full
-//! filesystem would refuse only some of them, by chance. Then:
+//! Operations whose space is refused. In each run, one of the operation's reservations or allocations fails with
+//! ENOSPC. (A full filesystem would refuse only some of them, by chance.) After the refusal:
 //!
 //! - R1. Each byte of each file is as before or as after the operation; the size of a file lies between both sizes.
 //! - R2. Readers see the state that the next session finds on disk.

@@ -460,8 +460,8 @@ fn an_id_is_given_once_while_the_filesystem_is_open() {
 }
 
 /// Threads keep writing and creating files while snapshots are taken. Each snapshot is the state of one moment: if a
-/// counter is written to two files in turn, the second is never ahead of the first. The snapshot holds everything that
-/// was written before the call.
+/// thread writes a counter first to one file and then to a second file, the counter in the second file is never ahead.
+/// The snapshot holds everything that was written before the call that took it.
 #[test]
 fn snapshots_amid_writers_are_of_one_moment() {
     for options in ["", "nodatacow"] {

@@ -187,8 +187,8 @@ fn nothing_that_is_written_meanwhile_is_discarded() {
     fs.close().unwrap();
 }
 
-/// Writes and removes files that no other thread uses. Returns the length and the repeated byte of the files that are
-/// left.
+/// Writes and removes files that no other thread uses. Returns, for each file that is left, its length and the byte
+/// that fills it.
 fn write_at_random(fs: &Fs, thread: u64, mut rng: Rng) -> BTreeMap<String, (u64, u8)> {
     let mut files = BTreeMap::new();
     for round in 0..120u64 {

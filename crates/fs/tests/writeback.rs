@@ -1,5 +1,5 @@
-//! Writeback with several threads: batches of one file do not wait for each other, sync waits for all of them, and the
-//! data written last wins.
+//! Writeback with several threads: batches of one file do not wait for each other, sync waits for all batches, and
+//! after several writes to one place the disk has the last one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

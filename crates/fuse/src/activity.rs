@@ -1,7 +1,7 @@
 //! Commits early when a burst of changes ends.
 //!
-//! sync(2) does not reach a FUSE server: the kernel hands over dirty pages and returns. So a mount that was busy and
-//! then falls quiet commits after [`QUIET`], not at the next periodic commit.
+//! sync(2) does not reach a FUSE server: the kernel sends dirty pages to the server as writes, and sync(2) returns. So
+//! a mount that was busy and then falls quiet commits after [`QUIET`], not at the next periodic commit.
 //!
 //! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. While
 //!     changes continue, only the periodic commit commits them.

@@ -154,7 +154,7 @@ fn balanced(data: &[u8], report: &Report) -> Result<Answer> {
     let mut out = data.get(..COUNTS).ok_or_else(short)?.to_vec();
     out[STATE..STATE + 8].fill(0);
     out.extend([report.expected, report.considered, report.completed].map(u64::to_le_bytes).as_flattened());
-    // As in Linux, the balance moves all other block groups, and then fails if one could not be moved.
+    // As in Linux, a block group that cannot be moved does not stop the balance, but the ioctl fails at the end.
     let result = if report.failures.is_empty() { 0 } else { -Errno::IO.raw_os_error() };
     Ok(Answer { data: padded(out, BALANCE_LEN), result })
 }

@@ -20,7 +20,7 @@ pub(crate) struct DirectoryReaders {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Maps a node and the next offset to the end and the reader's age.
+    /// Maps a node and the offset at which a reader continues to the reader's end and age.
     readers: HashMap<(u64, u64), (u64, u64)>,
     by_age: BTreeMap<u64, (u64, u64)>,
     next_age: u64,

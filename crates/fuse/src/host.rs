@@ -1,5 +1,5 @@
-//! [`MountHost`]: the mount as commands of crate `control` use it. The host finds the inodes that descriptors refer to,
-//! and makes the kernel forget changed names, data and attributes.
+//! [`MountHost`]: gives the commands of crate `control` access to the mount. The host finds the inodes that descriptors
+//! refer to, and makes the kernel forget changed names, data and attributes.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;

@@ -379,13 +379,14 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
     Ok(device.into())
 }
 
-/// Bytes of the blocks in which the kernel would access the device of a `fuseblk` mount. It accesses none.
+/// Size of the blocks in which the kernel would access the device of a `fuseblk` mount. The size has no effect, because
+/// the kernel does not access the device.
 const BLOCK_BYTES: u32 = 4096;
 
 fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let helper = find_fusermount().ok_or(MountError::NoFusermount)?;
-    // The helper inherits `theirs` on purpose, and sends the descriptor through it to `ours`.
+    // The helper inherits `theirs` on purpose: it sends the descriptor of /dev/fuse through this socket to `ours`.
     let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None)
         .map_err(|errno| failed(errno.into()))?;
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;

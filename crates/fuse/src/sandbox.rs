@@ -116,9 +116,9 @@ fn filter_calls() -> Result<(), String> {
     let denied = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error().unsigned_abs());
     let filter = SeccompFilter::new(rules().map_err(|error| text(&error))?, denied, SeccompAction::Allow, arch);
     let program: BpfProgram = filter.map_err(|error| text(&error))?.try_into().map_err(|error| format!("{error}"))?;
-    // A filter cannot see the flags of clone3. If clone3 is absent, the C library uses clone, whose flags the filter
-    // checks. A filter has one error number for its denials, so ENOSYS needs a second filter. If the two filters
-    // disagree, the kernel takes the stricter result.
+    // A filter cannot see the flags of clone3, so clone3 fails with ENOSYS. The C library then uses clone, whose flags
+    // the filter checks. A filter has only one error number for its denials, so ENOSYS needs a second filter. If the
+    // two filters disagree, the kernel takes the stricter result.
     let absent = SeccompAction::Errno(rustix::io::Errno::NOSYS.raw_os_error().unsigned_abs());
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let filter = SeccompFilter::new(clone3, SeccompAction::Allow, absent, arch).map_err(|error| text(&error))?;
@@ -176,7 +176,7 @@ const IOCTLS: [u64; 2] = [BLKDISCARD, libc::FIONBIO];
 const BLKDISCARD: u64 = 0x1277;
 
 const ALLOWED: &[i64] = &[
-    // Open devices, /dev/fuse, pipes, the control socket and the system log.
+    // Calls on open descriptors: devices, /dev/fuse, pipes, the control socket and the system log.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -273,7 +273,8 @@ pub struct PrivilegedHelper {
 
 const LAZY: u8 = b'l';
 const PLAIN: u8 = b'p';
-/// Question: is the process in the group, and are its user ids the given one (or [`ANYBODY`])?
+/// Question: is the process in the group, and are all its user ids equal to the given one (any, if [`ANYBODY`] is
+/// given)?
 const GROUP: u8 = b'g';
 /// Question: the umask of the process.
 const UMASK: u8 = b'u';
@@ -349,8 +350,8 @@ impl PrivilegedHelper {
         }
     }
 
-    /// Asks one question at a time. While the helper unmounts, it never waits for a request that in turn waits for the
-    /// helper: unmounting fails at once while programs use the mount, and otherwise no program makes requests.
+    /// Asks one question at a time, so other questions wait while the helper unmounts. This cannot deadlock: unmounting
+    /// fails at once while programs use the mount, and otherwise no program makes requests.
     fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
         ask(&mut self.child.lock(), kind, numbers)
     }

@@ -258,7 +258,8 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
     // Asynchronous direct I/O is left out: the kernel does not drop cached pages after asynchronous direct writes, so
     // buffered readers would still see the old content.
     let mut features = Features::PARALLEL_DIROPS
-        // File handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it no longer has in memory.
+        // Needed for file handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it no longer has
+        // in memory.
         | Features::EXPORT_SUPPORT
         | Features::DO_READDIRPLUS
         | Features::READDIRPLUS_AUTO
@@ -266,8 +267,8 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
         | Features::HAS_IOCTL_DIR
         // The feature spares a getxattr of security.capability for every write.
         | Features::HANDLE_KILLPRIV_V2;
-    // The server applies default ACLs to the modes of new inodes. Only the kernel checks access by ACL, if it is
-    // checked at all.
+    // The server applies default ACLs to the modes of new inodes. Access by ACL is checked only by the kernel, and only
+    // if the kernel checks permissions.
     features.set(Features::DONT_MASK, fs.options().acl);
     features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions() && !config.no_xattrs);
     // With `no_open`, no request to open could truncate the file, so the kernel truncates by SETATTR.
@@ -425,7 +426,7 @@ impl Server {
             Operation::Write { handle, flags, offset, data, from_cache, clear_suid_sgid } => {
                 if handle & APPENDS_ONLY != 0 && flags & O_APPEND == 0 {
                     // On its own filesystems, Linux refuses to clear O_APPEND of an append-only file. On a FUSE mount,
-                    // Linux does not know that the file is append-only.
+                    // Linux does not know that the file is append-only and clears the flag, so the write fails here.
                     return Err(Error::NotPermitted("the file is append-only").into());
                 }
                 self.activity.note_change();
@@ -535,7 +536,8 @@ impl Server {
     fn getattr(&self, node: u64, place: &Place<'_>) -> Result<Attr> {
         let id = self.id(node)?;
         let mut attr = self.fs.getattr(id)?;
-        // Programs treat a file without blocks as a file without data.
+        // Fetch the data of a file that seems to have no blocks, because programs treat a file without blocks as a file
+        // without data.
         if self.seeker.may_lack_blocks(node, &attr) && self.seeker.fetch_all_data(node, place) {
             attr = self.fs.getattr(id)?;
         }

@@ -1,7 +1,7 @@
 //! Tests of requests through /dev/fuse and through io_uring: the answers are equal, and no request waits forever.
 //!
 //! Method: this process serves a mount in memory. A program in another process makes the longest request of each kind.
-//! Then many threads of the program make requests at once that the server must wait for: fsync, and seeking data in
+//! Then many threads of the program at once make requests during which the server must wait: fsync, and seeking data in
 //! files whose pages only the kernel has, so that the server must first get these pages.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -120,7 +120,8 @@ struct Plan<'a> {
     trees: Vec<RootId>,
     /// The assumed number of leaves of each tree.
     nr_leaves: BTreeMap<RootId, usize>,
-    /// The first keys of each tree's leaves in the last round. Non-skinny extent items contain first keys.
+    /// The first keys of each tree's leaves in the last round. They are needed for non-skinny extent items, which
+    /// contain the first key of their tree block.
     first_keys: BTreeMap<RootId, Vec<Key>>,
 }
 

@@ -217,7 +217,8 @@ fn keys(path: &Path, is_old: bool) -> BTreeMap<String, Vec<String>> {
         let (key, _) = rest.split_once(')').expect("a key ends with a parenthesis");
         let mut parts: Vec<&str> = key.split(' ').collect();
         match parts[1] {
-            // Addresses of tree blocks, and so the free space, depend on the order of writing. The UUID is random.
+            // Do not compare the addresses of tree blocks and of free space, which depend on the order of writing, nor
+            // the UUID, which is random.
             "METADATA_ITEM" | "EXTENT_ITEM" | "UUID_KEY_SUBVOL" => (parts[0], parts[2]) = ("*", "*"),
             "FREE_SPACE_EXTENT" => continue,
             // mkfs.btrfs leaves entries of its temporary block groups behind.

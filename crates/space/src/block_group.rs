@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. `disk_free` is the content of the free space tree: everything not used, including the superblock mirrors.
+//! - I1. `disk_free` is the content of the free space tree: the space that no extent uses, including the superblock
+//!   mirrors.
 //! - I2. Free, allocated and pinned space and the mirrors are disjoint parts of `disk_free`.
 
 use std::ops::Range;
@@ -67,7 +68,8 @@ impl Group {
             mirrors: RangeSet::default(),
         };
         for mirror in mirrors {
-            // Mirror ranges may extend past the group's end, and two of them may overlap.
+            // Cut the mirror's range at the bounds of the group, and insert only the parts that are not in `mirrors`
+            // yet: mirror ranges may extend past the group's end, and two of them may overlap.
             let mirror = mirror.start.max(bounds.start)..mirror.end.min(bounds.end);
             for part in group.mirrors.gaps(mirror) {
                 group.mirrors.insert(part);

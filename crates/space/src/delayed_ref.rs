@@ -23,7 +23,7 @@ use crate::ref_deltas::RefDeltas;
 pub enum RefKey {
     /// A reference to a tree block by the tree that owns it.
     TreeBlock(RootId),
-    /// A reference to a tree block by the node with full backrefs at this address.
+    /// A reference to a tree block that the node at this address holds; the node has full backrefs.
     SharedBlock(Logical),
     /// A reference to a data extent by a file.
     Data {
@@ -34,7 +34,7 @@ pub enum RefKey {
         /// File offset of the file extent item minus its offset into the extent (wrapping).
         offset: u64,
     },
-    /// A reference to a data extent by the leaf with full backrefs at this address.
+    /// A reference to a data extent that the leaf at this address holds; the leaf has full backrefs.
     SharedData(Logical),
 }
 

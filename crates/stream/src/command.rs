@@ -1,4 +1,5 @@
-//! [`Command`]: a command of a stream, with borrowed names and data. The numbers of commands and attributes.
+//! [`Command`]: a command of a stream, with borrowed names and data. [`CommandKind`] and [`Attribute`] define the
+//! numbers of commands and attributes.
 
 use std::fmt;
 
@@ -201,7 +202,7 @@ numbered! {
     FallocateMode = 25, "fallocate_mode";
     /// Flags of the inode, as the inode item has them.
     Fileattr = 26, "fileattr";
-    /// Number of bytes of the file that the encoded data represents.
+    /// Number of the file's bytes that the encoded data represents.
     UnencodedFileLen = 27, "unencoded_file_len";
     /// Length of the decoded data.
     UnencodedLen = 28, "unencoded_len";

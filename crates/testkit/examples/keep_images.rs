@@ -1,5 +1,5 @@
-//! Makes the images from which fuzzing starts, with Linux, and saves them in `corpus/images`. Needs root and
-//! loop devices.
+//! Lets Linux make the images from which fuzzing starts, and saves them in `corpus/images`. Needs root and loop
+//! devices.
 //!
 //! `cargo run -p ubtrfs-testkit --example keep_images -- crates/testkit/corpus/images`
 

@@ -3,8 +3,8 @@
 //! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads|balance] [--seeds 200] [--cuts 500]
 //! [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`
 //!
-//! Linux replays and `btrfs check` checks `--linux` cuts. The exit status is 1 if a promise was broken or a check was
-//! not clean.
+//! With `--linux N`, Linux also replays N of the cuts, and `btrfs check` checks them. The exit status is 1 if a promise
+//! was broken or a check was not clean.
 //!
 //! `--bed alone` (the default) changes the filesystem with one thread, so a run repeats exactly from its seed. `--bed
 //! threads` uses several threads, while the device sometimes delays requests; a seed determines the actions of the

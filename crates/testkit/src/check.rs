@@ -117,16 +117,16 @@ fn is_complaint(line: &str) -> bool {
     let lower = line.to_lowercase();
     let bad =
         ["error", "warning", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "orphan", "bad "];
-    // A clean check ends with "no error found". A v1 free space cache is stale if the last writer does not maintain
-    // it.
+    // These lines are harmless: a clean check ends with "no error found", and a v1 free space cache is stale if the
+    // last writer does not maintain it.
     let harmless = lower.contains("no error found")
         || lower.contains("cache and super generation don't match")
         || lower.contains("space cache will be invalidated");
     !harmless && bad.iter().any(|word| lower.contains(word))
 }
 
-/// An image that is read without taking its lock, as by `btrfs check`. A test that has closed its filesystem may still
-/// hold the lock.
+/// An image that is read without taking its lock, as `btrfs check` reads it: a test that has closed its filesystem may
+/// still hold the lock.
 #[derive(Debug)]
 struct Unlocked {
     file: File,

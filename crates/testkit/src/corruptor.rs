@@ -353,7 +353,8 @@ impl<'i> Corruptor<'i> {
         }
     }
 
-    /// Calls `change` with the owner and items of each leaf until `change` has changed a leaf, and writes that leaf.
+    /// Calls `change` with the owner and the items of one leaf after another, until `change` has changed a leaf. Writes
+    /// that leaf.
     pub fn rewrite(
         &self,
         text: &str,

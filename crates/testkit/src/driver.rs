@@ -136,7 +136,8 @@ impl Driver {
         let found = op(target);
         *self.report.counts.entry(name).or_default() += 1;
         self.report.failures += usize::from(expected.is_err());
-        // Linux reports other errors before EXDEV. Over FUSE and in the engine, EXDEV may be reported first.
+        // Accept EXDEV if another error was predicted: Linux checks for EXDEV last, but FUSE and the engine may check
+        // for it earlier.
         let crosses =
             matches!((&expected, &found), (Err(_), Err(errno)) if *errno == rustix::io::Errno::XDEV.raw_os_error());
         if expected != found && !crosses {
@@ -167,7 +168,8 @@ impl Driver {
         let mode = *self.rng.pick(&[0o755, 0o700, 0o1777, 0o2755]);
         let made = mode & 0o1777;
         self.both("mkdir", show(&path), model, target, |to| to.create(&path, NodeKind::Directory, made, (0, 0)))?;
-        // mkdir keeps only the permission bits and the sticky bit; chmod sets and clears the set-group-id bit.
+        // mkdir keeps only the permission bits and the sticky bit, so a chmod follows, which also sets or clears the
+        // set-group-id bit.
         self.rest = Some(Rest::Mode(path, mode));
         Ok(())
     }
@@ -351,7 +353,8 @@ impl Driver {
         for _ in 0..40 {
             let Some(id) = self.any(model) else { break };
             let node = &model.nodes[&id];
-            // The model implements neither inherited properties nor default ACLs, which set the modes of new entries.
+            // Do not use directories with properties or ACLs: the model implements neither inherited properties nor
+            // default ACLs, which set the modes of new entries.
             let inherits = node.xattrs.keys().any(|name| name.starts_with(b"system.") || name.starts_with(b"btrfs."));
             if node.kind == NodeKind::Directory && !inherits {
                 dir = id;

@@ -146,12 +146,13 @@ impl LoopMount {
         self.kernel_log()
             .lines()
             .filter(|line| ["BTRFS warning", "BTRFS error", "BTRFS critical"].iter().any(|tag| line.contains(tag)))
-            // A writer that does not maintain the free space cache leaves an outdated cache, and Linux warns about
-            // that cache at mount.
+            // Ignore warnings about an outdated free space cache: a writer that does not maintain the cache leaves it
+            // outdated, and Linux warns about that at mount.
             .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
-            // If Linux commits while it mounts, it counts the UUID tree as outdated and scans for missing entries. The
-            // scan needs space even if no entry is missing, so it fails with ENOSPC on a full filesystem. The next
-            // mount scans again. Seen with Linux 6.18 on images whose UUID tree was current.
+            // Ignore a failed scan of the UUID tree: if Linux commits while it mounts, it counts the UUID tree as
+            // outdated and scans for missing entries. The scan needs space even if no entry is missing, so it fails
+            // with ENOSPC on a full filesystem. The next mount scans again. Seen with Linux 6.18 on images whose UUID
+            // tree was current.
             .filter(|line| !line.contains("btrfs_uuid_scan_kthread failed -28"))
             .map(str::to_owned)
             .collect()

@@ -67,9 +67,9 @@ impl CutOutcome {
 pub struct Gate {
     /// Seed of the choice of requests.
     pub seed: u64,
-    /// On average, one in this number of flushes and writes of the primary superblock is delayed.
+    /// On average, one of every `superblocks` flushes and writes of the primary superblock is delayed.
     pub superblocks: u64,
-    /// On average, one in this number of other writes is delayed.
+    /// On average, one of every `writes` other writes is delayed.
     pub writes: u64,
     /// A delayed request is released after this many further requests and promises of other threads.
     pub events: usize,

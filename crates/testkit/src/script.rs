@@ -15,7 +15,7 @@ type Action = Box<dyn Fn(&mut dyn Target) -> Result<(), Errno> + Send + Sync>;
 pub enum Step {
     /// An operation, with its description.
     Do(String, Action),
-    /// Reads (offset, length) of a file; the content must be right.
+    /// Reads a range (offset, length) of a file; the content must be right.
     Read(Vec<u8>, u64, usize),
     /// Makes one file or directory durable.
     Fsync(Vec<u8>),

@@ -216,7 +216,8 @@ impl Worker {
             }
             16..19 => {
                 let flags = [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::EXCHANGE, RenameFlags::WHITEOUT];
-                // After the move of a directory, an fsync in the same transaction commits instead of writing the log.
+                // Move directories only in some sessions: after such a move, an fsync in the same transaction commits
+                // instead of writing the log.
                 if moves_dirs || !fs.lookup(dir, &name)?.is_dir() {
                     fs.rename(dir, &name, dir2, &name2, *self.rng.pick(&flags))?;
                 }

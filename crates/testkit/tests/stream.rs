@@ -32,7 +32,8 @@ fn make_files(fs: &Fs, numbers: std::ops::Range<usize>) -> ubtrfs_fs::Result<()>
     Ok(())
 }
 
-/// Makes a filesystem with the old files. Metadata has one copy, so that no second copy hides a failed write.
+/// Makes a filesystem with the files of the previous commit. Metadata has one copy, so that no second copy hides a
+/// failed write.
 fn base() -> Medium {
     let options = MkfsOptions { metadata_profile: BlockGroupFlags::empty(), ..MkfsOptions::default() };
     let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &options).unwrap()));

@@ -58,8 +58,8 @@ pub const ACTORS: &[Actor] = &[
     Actor { capabilities: Some(CapabilitySet::FOWNER), ..user("other-fowner", 1003, 1003, &[]) },
     Actor { capabilities: Some(CapabilitySet::FSETID), ..user("owner-fsetid", 1001, 1001, &[]) },
     Actor {
-        // Without FOWNER, Linux refuses a chown that clears a set-id bit, because that changes the mode. FUSE does
-        // not refuse such a chown.
+        // This user has FOWNER, because the sides differ without it: Linux refuses a chown that clears a set-id bit,
+        // because the mode changes, and FUSE does not refuse it.
         capabilities: Some(CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::CHOWN).union(CapabilitySet::FOWNER)),
         ..user("other-chown", 1003, 1003, &[])
     },

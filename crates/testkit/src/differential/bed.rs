@@ -497,7 +497,7 @@ fn compare_fields(
     }
 }
 
-/// The paths to examine before and after a call: the paths that it names and their directories.
+/// The paths to examine before and after a call: the paths that the call names, and their directories.
 fn observed_paths(call: &Call) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
     for path in call.paths() {

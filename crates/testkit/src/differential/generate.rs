@@ -110,7 +110,8 @@ impl Generator {
         }
         let user = if self.rng.one_in(3) { 0 } else { self.rng.index(NR_DRAWN) };
         let call = self.call();
-        // A helper has only the capabilities that its user id implies (H1).
+        // Helpers make the calls on subvolumes, and a helper has only the capabilities that its user id implies (H1).
+        // So root replaces a user with other capabilities.
         let user = if call.is_of_subvolumes() && ACTORS[user].has_own_capabilities() { 0 } else { user };
         Step { user, call }
     }

@@ -76,8 +76,8 @@ impl Drop for Helper {
 }
 
 impl Side {
-    /// Performs a call with a helper: a call on a mapping with the helper of all mappings, an ioctl with the helper
-    /// of this thread.
+    /// Performs a call with a helper. One helper makes the calls on all mappings; the helper of the calling thread
+    /// makes ioctls.
     pub(crate) fn by_helper(&mut self, call: &Call) -> Answer {
         let full = |path: &str| name_text(self.full(path).as_os_str().as_encoded_bytes());
         let split = |path: &str| {
@@ -113,8 +113,8 @@ impl Side {
                 // On our mount, the program `ubtrfs` makes the snapshot, because a snapshot made by the ioctl lacks
                 // data written through mappings.
                 Some(program) => {
-                    // If `to` is an existing directory, the ioctl fails, but the program would make the snapshot in
-                    // that directory.
+                    // Fail if `to` exists, as the ioctl does. If `to` is a directory, the program would make the
+                    // snapshot in that directory.
                     if rustix::fs::lstat(self.full(to)).is_ok() {
                         return Err(Errno::IO);
                     }

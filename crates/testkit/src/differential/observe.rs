@@ -13,9 +13,10 @@ use super::call::name_text;
 use super::perform::{Side, full};
 use crate::tree_entry::{TreeEntry, walk_path, xxh64};
 
-/// The earliest time of a call in seconds: times that a test sets are before this second or after [`LATEST_CALL`].
+/// A time in seconds before every call. Times that a test sets are earlier than this time or later than
+/// [`LATEST_CALL`], so a time between the two is the time of a call.
 pub(crate) const EARLIEST_CALL: i64 = 1_700_000_000;
-/// The latest time of a call in seconds. Times of calls lie between [`EARLIEST_CALL`] and this second.
+/// A time in seconds after every call.
 pub(crate) const LATEST_CALL: i64 = 4_000_000_000;
 
 /// The attributes of an object that must be equal on both sides.
@@ -244,7 +245,7 @@ pub(crate) fn walk(root: &Path) -> Result<Vec<Entry>> {
         let with_flags = matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory);
         let left_out = stat.st_ino == LEFT_OUT;
         let flags = if with_flags && !left_out { Some(flags_of(&full)?) } else { None };
-        // The kernel may have cached a block count from before the data was written back.
+        // Do not use cached attributes: the kernel may have cached a block count from before the data was written back.
         let fresh = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         let blocks = rustix::fs::statx(CWD, &full, fresh, StatxFlags::BASIC_STATS)?.stx_blocks;
         let is_subvolume = stat.st_ino == SUBVOLUME_ROOT && !entry.path.is_empty();

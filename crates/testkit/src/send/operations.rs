@@ -1,6 +1,6 @@
-//! [`Operations`]: random operations that make hard differences: storms of renames, swaps and rotations of directories,
-//! directories below each other, names used again, links, reflinks, holes, files that grow back into extents that they
-//! had, flags, times, ACLs and capabilities.
+//! [`Operations`]: random operations that make differences which are hard to send: storms of renames, swaps and
+//! rotations of directories, a directory that moves below its former child, names used again, links, reflinks, holes,
+//! files that grow back into extents that they had, flags, times, ACLs and capabilities.
 
 use std::collections::BTreeMap;
 

@@ -55,7 +55,8 @@ type BoxedAction = Box<dyn Fn(&mut dyn Target) -> Result<(), Errno>>;
 /// The result of an operation.
 enum Done {
     Fine,
-    /// The operation failed for lack of space. The model is as if the operation had succeeded.
+    /// The operation failed for lack of space. The variant holds the model as it would be if the operation had
+    /// succeeded.
     Full(Model),
     /// A fault was reported, so the lane ends.
     Told,

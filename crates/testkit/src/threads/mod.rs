@@ -81,7 +81,7 @@ struct Scenario {
     moves: bool,
     /// Whether a thread balances with random filters, and another one stops balances and resizes the device.
     balances: bool,
-    /// The kind of quotas that are on, if any. A thread changes quota groups.
+    /// The kind of quotas that are on, if any. With quotas, a thread changes quota groups.
     quotas: Option<QuotaKind>,
     /// The number of bytes left free, or `None` for no limit. With little space, freed space is reused at once, and
     /// ENOSPC is possible.
@@ -244,7 +244,8 @@ impl Scenario {
             while more > 0 {
                 match target.fallocate(b"filler", 0, more, crate::FallocateOp::Allocate) {
                     Ok(()) => break,
-                    // While a rescan's last commit needs room, one allocation can take less than `statfs` shows.
+                    // Try a smaller size: while a rescan's last commit needs room, one allocation can take less than
+                    // `statfs` shows.
                     Err(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => more = more.saturating_sub(1 << 20),
                     Err(code) => return Err(errno(code)).with_context(|| format!("a filler of {more} bytes")),
                 }

@@ -42,8 +42,8 @@ fn has_log(image: &Image) -> bool {
 }
 
 /// Copies the image as a power cut would leave it. Linux writes the first superblock before the mirrors and uses only
-/// the first. A copy of the image that was made between the superblock writes is made again, because ubtrfs also
-/// looks at the mirrors.
+/// the first. If the copy was made between these writes, the image is copied again, because ubtrfs also looks at the
+/// mirrors.
 fn crashed_copy(mounted: &Image) -> Image {
     for _ in 0..20 {
         let copy = Image::copy_of(mounted.path()).unwrap();
@@ -99,7 +99,7 @@ fn check_promises(case: &Case, live: &[TreeEntry], replayed: &[TreeEntry], what:
     let find = |entries: &[TreeEntry], path: &str| {
         entries.iter().find(|entry| entry.path == path.as_bytes()).cloned().map(|entry| TreeEntry {
             link_group: None,
-            // A directory that was not fsynced is only promised to exist.
+            // Do not compare the sizes of directories: a directory that was not fsynced is only promised to exist.
             size: if entry.kind == NodeKind::Directory { 0 } else { entry.size },
             ..entry
         })

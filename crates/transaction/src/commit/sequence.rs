@@ -455,8 +455,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// Puts an item of the root tree again if the root tree is older than this transaction. A superblock must refer
-    /// to a root tree of its own transaction, but changes may cancel out, for example if a file was made and deleted.
+    /// If the root tree is older than this transaction, puts one of its items again, so that the root tree is written
+    /// in this transaction. A superblock must refer to a root tree of its own transaction, but changes may cancel out,
+    /// for example if a file was made and deleted.
     fn renew_root_tree(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let roots = self.own_tree(RootId::ROOT_TREE)?;
         if roots.root_ptr().generation == transid {

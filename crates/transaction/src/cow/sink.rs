@@ -119,7 +119,7 @@ impl Engine {
     }
 }
 
-/// Progress of the applies of a flush, which sets the pace of writers.
+/// The progress of all applies of one flush. The progress sets the pace of writers.
 #[derive(Debug)]
 pub(crate) struct ApplyProgress {
     nr_changed: AtomicUsize,
@@ -370,7 +370,7 @@ impl<'a> CowSink<'a> {
         if !self.pool.is_empty() {
             self.job.engine.space.release(Extent::new(Logical(self.pool.start), self.pool.end - self.pool.start));
         }
-        // The gathered nodes are too few for a piece. The nodes left over are written with the other trees' nodes.
+        // The gathered nodes are too few for a piece of the stream, so they are written with the other trees' nodes.
         self.made.emitted.extend(self.gathered.into_iter().map(|node| (node.bytenr(), node)));
         self.made
     }
@@ -395,8 +395,8 @@ impl<'a> CowSink<'a> {
 
 impl NodeSink for CowSink<'_> {
     fn is_fresh(&self, node: &Node) -> bool {
-        // With a stream, no node is fresh (I3): the stream would write other content to the address of a node that
-        // readers still see.
+        // With a stream, no node counts as fresh (I3). Otherwise the stream would write other content to the address of
+        // a node that readers still see.
         node.generation() == self.job.transid
             && self.is_private(node)
             && self.stream.is_none()

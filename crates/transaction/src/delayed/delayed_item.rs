@@ -35,8 +35,8 @@ struct Shard {
     objectids: Objectids,
 }
 
-/// A set of objectids with false positives. Most lookups are for unchanged objectids, and a single clear bit shows that
-/// an objectid is unchanged.
+/// A set of objectids that can report false positives. Most lookups are for objectids without changes, and a single
+/// clear bit proves that an objectid has none.
 #[derive(Debug, Default)]
 struct Objectids {
     bits: Option<Box<[u64; OBJECTID_WORDS]>>,
@@ -416,7 +416,7 @@ fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize)
     }
     if nr_lists > 1 {
         joined.sort_unstable_by_key(|(key, _)| Reverse(*key));
-        // A list is complete only down to its first value or its limit.
+        // A list lacks the changes after its first value or after its limit, so the joined list must end there too.
         let first_value = joined.iter().position(|(_, change)| change.is_some());
         joined.truncate(first_value.map_or(limit, |at| (at + 1).min(limit)));
     }
