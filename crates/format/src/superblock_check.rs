@@ -98,7 +98,7 @@ fn check_sizes(superblock: &Superblock) -> Result<(), FormatError> {
     if !stripesize.is_power_of_two() {
         return Err(bad("stripesize", stripesize, "expected a power of two"));
     }
-    // The smallest filesystem has six trees.
+    // The smallest filesystem has six trees, each of at least one node.
     if superblock.bytes_used < u64::from(nodesize).saturating_mul(6) {
         return Err(bad("bytes_used", superblock.bytes_used, "expected at least six tree blocks"));
     }

@@ -179,7 +179,7 @@ const NO_EFFECT: &[&str] = &[
     "thread_pool",
 ];
 
-/// Options of the kernel that this engine must not accept silently.
+/// Options of the kernel that this engine refuses with a message, instead of ignoring them.
 const REFUSED: &[(&str, &str)] = &[
     ("fatal_errors", "is not supported"),
     ("usebackuproot", "is not supported yet"),

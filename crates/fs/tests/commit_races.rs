@@ -89,7 +89,7 @@ fn fsyncs_that_share_a_log_share_its_error() {
                 Box::new(move || fs.fsync(file, false)) as Box<dyn FnOnce() -> Result<()> + Send>
             }),
         );
-        // The next flushes are those of this log, of its superblock, and of the next log.
+        // After the flushes of this log and of its superblock, the flush of the next log fails.
         device.at_flush(1, failed_flush);
         Ok(())
     });

@@ -75,7 +75,7 @@ impl World {
             let id = fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
             if self.rng.one_in(5) {
                 let property: &[u8] = self.rng.pick::<&[u8]>(&[b"zstd", b"lzo", b"zlib"]);
-                // Files without copy-on-write or checksums refuse the property.
+                // Files without copy-on-write or checksums refuse the compression property.
                 let _ = fs.setxattr(id, b"btrfs.compression", property, XattrFlags::empty(), &Caller::ROOT);
             } else if self.rng.one_in(6) {
                 const NOCOW: u32 = 0x0080_0000;

@@ -529,7 +529,7 @@ fn busy_directories_give_numbers_in_rows() -> Result<()> {
     all.dedup();
     assert_eq!(all.len(), 928);
     fs.sync()?;
-    // The number is above all numbers of earlier transactions.
+    // The new inode's number is above all numbers that earlier transactions gave.
     assert!(make(464..465)[0].0 > all[927]);
     close_and_verify(&image, target)
 }

@@ -114,7 +114,7 @@ pub(super) fn check_dev_item(item: &Item<'_>) -> Check {
     if devid != item.key.offset {
         return Err(bad(WHAT, "devid", devid, "expected the offset of its key"));
     }
-    // Both fields of a device that is being removed are 0.
+    // A device that is being removed has 0 in both fields, so 0 is accepted.
     let (total_bytes, bytes_used) = (item.u64(WHAT, 8)?, item.u64(WHAT, 16)?);
     if bytes_used > total_bytes {
         return Err(bad(WHAT, "bytes_used", bytes_used, "expected at most total_bytes"));

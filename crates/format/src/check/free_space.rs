@@ -35,7 +35,7 @@ pub(super) fn check_bitmap(item: &Item<'_>) -> Check {
     check_overlap(item, WHAT)
 }
 
-/// Checks the key of these items: `(start, type, length)`.
+/// Checks the key of a free space tree item, which is `(start, type, length)`.
 fn check_range(item: &Item<'_>, what: &'static str) -> Check {
     item.aligned(what, "start", item.key.objectid)?;
     item.aligned(what, "length", item.key.offset)?;

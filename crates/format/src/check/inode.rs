@@ -66,7 +66,7 @@ pub(super) fn check_inode_ref(item: &Item<'_>) -> Check {
 
 pub(super) fn check_inode_extref(item: &Item<'_>) -> Check {
     check_prev_ino(item, "InodeExtref")?;
-    // An entry: parent (8 bytes), index (8), name_len (2), name.
+    // Layout of an entry: parent (8 bytes), index (8), name_len (2), name.
     check_names(item, "InodeExtref", 16, 18)
 }
 

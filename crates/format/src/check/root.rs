@@ -44,7 +44,7 @@ pub(super) fn check_root_item(item: &Item<'_>) -> Check {
 
 pub(super) fn check_root_ref(item: &Item<'_>) -> Check {
     const WHAT: &str = "RootRef";
-    // The item: dirid (8 bytes), sequence (8), name_len (2), name.
+    // Layout of the item: dirid (8 bytes), sequence (8), name_len (2), name.
     let name_len = usize::from(item.u16(WHAT, 16)?);
     check_name_len(WHAT, name_len)?;
     check_name(WHAT, item.bytes(WHAT, 18, name_len)?)?;

@@ -44,7 +44,7 @@ impl Compression {
 }
 
 disk_struct! {
-    /// The second half of a regular or preallocated extent, 32 bytes.
+    /// The fields of a regular or preallocated extent that follow the header, 32 bytes.
     #[derive(Copy)]
     RegularExtent {
         /// Start of the extent on disk; 0 for a hole.

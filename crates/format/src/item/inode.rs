@@ -45,7 +45,7 @@ disk_struct! {
         rdev: u64,
         /// Bits of [`InodeFlags`]; unknown bits are kept.
         flags: u64,
-        /// NFS compatible change number.
+        /// Change counter, as NFS needs it.
         sequence: u64,
         /// Reserved.
         reserved: [u64; 4],

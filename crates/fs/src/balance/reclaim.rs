@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(choose(&groups(29, 30), &mut above, 30), [Logical(1)]);
         assert_eq!(choose(&groups(20, 30), &mut above, 30), [], "once each time that it falls");
         assert_eq!(choose(&groups(20, 0), &mut above, 30), [], "empty ones are removed anyway");
-        // Others have no room.
+        // The other block group has no room for the content of this one.
         let mut above = BTreeSet::from([Logical(1)]);
         assert_eq!(choose(&[data(1, 29), data(2, 90)], &mut above, 30), []);
         assert!(above.contains(&Logical(1)), "it is tried again");

@@ -8,7 +8,7 @@
 //!    +------------------------ cancel -----------------------+
 //! ```
 //!
-//! The item is in the root tree while a balance runs or is paused.
+//! The balance item is in the root tree while a balance runs or is paused.
 //!
 //! `BalanceState` keeps the state under a lock. Lock order: no other lock is taken under this lock.
 

@@ -39,7 +39,7 @@ pub struct Defragment {
 }
 
 impl Default for Defragment {
-    /// The whole file; extents below 32 MiB, as in btrfs-progs.
+    /// The whole file is defragmented: its extents below 32 MiB, as in btrfs-progs.
     fn default() -> Self {
         Self { range: 0..u64::MAX, small_bytes: 32 << 20, compress: None, unshare: false }
     }

@@ -40,7 +40,7 @@ pub struct ExtentInfo {
     pub disk_len_bytes: u64,
     /// The offset in the (decompressed) extent at which the file's part begins.
     pub extent_offset: u64,
-    /// Its compression method.
+    /// The compression method of the extent.
     pub compression: Compression,
 }
 
@@ -103,7 +103,7 @@ impl Fs {
         }
         let pending = state.data.pending_in(0..u64::MAX);
         if pending.len() > MAX_SEARCHED {
-            // An estimate that is too high shows holes as data, which loses nothing.
+            // Count all pending bytes as new. An estimate that is too high only makes programs read holes as data.
             return pending.iter().map(len).sum();
         }
         pending.iter().map(|range| len(range).saturating_sub(self.bytes_with_extents(inode, range).unwrap_or(0))).sum()

@@ -278,7 +278,7 @@ impl FileData {
                 buf.make_room(len);
                 return (*before, len);
             }
-            // A sequential writer will fill the whole next buffer.
+            // The buffer before is full, so the writer is probably sequential and will fill the whole next buffer too.
             new_size = BUF_MAX;
         }
         let buf = pool.take(new_size);

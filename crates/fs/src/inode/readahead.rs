@@ -396,7 +396,7 @@ mod tests {
         let mut window = ReadWindow::default();
         window.goes_on(0, MIB);
         window.slots = (1..7).map(|at| slot(at * MIB)).collect();
-        // Fill the second slot last.
+        // Read the slots 2, 3 and 4 before slot 1.
         for at in [2, 3, 4] {
             assert!(window.goes_on(at * MIB, (at + 1) * MIB));
             window

@@ -303,7 +303,7 @@ impl ExtentPlan {
         Ok(())
     }
 
-    /// The item around `range` after this plan, and whether the plan put it.
+    /// The item that holds `range` after the changes planned so far, and whether this plan put the item.
     fn current(&self, at: &ExtentAt, range: &Range<u64>) -> (ExtentAt, bool) {
         let entry = self.changes.range(at.start..=range.start.max(at.start)).next_back();
         let Some((start, Some(extent))) = entry else { return (at.clone(), false) };

@@ -372,7 +372,7 @@ impl Replay<'_> {
         Ok(false)
     }
 
-    /// Second pass: an entry of a directory that was fsynced.
+    /// Second pass: replays an entry of a directory that was fsynced.
     fn dir_index(&mut self, key: &Key, item: &[u8]) -> Result<()> {
         let dir = Ino(key.objectid);
         if !self.is_dir(dir)? {

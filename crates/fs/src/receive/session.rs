@@ -72,7 +72,7 @@ pub struct ReceiveReport {
     pub nr_stored_encoded: u64,
     /// Bytes that were shared with the sent subvolumes.
     pub bytes_shared: u64,
-    /// Totals of the verification; `None` if no verification was requested.
+    /// Totals of the verification; all are 0 if no verification was requested.
     pub verified: Verified,
     /// Commands that failed. The receive fails when `max_errors` is reached.
     pub nr_errors: u64,

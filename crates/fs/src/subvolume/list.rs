@@ -79,7 +79,7 @@ pub(crate) fn root_ref(roots: &Tree, parent: RootId, id: RootId) -> Result<Optio
     raw.map(|raw| RootRef::decode(&raw).map_err(in_tree(roots))).transpose()
 }
 
-/// The parent that holds the name of a subvolume, and the reference there.
+/// The parent of a subvolume, which holds its name, and the parent's reference to the subvolume.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) parent: RootId,

@@ -13,7 +13,7 @@ use crate::Fs;
 #[derive(Debug, Default)]
 pub(crate) struct Receives {
     ids: Mutex<HashSet<RootId>>,
-    /// Number of `ids`, to be read without the lock.
+    /// Number of `ids`, which can be read without the lock.
     nr: AtomicUsize,
 }
 
