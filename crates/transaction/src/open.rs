@@ -27,9 +27,9 @@ use crate::tree_log;
 impl Engine {
     /// Opens the filesystem on these devices.
     ///
-    /// A filesystem that cannot be written yet (for example with RAID chunks or unknown compat_ro features) opens
-    /// read-only, and so does a filesystem whose log the caller does not replay. [`Engine::read_only`] gives the
-    /// reason.
+    /// A filesystem that ubtrfs cannot write (for example with RAID chunks or unknown compat_ro features) opens
+    /// read-only. A filesystem whose log the caller does not replay opens read-only too. [`Engine::read_only`] gives
+    /// the reason.
     ///
     /// # Errors
     ///

@@ -16,8 +16,8 @@ const BATCH: usize = 256;
 /// An iterator over the entries of a directory, in the order of their creation, without `.` and `..`. Returned by
 /// [`Filesystem::read_dir`].
 ///
-/// The iterator returns every entry once. Entries that are made or removed during the iteration may be missing. The
-/// iterator ends after the first error.
+/// The iterator returns every entry once; only entries that are made or removed during the iteration may be missing.
+/// The iterator ends after the first error.
 #[derive(Debug)]
 pub struct ReadDir {
     fs: Filesystem,

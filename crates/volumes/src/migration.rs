@@ -16,7 +16,8 @@
 //!   order.
 //! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock,
 //!   which every write holds shared.
-//! - G3. The device space of stripes that a migration left is free only when no reader uses these stripes any more.
+//! - G3. The device space of stripes from which a migration moved a chunk is free only when no reader uses these
+//!   stripes any more.
 //! - G4. If a write to any copy of the chunk, old or fresh, failed during a migration, the migration cannot be
 //!   recorded: the copies that stay may be stale.
 //! - G5. After the running commit has recorded the new chunk item, a write to the chunk fails if a fresh stripe

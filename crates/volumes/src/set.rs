@@ -65,7 +65,8 @@ pub(crate) enum Stat {
 /// A device of the set.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// The current device item: at open the superblock's, then the chunk tree's, which commits change (I2).
+    /// The current device item. At open it is the superblock's item; after that it is the chunk tree's item, which
+    /// commits change (I2).
     item: RwLock<DevItem>,
     /// The device, or `None` if it is missing.
     pub(crate) backend: Option<Arc<dyn Device>>,
@@ -182,9 +183,9 @@ impl Volumes {
         Ok(())
     }
 
-    /// The reason why the filesystem cannot be written, if any: features, profiles, several devices. The reason also
-    /// names missing devices. The answer is final once all device items and chunks are added. The answer does not
-    /// depend on [`OpenOptions::read_only`].
+    /// The reason why the filesystem cannot be written, if any, such as unsupported features or profiles, or several
+    /// devices. The reason also names missing devices. The answer is final once all device items and chunks are added.
+    /// The answer does not depend on [`OpenOptions::read_only`].
     pub fn write_refusal(&self) -> Option<String> {
         let reason = self.write_refusal.clone().or_else(|| {
             let is_other = |chunk: &&Arc<Chunk>| {

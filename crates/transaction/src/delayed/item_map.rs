@@ -140,7 +140,7 @@ impl ItemMap {
         changes.take_while(move |(key, _)| *key >= start)
     }
 
-    /// Bytes that the map takes, which is the sum of the growth of all changes.
+    /// Bytes of memory that the map takes. They equal the sum of the growth of all changes.
     #[cfg(test)]
     fn memory_bytes(&self) -> isize {
         self.pages().map(|page| page.items.memory_bytes() + PAGE_OVERHEAD).sum()

@@ -136,7 +136,7 @@ impl NameMap {
         self.dirs.keys().copied()
     }
 
-    /// Bytes that the map takes, which is the sum of the growth of all changes.
+    /// Bytes of memory that the map takes. They equal the sum of the growth of all changes.
     pub(crate) fn memory_bytes(&self) -> isize {
         self.dirs.values().map(|dir| dir.bytes as isize).sum()
     }

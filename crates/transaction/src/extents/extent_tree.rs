@@ -5,7 +5,8 @@
 //! references are separate items ("keyed"). While an extent has a keyed reference, its new references are keyed too, as
 //! in the kernel.
 //!
-//! I1. After each head is applied, `refs` of an extent item is the sum of its inline and keyed references.
+//! I1. After the delayed refs of an extent (its head) are applied, `refs` of its item is the sum of its inline and
+//! keyed references.
 //! I2. Inline references are ordered by type, and within a type by descending offset or hash.
 //! I3. A reference is inline or keyed, never both.
 //! I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as objectid.

@@ -9,14 +9,14 @@
 //!   free + unallocated  >=  frozen transaction + active transaction + future writeback + space that the purpose must leave
 //! ```
 //!
-//! I1. An admitted change finds room at the commit: the estimate is an upper bound, and data chunks leave that room
-//!     ([`Engine::leaves_room_for_metadata`]).
-//! I2. Accepted dirty data finds room for its items: ordinary changes leave room for all reserved data.
+//! I1. An admitted change finds room at the commit: the estimate is an upper bound, and new data chunks leave this room
+//!     on the devices ([`Engine::leaves_room_for_metadata`]).
+//! I2. Accepted dirty data finds room for its items: ordinary changes leave room for the items of all reserved data.
 //! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave.
 //!
 //! While room is ample, a thread gets many changes admitted at once. The thread's operations reserve from the changes
-//! that were admitted in advance (the stock), and their load is added to the transaction's load after many operations
-//! ([`Share`]).
+//! that were admitted in advance (the stock), and the load of these operations is added to the transaction's load only
+//! after many operations ([`Share`]).
 //!
 //! I4. The stock of a share, and load that the share has not added yet, count as reserved: the counted load is never
 //!     too low.

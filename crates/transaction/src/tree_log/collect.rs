@@ -10,8 +10,8 @@
 //! - R3. If the last commit gives one of the inode's names to another inode, that other inode must be dead; the replay
 //!   takes the name from the dead inode. An inode that took a name from a dead inode and lost the name again must have
 //!   lost it to another logged inode, or the dead inode would reappear. A directory index that a name had in the last
-//!   commit must not belong to another name now: a directory that is loaded again reuses the indexes of removed last
-//!   entries.
+//!   commit must not belong to another name now: a directory that is loaded again reuses the indexes of entries that
+//!   were removed from its end.
 //! - R4. If a file with several links, or a file of the last commit, has a new name in a directory, the directory is
 //!   logged with its entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the
 //!   other files of the directory.

@@ -23,9 +23,9 @@
 //! that the superblock refers to was flushed before the superblock was written. (3) The extent tree records neither the
 //! log blocks nor the data of a log. The addresses of log blocks and logged data stay allocated in memory until the
 //! commit that drops the log is durable, and all these addresses lie in chunks that the commit before the log recorded.
-//! (4) A commit writes a superblock without a log, in one sector with the new roots, so the log ends at the moment when
-//! its changes are in the trees. Superblock mirrors keep the roots of the commit: the mirrors are read only if the
-//! primary is lost.
+//! (4) A commit writes a superblock without a log. The fields for the log and for the roots lie in one sector, so the
+//! log ends at the moment at which its changes are in the trees. Superblock mirrors keep the roots of the commit: the
+//! mirrors are read only if the primary is lost.
 //!
 //! Invariants:
 //! - I1. The log is changed and written under the commit lock, so it always belongs to the last commit. While the log
