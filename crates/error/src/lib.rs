@@ -127,7 +127,7 @@ impl Error {
         errno.raw_os_error()
     }
 
-    /// Adds the block to an error about corrupt content.
+    /// Adds the block's address to an error about corrupt content.
     #[must_use]
     pub fn at(self, bytenr: Logical) -> Self {
         match self {
@@ -136,7 +136,7 @@ impl Error {
         }
     }
 
-    /// Adds the tree to an error about corrupt content.
+    /// Adds the tree's id to an error about corrupt content.
     #[must_use]
     pub fn in_tree(self, tree: RootId) -> Self {
         match self {

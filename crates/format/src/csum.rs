@@ -23,7 +23,7 @@ pub enum CsumType {
 pub const CSUM_SIZE_MAX: usize = 32;
 
 impl CsumType {
-    /// The algorithm for the value of the superblock's `csum_type` field, `None` if it is unknown.
+    /// The algorithm for a value of the superblock's field `csum_type`; `None` for an unknown value.
     pub fn from_disk(value: u16) -> Option<Self> {
         Some(match value {
             0 => Self::Crc32c,
@@ -34,7 +34,7 @@ impl CsumType {
         })
     }
 
-    /// Bytes of one checksum.
+    /// Size of one checksum in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::Crc32c => 4,

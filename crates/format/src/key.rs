@@ -37,7 +37,7 @@ key_types! {
     UUID_KEY_RECEIVED_SUBVOL = 252, STRING_ITEM = 253,
 }
 
-/// A key: `(objectid, type, offset)`, ordered in that sequence.
+/// A key: `(objectid, type, offset)`. Keys are compared by these parts in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// The owner of the item: an inode number, a bytenr, a tree id, ...
@@ -49,7 +49,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Bytes of a key on disk.
+    /// Size of a key on disk in bytes.
     pub const SIZE: usize = 17;
     /// The smallest key.
     pub const MIN: Self = Self { objectid: 0, item_type: KeyType(0), offset: 0 };

@@ -33,13 +33,13 @@ use crate::error::FormatError;
 use crate::ids::{Generation, Logical, RootId};
 use crate::key::Key;
 
-/// Bytes of the header.
+/// Size of the header in bytes.
 pub const HEADER_SIZE: usize = 101;
-/// Bytes of an item head in a leaf.
+/// Size of an item head in a leaf, in bytes.
 pub const ITEM_HEAD_SIZE: usize = 25;
-/// Bytes of a child pointer in an internal node.
+/// Size of a child pointer in an internal node, in bytes.
 pub const KEY_PTR_SIZE: usize = 33;
-/// Deepest level of a tree: levels 0 to 7.
+/// Highest level that a tree can have: levels are 0 (leaves) to 7.
 pub const LEVEL_MAX: u8 = 7;
 /// Header flag: the block was written.
 pub const HEADER_FLAG_WRITTEN: u64 = 1;

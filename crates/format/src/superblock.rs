@@ -12,7 +12,7 @@ use crate::error::FormatError;
 use crate::ids::{Generation, Logical};
 use crate::item::DevItem;
 
-/// Bytes of a superblock.
+/// Size of a superblock in bytes.
 pub const SUPERBLOCK_SIZE: usize = 4096;
 /// Device offsets of the superblock and its mirrors. A mirror past the device's end does not exist.
 pub const SUPERBLOCK_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
@@ -24,11 +24,11 @@ pub const MAGIC_OFFSET: usize = 64;
 pub const BLOCK_SIZE_MIN: u32 = 4096;
 /// Largest size of a data sector and of a tree block.
 pub const BLOCK_SIZE_MAX: u32 = 65536;
-/// Bytes of the system chunk array.
+/// Size of the system chunk array in bytes.
 pub const SYS_CHUNK_ARRAY_SIZE: usize = 2048;
 /// Number of root backups.
 pub const NR_ROOT_BACKUPS: usize = 4;
-/// Bytes of the label's field.
+/// Size of the label's field in bytes.
 pub const LABEL_SIZE: usize = 256;
 /// Longest label in bytes, without its terminating zero.
 pub const LABEL_LEN_MAX: usize = LABEL_SIZE - 1;
@@ -60,7 +60,7 @@ disk_struct! {
         csum_root: Logical,
         /// Generation of the checksum tree.
         csum_root_gen: Generation,
-        /// Bytes of all devices.
+        /// Total size of all devices in bytes.
         total_bytes: u64,
         /// Bytes used.
         bytes_used: u64,
@@ -108,7 +108,7 @@ disk_struct! {
         log_root: Logical,
         /// Unused (always 0).
         log_root_transid: u64,
-        /// Bytes of all devices.
+        /// Total size of all devices in bytes.
         total_bytes: u64,
         /// Bytes used by extents.
         bytes_used: u64,
@@ -116,15 +116,15 @@ disk_struct! {
         root_dir_objectid: u64,
         /// Number of devices.
         num_devices: u64,
-        /// Bytes of a data block.
+        /// Size of a data block in bytes.
         sectorsize: u32,
-        /// Bytes of a tree block.
+        /// Size of a tree block in bytes.
         nodesize: u32,
         /// Equal to `nodesize`.
         leafsize: u32,
         /// Equal to `sectorsize`.
         stripesize: u32,
-        /// Bytes used of the system chunk array.
+        /// Number of bytes in use in the system chunk array.
         sys_chunk_array_size: u32,
         /// Generation of the chunk tree.
         chunk_root_generation: Generation,

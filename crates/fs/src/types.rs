@@ -308,7 +308,7 @@ pub struct DirEntryOut<'a> {
 /// The numbers that `statfs` shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
-    /// Bytes of a block: the sector size.
+    /// Size of a block in bytes, which is the sector size.
     pub bsize: u32,
     /// All blocks.
     pub blocks: u64,

@@ -20,7 +20,7 @@ pub(super) struct Item<'a> {
 pub(super) type Check = Result<(), FormatError>;
 
 impl<'a> Item<'a> {
-    /// The `N` bytes at `at`.
+    /// The `N` bytes at offset `at`.
     fn array<const N: usize>(&self, what: &'static str, at: usize) -> Result<[u8; N], FormatError> {
         array_at(what, self.data, at)
     }
@@ -45,7 +45,7 @@ impl<'a> Item<'a> {
         self.array(what, at).map(|raw| Key::decode(&raw))
     }
 
-    /// The `len_bytes` bytes at `at`.
+    /// The `len_bytes` bytes at offset `at`.
     pub(super) fn bytes(&self, what: &'static str, at: usize, len_bytes: usize) -> Result<&'a [u8], FormatError> {
         let end = at.saturating_add(len_bytes);
         self.data.get(at..end).ok_or(FormatError::Short { what, need: end, have: self.data.len() })
@@ -109,7 +109,7 @@ pub(super) fn aligned(ctx: &CheckContext, what: &'static str, field: &'static st
     Err(bad(what, field, value, "expected a multiple of the sector size"))
 }
 
-/// The `N` bytes at `at`.
+/// The `N` bytes at offset `at`.
 pub(super) fn array_at<const N: usize>(what: &'static str, data: &[u8], at: usize) -> Result<[u8; N], FormatError> {
     let end = at.saturating_add(N);
     let bytes = data.get(at..end).and_then(|bytes| bytes.try_into().ok());

@@ -38,9 +38,9 @@ use crate::superblock::{Incompat, Superblock};
 /// Everything that a block is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckContext {
-    /// Bytes of a data block.
+    /// Size of a data block in bytes.
     pub sectorsize: u32,
-    /// Bytes of a tree block.
+    /// Size of a tree block in bytes.
     pub nodesize: u32,
     /// Checksum algorithm.
     pub csum_type: CsumType,

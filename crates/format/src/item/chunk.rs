@@ -83,7 +83,7 @@ pub struct ChunkItem {
     pub length: u64,
     /// Always the extent tree.
     pub owner: u64,
-    /// Bytes of a stripe element: 64 KiB.
+    /// Size of a stripe element in bytes: 64 KiB.
     pub stripe_len: u64,
     /// Type and profile.
     pub flags: BlockGroupFlags,
@@ -100,7 +100,7 @@ pub struct ChunkItem {
 }
 
 impl ChunkItem {
-    /// Bytes before the stripes.
+    /// Size of the part before the stripes, in bytes.
     pub const HEADER_SIZE: usize = 48;
     /// The only stripe element length in use.
     pub const STRIPE_LEN: u64 = 64 * 1024;

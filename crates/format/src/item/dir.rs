@@ -145,7 +145,7 @@ impl<'i> DirEntryView<'i> {
 }
 
 impl DirEntry {
-    /// Bytes before the name.
+    /// Size of the part before the name, in bytes.
     pub const HEADER_SIZE: usize = DirEntryHeader::SIZE;
 
     /// Reads all entries of an item.

@@ -191,7 +191,7 @@ pub struct ExtentItem {
 }
 
 impl ExtentItem {
-    /// Bytes before the inline references of a data extent or skinny tree block.
+    /// Size of the part before the inline references in bytes, for a data extent or a skinny tree block.
     pub const HEADER_SIZE: usize = 24;
 
     /// Reads an item of type `EXTENT_ITEM` or `METADATA_ITEM`.

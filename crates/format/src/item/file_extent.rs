@@ -97,9 +97,9 @@ pub struct FileExtent {
 }
 
 impl FileExtent {
-    /// Bytes before inline data.
+    /// Size of the part before inline data, in bytes.
     pub const HEADER_SIZE: usize = 21;
-    /// Bytes of a regular or preallocated extent.
+    /// Size of the item of a regular or preallocated extent, in bytes.
     pub const REGULAR_SIZE: usize = Self::HEADER_SIZE + RegularExtent::SIZE;
 
     /// Reads an item.
@@ -157,7 +157,7 @@ impl FileExtent {
         out
     }
 
-    /// Bytes of the file that this item covers.
+    /// Number of bytes of the file that this item covers.
     pub fn num_bytes(&self) -> u64 {
         match &self.body {
             FileExtentBody::Inline(_) => self.ram_bytes,

@@ -3,9 +3,9 @@
 use crate::disk_struct;
 use crate::key::Key;
 
-/// Bytes of a full free space bitmap.
+/// Size of a full free space bitmap in bytes.
 pub const FREE_SPACE_BITMAP_SIZE: usize = 256;
-/// Bits of a full free space bitmap; each stands for a sector.
+/// Number of bits in a full free space bitmap; each bit stands for a sector.
 pub const FREE_SPACE_BITMAP_BITS: u64 = 8 * 256;
 
 disk_struct! {

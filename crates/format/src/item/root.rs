@@ -36,7 +36,7 @@ disk_struct! {
         bytenr: Logical,
         /// Unused.
         byte_limit: u64,
-        /// Bytes of the tree's nodes (unused by the kernel).
+        /// Total size of the tree's nodes in bytes. Linux computes the size of its global reserve from this field.
         bytes_used: u64,
         /// Transaction of the last snapshot of this subvolume.
         last_snapshot: Generation,
@@ -50,7 +50,7 @@ disk_struct! {
         drop_level: u8,
         /// Level of the root node.
         level: u8,
-        /// Equal to `generation` if the fields below are valid.
+        /// Equal to `generation` if the fields after this one are valid.
         generation_v2: Generation,
         /// The subvolume's UUID.
         uuid: Uuid,
@@ -80,7 +80,7 @@ disk_struct! {
 }
 
 impl RootItem {
-    /// Bytes of the layout before `generation_v2`.
+    /// Size of the old layout in bytes; it ends before `generation_v2`.
     pub const SIZE_V1: usize = 239;
 
     /// Reads either layout. Fields are zero if the old layout lacks them or a mismatch of `generation_v2` makes them

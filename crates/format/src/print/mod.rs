@@ -29,7 +29,7 @@ use crate::superblock::Superblock;
 pub struct PrintOptions {
     /// Checksum algorithm.
     pub csum_type: CsumType,
-    /// Bytes of a data block.
+    /// Size of a data block in bytes.
     pub sectorsize: u32,
     /// Print `HIDDEN` instead of names and values.
     pub hide_names: bool,

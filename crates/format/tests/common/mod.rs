@@ -135,7 +135,7 @@ impl Image {
         chunk.stripes.iter().map(|stripe| stripe.offset.0 + (logical - start)).collect()
     }
 
-    /// Visits each block below this address, parents first.
+    /// Visits the block at this address and all blocks below it, parents first.
     pub(crate) fn walk(&self, bytenr: u64, visit: &mut dyn FnMut(&[u8])) {
         let raw = self.read(bytenr, usize::try_from(self.superblock.nodesize).expect("small"));
         visit(&raw);

@@ -340,5 +340,5 @@ const FLAG_PAIRS: &[(InodeFlags, u32)] = &[
 const SETTABLE: u32 =
     FS_COMPR | FS_SYNC | FS_IMMUTABLE | FS_APPEND | FS_NODUMP | FS_NOATIME | FS_NOCOMP | FS_DIRSYNC | FS_NOCOW;
 
-/// Items of a change: the inode, its ACL, its capability, its property.
+/// Number of items to reserve for a change of attributes: the inode, its ACL, its capability, its property.
 const SETATTR_ITEMS: usize = 6;

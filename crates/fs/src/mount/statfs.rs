@@ -80,7 +80,7 @@ fn copies(flags: BlockGroupFlags) -> u64 {
     }
 }
 
-/// Items that an unlink changes: orphan item, entry, index, reference, inode, directory.
+/// Number of items that an unlink changes: orphan item, entry, index, reference, inode, directory.
 const UNLINK_ITEMS: u64 = 6;
 const TREE_HEIGHT_MAX: u64 = 8;
 const RESERVE_MAX: u64 = 512 << 20;

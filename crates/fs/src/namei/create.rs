@@ -388,8 +388,8 @@ pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, tim
     }
 }
 
-/// Items of a creation: the new inode, reference, entry, index, symbolic link target, up to three attributes, orphan
-/// item, and the directory's inode.
+/// Number of items to reserve for a new inode: the inode, reference, entry, index, symbolic link target, up to three
+/// attributes, orphan item, and the directory's inode.
 const CREATE_ITEMS: usize = 12;
 /// How many new inodes per directory and transaction get the next free inode number, as on Linux. Further inodes get
 /// the numbers of a whole row.

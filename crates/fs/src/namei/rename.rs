@@ -352,5 +352,6 @@ fn is_inside(dir: &Inode, ancestor: Ino) -> Result<bool> {
 
 /// Limit that ends a loop of damaged references; real directories are not as deep.
 const MAX_DEPTH: u64 = 1 << 20;
-/// Items of a rename: two names removed, two added, a whiteout with attributes, four inodes, an orphan item.
+/// Number of items to reserve for a rename: two names removed, two added, a whiteout with attributes, four inodes, an
+/// orphan item.
 const RENAME_ITEMS: usize = 28;

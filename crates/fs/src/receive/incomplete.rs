@@ -282,8 +282,8 @@ fn is_any_newer(tree: &CommittedTree, mark: &Mark) -> Result<bool> {
     Ok(false)
 }
 
-/// Items to reserve for completing a received subvolume: the attribute, the root item and two UUID items, with a
-/// margin.
+/// Number of items to reserve for completing a received subvolume: the attribute, the root item and two UUID items,
+/// with a margin.
 const COMPLETE_ITEMS: usize = 8;
 
 #[cfg(test)]

@@ -270,6 +270,6 @@ impl Fs {
 const NOT_RECEIVED: Generation = Generation(0);
 /// Name of the entry, in the root tree's directory, for the default subvolume.
 const DEFAULT: &[u8] = b"default";
-/// Items of a new subvolume: root item, both references, two UUID items, entry, index, the directory, and the items of
-/// the new tree.
+/// Number of items to reserve for a new subvolume: root item, both references, two UUID items, entry, index, the
+/// directory, and the items of the new tree.
 const NEW_ITEMS: usize = 16;

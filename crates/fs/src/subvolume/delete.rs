@@ -237,5 +237,6 @@ impl Fs {
     }
 }
 
-/// Items of a deletion: entry, index, directory, both references, orphan item, root item, two UUID items.
+/// Number of items to reserve for a deletion: entry, index, directory, both references, orphan item, root item, two
+/// UUID items.
 const DELETE_ITEMS: usize = 12;

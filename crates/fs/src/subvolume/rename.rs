@@ -270,8 +270,8 @@ impl Reference {
     }
 }
 
-/// Items of a rename: two names removed and two added, a whiteout with attributes, four inodes with references,
-/// references of two subvolumes, an orphan item.
+/// Number of items to reserve for a rename: two names removed and two added, a whiteout with attributes, four inodes
+/// with references, references of two subvolumes, an orphan item.
 const RENAME_ITEMS: usize = 40;
 /// Limit that ends a loop of damaged references.
 const MAX_NESTING: usize = 4096;
