@@ -2,7 +2,7 @@
 //!
 //! | module      | what                                                            |
 //! |-------------|-----------------------------------------------------------------|
-//! | `target`    | the operations of a workload, in this process or by system calls |
+//! | `target`    | a workload's operations, in this process or by system calls     |
 //! | `workload`  | the workloads, each written once                                |
 //! | `run`       | one workload on one target                                      |
 //! | `compare`   | workloads on several filesystems in turn, medians and ratios    |

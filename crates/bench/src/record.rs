@@ -93,7 +93,7 @@ pub(crate) struct RunResult {
     pub(crate) workload: String,
     /// The target: `engine IMAGE` or `dir DIR`.
     pub(crate) target: String,
-    /// `calls`, or `import` if `ubtrfs import` did the work.
+    /// `import` if the program `ubtrfs import` did the work, otherwise `calls`.
     pub(crate) through: String,
     /// Time of the work and of making it durable.
     pub(crate) seconds: f64,

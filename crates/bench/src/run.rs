@@ -4,8 +4,8 @@
 //!   in this process, and syncfs(2) for a directory. On a mount of ubtrfs, syncfs(2) is followed by the mount's own
 //!   sync command. For the workload `snapshot`, `seconds` is the time of the snapshots alone, which are durable when
 //!   their calls return.
-//! - R2. The files that the workload needs are made and made durable first. Before the workload (as root, without
-//!   `--warm`) caches are dropped.
+//! - R2. First, the files that the workload needs are made, and synced. Then, as root and without `--warm`, the caches
+//!   are dropped. Then the workload runs.
 //! - R3. The workload makes all files in the directory `bench` of the target. At the end, the directory is removed
 //!   unless `--keep` is given.
 

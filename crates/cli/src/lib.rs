@@ -150,7 +150,7 @@ fn named_commands(args: &[OsString]) -> String {
     named
 }
 
-/// Returns the first arguments that name a command instead of a device.
+/// Returns the names of all commands. Any other first argument names a device.
 fn subcommand_names() -> Vec<String> {
     use clap::CommandFactory;
     let command = Cli::command();

@@ -2,7 +2,8 @@
 //! and umount(2) waits for the last commit.
 //!
 //! Method: a loop device over an image. After a sync or an unmount, a copy of the image is judged by Linux. The mount
-//! commits by itself only after a second without changes, so the copy is made before that.
+//! commits by itself only after a second without changes. The copy is made earlier, so it shows the effect of the sync
+//! or the unmount.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -111,7 +112,7 @@ fn sync_and_umount_of_a_block_device_wait_for_the_commit() {
     assert_eq!(bed.on_disk("last").unwrap().len(), 5_000_000);
     drop(claim(&bed.device).unwrap());
 
-    // The server may not have ended yet; a new mount waits for it.
+    // The server may not have ended yet; a new mount waits for its end.
     bed.mount("ro");
     assert_eq!(bed.kind().as_deref(), Some("fuse.ubtrfs"), "several read-only mounts may share a device");
     assert_eq!(fs::read(bed.join("synced")).unwrap(), b"by sync");

@@ -542,7 +542,7 @@ fn remounting_read_only_and_back() {
     let table = fs::read_to_string("/proc/mounts").unwrap();
     let line = table.lines().find(|line| line.contains(mount.path().to_str().unwrap())).unwrap();
     assert!(line.contains("noexec") && line.contains("rw,"), "flags that are not named stay: {line}");
-    // mount(8) passes the options that /proc/mounts shows.
+    // For a remount, mount(8) passes the options that /proc/mounts shows, so these options must be accepted.
     let shown = line.split(' ').nth(3).unwrap();
     remount(&format!("{shown},ro"));
     remount(&format!("{shown},exec"));

@@ -481,7 +481,7 @@ fn users_have_their_own_subvolumes_alone() {
     btrfs_check(place.finish().path()).unwrap();
 }
 
-/// Cached names of the kernel must not keep a deleted subvolume alive.
+/// Names that the kernel has cached must not keep a deleted subvolume alive.
 #[test]
 fn the_space_of_a_deleted_subvolume_comes_back_when_its_files_are_closed() {
     if !capability::kernel_oracle() || !capability::fuse() {

@@ -54,11 +54,11 @@ pub struct Filters {
     pub profiles: Vec<String>,
     /// Used bytes in percent of the block group: at least the first number, below the second.
     pub usage: Option<(u32, u32)>,
-    /// The device that holds one of the stripes.
+    /// A device that must hold a stripe of the block group.
     pub devid: Option<u64>,
-    /// The range of bytes on the device `devid` that a stripe overlaps: start and end.
+    /// Start and end of a range of bytes on the device `devid`, which a stripe of the block group must overlap.
     pub drange: Option<(u64, u64)>,
-    /// The range of logical addresses that the block group overlaps: start and end.
+    /// Start and end of a range of logical addresses, which the block group must overlap.
     pub vrange: Option<(u64, u64)>,
     /// The name of the profile to convert to.
     pub convert: Option<String>,

@@ -100,8 +100,8 @@ pub struct Extent {
     pub len: u64,
     /// The kind of the extent.
     pub kind: Kind,
-    /// Logical address of the part that the file uses; for a compressed extent, of the whole extent; 0 if it has no
-    /// address.
+    /// Logical address of the part of the extent that the file uses, or of the whole extent if it is compressed. 0 if
+    /// the extent has no address.
     pub address: u64,
     /// Whether the extent is compressed.
     pub is_compressed: bool,

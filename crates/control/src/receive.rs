@@ -44,7 +44,7 @@ pub struct Request {
     pub force_decompress: bool,
     /// Whether everything is read again and compared with the stream before a subvolume is complete.
     pub verify: bool,
-    /// Whether data that the sent subvolume has on this filesystem is shared.
+    /// Whether to share data with the sent subvolume, if that subvolume is on this filesystem.
     pub shares: bool,
     /// Bytes of the stream, if known, for the progress.
     pub total_bytes: Option<u64>,

@@ -115,8 +115,8 @@ impl IoRing {
             // SAFETY: the caller guarantees the memory until this function returns, which is after all results.
             match unsafe { self.queues.enter(nr_results) } {
                 Ok(()) | Err(Errno::INTR) => {}
-                // The kernel has no memory for a request, or has begun to deny the call. Requests not taken are
-                // abandoned; requests taken complete without further calls.
+                // The kernel has no memory for a request, or has begun to deny the call. Requests that the kernel has
+                // not taken are abandoned. Requests that it has taken complete without further calls.
                 Err(errno) => {
                     self.is_denied |= !matches!(errno, Errno::AGAIN | Errno::BUSY | Errno::NOMEM);
                     nr_waiting -= self.queues.nr_unsent().min(nr_waiting);

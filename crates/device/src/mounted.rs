@@ -174,7 +174,7 @@ fn block_name(rdev: u64) -> Option<std::ffi::OsString> {
     Some(link.file_name()?.to_owned())
 }
 
-/// Finds the process that holds a lock on this inode in /proc/locks: "pid 12 (name)".
+/// Returns the process that holds a lock on this inode according to /proc/locks, in the form "pid 12 (name)".
 pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let wanted = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));

@@ -568,7 +568,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Returns the directory with these names below the target. Makes missing directories.
+    /// Returns the directory whose path below the target consists of `names`. Makes missing directories.
     fn parent_dir(&mut self, names: &[&[u8]]) -> anyhow::Result<InodeId> {
         if names.is_empty() {
             return Ok(self.base);
@@ -581,7 +581,8 @@ impl<'a> Import<'a> {
         Ok(dir)
     }
 
-    /// Returns the directories on the way from the target directory to the directory with these names.
+    /// Returns all directories on the path that consists of `names`, from the target directory to the last name. Makes
+    /// missing directories.
     fn directories_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
         // Keep all directories on the way, because `..` in a symbolic link leads back to the previous one.
         let mut way = vec![self.base];

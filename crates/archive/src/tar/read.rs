@@ -39,7 +39,7 @@ type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 #[derive(Default)]
 struct Extras {
     records: Records,
-    /// Repeated `GNU.sparse.offset` and `numbytes` (pax sparse 0.0).
+    /// Values of the repeated records `GNU.sparse.offset` and `GNU.sparse.numbytes` (pax sparse 0.0).
     sparse: Vec<u64>,
     long_path: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
@@ -74,7 +74,7 @@ impl Reader {
                 if self.nr_members == 0 {
                     bail!("the archive is empty; give a tar archive");
                 }
-                // Some writers omit the zero blocks at the end.
+                // Some writers omit the zero blocks at the end of an archive, so this is no error.
                 return Ok(None);
             }
             let header = Header(&block);

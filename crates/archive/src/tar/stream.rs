@@ -140,7 +140,8 @@ impl<R: Read> Read for Counted<R> {
 
 const QUEUE_LEN: usize = 4;
 const BUFFER_LEN: usize = 1 << 20;
-/// 128 MiB, the default limit of zstd. The limit is needed because even a small archive can demand a large window.
+/// Limits the window of zstd to 128 MiB, the default limit of the program zstd. Even a small archive can demand a large
+/// window.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
-/// Enough for `xz -9`, which takes 65 MiB.
+/// Limit of memory for decompressing xz. An archive made by `xz -9` takes 65 MiB.
 const XZ_MEMORY_MAX: u64 = 256 << 20;

@@ -143,7 +143,7 @@ fn send_all<T: Target>(target: &T, params: &Params, base: &T::Dir, output: &Path
     Ok(())
 }
 
-/// Writes into one of 40 files, and renames, removes and adds one of 200 each.
+/// On average, writes into one of 40 files. For every 200 files, renames one, removes one and adds one.
 fn change_tree<T: Target>(target: &T, params: &Params, tree: &T::Dir) -> Result<()> {
     let mut rng = Rng::new(params.seed);
     let mut dirs = vec![tree.clone()];

@@ -93,7 +93,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    // The highest number is not a user id.
+    // The highest number is not an id, because it means "do not change" to chown(2).
     let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
     let parsed = text.split_once(':').and_then(|(uid, gid)| Some((id(uid)?, id(gid)?)));
     parsed.ok_or_else(|| format!("'{text}' is not an owner; write two numbers, for example 0:0"))

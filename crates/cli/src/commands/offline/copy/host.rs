@@ -353,7 +353,7 @@ impl To for HostTarget {
             end = offset + bytes.len() as u64;
             Ok(file.write_at(offset, bytes)?)
         })?;
-        // The file may end in a hole.
+        // Set the size, because the file may end in a hole.
         file.set_size(info.size.max(end))?;
         // The attributes of a device are not changed.
         if !file.is_direct() {
