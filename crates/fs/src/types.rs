@@ -119,7 +119,7 @@ pub mod mode {
     pub const PERMISSIONS: u32 = 0o7_777;
 }
 
-/// Joins major (12 bits) and minor (20 bits) to the 32-bit device number of FUSE and `st_rdev`.
+/// Joins major (12 bits) and minor (20 bits) into the 32-bit device number of FUSE and `st_rdev`.
 pub fn rdev_from_parts(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
 }

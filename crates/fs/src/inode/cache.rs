@@ -3,7 +3,7 @@
 //! - I1. An inode is in memory at most once: one thread loads it while others wait. An inode is evicted only while
 //!   nothing but the cache holds its `Arc`.
 //! - I2. Inodes that were created and not looked up since are evicted first. So creating many inodes does not evict
-//!   inodes in use, and the created inodes in memory stay few enough for a processor's cache.
+//!   inodes in use, and the few created inodes that stay in memory fit into a processor's cache.
 //! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes. A kernel that remembers a
 //!   million names does not keep a million inodes in memory.
 

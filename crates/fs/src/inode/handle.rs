@@ -65,13 +65,13 @@ impl Drop for InodeToChange<'_> {
 
 impl Fs {
     /// Returns the inode, and loads it if it is not in memory. The caller must hold no inode lock, unless the subvolume
-    /// of `id` was entered before.
+    /// of `id` is in memory already.
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {
             return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
-        // Enter the subvolume before loading the inode: entering may load orphans of the subvolume.
+        // Get the subvolume before loading the inode: the first use of a subvolume loads its orphans to delete them.
         let subvolume = self.subvolume(id.root)?;
         let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
         // Check after loading: the deletion of a subvolume removes its inodes from memory, but misses inodes that are

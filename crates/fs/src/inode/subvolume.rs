@@ -2,7 +2,7 @@
 //!
 //! - I1. The number of an inode that existed since the filesystem was opened, or exists in the last commit, is not
 //!   given to another inode. The tree log identifies inodes by number, and would take the new inode for the committed
-//!   one. So the highest number is looked up when the subvolume is entered, before any inode, orphans included, can be
+//!   one. So the highest number is looked up when the subvolume is loaded, before any inode, orphans included, can be
 //!   deleted.
 
 use std::ops::{Deref, Range};
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::inode::change_gate::ChangeGate;
 use crate::types::LAST_INO;
 
-/// A subvolume that was entered since the filesystem was opened.
+/// A subvolume that was entered (loaded into memory) since the filesystem was opened.
 #[derive(Debug)]
 pub(crate) struct Subvolume {
     pub(crate) id: RootId,
@@ -74,9 +74,9 @@ impl Deref for Home {
 }
 
 impl Subvolume {
-    /// Enters a subvolume. `takes_changes` is whether the filesystem is writable. If it is, the highest inode number is
-    /// read from the tree, so the caller must not have changed anything in the subvolume since the filesystem was
-    /// opened (I1).
+    /// Enters a subvolume: loads it into memory. `takes_changes` is whether the filesystem is writable. If it is, the
+    /// highest inode number is read from the tree, so the caller must not have changed anything in the subvolume since
+    /// the filesystem was opened (I1).
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {

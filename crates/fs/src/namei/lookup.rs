@@ -91,7 +91,8 @@ impl Fs {
         let entry = dir_item::find_entry(&dir_inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
         let id = self.target_id(dir, &entry.location, name.bytes)?;
         if id.root != dir.root {
-            // Unlock first: entering a subvolume may delete its orphans, which requires that no inode lock is held.
+            // Unlock first: the first use of a subvolume deletes its orphans, which requires that no inode lock is
+            // held.
             drop(state);
             let inode = self.inode(id)?;
             if count {

@@ -3,7 +3,7 @@
 //!
 //! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as its last item.
 //! - I2. The `INODE_ITEM` of an inode without links is deleted last, so an interrupted deletion can continue.
-//! - I3. Each sync retries the deletions of inodes that failed, and so does closing the filesystem.
+//! - I3. If the deletion of an inode fails, each sync tries it again, and so does closing the filesystem.
 
 use std::sync::Arc;
 
@@ -222,7 +222,7 @@ impl Fs {
     }
 
     /// Deletes the inodes that earlier sessions left without links in a subvolume. The orphans of a subvolume are
-    /// deleted once per session. Deleting an orphan enters the subvolume, which calls this function again. While one
+    /// deleted once per session. Deleting an orphan looks up the subvolume, which calls this function again. While one
     /// call runs, all others return at once. A failure to delete one inode does not stop the deletion of other inodes;
     /// the failed deletion is tried again (I3).
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {

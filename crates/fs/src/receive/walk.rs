@@ -1,7 +1,7 @@
 //! [`Walk`]: looks up the inodes at paths of a stream.
 //!
-//! - I1. Every name is looked up as an entry of a directory of the subvolume. Only directories are entered; symbolic
-//!   links are never read, and names of other subvolumes are errors (R1).
+//! - I1. Every name is looked up as an entry of a directory of the subvolume. A path leads only through directories;
+//!   symbolic links are never read, and names of other subvolumes are errors (R1).
 //! - I2. When a command removes or renames a path, the same call removes or renames it in the cache too (`gone`,
 //!   `renamed`).
 

@@ -11,9 +11,10 @@
 //! request   the subvolumes to send, and their parent
 //! ```
 //!
-//! The difference is walked by [`ubtrfs_tree::Diff`], twice in an incremental send: once for names, once for inodes. A
-//! subvolume is sent in its last committed state. While a subvolume is being sent, the subvolume, its parent and its
-//! clone sources can neither be deleted nor become writable, and no extents are moved ([`crate::subvolume::sends`]).
+//! [`ubtrfs_tree::Diff`] walks the difference of two trees. An incremental send walks it twice: once for names, once
+//! for inodes. A subvolume is sent in its last committed state. While a subvolume is being sent, the subvolume, its
+//! parent and its clone sources can neither be deleted nor become writable, and no extents are moved
+//! ([`crate::subvolume::sends`]).
 
 pub(crate) mod changes;
 pub(crate) mod request;

@@ -45,7 +45,8 @@ impl Fs {
         let roots = root_tree(&self.engine)?;
         loop {
             for (dir, name) in [(dir, name), (new_dir, new_name)] {
-                // Enter subvolumes before reserving: entering may delete orphans, and the deletion reserves space.
+                // Load the subvolumes before reserving: the first use of a subvolume deletes its orphans, and the
+                // deletion reserves space.
                 if let Ok((id, _)) = self.find_subvolume(dir.id, name) {
                     self.inode(InodeId::root_of(id))?;
                 }

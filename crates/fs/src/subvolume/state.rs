@@ -1,4 +1,4 @@
-//! [`Subvolumes`]: the subvolumes in memory ("entered"), and those that are being deleted.
+//! [`Subvolumes`]: the subvolumes that were loaded into memory ("entered"), and those that are being deleted.
 //!
 //! `Subvolumes` owns the flag lock, the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the
 //! change lock comes before reservations and the locks of inodes; no other lock is taken under the lock of the map.
