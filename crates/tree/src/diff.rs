@@ -54,7 +54,7 @@ struct Side {
 }
 
 impl<'s> Diff<'s> {
-    /// The difference from `old` to `new`; without `old`, all items of `new`.
+    /// Makes a walk through the difference from `old` to `new`. Without `old`, the walk reports all items of `new`.
     pub fn new(source: &'s dyn NodeSource, old: Option<RootPtr>, new: RootPtr) -> Self {
         Self { source, old: Side::new(old), new: Side::new(Some(new)), whole: None, begun: false }
     }
@@ -208,7 +208,8 @@ impl Side {
         self.top().filter(|(node, _)| node.is_leaf()).map(|(node, slot)| node.item(slot))
     }
 
-    /// Addresses of the leaves below the current level-1 node. The other tree's side need not announce these leaves.
+    /// Addresses of the leaves below the current level-1 node. Leaves that both trees have are not read, so the other
+    /// tree's side does not announce these leaves.
     fn children(&self) -> HashSet<Logical> {
         let parent = self.path.iter().find(|(node, _)| node.level() == 1);
         parent.map_or_else(HashSet::new, |(node, _)| (0..node.nritems()).map(|slot| node.child(slot).0).collect())
@@ -305,7 +306,7 @@ impl std::fmt::Debug for Diff<'_> {
     }
 }
 
-/// Maximum number of announced leaves from the position on.
+/// Maximum number of leaves that are announced ahead of the position.
 const AHEAD: usize = 64;
-/// If at most this number of announced leaves are left from the position on, more leaves are announced.
+/// If at most this number of announced leaves lie ahead of the position, more leaves are announced.
 const AHEAD_LEAST: usize = 32;

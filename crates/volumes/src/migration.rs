@@ -56,7 +56,7 @@ pub(crate) struct Target {
     pub(crate) item: Arc<ChunkItem>,
     /// Indexes of the fresh stripes in `item`.
     fresh: Vec<usize>,
-    /// Locks of pieces (G1). Pieces whose numbers have the same remainder share a lock.
+    /// Locks of pieces (G1). The number of a piece modulo the number of locks selects the lock of the piece.
     pieces: Vec<RwLock<()>>,
     /// Whether a write to any copy failed (G4).
     has_failed: AtomicBool,

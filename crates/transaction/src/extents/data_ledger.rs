@@ -29,7 +29,8 @@ pub(crate) type Referrer = (RootId, Ino, u64);
 
 /// Extents of new file extent items by address. Items are put approximately in the order of allocation.
 type PutExtents = BTreeMap<Logical, PutExtent>;
-/// Checksums of consecutive sectors, which may belong to several extents, by the address of the first sector.
+/// Runs of checksums, by the address of the first sector of each run. A run covers consecutive sectors, even of several
+/// extents.
 type Csums = BTreeMap<u64, Vec<u8>>;
 
 #[derive(Clone, Debug)]

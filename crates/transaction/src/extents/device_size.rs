@@ -1,4 +1,4 @@
-//! [`Resizes`]: the size of a device as the filesystem uses it.
+//! [`Resizes`]: changes of the number of bytes that the filesystem uses on a device.
 //!
 //! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
 //! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]). A block group whose

@@ -215,8 +215,8 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     }
 }
 
-/// Compares byte by byte, except extents with keyed references: the choice of the references that are inline in such an
-/// extent depends on history.
+/// Compares items byte by byte, except those of extents with keyed references: which references of such an extent are
+/// inline depends on the order of earlier changes.
 fn compare(ours: &BTreeMap<Key, Vec<u8>>, before: &BTreeMap<Key, Vec<u8>>, known: &[Known], nodesize: u32) {
     let free_order: Vec<u64> =
         known.iter().filter(|known| known.has_keyed).map(|known| known.extent.bytenr.0).collect();

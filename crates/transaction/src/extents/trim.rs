@@ -27,10 +27,10 @@ const PIECE_BYTES_MIN: u64 = 1 << 20;
 const FREED_MAX: usize = 1 << 18;
 
 /// Freed ranges that are not discarded yet, for asynchronous discards. Owns the ranges, under a lock; no other lock is
-/// taken under it.
+/// taken under that lock.
 #[derive(Debug, Default)]
 pub(crate) struct FreedExtents {
-    /// Ends of the ranges by their starts. Adjacent ranges are joined.
+    /// The end of each range, by its start. Adjacent ranges are joined.
     ranges: Mutex<BTreeMap<u64, u64>>,
 }
 

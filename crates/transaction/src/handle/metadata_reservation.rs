@@ -681,7 +681,7 @@ mod tests {
         let (mut reserved, mut put) = (Vec::new(), Load::default());
         for _ in 0..20_000 {
             match rng.below(8) {
-                // The changes are admitted for one operation, or in advance by `admit_ahead`.
+                // Arm 0 admits changes for one operation; arm 1 admits changes in advance, as `admit_ahead` does.
                 0 => {
                     total.nr_reserved.fetch_add(12, Ordering::Relaxed);
                     reserved.push(12);

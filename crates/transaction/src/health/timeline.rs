@@ -31,7 +31,7 @@ thread_local! {
     static THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A small number for the calling thread.
+/// A small number that identifies the calling thread.
 fn thread_number() -> u64 {
     THREAD.with(|own| {
         if own.get() == 0 {

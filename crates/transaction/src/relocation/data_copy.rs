@@ -1,4 +1,4 @@
-//! Copies of data extents: read with verification, written to allocated space, outside of any commit.
+//! Copies data extents outside of any commit: reads them with verification, and writes them to allocated space.
 //!
 //! Invariants:
 //! - I1. The data does not change during the copy: its block group is read-only, and writes in place have ended.

@@ -76,8 +76,8 @@ impl RelocationStep {
 }
 
 impl Engine {
-    /// Moves extents of subvolumes. Returns the references that move with the extents. The changes of references that
-    /// come from adding checksums to the csum tree go to `refs`.
+    /// Moves extents of subvolumes. Returns the references that move with the extents. Adding checksums to the csum
+    /// tree changes references too; these changes are put into `refs`.
     pub(crate) fn move_extents(
         &self,
         step: &mut RelocationStep,

@@ -94,7 +94,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`] if all ids are used, or the error that kept the last id from being read at open.
+    /// [`Error::NoSpace`] if all ids are used, or the error that prevented reading the highest id at open.
     pub fn new_root_id(&self) -> Result<RootId> {
         self.roots.new_id()
     }
@@ -442,7 +442,7 @@ fn has_snapshots(root_tree: &Tree) -> Result<bool> {
     }
 }
 
-/// Number of items of the root tree that are read before the result is checked.
+/// Number of items of the root tree that are read at a time.
 const ITEMS_AT_ONCE: usize = 256;
 
 /// Makes the root item of a snapshot: the root item of the source, with the snapshot's own fields replaced.

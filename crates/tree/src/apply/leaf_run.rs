@@ -178,7 +178,7 @@ impl Applier<'_> {
         let total = full.items.used_bytes() + current.items.used_bytes();
         let pages = [full.items.finish(&NodeHeader::default()), current.items.finish(&NodeHeader::default())];
         let views = pages.each_ref().map(|raw| NodeView::new(raw).expect("a builder makes whole blocks"));
-        // The fewest items that keep at least half of all bytes on the left page.
+        // Keep as few items on the left page as make up at least half of all bytes.
         let mut keep = views[0].nritems();
         let mut left_bytes = total - current_bytes(&views[1]);
         while keep > 1 {
