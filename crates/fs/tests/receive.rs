@@ -677,7 +677,7 @@ fn a_capability_survives_a_break_before_the_owner_is_set() {
         Command::Rename { path: b"o257-7-0", to: b"f" },
     ];
     let whole = full("s", &[&first[..], &[Command::Chown { path: b"f", uid: 0, gid: 5 }]].concat());
-    // Without the end command.
+    // Cut the stream after its last command before `End`.
     let end = full("s", &first).len() - stream(Version::V2, &[Command::End]).len() + stream(Version::V2, &[]).len();
     let bed = Bed::new();
     stop_at(&bed, &whole, end);
@@ -715,7 +715,7 @@ fn a_kept_subvolume_that_was_changed_is_not_resumed() {
         assert!(error.contains("it was changed since"), "{what}: {error}");
         bed.close();
     }
-    // Access times may change.
+    // A change of access times does not prevent resuming.
     let bed = Bed::new();
     stop_at(&bed, &whole, whole.len() - 20);
     let atime = Some(ubtrfs_fs::SetTime::At(Timespec { sec: 77, nsec: 0 }));

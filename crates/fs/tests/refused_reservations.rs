@@ -245,7 +245,7 @@ fn refuse_each(options: &MkfsOptions) {
                 }
             }
             if nth == 0 && matches!(*name, "cut many" | "clone many" | "punch many") {
-                // R5
+                // R5: the refused operation succeeds when it is repeated.
                 operation(&fs).unwrap_or_else(|error| panic!("{what}: again: {error}"));
                 assert!(look(&fs) == after, "{what}: again");
                 check_later(&what, &image, fs, &after);

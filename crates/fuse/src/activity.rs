@@ -14,10 +14,10 @@ use ubtrfs_fs::Fs;
 
 /// A commit starts when there was no change for this long.
 const QUIET: Duration = Duration::from_secs(1);
-/// How often the number of changes is checked.
+/// The interval at which the flags are checked.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Notes changes.
+/// Notes changes of the filesystem, and commits soon after they stop.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     /// Whether something changed since the last tick. A change writes the flag only if it is not set yet. So during a

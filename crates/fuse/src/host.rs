@@ -20,7 +20,7 @@ use crate::node::Nodes;
 use crate::protocol;
 use crate::transport::RequestCounts;
 
-/// A mount, as the [`Host`] of commands.
+/// A mount that serves as the [`Host`] of commands.
 #[derive(Debug)]
 pub(crate) struct MountHost {
     pub(crate) nodes: Arc<Nodes>,

@@ -29,7 +29,7 @@ use crate::transport::{IdlePolling, Transport};
 /// The type that `mount` and /proc/mounts show.
 pub const SUBTYPE: &str = "ubtrfs";
 
-/// How to mount.
+/// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
     /// The device in the output of `mount`.
@@ -136,7 +136,7 @@ pub enum MountError {
         "fusermount3 refused: user id {0} has no entry in /etc/passwd, which fusermount3 needs; add one, or mount as root"
     )]
     UnknownUser(u32),
-    /// The helper refused.
+    /// The helper fusermount3 refused to mount or unmount.
     #[error("fusermount3 refused: {0}")]
     Fusermount(String),
     /// The mount point does not exist.
@@ -151,12 +151,12 @@ pub enum MountError {
     /// The mount's server has ended.
     #[error("{0} is a FUSE mount whose server has ended; unmount it first, with: ubtrfs umount {0}, or umount {0}")]
     Dead(String),
-    /// The system refused.
+    /// The system refused to mount.
     #[error("cannot mount on {dir}: {source}")]
     Mount {
         /// The mount point.
         dir: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The kernel and the server did not agree on a protocol.
@@ -164,7 +164,7 @@ pub enum MountError {
     Session {
         /// The mount point.
         dir: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A path cannot be opened.
@@ -172,7 +172,7 @@ pub enum MountError {
     Open {
         /// The path.
         path: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// No ubtrfs is mounted on the directory.
@@ -191,12 +191,12 @@ pub enum MountError {
     /// The mount is in use.
     #[error("{0} is busy; end the programs that use it (see: fuser -vm {0}), or detach it with --lazy")]
     Busy(String),
-    /// The system refused.
+    /// The system refused to unmount.
     #[error("cannot unmount {dir}: {source}")]
     Unmount {
         /// The mount point.
         dir: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The final commit failed, or its result is unknown.
@@ -204,7 +204,7 @@ pub enum MountError {
     NotDurable {
         /// The mount point.
         dir: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -270,7 +270,7 @@ pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     mount_by_helper(dir, config)
 }
 
-/// The flags that the kernel itself enforces.
+/// Returns those flags of `config` that the kernel itself enforces.
 fn mount_flags(config: &MountConfig) -> MountFlags {
     let mut flags = MountFlags::empty();
     for (wanted, flag) in [

@@ -213,7 +213,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_ppoll,
     libc::SYS_epoll_pwait,
     libc::SYS_io_uring_enter,
-    // Memory.
+    // Calls on memory.
     libc::SYS_brk,
     libc::SYS_munmap,
     libc::SYS_mremap,

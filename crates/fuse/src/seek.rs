@@ -110,7 +110,7 @@ impl PageFlusher {
     }
 }
 
-/// Number of parts of the counts of opens.
+/// The number of parts into which `PageFlusher::writers` is split.
 const NR_PARTS: usize = 32;
 
 #[cfg(test)]

@@ -390,7 +390,7 @@ impl Server {
             Operation::Tmpfile { flags, mode, umask } => {
                 self.activity.note_change();
                 let attr = self.fs.tmpfile(self.id(node)?, mode, &caller(req, umask))?;
-                // The kernel's reference now keeps the inode until FORGET.
+                // Give up the engine's own use of the inode: the kernel's reference keeps the inode until FORGET.
                 self.fs.release_inode(attr.id);
                 self.created(&attr, flags, reply);
             }
@@ -705,7 +705,8 @@ impl Server {
         if self.seeker.fetch_all_data(node, place) {
             return self.fs.seek(id, offset, whence);
         }
-        // Reporting holes as data loses nothing.
+        // The kernel may still have data of this file, so report the whole file as data. Reporting a hole as data loses
+        // nothing.
         match (self.fs.getattr(id)?.size, whence) {
             (size, _) if offset >= size => Err(Error::NoSuchOffset),
             (_, SeekWhence::Data) => Ok(offset),

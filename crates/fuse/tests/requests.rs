@@ -447,7 +447,7 @@ for nr in range(100):
     os.lstat(name)
 ",
     );
-    // docs/conformance.md has the reasons.
+    // `docs/conformance.md` explains these numbers of requests.
     let expected = [
         ("lookup", 200, "of lstat, and again of open with O_EXCL"),
         ("getattr", 200, "of the directory after each new name, and of fstat"),

@@ -146,7 +146,7 @@ impl Group {
             return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
         }
         self.item.used = used;
-        // I2: pinned space is a part of the group.
+        // The sum does not overflow, because pinned space is a part of the group (I2).
         self.pinned = self.pinned.saturating_add(extent.len_bytes);
         Ok(())
     }

@@ -28,7 +28,7 @@ impl Version {
         })
     }
 
-    /// Its number.
+    /// The number of the version.
     pub fn number(self) -> u32 {
         match self {
             Self::V1 => 1,
@@ -64,7 +64,7 @@ macro_rules! numbered {
                 match self { $(Self::$item => $number,)* }
             }
 
-            /// Its name.
+            /// The name of the value.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$item => $text,)* }
             }
@@ -98,7 +98,7 @@ numbered! {
     Mksock = 7, "mksock";
     /// Creates a symbolic link.
     Symlink = 8, "symlink";
-    /// Renames.
+    /// Renames or moves an inode.
     Rename = 9, "rename";
     /// Adds a name to an inode.
     Link = 10, "link";

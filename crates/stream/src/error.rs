@@ -92,7 +92,7 @@ pub enum Problem {
     Length {
         /// The attribute.
         attribute: Attribute,
-        /// Its length.
+        /// The length of the attribute.
         found: usize,
         /// The length that the attribute's type requires.
         expected: usize,

@@ -425,7 +425,7 @@ impl<'i> Corruptor<'i> {
         self.number(rng, KeyType::INODE_ITEM, matches, at, size, change)
     }
 
-    /// Rebuilds a leaf without an item.
+    /// Removes an item: rebuilds its leaf without the item.
     fn remove(&self, rng: &mut Rng, kind: KeyType, matches: impl Fn(&[u8]) -> bool) -> Result<Option<Damage>> {
         let Some((block, raw, slot, key)) = self.pick(rng, kind, matches) else { return Ok(None) };
         let mut items = take_apart(raw)?;

@@ -300,7 +300,7 @@ fn after_failure(
             ensure!(device.faults() > 0, "a sync fails without a fault");
         }
     }
-    // A failed step may still have been done completely.
+    // A failed step may still have been done completely, so its result is a possible state too.
     if let Step::Do(_, action) = step {
         let mut model = history.model().clone();
         if action(&mut model).is_ok() {

@@ -158,7 +158,7 @@ impl LoopMount {
             .collect()
     }
 
-    /// Unmounts and detaches. Returns the first error of both steps.
+    /// Unmounts and detaches. If both steps fail, returns the error of the first one.
     pub fn close(mut self) -> Result<()> {
         self.give_back()
     }

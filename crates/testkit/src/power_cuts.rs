@@ -176,7 +176,8 @@ impl Cut {
     ) -> Result<()> {
         let judge = || {
             self.medium.save(image)?;
-            // btrfs-progs before 6.7 do not open filesystems with simple quotas.
+            // btrfs-progs before 6.7 do not open filesystems with simple quotas, so only our checker checks these
+            // filesystems.
             let has_simple_quotas = self.has_simple_quotas();
             let check = if has_simple_quotas { second_opinion } else { btrfs_check };
             check(image).context("before the replay")?;

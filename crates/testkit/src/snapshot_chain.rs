@@ -164,7 +164,7 @@ impl SnapshotChain {
 
     /// The sharing of the snapshots in a directory that Linux has mounted.
     pub fn sharing(&self, received: &Path) -> Result<Sharing> {
-        // Data that is not on disk yet does not count.
+        // Sync first, because data that is not on disk yet would not be counted.
         run("sync", ["-f".as_ref(), received.as_os_str()])?;
         let totals = (0..self.nr_snapshots).map(|index| total(&received.join(format!("s{index}"))));
         Ok(Sharing { used: data_used(received)?, totals: totals.collect::<Result<_>>()? })

@@ -128,7 +128,7 @@ fn extreme_numbers_in_items() {
     assert!(failed.is_empty(), "{} panics:\n{}", failed.len(), failed.join("\n"));
 }
 
-/// The trees of the image whose items are changed.
+/// Ids of the trees whose items are changed.
 const OWNERS: [u64; 7] = [1, 2, 3, 4, 5, 7, 10];
 const EXTREMES: [u64; 6] = [u64::MAX, u64::MAX - 1, u64::MAX - 4095, 1 << 63, (1 << 63) - 4096, u64::MAX << 32];
 

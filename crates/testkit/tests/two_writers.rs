@@ -124,7 +124,7 @@ fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
     fs.close().unwrap_err();
 }
 
-/// Linux is the other writer here.
+/// In this test, Linux is the other writer.
 #[test]
 fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     if !capability::kernel_oracle() {

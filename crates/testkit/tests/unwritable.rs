@@ -234,7 +234,8 @@ fn run(seed: u64) {
                 let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
                 match bed.fs.setattr(*id, &set, &ROOT) {
                     Ok(_) => model.resize(size, 0),
-                    // Truncation rewrites the last sector, including its other dirty data.
+                    // A truncation may fail too, because it rewrites the last sector, including other dirty data in
+                    // that sector.
                     Err(error) => assert!(is_bad(model), "{what}: {error}"),
                 }
             }

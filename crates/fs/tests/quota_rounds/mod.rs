@@ -31,7 +31,7 @@ pub(crate) fn settle(fs: &Fs) {
     fs.wait_for_quota_rescan(&Job::new()).unwrap();
 }
 
-/// The numbers that Linux shows.
+/// The quota numbers that Linux shows for a mounted image.
 pub(crate) fn numbers_shown(mount: &LoopMount) -> Numbers {
     let text = run("btrfs", ["qgroup", "show", "--raw", "--sync", &mount.path().to_string_lossy()]).unwrap();
     assert!(!text.contains("inconsistent"), "{text}");

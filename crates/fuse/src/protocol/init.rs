@@ -13,7 +13,7 @@ bitflags! {
     pub struct Features: u64 {
         /// Several reads of a file run at once.
         const ASYNC_READ = 1 << 0;
-        /// Opening a file with O_TRUNC truncates the file.
+        /// A request to open a file with O_TRUNC also truncates the file.
         const ATOMIC_O_TRUNC = 1 << 3;
         /// The kernel may look up "." and "..".
         const EXPORT_SUPPORT = 1 << 4;

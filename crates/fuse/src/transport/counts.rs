@@ -26,7 +26,7 @@ pub(super) struct ThreadCounts {
     /// `schedstat` of the thread in /proc: time on a processor, time between wake-up and running, and the number of
     /// turns. `None` if it cannot be opened, such as in a confined server.
     sched: Mutex<Option<File>>,
-    /// Times and turns of earlier threads that counted here.
+    /// Times and turns (see `sched`) of ended threads that used these counts before (N2).
     ended: [AtomicU64; 2],
 }
 

@@ -210,7 +210,7 @@ const QUIET: Duration = Duration::from_micros(500);
 /// slice.
 const CROWDED: Duration = Duration::from_millis(3);
 const REST: Duration = Duration::from_millis(100);
-/// Spins between two checks of the clock: a few microseconds.
+/// Number of spins between two checks of the clock. They take a few microseconds.
 const SPINS: u32 = 64;
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, rings: Vec<FuseRing>) -
 fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -> io::Result<()> {
     stay_on(queue, shared.processors.as_ref());
     let (device, number) = (shared.device.as_fd(), u16::try_from(queue).unwrap_or(u16::MAX));
-    // U3
+    // U3: no thread can be started later.
     let place = Place { pool: &shared.queues[queue], grow: &|| false };
     let counts = shared.counts.of_thread();
     let mut arrived = ring.enable().and_then(|()| ring.register(device, number));

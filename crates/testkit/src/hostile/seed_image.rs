@@ -287,19 +287,19 @@ impl SeedImage {
             start..(start + word(21)).min(raw.len())
         });
         match mutation.kind % 16 {
-            // Some bytes of the block.
+            // Change some bytes of the block.
             0 | 1 => {
                 let at = 32 + usize::from(mutation.place) % (raw.len() - 32);
                 let end = (at + 1 + usize::from(mutation.value % 8)).min(raw.len());
                 patch(&mut raw[at..end], mutation, &self.sb);
             }
-            // A field of the header: bytenr, flags, generation, owner, number of items, level.
+            // Change a field of the header: bytenr, flags, generation, owner, number of items, level.
             2 => {
                 let (at, len) =
                     [(48, 8), (56, 8), (80, 8), (88, 8), (96, 4), (100, 1)][usize::from(mutation.value >> 4) % 6];
                 patch(&mut raw[at..at + len], mutation, &self.sb);
             }
-            // A field of a key, or a field after the key.
+            // Change a field of a key, or a field after the key.
             3..=6 => {
                 let fields: &[(usize, usize)] = if leaf {
                     &[(0, 8), (8, 1), (9, 8), (17, 4), (21, 4)]
@@ -311,7 +311,7 @@ impl SeedImage {
                     patch(field, mutation, &self.sb);
                 }
             }
-            // The content of an item.
+            // Change the content of an item.
             7..=12 => {
                 if let Some(data) = data.filter(|data| !data.is_empty()) {
                     let at = data.start + usize::from(mutation.more) % data.len();
@@ -319,13 +319,13 @@ impl SeedImage {
                     patch(&mut raw[at..end], mutation, &self.sb);
                 }
             }
-            // The content of another block, with this block's address.
+            // Take the content of another block, with this block's address.
             13 => {
                 let address: [u8; 8] = std::array::from_fn(|n| raw[48 + n]);
                 raw.copy_from_slice(other);
                 raw[48..56].copy_from_slice(&address);
             }
-            // A pointer or an item head of another block.
+            // Take a pointer or an item head of another block.
             14 => {
                 if let (Some(to), Some(from)) =
                     (raw.get_mut(entry..entry + entry_len), other.get(entry..entry + entry_len))
@@ -333,7 +333,7 @@ impl SeedImage {
                     to.copy_from_slice(from);
                 }
             }
-            // Swaps this slot with the next slot.
+            // Swap this slot with the next slot.
             _ => {
                 let next = entry + entry_len;
                 if next + entry_len <= raw.len() {

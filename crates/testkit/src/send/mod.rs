@@ -9,9 +9,8 @@
 //! check_cloned           made and sent by the engine, received on the same filesystem with sharing
 //! ```
 //!
-//! Trees, holes and sharing must be equal in the sent and the received snapshots. `cargo run --release -p
-//! ubtrfs-testkit --example send_rounds -- --bed BED
-//! --from SEED --rounds N` runs many.
+//! Trees, holes and sharing must be equal in the sent and the received snapshots. Many rounds are run by
+//! `cargo run --release -p ubtrfs-testkit --example send_rounds -- --bed BED --from SEED --rounds N`.
 
 mod cloned;
 mod mutations;
@@ -56,7 +55,7 @@ pub struct SendRound {
     pub keep: Option<PathBuf>,
 }
 
-/// A form of the stream.
+/// A form in which streams are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     /// Version of the stream.

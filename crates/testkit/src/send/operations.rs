@@ -12,7 +12,7 @@ use crate::target::{FallocateOp, NodeKind, RenameOp, Target};
 pub struct Operations {
     rng: Rng,
     nodes: BTreeMap<Vec<u8>, NodeKind>,
-    /// The last time that was set, in seconds.
+    /// The timestamp that was set last, in seconds.
     clock: i64,
     /// Files that were truncated, each with the file that has a reflink of its former content.
     shrunk: Vec<(Vec<u8>, Vec<u8>)>,

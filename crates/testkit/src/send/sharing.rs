@@ -48,11 +48,11 @@ type SourceBlock = (Place, u64);
 /// A snapshot.
 #[derive(Clone, Debug)]
 pub struct Sent<'n> {
-    /// Its name.
+    /// The name of the snapshot.
     pub name: &'n str,
-    /// The snapshots from which its stream may clone.
+    /// The snapshots from which the stream of this snapshot may clone.
     pub others: Vec<&'n str>,
-    /// What may differ.
+    /// The allowed differences.
     pub tolerance: Tolerance,
 }
 

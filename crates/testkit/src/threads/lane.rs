@@ -211,7 +211,7 @@ impl Lane {
                     Done::Told => return Ok(()),
                     Done::Full(model) => {
                         if let Some(path) = todo.partly_changes {
-                            // The operation may have been done in part.
+                            // The operation may have been done in part, so remove the file that it may have changed.
                             self.note(model, shared);
                             if !matches!(self.act("unlink", &|to| to.unlink(&path), shared)?, Done::Fine) {
                                 self.told = true;

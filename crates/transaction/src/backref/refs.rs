@@ -12,9 +12,9 @@ use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 /// An extent, and all references to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExtentRefs {
-    /// Its address.
+    /// The address of the extent.
     pub(crate) bytenr: Logical,
-    /// Its length.
+    /// The length of the extent in bytes.
     pub(crate) len_bytes: u64,
     /// The sum of all counts.
     pub(crate) nr_refs: u64,

@@ -20,7 +20,7 @@ use crate::nodes::store::NodeStore;
 /// A subvolume's tree in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SubvolumeRoot {
-    /// Its root.
+    /// The root of the tree.
     pub(crate) ptr: RootPtr,
     /// Blocks of this generation or older may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,

@@ -134,7 +134,7 @@ impl Engine {
         let _progress = self.admission.begin_flush();
         let gate = self.running.close_gate();
         let (transid, frozen, root_changes) = self.freeze_transaction(&gate);
-        // I3 of relocation::step
+        // While data moves, the gate stays closed, so no operation can begin (I3 of relocation::step).
         let gate = step.as_ref().is_some_and(|step| step.moves_data()).then_some(gate);
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;

@@ -46,7 +46,7 @@ struct Objectids {
 #[derive(Debug, Default)]
 struct ActiveShard {
     changes: Shard,
-    /// Whether a name is deleted (I3).
+    /// Whether `changes` deletes a name (I3).
     deletes_names: bool,
     watched: HashSet<u64>,
     /// Keys of watched objectids that changed since the last [`DelayedItems::take_touched`].
