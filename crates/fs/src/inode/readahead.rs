@@ -318,7 +318,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
 /// Number of threads, and so of requests in flight at the device.
 const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
-/// Maximum distance between the reader and the end of the read-ahead, in bytes.
+/// New slots begin less than this many bytes ahead of the reader.
 const WINDOW_BYTES: u64 = 8 << 20;
 /// A read belongs to the sequence if it begins at most this many bytes before the end of the furthest read.
 const LAG_BYTES: u64 = 4 << 20;
