@@ -56,7 +56,7 @@ impl Gate {
     /// Closes the gate: waits until every operation has left, and blocks new operations until the returned value is
     /// dropped.
     pub(crate) fn close(&self) -> Closed<'_> {
-        // All threads lock in this order, so two threads that close the gate at once cannot deadlock.
+        // All threads lock the copies in this order, so two threads that close the gate at once cannot deadlock.
         Closed { _copies: self.copies.all().map(RwLock::write).collect() }
     }
 }

@@ -106,7 +106,7 @@ pub struct Volumes {
     superblock: Superblock,
     superblock_mirror: usize,
     write_refusal: Option<String>,
-    /// Number of devices passed to open.
+    /// Number of devices that were passed to [`Volumes::open`].
     nr_given: u64,
     /// Whether the caller or a device requires read-only access.
     read_only: bool,

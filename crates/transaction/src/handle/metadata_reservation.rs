@@ -569,7 +569,8 @@ impl Engine {
         self.end_frozen_load();
     }
 
-    /// Whether room is so ample that an apply may use blocks that are reusable only after a commit.
+    /// Whether there is so much room that an apply need not save blocks. The blocks that it replaces become reusable
+    /// only after a commit.
     pub(crate) fn has_ample_room_for_metadata(&self) -> bool {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         room / AMPLE >= need
@@ -656,7 +657,8 @@ impl Engine {
         let nr_changes = |nr_extents: u64| {
             nr_reservations * CHANGES_PER_DIRTY_RESERVATION + nr_extents * (1 + EXTRA_CHANGES_PER_EXTENT)
         };
-        // An extent ends where a dirty range or a free range ends.
+        // Besides the extents of the given length, count one more for each dirty range and each free range, because
+        // extents also end where such a range ends.
         let nr_extents = (bytes / EXTENT_BYTES + dirty.nr_ranges + nr_free_ranges).min(nr_sectors);
         let inline_bytes = nr_reservations.min(nr_sectors) * dirty.max_inline_bytes;
         Load {

@@ -74,7 +74,7 @@ impl Engine {
             return Ok(());
         }
         if !is_simple && status.generation != self.committed_generation() {
-            // A program that does not know quotas has written to the filesystem.
+            // A program that does not know quotas has written to the filesystem, so the numbers may be wrong.
             status.flags |= QgroupStatus::INCONSISTENT;
         }
         self.quotas.set(Some(QuotaState { status, groups }));

@@ -31,7 +31,7 @@ impl ExtentRecord {
         self.flags.contains(ExtentFlags::FULL_BACKREF)
     }
 
-    /// The kind of extent as which a copy of this extent is recorded.
+    /// The kind of extent that the extent tree records for a copy of this extent.
     pub(crate) fn kind(&self, first_key: Key) -> ExtentKind {
         self.level.map_or(ExtentKind::Data, |level| ExtentKind::Tree { level, first_key })
     }

@@ -42,7 +42,7 @@ use crate::relocation::extent_record::{ExtentRecord, record_at};
 pub(crate) struct CopiedData {
     pub(crate) from: Extent,
     pub(crate) to: Extent,
-    /// Checksums of consecutive sectors, by their offset in the extent.
+    /// Runs of checksums of consecutive sectors, each with the offset of its first sector in the extent.
     pub(crate) csums: Vec<(u64, Vec<u8>)>,
 }
 
@@ -183,8 +183,8 @@ impl Engine {
         }
     }
 
-    /// Reports `extents`, whose references do not match, as failed, as far as the step was to move them. If it was to
-    /// move none of them, reports all extents of the closure and returns false.
+    /// Reports that the references of `extents` do not match: those that the step was to move fail. If the step was to
+    /// move none of `extents`, all extents of the closure fail, and the call returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
         let asked: Vec<Logical> = blocks.chain(step.data.iter().map(|data| data.from.bytenr)).collect();

@@ -74,9 +74,9 @@ impl std::ops::AddAssign for ApplyStats {
 ///
 /// # Errors
 ///
-/// Errors of the source and the sink; `Value` for a batch out of order, an item larger than a leaf, or a tree that
-/// would need a level above 7. The batch is checked before anything changes. After any other error the calls to the
-/// sink are not undone, and the transaction must be aborted.
+/// Errors of the source and the sink. `FormatError::Value` if the batch is out of order, if an item is larger than a
+/// leaf, or if the tree would need a level above 7. The batch is checked before anything changes. After any other error
+/// the calls to the sink are not undone, and the transaction must be aborted.
 pub fn apply(
     source: &dyn NodeSource,
     sink: &mut dyn NodeSink,
