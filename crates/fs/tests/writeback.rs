@@ -37,7 +37,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Waits up to `patience` until `nr_writes` writes wait at the gate. Returns whether they do.
+    /// Waits up to `patience` until `nr_writes` writes wait at the gate. Returns whether that many writes wait.
     fn has_waiting(&self, nr_writes: usize, patience: Duration) -> bool {
         let state = self.state.lock().unwrap();
         let waits = |state: &mut State| state.nr_waiting < nr_writes;

@@ -148,7 +148,8 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
         SeccompRule::new(vec![is_it])
     };
     rules.insert(libc::SYS_ioctl, IOCTLS.iter().map(|number| ioctl(*number)).collect::<Result<_, _>>()?);
-    // A thread may enable its io_uring, which was made before confinement. Other operations on an io_uring are denied.
+    // A thread may enable its io_uring, which was made before confinement and is restricted to certain operations. All
+    // other calls of io_uring_register are denied.
     let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
     rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
     // A thread may lower its own priority.

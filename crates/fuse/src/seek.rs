@@ -94,9 +94,9 @@ impl PageFlusher {
         }
     }
 
-    /// Makes the kernel write back the file's dirty pages, if it can have any. Returns whether the server has all data
-    /// now. Some data stays in the kernel if so many threads wait for the kernel that none would be left to receive the
-    /// pages.
+    /// Makes the kernel write back the file's dirty pages, if the kernel can have any. Returns whether the server has
+    /// all data now. Some data stays in the kernel if this thread cannot wait for the kernel, because no other thread
+    /// would be left to receive the pages.
     pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
         if !self.may_have_writers(node) {
             return true;

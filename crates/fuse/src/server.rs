@@ -215,8 +215,8 @@ impl Server {
         self.fs.write(id, offset, data)
     }
 
-    /// Removes the capability of a file whose content changes. The kernel does so itself if it may ask for extended
-    /// attributes.
+    /// Removes the capability of a file whose content changes. If the mount has extended attributes, the kernel removes
+    /// the capability itself.
     fn drop_capability(&self, id: InodeId) -> Result<()> {
         if self.no_xattrs {
             self.fs.drop_capability(id)?;
@@ -516,7 +516,8 @@ impl Server {
             }
             // After ENOSYS the kernel no longer sends the operation. FLUSH is not needed, because the server holds
             // nothing back until close. OPENDIR is not needed, because directories are read by cookies alone, and the
-            // kernel caches them. INTERRUPT is not needed, because no request waits long enough.
+            // kernel caches them. INTERRUPT is not needed, because no request waits so long that interrupting it would
+            // help.
             Operation::Other(_) => return Err(Failure::Errno(Errno::NOSYS)),
         }
         Ok(())

@@ -4,8 +4,8 @@
 //! SNAP_CREATE lacks data that programs wrote through mmap and that the kernel has not written back; the command
 //! `ubtrfs subvolume snapshot` makes the kernel write back all data first.
 //!
-//! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, of the source of a snapshot), and a name that ends
-//! in a zero byte.
+//! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8 bytes; it refers to the source if a snapshot is
+//! made), and a name that ends in a zero byte.
 //!
 //! `struct btrfs_ioctl_get_subvol_info_args`, 504 bytes:
 //!

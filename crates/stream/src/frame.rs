@@ -1,5 +1,5 @@
-//! [`FrameReader`]: cuts the input into commands without interpreting them; [`FrameHeader`]: the head of a command,
-//! which also verifies the command's checksum. The messages of all refusals are in `error.rs`.
+//! [`FrameReader`]: cuts the input into commands without interpreting them; [`FrameHeader`]: the head of a command; its
+//! method `verify` verifies the command's checksum. The messages of all refusals are in `error.rs`.
 //!
 //! The reader appends the bytes of each command to a buffer of the caller. So a thread can read many commands into one
 //! buffer, and pass the buffer to another thread, which verifies and parses the commands.

@@ -4,8 +4,8 @@
 //! - I1. Everything written before a completed flush is on the medium.
 //! - I2. Each write after the last completed flush is kept, dropped, or torn, independently of the others and in any
 //!   order. A torn write has some new and some old sectors of 4096 bytes. A sector is never torn. btrfs depends on
-//!   whole sectors, because it overwrites the superblock, which is one sector, in place, and Linux reads only the
-//!   primary superblock.
+//!   whole sectors, because it overwrites the superblock (one sector) in place, and Linux reads only the primary
+//!   superblock.
 //! - I3. A discard leaves zeros if a flush completed after it; otherwise it leaves zeros or the old content.
 //! - I4. A [`Gate`] delays some writes and flushes before they take effect, while requests of other threads pass. So
 //!   concurrent operations can happen between any two writes of a commit.

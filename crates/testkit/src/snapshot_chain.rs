@@ -162,7 +162,7 @@ impl SnapshotChain {
             .with_context(|| format!("snapshot {index}: sent (first) and received (second) differ"))
     }
 
-    /// The sharing of the snapshots in a directory that Linux has mounted.
+    /// Measures the amounts of data of the snapshots in a directory that Linux has mounted.
     pub fn sharing(&self, received: &Path) -> Result<Sharing> {
         // Sync first, because data that is not on disk yet would not be counted.
         run("sync", ["-f".as_ref(), received.as_os_str()])?;

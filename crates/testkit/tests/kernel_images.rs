@@ -1,5 +1,5 @@
-//! Tests filesystems made by Linux, in every format of the matrix: ubtrfs reads them correctly and changes them by
-//! 1,000 random operations. Linux then finds the filesystems clean and equal to the model.
+//! Tests filesystems made by Linux, in every format of `KernelImageSpec::matrix`: ubtrfs reads them correctly and
+//! changes them by 1,000 random operations. Linux then finds the filesystems clean and equal to the model.
 //!
 //! Method: Linux fills an image, and a walk through Linux is compared with a walk through the engine. The model is
 //! loaded through Linux, and the driver changes the model and the engine. At the end, both walks and the model must

@@ -18,8 +18,8 @@ use ubtrfs_testkit::{
 const OLD: usize = 2_000;
 const NEW: usize = 2_500;
 
-/// Opens a filesystem with a small memory limit, so that a commit writes nodes in many pieces, and without periodic
-/// commits.
+/// Opens a filesystem without periodic commits and with a small memory limit, so that a commit writes nodes in many
+/// pieces.
 fn open(device: Arc<dyn Device>) -> ubtrfs_fs::Result<Arc<Fs>> {
     Fs::open(vec![device], MountOptions { memory_bytes: 48 << 20, commit_secs: 3600, ..MountOptions::default() })
 }

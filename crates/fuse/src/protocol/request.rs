@@ -96,7 +96,8 @@ pub enum Operation<'a> {
     Fsyncdir {
         datasync: bool,
     },
-    /// Write out everything, for sync(2) and syncfs(2). The kernel sends it only to servers of `fuseblk` mounts.
+    /// Write out everything, for sync(2) and syncfs(2). The kernel sends this request only to servers of `fuseblk`
+    /// mounts.
     Syncfs,
     Setxattr {
         name: &'a [u8],

@@ -24,7 +24,7 @@ pub struct RequestCounts(Arc<Mutex<Vec<Arc<ThreadCounts>>>>);
 pub(super) struct ThreadCounts {
     ops: [OpCounts; NR_OPS],
     /// `schedstat` of the thread in /proc: time on a processor, time between wake-up and running, and the number of
-    /// turns. `None` if it cannot be opened, such as in a confined server.
+    /// turns. `None` if the file cannot be opened, such as in a confined server.
     sched: Mutex<Option<File>>,
     /// Times and turns (see `sched`) of ended threads that used these counts before (N2).
     ended: [AtomicU64; 2],

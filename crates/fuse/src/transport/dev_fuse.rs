@@ -70,7 +70,8 @@ fn send(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> io::Res
     let len = u32::try_from(size_of::<OutHeader>() + body.len()).unwrap_or(u32::MAX);
     let header = OutHeader { len, error, unique };
     match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(body)]) {
-        // Either the request's caller no longer waits, or the mount is gone. If the mount is gone, the next read fails.
+        // These errors need no handling: either the request's caller no longer waits, or the mount is gone. If the
+        // mount is gone, the next read fails.
         Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
         Err(errno) => {
             tracing::debug!("the kernel does not take the answer {unique}: {errno}");

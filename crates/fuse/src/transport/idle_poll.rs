@@ -199,7 +199,7 @@ const WAKE_PAUSE: Duration = Duration::from_micros(500);
 const SLOW_WAKE: Duration = Duration::from_micros(30);
 /// The thread may spin for one `SHARE`th of the elapsed time (P3).
 const SHARE: u32 = 4;
-/// The longest time that the thread spins at once. Time that it may spin is saved up to this limit.
+/// The longest time that the thread spins at once. Between bursts, unused time is saved up to this limit.
 const SAVED_MAX: Duration = Duration::from_secs(5);
 const LOWEST: i32 = 19;
 const BURST: u64 = 16;

@@ -564,15 +564,15 @@ impl Generator {
         }
     }
 
-    /// Returns some of the known objects below a path, each by the rest of its path after `path`.
+    /// Returns some of the known objects below `path`, with their paths relative to `path`.
     fn below(&self, path: &str) -> Vec<(String, AssumedType)> {
         let start = if path.is_empty() { String::new() } else { format!("{path}/") };
         let known = self.known.iter().filter(|(known, _)| known.starts_with(&start)).take(40);
         known.map(|(known, kind)| (format!("/{}", &known[start.len()..]), *kind)).collect()
     }
 
-    /// Removes a path and everything below it from the known objects. Returns the removed objects, each by the rest
-    /// of its path after `path`.
+    /// Removes a path and everything below it from the known objects. Returns the removed objects, with their paths
+    /// relative to `path`.
     fn take(&mut self, path: &str) -> Vec<(String, AssumedType)> {
         let below = format!("{path}/");
         let taken: Vec<String> =

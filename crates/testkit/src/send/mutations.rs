@@ -60,7 +60,7 @@ impl MutationRound {
         fs.write(beside, 0, b"stays as it is")?;
         let into = fs.create(fs.root(), b"into", NewInode::dir(0o755), &Caller::ROOT)?.id;
         let before = fs.getattr(beside)?;
-        // Receive the parents of the incremental streams, which are unchanged.
+        // Receive the unchanged streams, so that changed incremental streams find their parents.
         for stream in &good[..good.len() - 1] {
             fs.receive(fs.root(), *stream, &ReceiveOptions::default(), &Job::new(), &mut |_| {})
                 .map_err(|error| anyhow!("{error}"))?;

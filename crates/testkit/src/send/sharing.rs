@@ -65,8 +65,8 @@ pub struct Tolerance {
     /// this block.
     pub tails: bool,
     /// The block in which a file ends may also be data instead of a hole, and one more block of each file may be
-    /// unshared: when Linux changes a file's size or preallocates, it writes zeros into the block at the new and the
-    /// former end.
+    /// unshared: when Linux changes a file's size or preallocates, it writes zeros into the blocks at the new end and
+    /// at the former end.
     pub ends: bool,
 }
 

@@ -170,7 +170,7 @@ impl<'v> TreesView<'v> {
         }
     }
 
-    /// A cursor at the first item of a subvolume that is not below `key` and still exists.
+    /// A cursor at the subvolume's first item whose key is at least `key` and that is not dropped yet.
     pub(crate) fn cursor_at(&self, subvolume: &SubvolumeRoot, key: &Key) -> Result<Cursor<'v>> {
         let mut cursor = Cursor::new(self.source, subvolume.ptr);
         let start = subvolume.dropped_before.map_or(*key, |(dropped, _)| dropped.max(*key));

@@ -1,8 +1,8 @@
 //! [`CommitState`]: the commit lock, and the state of the last commit.
 //!
-//! Owns the commit lock, and below it the locks of the last superblock, of the next label and of the list of retired
-//! blocks. Lock order: the commit lock comes before every other lock of the engine; no lock is taken under the other
-//! locks.
+//! Owns the commit lock, and three locks that come after it in the lock order: those of the last superblock, of the
+//! next label and of the list of retired blocks. Lock order: the commit lock comes before every other lock of the
+//! engine; no lock is taken under the other locks.
 //!
 //! Invariants:
 //! - I1. Trees change under the commit lock only: a function that changes a tree takes [`CommitWork`] or parts of it.

@@ -61,8 +61,8 @@ impl Engine {
         Ok(stats)
     }
 
-    /// Applies a batch to a tree, in at most `max_parts` parts, and publishes the result. Leaves the delayed refs
-    /// unchanged, and returns the changes that the apply makes to them.
+    /// Applies a batch to a tree, in at most `max_parts` parts, and publishes the result. Does not change the delayed
+    /// refs `refs`: returns the changes that the caller must make to them.
     pub(crate) fn apply_tree(
         &self,
         tree: &Tree,

@@ -326,7 +326,8 @@ impl Objectids {
     }
 
     fn place(objectid: u64) -> (usize, u64) {
-        // A shard has every NR_SHARDS-th row of inodes, and mixing spreads the numbers of such rows over all bits.
+        // A shard has every NR_SHARDS-th row of inodes, so some bits of its objectids are equal. The multiplication
+        // mixes the bits, so that the objectids spread over the whole set.
         let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }
