@@ -7,7 +7,7 @@ use crate::protocol::{self, Statx, Time};
 
 /// Converts attributes to the protocol's struct, with `ino` as the inode number.
 pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::Attr {
-    // An inode of invalid type is shown as a regular file; `fs` refuses to read such an inode.
+    // An inode of invalid type is shown as a regular file. That does no harm, because `fs` refuses to read such a file.
     let kind = match attr.mode & mode::TYPE {
         kind @ (mode::DIRECTORY | mode::SYMLINK | mode::CHAR | mode::BLOCK | mode::FIFO | mode::SOCKET) => kind,
         _ => mode::REGULAR,
@@ -64,7 +64,7 @@ pub(crate) fn entry_kind(kind: FileType) -> u32 {
     mode >> 12
 }
 
-/// Converts a time on disk, which may hold any values.
+/// Converts a time from the disk, where the fields may have any values.
 fn time(time: Timespec) -> Time {
     Time { sec: time.sec, nsec: time.nsec.min(999_999_999) }
 }

@@ -82,7 +82,7 @@ impl NameCache {
         }
     }
 
-    /// Makes the kernel forget the attributes of an inode, but not its pages. This does not wait.
+    /// Makes the kernel forget the attributes of an inode, but not its pages. The call does not wait.
     pub(crate) fn forget_attributes(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, -1, 0)

@@ -247,8 +247,8 @@ impl DelayedRefs {
         self.heads.is_empty()
     }
 
-    /// An extent at whose address another extent of different length is queued. With a conflict, nothing may be
-    /// committed.
+    /// An extent that conflicts with another queued extent: both have the same address, but different lengths. With a
+    /// conflict, nothing may be committed.
     pub fn conflict(&self) -> Option<Extent> {
         self.conflict
     }

@@ -428,7 +428,7 @@ mod tests {
     use super::*;
     use crate::{Compare, PathTarget, compare_entries, walk_path};
 
-    /// The model must agree with a filesystem that this machine's kernel provides.
+    /// The model must agree with the filesystem of this machine's temporary directory.
     #[test]
     fn model_agrees_with_this_machine() {
         let dir = tempfile::tempdir().unwrap();

@@ -79,7 +79,7 @@ impl FaultDevice {
         }
     }
 
-    /// The numbers of reads, writes and flushes so far, which a plan refers to.
+    /// The numbers of reads, writes and flushes so far. A plan refers to requests by these numbers.
     pub fn counts(&self) -> (u64, u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         (load(&self.reads), load(&self.writes), load(&self.flushes))

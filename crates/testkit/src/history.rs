@@ -215,8 +215,8 @@ impl History {
         self.verify_window(found, read, base..=self.state_of(made), &fsyncs)
     }
 
-    /// Checks a copy (a snapshot) that was taken between the first and the last of these states. The copy must
-    /// contain everything in the first of these states.
+    /// Checks a copy (a snapshot) that was taken between the first and the last of these states. The copy must not be
+    /// older than the first of them.
     pub(crate) fn verify_copy(
         &self,
         found: &[TreeEntry],

@@ -399,7 +399,8 @@ impl Bed {
     }
 
     fn judge(&mut self, found: Vec<Difference>) {
-        // If a difference ends the round, other differences of the same call are consequences of that difference.
+        // If a difference ends the round, other differences of the same call are consequences of that difference, so
+        // they are not reported.
         let ending = found.iter().find_map(|difference| allowed(difference).filter(|entry| entry.ends_round));
         if let Some(entry) = ending.filter(|_| !self.survey) {
             *self.outcome.allowed.entry(entry.name).or_default() += 1;
