@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::item::Compression;
+use ubtrfs_format::item::{Compression, Timespec};
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_fs::{
-    Caller, CompressSpec, FallocateMode, Fs, InodeId, MountOptions, NewInode, SeekWhence, SetAttr, XattrFlags,
+    Caller, CompressSpec, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, SeekWhence, SetAttr, SetTime,
+    XattrFlags,
 };
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::capability::{kernel_oracle, program};
@@ -442,6 +443,42 @@ fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
     drop(fs);
     let fs = open(&image, &options);
     check(&fs);
+    fs.close().unwrap();
+    if program("btrfs") {
+        btrfs_check(image.path()).unwrap();
+    }
+}
+
+/// As on Linux, cloning and deduplication change no access time, also of inline data, which cannot be shared. Bytes
+/// that `copy_range` copies through memory count as read.
+#[test]
+fn cloning_and_deduplication_change_no_access_time() {
+    let image = make(&MkfsOptions::default());
+    let fs = open(&image, &MountOptions::default());
+    let old = Timespec { sec: 1000, nsec: 5 };
+    let create = |name: &[u8], len: usize| {
+        let id = fs.create(fs.root(), name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &vec![7; len]).unwrap();
+        let set = SetAttr { atime: Some(SetTime::At(old)), ..SetAttr::default() };
+        fs.setattr(id, &set, &Caller::ROOT).unwrap();
+        id
+    };
+    let files = [("inline", create(b"inline", 300)), ("large", create(b"large", 200_000))];
+    fs.sync().unwrap();
+    for (name, source) in files {
+        let size = fs.getattr(source).unwrap().size;
+        let atime = |id| fs.getattr(id).unwrap().atime;
+        let target = |suffix: &str, len| create(format!("{name}-{suffix}").as_bytes(), len);
+        fs.clone_range(source, 0, target("clone", 0), 0, 0).unwrap();
+        assert_eq!(atime(source), old, "{name}: clone_range");
+        let equal = target("equal", size as usize);
+        assert!(fs.dedupe_range(source, 0, equal, 0, 0, &Job::new()).unwrap());
+        assert_eq!((atime(source), atime(equal)), (old, old), "{name}: dedupe_range");
+        assert_eq!(fs.copy_range(source, 0, target("shared", 0), 0, size).unwrap(), size);
+        assert_eq!(atime(source), old, "{name}: copy_range that shares");
+        assert_eq!(fs.copy_range(source, 1, target("copy", 0), 0, 100).unwrap(), 100);
+        assert_ne!(atime(source), old, "{name}: copy_range of bytes");
+    }
     fs.close().unwrap();
     if program("btrfs") {
         btrfs_check(image.path()).unwrap();

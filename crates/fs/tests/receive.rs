@@ -760,3 +760,23 @@ fn a_name_that_is_being_received_is_not_called_interrupted() {
     assert!(bed.fails(&whole).contains("exists already"));
     bed.close();
 }
+
+#[test]
+fn cloning_inline_data_changes_no_times_of_its_source() {
+    let bed = Bed::new();
+    let clone = Command::Clone {
+        offset: 0,
+        len: 7,
+        path: b"copy",
+        clone_uuid: SENT,
+        clone_ctransid: 7,
+        clone_path: b"dir/file",
+        clone_offset: 0,
+    };
+    let commands = [small_tree(), vec![Command::Mkfile { path: b"copy", ino: 260 }, clone]].concat();
+    bed.receive(&full("s1", &commands)).unwrap();
+    assert_eq!(bed.content("s1/copy"), b"content");
+    let file = bed.find("s1/dir/file").unwrap();
+    assert_eq!((file.atime.sec, file.mtime.sec), (1, 2));
+    bed.close();
+}

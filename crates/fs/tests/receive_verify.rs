@@ -102,6 +102,8 @@ fn what_was_received_is_read_again_and_compared() {
     assert_eq!(verified.nr_inodes, 2, "{verified:?}");
     assert_eq!(verified.bytes_compared, 30_000, "{verified:?}");
     assert!(verified.bytes_read >= 210_000 && verified.bytes_read < 400_000, "{verified:?}");
+    let attr = fs.lookup_path(b"s/d/f", false).unwrap();
+    assert_eq!((attr.atime, attr.mtime), (time(1), time(2)), "the comparison changes no times");
     fs.close().unwrap();
 }
 

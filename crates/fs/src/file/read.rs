@@ -39,23 +39,26 @@ impl Fs {
     /// the end of the file.
     pub fn read_into(&self, id: InodeId, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let inode = self.inode(id)?;
-        let read = {
-            let state = inode.read()?;
-            check_regular(&state)?;
-            let rest = state.item.size.saturating_sub(offset);
-            let len = buf.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
-            let buf = &mut buf[..len];
-            let slots = self.readahead.advance(&inode, &state, offset, len as u64);
-            for gap in state.data.read(offset, buf) {
-                let part = &mut buf[(gap.start - offset) as usize..(gap.end - offset) as usize];
-                self.read_through_slots(&inode, &state, gap.start, part, &slots)?;
-            }
-            len
-        };
+        let read = self.read_keeping_atime(&inode, offset, buf)?;
         if read > 0 {
             self.touch_atime(&inode);
         }
         Ok(read)
+    }
+
+    /// Reads as [`Fs::read_into`] does, but does not update the access time: for reads that no caller asked for.
+    pub(crate) fn read_keeping_atime(&self, inode: &Arc<Inode>, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let state = inode.read()?;
+        check_regular(&state)?;
+        let rest = state.item.size.saturating_sub(offset);
+        let len = buf.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
+        let buf = &mut buf[..len];
+        let slots = self.readahead.advance(inode, &state, offset, len as u64);
+        for gap in state.data.read(offset, buf) {
+            let part = &mut buf[(gap.start - offset) as usize..(gap.end - offset) as usize];
+            self.read_through_slots(inode, &state, gap.start, part, &slots)?;
+        }
+        Ok(len)
     }
 
     /// Finds the next data or hole at or after `offset`. Preallocated extents count as holes; the end of the file

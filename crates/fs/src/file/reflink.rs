@@ -9,6 +9,8 @@
 //!   shows zeros in place of data.
 //! - I4: pending data of the destination is dropped only after space for its replacement is reserved. A copy that fails
 //!   leaves the rest of the range unchanged, and leaves no extent past the end of the file.
+//! - I5: cloning and deduplication change no access time, as on Linux. Only [`Fs::copy_range`] updates the source's, and
+//!   only if it copied bytes through memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,7 +75,12 @@ impl Fs {
             }
         }
         match self.copy_all(&source, src_off + done, dst, dst_off + done, len - done) {
-            Ok(copied) => Ok(done + copied),
+            Ok(copied) => {
+                if copied > 0 {
+                    self.touch_atime(&source);
+                }
+                Ok(done + copied)
+            }
             Err(_) if done > 0 => Ok(done),
             Err(error) => Err(error),
         }
@@ -165,8 +172,13 @@ impl Fs {
             let before = sequences()?;
             let mut same = 0;
             while same < len {
-                let read = |id, offset| self.read(id, offset + same, (len - same).min(COPY_PIECE) as usize);
-                if read(source.id, src_off)? != read(target.id, dst_off)? {
+                let read = |inode, offset| {
+                    let mut buf = vec![0; (len - same).min(COPY_PIECE) as usize];
+                    let read = self.read_keeping_atime(inode, offset + same, &mut buf)?;
+                    buf.truncate(read);
+                    Ok::<_, Error>(buf)
+                };
+                if read(source, src_off)? != read(target, dst_off)? {
                     return Ok(false);
                 }
                 same += COPY_PIECE;
@@ -179,10 +191,10 @@ impl Fs {
         Err(Error::Busy("the files are being written"))
     }
 
-    /// Copies bytes through memory.
+    /// Copies bytes through memory (I5).
     fn copy_piece(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let mut buf = vec![0; len.min(COPY_PIECE) as usize];
-        let read = self.read_into(source.id, src_off, &mut buf)?;
+        let read = self.read_keeping_atime(source, src_off, &mut buf)?;
         Ok(self.write_opened(dst, dst_off, &buf[..read], false)? as u64)
     }
 

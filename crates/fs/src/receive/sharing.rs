@@ -89,7 +89,7 @@ impl<'s> Sharing<'s> {
 
     fn is_equal(&mut self, fs: &Fs, source: InodeId, offset: u64, data: &[u8]) -> Result<bool> {
         self.buf.resize(data.len(), 0);
-        let len = match fs.read_into(source, offset, &mut self.buf) {
+        let len = match fs.inode(source).and_then(|source| fs.read_keeping_atime(&source, offset, &mut self.buf)) {
             Ok(len) => len,
             // The stream has the data, so a damaged source is no reason to fail.
             Err(Error::Engine(_)) => return Ok(false),
