@@ -3,10 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::sync::Arc;
+
+use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode};
+use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::send::{
-    Change, FORMS, MutationRound, PairRound, SendRound, check_cloned, check_pair, check_prefixes,
+    Change, FORMS, MutationRound, PairRound, SendRound, Sent, Tolerance, check_cloned, check_pair, check_prefixes,
+    compare_extents,
 };
-use ubtrfs_testkit::{Errno, FallocateOp, NodeKind, RenameOp, Rng, Target, capability};
+use ubtrfs_testkit::{Errno, FallocateOp, Medium, MediumDevice, NodeKind, RenameOp, Rng, Target, capability};
 
 #[test]
 fn linux_receives_equal_trees_with_equal_sharing() {
@@ -53,6 +58,47 @@ fn a_subvolume_that_is_received_beside_itself_shares_its_blocks() {
         let (len_bytes, shared) = check_cloned(seed, 60).unwrap();
         println!("seed {seed}: {len_bytes} bytes, {shared} shared");
     }
+}
+
+/// Two snapshots hold a block in which a file ends at two places, one of which a third one may share. If one of the two
+/// may be unshared, it still counts as a source.
+#[test]
+fn a_tail_that_may_be_unshared_is_a_source_of_later_snapshots() {
+    /// Makes a file in each directory: a copy, or a clone of an earlier one.
+    fn filesystem(sources: [Option<usize>; 3]) -> Arc<Fs> {
+        let device = MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap());
+        let fs = Fs::open(vec![Arc::new(device)], MountOptions::default()).unwrap();
+        let mut files = Vec::new();
+        for (name, source) in NAMES.iter().zip(sources) {
+            let dir = fs.create(fs.root(), name.as_bytes(), NewInode::dir(0o755), &Caller::ROOT).unwrap().id;
+            let file = fs.create(dir, b"f", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+            match source {
+                Some(index) => fs.clone_range(files[index], 0, file, 0, 0).unwrap(),
+                None => assert_eq!(fs.write(file, 0, &[7; 5000]).unwrap(), 5000),
+            }
+            files.push(file);
+        }
+        fs.sync().unwrap();
+        fs
+    }
+    const NAMES: [&str; 3] = ["v1", "v2", "last"];
+    let source = filesystem([None, Some(0), Some(0)]);
+    let tolerance = |tails| Tolerance { prealloc: false, tails, ends: false };
+    let sent = [
+        Sent { name: NAMES[0], others: vec![], tolerance: tolerance(true) },
+        Sent { name: NAMES[1], others: vec![], tolerance: tolerance(false) },
+        Sent { name: NAMES[2], others: vec![NAMES[0], NAMES[1]], tolerance: tolerance(false) },
+    ];
+    let unshared = |target: &Fs| compare_extents(&source, target, &sent).unwrap().nr_unshared;
+    for shared_with in [0, 1] {
+        let target = filesystem([None, None, Some(shared_with)]);
+        assert_eq!(unshared(&target), 0, "shared with {}", NAMES[shared_with]);
+        target.close().unwrap();
+    }
+    let target = filesystem([None, None, None]);
+    assert_eq!(unshared(&target), 2, "nothing is shared");
+    target.close().unwrap();
+    source.close().unwrap();
 }
 
 type Done = Result<(), Errno>;

@@ -96,15 +96,16 @@ pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Di
                     (Some(Block::Prealloc) | None, _) | (_, Some(Block::Prealloc) | None) => {
                         differs.holes.push(what(at));
                     }
-                    (Some(Block::Data(_)), Some(Block::Data(_))) if tolerance.tails && used < BLOCK => {}
                     (Some(Block::Data(block)), Some(Block::Data(place))) => {
                         let block = (*block, used);
                         let known = others.iter().filter_map(|other| places.get(other)?.get(&block));
                         let known: BTreeSet<Place> = known.flatten().copied().collect();
+                        // A tolerated tail is recorded, too: later snapshots may share it.
+                        let is_tolerated = tolerance.tails && used < BLOCK;
                         let mine = here.entry(block).or_default();
                         let is_shared = known.contains(place) || mine.contains(place);
                         let is_first = known.is_empty() && mine.is_empty();
-                        if !is_shared && !is_first {
+                        if !is_shared && !is_first && !is_tolerated {
                             unshared.push(what(at));
                         }
                         mine.insert(*place);
