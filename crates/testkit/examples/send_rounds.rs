@@ -36,6 +36,7 @@ fn main() -> ExitCode {
                 let done = MutationRound { seed, nr_streams: number("--streams", 1000) }.run()?;
                 nr_received.fetch_add(done.nr_received, Ordering::Relaxed);
                 nr_streams.fetch_add((done.nr_received + done.nr_failed) as usize, Ordering::Relaxed);
+                println!("seed {seed}: {} streams received, {} failed", done.nr_received, done.nr_failed);
                 Ok(())
             }
             "cloned" => check_cloned(seed, operations).map(|(bytes, shared)| {
