@@ -1,11 +1,14 @@
 //! The thread that reads a stream: it cuts the input into commands and verifies their checksums, batch by batch.
 //!
 //! - I1. At most [`NR_BATCHES`] batches wait to be applied. A batch holds about [`BATCH_BYTES`], or one larger command.
+//! - I2. Batches that wait or are being applied have at most [`WAITING_BYTES`] in all ([`Room`]), unless there is only
+//!   one. A batch that was applied keeps no memory of large commands.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use ubtrfs_stream::{CommandKind, FrameHeader, FrameReader, Position, Problem, StreamError};
 
 /// Consecutive commands of the input.
@@ -23,23 +26,70 @@ impl Batch {
     }
 
     /// Bytes of the input.
-    pub(crate) fn len_bytes(&self) -> u64 {
-        self.bytes.len() as u64
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.bytes.len()
     }
 
-    fn clear(&mut self) {
+    /// Removes the commands, and frees the memory that a large command needed (I2).
+    pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.frames.clear();
+        self.bytes.shrink_to(2 * BATCH_BYTES);
+    }
+}
+
+/// Counts the bytes of the batches that wait or are being applied (I2). Dropping the [`Applier`] ends all waiting.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    state: Mutex<RoomState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct RoomState {
+    used: usize,
+    is_closed: bool,
+}
+
+/// Gives room back, and closes it when dropped.
+#[derive(Debug)]
+pub(crate) struct Applier<'r>(pub(crate) &'r Room);
+
+impl Room {
+    /// Waits until a batch of `len` bytes has room.
+    fn take(&self, len: usize) {
+        let mut state = self.state.lock();
+        while state.used > 0 && state.used.saturating_add(len) > WAITING_BYTES && !state.is_closed {
+            self.changed.wait(&mut state);
+        }
+        state.used = state.used.saturating_add(len);
+    }
+}
+
+impl Applier<'_> {
+    /// Gives back the room of a batch of `len` bytes.
+    pub(crate) fn give_back(&self, len: usize) {
+        let mut state = self.0.state.lock();
+        state.used = state.used.saturating_sub(len);
+        self.0.changed.notify_one();
+    }
+}
+
+impl Drop for Applier<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_closed = true;
+        self.0.changed.notify_one();
     }
 }
 
 /// Sends all commands of an input, or of its first stream, to `batches`. If an error ends the input, the error is sent
-/// last. `used` returns batches whose memory can be reused.
+/// last. `used` returns empty batches whose memory can be reused.
 pub(crate) fn read_all(
     input: impl Read,
     only_first: bool,
     batches: &SyncSender<Result<Batch, StreamError>>,
     used: &Receiver<Batch>,
+    room: &Room,
 ) {
     let mut reader = FrameReader::new(input);
     let mut nr_streams = 0;
@@ -52,7 +102,7 @@ pub(crate) fn read_all(
             Ok(None) => break None,
             Err(error) => break Some(error),
         }
-        match read_stream(&mut reader, batches, used) {
+        match read_stream(&mut reader, batches, used, room) {
             Ok(true) if only_first => break None,
             Ok(true) => {}
             Ok(false) => return,
@@ -70,12 +120,10 @@ fn read_stream(
     reader: &mut FrameReader<impl Read>,
     batches: &SyncSender<Result<Batch, StreamError>>,
     used: &Receiver<Batch>,
+    room: &Room,
 ) -> Result<bool, StreamError> {
     loop {
         let mut batch = used.try_recv().unwrap_or_default();
-        batch.clear();
-        // Free the memory that a large command needed.
-        batch.bytes.shrink_to(2 * BATCH_BYTES);
         let mut result = Ok(false);
         let began = Instant::now();
         // The limit on time lets commands of a slow input be applied soon after they arrive.
@@ -110,6 +158,7 @@ fn read_stream(
         }
         // The commands before an error are applied too: if the subvolume is kept, a later receive continues after these
         // commands.
+        room.take(batch.len_bytes());
         if batches.send(Ok(batch)).is_err() {
             return Ok(false);
         }
@@ -125,3 +174,63 @@ const BATCH_BYTES: usize = 256 << 10;
 const BATCH_TIME: Duration = Duration::from_millis(50);
 /// Number of batches that can wait to be applied.
 pub(crate) const NR_BATCHES: usize = 16;
+/// Maximum number of bytes of the batches that wait or are being applied (I2).
+const WAITING_BYTES: usize = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::sync_channel;
+
+    use ubtrfs_stream::{Command, Version, Writer};
+
+    use super::*;
+
+    /// Counts the bytes that were read.
+    struct Counted<'c>(&'c [u8], &'c AtomicUsize);
+
+    impl Read for Counted<'_> {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            let read = self.0.read(out)?;
+            self.1.fetch_add(read, Ordering::SeqCst);
+            Ok(read)
+        }
+    }
+
+    #[test]
+    fn large_commands_do_not_pile_up() {
+        let mut writer = Writer::new(Vec::new(), Version::V2).unwrap();
+        let data = vec![7; 6 << 20];
+        (0..12).for_each(|_| writer.command(&Command::Write { path: b"f", offset: 0, data: &data }).unwrap());
+        writer.command(&Command::End).unwrap();
+        let input = writer.into_inner();
+        let (count, room) = (&AtomicUsize::new(0), &Room::default());
+        let input = &input[..];
+        let (send, batches) = sync_channel(NR_BATCHES);
+        let (give_back, used) = sync_channel(NR_BATCHES);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || read_all(Counted(input, count), false, &send, &used, room));
+            let applier = Applier(room);
+            for nr in 0..4 {
+                let mut before = usize::MAX;
+                while before != count.load(Ordering::SeqCst) {
+                    before = count.load(Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                // One command is applied, and the next one was read.
+                assert!(before < (nr + 2) * (data.len() + 100), "{before} bytes were read, {nr} commands applied");
+                let mut batch = batches.recv().unwrap().unwrap();
+                let len = batch.len_bytes();
+                assert!(len >= data.len());
+                batch.clear();
+                assert!(batch.bytes.capacity() <= 2 * BATCH_BYTES);
+                applier.give_back(len);
+                give_back.try_send(batch).unwrap();
+            }
+            // The reader ends when nobody applies batches.
+            drop(batches);
+            drop(applier);
+            reader.join().unwrap();
+        });
+    }
+}

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::apply::Current;
 use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{Progress, Sent};
-use super::input::{Batch, NR_BATCHES, read_all};
+use super::input::{Applier, Batch, NR_BATCHES, Room, read_all};
 use super::origin::Part;
 use super::sharing::Sharing;
 use super::verify::Verified;
@@ -157,8 +157,12 @@ impl Session<'_> {
         let (send, batches) = sync_channel(NR_BATCHES);
         let (give_back, used) = sync_channel(NR_BATCHES);
         let only_first = self.options.only_first;
+        let room = Room::default();
         std::thread::scope(|scope| {
-            scope.spawn(move || read_all(input, only_first, &send, &used));
+            // Drops before the scope waits for the reader, also after a panic.
+            let applier = Applier(&room);
+            let room = &room;
+            scope.spawn(move || read_all(input, only_first, &send, &used, room));
             let result = loop {
                 if let Err(error) = job.check() {
                     break Err(Error::from(error).into());
@@ -167,10 +171,13 @@ impl Session<'_> {
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break Ok(()),
                     Ok(Err(error)) => break Err(error.into()),
-                    Ok(Ok(batch)) => {
+                    Ok(Ok(mut batch)) => {
                         if let Err(error) = self.apply_batch(&batch, job) {
                             break Err(error);
                         }
+                        let len = batch.len_bytes();
+                        batch.clear();
+                        applier.give_back(len);
                         // If the channel is full, enough batches are kept for reuse, and this batch is dropped.
                         let _ = give_back.try_send(batch);
                     }
@@ -179,6 +186,7 @@ impl Session<'_> {
             // The reader thread ends now: sending its next batch fails, and `ended` makes a waiting read of the input
             // return.
             drop(batches);
+            drop(applier);
             self.options.ended.store(true, Ordering::SeqCst);
             result
         })
@@ -192,8 +200,9 @@ impl Session<'_> {
             let command = parse(header, bytes)?;
             self.step(header, &command)?;
         }
-        self.report.nr_bytes = self.report.nr_bytes.saturating_add(batch.len_bytes());
-        job.advance(batch.len_bytes());
+        let len = batch.len_bytes() as u64;
+        self.report.nr_bytes = self.report.nr_bytes.saturating_add(len);
+        job.advance(len);
         Ok(())
     }
 
