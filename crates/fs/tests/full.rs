@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, SetAttr};
+use ubtrfs_fs::{Caller, Error, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, SetAttr, SetTime};
 use ubtrfs_testkit::capability::kernel_oracle;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, second_opinion};
 
@@ -291,6 +291,47 @@ fn data_accepted_amid_truncations_and_snapshots_is_written() {
         btrfs_check(image.path()).unwrap();
         second_opinion(image.path()).unwrap();
     }
+}
+
+#[test]
+fn files_are_shortened_and_punched_on_a_full_filesystem() {
+    if !kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(160 << 20, &["-n", "4096"]).unwrap();
+    let fs = open(&image, &MountOptions::default());
+    let make = |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT);
+    let files: Vec<InodeId> = (0..20).map(|number| make(&format!("file{number}")).unwrap().id).collect();
+    for &id in &files {
+        fs.write(id, 0, &[b'f'; 65_536]).unwrap();
+    }
+    // Clones of one block, and a snapshot that shares their items, so that each change needs much metadata.
+    for at in 1..4000 {
+        fs.clone_range(files[0], 0, files[0], (16 + at) * 4096, 4096).unwrap();
+    }
+    fs.sync().unwrap();
+    fs.snapshot(fs.root().root, fs.root(), b"snapshot", true).unwrap();
+    for round in 0..3 {
+        let nr_names = (0..).take_while(|number| make(&format!("{round}.{number:0200}")).is_ok()).count();
+        println!("round {round}: {nr_names} names");
+        fs.sync().unwrap();
+    }
+    assert!(is_full(&make("more").unwrap_err()));
+    // The kernel sends the times of a truncation with the size.
+    let now = Some(SetTime::Now);
+    let empty = SetAttr { size: Some(0), mtime: now, ..SetAttr::default() };
+    for &id in &files[..10] {
+        fs.setattr(id, &empty, &Caller::ROOT).unwrap();
+        assert_eq!(fs.getattr(id).unwrap().size, 0);
+        fs.setattr(id, &empty, &Caller::ROOT).unwrap();
+    }
+    for &id in &files[10..] {
+        fs.fallocate(id, 4096, 8192, FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE).unwrap();
+        assert_eq!(fs.read(id, 4096, 8192).unwrap(), [0; 8192]);
+    }
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
 }
 
 /// Writes that need much metadata for their data: single blocks at random places, and files that become inline.

@@ -60,13 +60,14 @@ impl Fs {
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn punch_hole(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
-        // Only the partial sectors at the ends take new space. Whole sectors can be punched at a quota limit.
+        // Only the partial sectors at the ends take new space. Whole sectors can be punched at a quota limit and on a
+        // full filesystem.
         let is_aligned = range.start.is_multiple_of(sectorsize) && range.end.is_multiple_of(sectorsize);
-        let mut space = Some(match is_aligned {
-            true => self.engine.reserve_data(2 * sectorsize)?,
-            false => self.engine.reserve_data_for(inode.id.root, 2 * sectorsize)?,
-        });
-        drop(self.reserve(8)?);
+        let mut space = match is_aligned {
+            true => None,
+            false => Some(self.engine.reserve_data_for(inode.id.root, 2 * sectorsize)?),
+        };
+        drop(if is_aligned { self.reserve_for_removal(8)? } else { self.reserve(8)? });
         let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
         if !self.punch_changes(inode, state, &range)? {

@@ -39,7 +39,7 @@ impl Fs {
             true => Some(self.engine.reserve_data_for(inode.id.root, sectorsize)?),
             false => None,
         };
-        let reservation = match size < old_size {
+        let reservation = match size <= old_size {
             true => self.reserve_for_removal(STEP_MIN + 8)?,
             false => self.reserve(16)?,
         };

@@ -38,14 +38,23 @@ impl Fs {
             true => self.inode_of_open_file(id)?,
             false => self.inode_to_change(id)?,
         };
+        // A file can be shortened on a full filesystem, together with the times that the kernel sends with the size.
+        let mut is_removal = false;
         if let Some(size) = set.size {
-            check_may_resize(&*inode.read()?, is_open)?;
+            {
+                let state = inode.read()?;
+                check_may_resize(&state, is_open)?;
+                is_removal = size <= state.item.size;
+            }
             self.set_size(&inode, size)?;
         }
         if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
             return Ok(self.attr_of(&inode, &*inode.read()?));
         }
-        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let reservation = match is_removal {
+            true => self.reserve_for_removal(SETATTR_ITEMS)?,
+            false => self.reserve(SETATTR_ITEMS)?,
+        };
         let mut state = inode.write()?;
         let only_now = set.mode.or(set.uid).or(set.gid).is_none()
             && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))

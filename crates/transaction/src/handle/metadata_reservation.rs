@@ -161,6 +161,8 @@ const CHUNK_BYTES: u64 = 256;
 const CHILD_BYTES: u64 = 72;
 /// Upper bound of the bytes that another reference adds to an extent's item, including space left empty.
 const REFERENCE_BYTES: u64 = 64;
+/// Maximum number of changes that a removal must be able to make at once.
+const CHANGES_PER_REMOVAL: u64 = 16;
 /// Changes that writeback makes for each reservation of dirty data, besides the changes for its extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
 /// Upper bound of the bytes that a change of writeback adds to a tree, inline data and checksums excluded.
@@ -525,7 +527,17 @@ impl Engine {
             true => ((metadata.used + metadata.reserved) / 64, RESERVE_MIXED_MAX),
             false => (metadata.used / 8, RESERVE_MAX),
         };
-        share.clamp(floor, most.max(floor)).min(metadata.total / 2)
+        (share.clamp(floor, most.max(floor)) + self.shared_removal_need(metadata)).min(metadata.total / 2)
+    }
+
+    /// The need of one removal if subvolumes share blocks: each node that the removal copies may add references to
+    /// blocks all over the extent tree. 0 if no blocks are shared, because the floor of the reserve covers that case.
+    fn shared_removal_need(&self, metadata: &SpaceInfo) -> u64 {
+        let room = self.metadata_use(metadata, Purpose::Removal);
+        let removal = Load { nr_changes: CHANGES_PER_REMOVAL, new_bytes: 0 };
+        let need = room.shared_extent_tree.map_or(0, |_| removal.need(&room));
+        // A removal leaves a part of the reserve ([`Self::metadata_need`]).
+        need + need / 8
     }
 
     /// Moves the load of the active transaction to the frozen load.
@@ -640,7 +652,10 @@ impl Engine {
             // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
             // more items than estimated. Then writeback uses the reserve. Removals may use more of the reserve than
             // writeback, so that a removal can still make room when writeback finds none (I3).
-            Purpose::Writeback => (self.admission.load.active(), reserve / 8),
+            Purpose::Writeback => {
+                let for_removal = self.shared_removal_need(metadata).min(reserve);
+                (self.admission.load.active(), (reserve / 8).max(for_removal))
+            }
             Purpose::Removal => (self.admission.load.active(), reserve / 16),
         };
         let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);
