@@ -43,6 +43,12 @@ pub trait Host: Send + Sync {
     /// The user who mounted and may administer the mount; `None` for an image.
     fn owner(&self) -> Option<u32>;
 
+    /// Whether users may see other owners than the filesystem stores (idmapped mounts). A client's user then says
+    /// nothing about the files that it owns.
+    fn may_map_owners(&self) -> bool {
+        false
+    }
+
     /// Finds the file behind a descriptor that a client sent.
     fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile>;
 
@@ -153,6 +159,10 @@ impl Context<'_> {
 
 /// Executes a request if its caller has the rights. As on Linux, nothing changes through a read-only mount.
 pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    if context.host.may_map_owners() && !context.caller.is_admin() && !context.is_mount_owner() {
+        let text = "this mount has the option idmap, so only root and the user who mounted it may run commands";
+        return Err(Failure::new(Errno::OPNOTSUPP, text));
+    }
     let is_refused = |(nr, file): (usize, &OpenFile)| file.is_read_only_mount && request.changes_through(nr);
     if context.files.iter().enumerate().any(is_refused) {
         return Err(Failure::new(Errno::ROFS, "this mount of the filesystem is read-only; use a writable one"));

@@ -28,6 +28,8 @@ pub(crate) struct MountHost {
     names: NameCache,
     activity: Arc<Activity>,
     writeback_cache: bool,
+    /// Whether the kernel allows idmapped mounts of this mount.
+    idmap: bool,
     /// The user who mounted.
     owner: u32,
     fs: Weak<Fs>,
@@ -47,7 +49,7 @@ impl MountHost {
         groups: Groups,
         names: NameCache,
         activity: Arc<Activity>,
-        writeback_cache: bool,
+        (writeback_cache, idmap): (bool, bool),
     ) -> Self {
         Self {
             nodes: Arc::new(Nodes::new(fs.root())),
@@ -55,6 +57,7 @@ impl MountHost {
             names,
             activity,
             writeback_cache,
+            idmap,
             owner: rustix::process::getuid().as_raw(),
             fs: Arc::downgrade(fs),
             device: OnceLock::new(),
@@ -106,6 +109,10 @@ fn not_here() -> Failure {
 impl Host for MountHost {
     fn owner(&self) -> Option<u32> {
         Some(self.owner)
+    }
+
+    fn may_map_owners(&self) -> bool {
+        self.idmap
     }
 
     fn file(&self, file: BorrowedFd<'_>) -> ubtrfs_control::Result<OpenFile> {

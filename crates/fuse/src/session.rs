@@ -56,7 +56,13 @@ impl Session {
         let name = control.name().to_vec();
         let groups = Groups::default();
         let names = NameCache::new(notifier.clone());
-        let host = Arc::new(MountHost::new(&fs, groups.clone(), names, activity.clone(), config.writeback_cache));
+        let host = Arc::new(MountHost::new(
+            &fs,
+            groups.clone(),
+            names,
+            activity.clone(),
+            (config.writeback_cache, config.idmap),
+        ));
         let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), (name, config));
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
