@@ -431,7 +431,12 @@ impl Server {
                 }
                 self.activity.note_change();
                 let id = self.id(node)?;
-                self.drop_capability(id)?;
+                if handle & APPENDS_ONLY != 0 {
+                    // The kernel leaves the capability of an append-only file.
+                    self.fs.drop_capability(id)?;
+                } else {
+                    self.drop_capability(id)?;
+                }
                 let written = match handle == UNOPENED && self.no_open {
                     true => self.write_unopened(id, flags, offset, data)?,
                     false => {
