@@ -1,5 +1,5 @@
-//! Tests of root's mounts of block devices, which the kernel mounts with the type `fuseblk`: sync(2) reaches the server,
-//! and umount(2) waits for the last commit.
+//! Tests of root's mounts of block devices with the option `fuseblk`: sync(2) reaches the server, and umount(2) waits for
+//! the last commit.
 //!
 //! Method: a loop device over an image. After a sync or an unmount, a copy of the image is judged by Linux. The mount
 //! commits by itself only after a second without changes. The copy is made earlier, so it shows the effect of the sync
@@ -43,7 +43,7 @@ impl Bed {
         let output = run("losetup", ["-f".as_ref(), "--show".as_ref(), image.path().as_os_str()]);
         let device = String::from_utf8(output.stdout).unwrap().trim().to_owned();
         let bed = Self { image, device, dir: TempDir::with_prefix("ubtrfs-block-").unwrap() };
-        bed.mount("commit=300");
+        bed.mount("commit=300,fuseblk");
         bed
     }
 
@@ -129,7 +129,7 @@ fn a_block_device_is_mounted_again_after_every_end() {
     run(UBTRFS, ["umount".as_ref(), bed.dir.path().as_os_str()]);
     assert_eq!((bed.kind(), bed.on_disk("file").as_deref()), (None, Some(&b"1"[..])));
 
-    bed.mount("commit=300");
+    bed.mount("commit=300,fuseblk");
     fs::write(bed.join("file"), b"2").unwrap();
     let refused = Command::new(UBTRFS).args(["ls", &format!("{}:/", bed.device)]).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -138,7 +138,7 @@ fn a_block_device_is_mounted_again_after_every_end() {
     let server = server_of(bed.dir.path());
     run("kill", ["-KILL", &server]);
     rustix::mount::unmount(bed.dir.path(), UnmountFlags::DETACH).unwrap();
-    bed.mount("commit=300");
+    bed.mount("commit=300,fuseblk");
     assert_eq!(fs::read(bed.join("file")).unwrap(), b"2", "it was synced before the server was killed");
 
     fs::write(bed.join("file"), b"3").unwrap();

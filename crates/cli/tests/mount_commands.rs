@@ -231,19 +231,83 @@ fn a_clone_removes_the_capabilities_of_its_target_as_a_write_does() {
     if !capability::fuse() || !capability::kernel_oracle() {
         return;
     }
-    const NAME: &str = "security.capability";
     let bed = Bed::new("commit=30");
     for name in ["m/source", "m/target"] {
         fs::write(bed.at(name), vec![7; 8192]).unwrap();
     }
+    set_capability(&bed.at("m/target"));
+    ok(bed.ubtrfs("filesystem clone --length 4096 m/source m/target"));
+    assert!(!has_capability(&bed.at("m/target")));
+    bed.check();
+}
+
+/// Gives a file the capability CAP_SETUID.
+fn set_capability(path: &Path) {
     // CAP_SETUID, permitted and effective, in the format of version 2 (linux/capability.h).
     let mut value = [0; 20];
     value[..4].copy_from_slice(&0x0200_0001_u32.to_le_bytes());
     value[4..8].copy_from_slice(&(1_u32 << 7).to_le_bytes());
-    rustix::fs::setxattr(bed.at("m/target"), NAME, &value, rustix::fs::XattrFlags::empty()).unwrap();
-    ok(bed.ubtrfs("filesystem clone --length 4096 m/source m/target"));
-    let kept = rustix::fs::getxattr(bed.at("m/target"), NAME, &mut [0; 64]);
-    assert_eq!(kept, Err(rustix::io::Errno::NODATA));
+    rustix::fs::setxattr(path, CAPABILITY, &value, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+fn has_capability(path: &Path) -> bool {
+    match rustix::fs::getxattr(path, CAPABILITY, &mut [0; 64]) {
+        Ok(_) => true,
+        Err(rustix::io::Errno::NODATA) => false,
+        Err(error) => panic!("{}: {error}", path.display()),
+    }
+}
+
+const CAPABILITY: &str = "security.capability";
+
+#[test]
+fn an_append_removes_the_capabilities_of_an_append_only_file() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("chattr") {
+        return;
+    }
+    for options in ["commit=30", "commit=30,writeback_cache", "commit=30,noallow_other,noxattr"] {
+        let bed = Bed::new("commit=30");
+        let path = bed.at("m/log");
+        fs::write(&path, b"line").unwrap();
+        set_capability(&path);
+        bed.unmount();
+        bed.mount(options);
+        assert!(bed.run(&format!("chattr +a {}", path.display())).status.success());
+        let append = |path: &Path| {
+            use std::io::Write;
+            fs::OpenOptions::new().append(true).open(path).unwrap().write_all(b"more").unwrap();
+        };
+        append(&path);
+        append(&path);
+        bed.unmount();
+        bed.mount("commit=30");
+        assert_eq!(fs::read(&path).unwrap(), b"linemoremore");
+        assert!(!has_capability(&path), "{options}");
+        assert!(bed.run(&format!("chattr -a {}", path.display())).status.success());
+        bed.check();
+    }
+}
+
+/// The control socket learns only the user id of a client, not the mount that the client uses. So users under whose
+/// mount a file belongs to somebody else must not be taken for its owner.
+#[test]
+fn only_root_runs_commands_on_a_mount_whose_owners_may_be_mapped() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
+        return;
+    }
+    let bed = Bed::new("allow_other");
+    let home = bed.at("m/home");
+    assert!(bed.run(&format!("mkdir {}", home.display())).status.success());
+    assert!(bed.run(&format!("chown nobody {}", home.display())).status.success());
+    let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    let create = |name: &str| bed.run(&format!("{nobody} {UBTRFS} subvolume create {}/{name}", home.display()));
+    assert!(create("a").status.success());
+    bed.unmount();
+    bed.mount("allow_other,idmap");
+    refused(&create("b"), &["idmap"]);
+    let freeze = format!("{nobody} {UBTRFS} property set {}/a ro true", home.display());
+    refused(&bed.run(&freeze), &["idmap"]);
+    ok(bed.ubtrfs("subvolume create m/home/c"));
     bed.check();
 }
 

@@ -74,8 +74,11 @@ pub struct MountConfig {
     /// Allow idmapped mounts of this mount. Most requests then do not contain the caller's user, so ioctls that need
     /// it, such as those on subvolumes, are refused to all users but root.
     pub idmap: bool,
-    /// The block device that `fsname` names, if root mounts one for writing. The kernel then claims the device and mounts
-    /// it with the type `fuseblk`: sync(2) reaches the server, and umount(2) waits for the last commit.
+    /// Mount a block device with the type `fuseblk`, see [`Self::block_device`].
+    pub fuseblk: bool,
+    /// The block device that `fsname` names, if it gets the type `fuseblk`. The kernel then claims the device, sync(2)
+    /// reaches the server, and umount(2) waits for the last commit. But after `umount -f` the device is free at once,
+    /// although the server may still have to commit.
     pub block_device: Option<Arc<dyn Device>>,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
@@ -102,6 +105,7 @@ impl Default for MountConfig {
             no_xattrs: false,
             no_open: false,
             idmap: false,
+            fuseblk: false,
             block_device: None,
             sandbox: false,
         }

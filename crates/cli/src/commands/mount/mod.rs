@@ -56,7 +56,8 @@ pub(crate) struct Args {
     /// idle_poll=auto|on|off (keep an idle processor awake while many requests come),
     /// noxattr (fewer requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; files
     /// that cannot be written fail at write instead of at open), idmap (allow idmapped mounts of this mount; only root
-    /// then uses ioctls on subvolumes).
+    /// and the user who mounted then use commands on it), fuseblk (for root's mounts of block devices: sync and umount
+    /// wait for the commit; do not use umount -f).
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only
@@ -327,7 +328,11 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
         let full = std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone());
         config.fsname = full.display().to_string();
         let is_block = std::fs::metadata(&args.device).is_ok_and(|meta| meta.file_type().is_block_device());
-        config.block_device = first.filter(|_| is_block && !config.read_only && ubtrfs_fuse::is_root());
+        let may_be_fuseblk = is_block && ubtrfs_fuse::is_root();
+        if config.fuseblk && !may_be_fuseblk {
+            warn("the option fuseblk has no effect: only root's mounts of block devices can have this type");
+        }
+        config.block_device = first.filter(|_| config.fuseblk && may_be_fuseblk && !config.read_only);
     }
     if made && !ubtrfs_fuse::is_root() {
         chown_root(&fs)?;

@@ -77,6 +77,8 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             "noopen" => config.no_open = true,
             "idmap" => config.idmap = true,
             "noidmap" => config.idmap = false,
+            "fuseblk" => config.fuseblk = true,
+            "nofuseblk" => config.fuseblk = false,
             "io_uring" => config.transport = Transport::Auto,
             "noio_uring" => config.transport = Transport::DevFuse,
             "idle_poll" | "idle_poll=on" => config.idle_poll = IdlePolling::On,
@@ -143,6 +145,8 @@ fn is_ours(option: &str) -> bool {
             | "noopen"
             | "idmap"
             | "noidmap"
+            | "fuseblk"
+            | "nofuseblk"
             | "io_uring"
             | "noio_uring"
             | "idle_poll"
