@@ -8,12 +8,13 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ubtrfs_device::Device;
+use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::{DevId, Ino, Logical, RootId};
@@ -21,7 +22,8 @@ use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, Driver, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, Medium, MediumDevice, Model, Rng,
-    TreeEntry, btrfs_check, capability, check_medium, compare_entries, judge, run, second_opinion, walk_path,
+    TreeEntry, btrfs_check, capability, check_medium, check_quotas, compare_entries, judge, run, second_opinion,
+    walk_fs, walk_path,
 };
 
 use common::open;
@@ -249,9 +251,13 @@ fn of_other_profiles(fs: &Fs, flags: u64, profile: u64) -> Vec<Logical> {
     fs.block_groups().iter().filter(|group| is_other(group.flags)).map(|group| group.start).collect()
 }
 
-/// Writes a file of `len_mib` MiB to disk.
+/// Writes a file of `len_mib` MiB to disk, in the top level.
 fn write_file(fs: &Fs, name: &str, len_mib: usize) -> InodeId {
-    let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+    write_file_in(fs, TOP, name, len_mib)
+}
+
+fn write_file_in(fs: &Fs, dir: InodeId, name: &str, len_mib: usize) -> InodeId {
+    let id = fs.create(dir, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
     for at in 0..len_mib {
         fs.write(id, (at as u64) << 20, &vec![at as u8; 1 << 20]).unwrap();
     }
@@ -417,4 +423,133 @@ fn a_conversion_beside_writers_leaves_one_profile() {
     for seed in first..first + rounds {
         conversion_round(seed).with_context(|| format!("UBTRFS_SEED={seed}")).unwrap();
     }
+}
+
+/// The number of items of the root tree whose keys begin with this text.
+fn nr_root_items(image: &Path, key: &str) -> usize {
+    let text = run("btrfs", ["inspect-internal", "dump-tree", "-t", "root", &image.to_string_lossy()]).unwrap();
+    text.lines().filter(|line| line.contains(&format!("key ({key} "))).count()
+}
+
+/// The number of trees of an unfinished relocation by Linux.
+fn nr_reloc_trees(image: &Path) -> usize {
+    nr_root_items(image, "TREE_RELOC ROOT_ITEM")
+}
+
+/// Linux moves all block groups of a filesystem with snapshots and quotas. Copies of the image are taken meanwhile.
+/// Each copy is what a crash of Linux would leave. The image is a file in another filesystem, because a frozen outer
+/// filesystem stops every write of the inner one at once. Freezing the inner filesystem would wait for the balance.
+/// `UBTRFS_ROUNDS` is the number of copies with relocation trees.
+#[test]
+fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let outer = Image::kernel_made(4 << 30, &[]).unwrap();
+    let outer = LoopMount::new(outer.path(), "").unwrap();
+    let outer_at = outer.path().to_string_lossy().into_owned();
+    let image = outer.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(2 << 30).unwrap();
+    run("mkfs.btrfs", ["-q", "-n", "4096", &*image.to_string_lossy()]).unwrap();
+    let mount = LoopMount::new(&image, "").unwrap();
+    let at = mount.path().to_string_lossy().into_owned();
+    let script = "btrfs -q subvolume create a; head -c 60M /dev/urandom > a/big
+        for d in $(seq 30); do mkdir a/d$d; for f in $(seq 300); do echo $d$f > a/d$d/f$f; done; done
+        for f in $(seq 100); do head -c 20000 /dev/urandom > a/e$f; done
+        for s in $(seq 10); do btrfs -q subvolume snapshot a s$s; echo x > s$s/new; rm s$s/d$s/f1; done";
+    run("bash", ["-ec", &format!("cd {at} && {script}")]).unwrap();
+    mount.enable_quota().unwrap();
+    let before = walk_path(mount.path()).unwrap();
+    let (mut copies, mut nr_with, mut nr_without) = (Vec::new(), 0, 0);
+    let nr_wanted = std::env::var("UBTRFS_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
+    for _ in 0..12 {
+        if nr_with >= nr_wanted {
+            break;
+        }
+        std::thread::scope(|scope| {
+            let balance = scope.spawn(|| run("btrfs", ["balance", "start", "--full-balance", &at]));
+            while !balance.is_finished() && nr_with < nr_wanted {
+                std::thread::sleep(Duration::from_millis(10));
+                let copy = tempfile::NamedTempFile::new().unwrap();
+                run("fsfreeze", ["-f", &outer_at]).unwrap();
+                let copied = run("cp", [&*image.to_string_lossy(), "--sparse=always", &*copy.path().to_string_lossy()]);
+                run("fsfreeze", ["-u", &outer_at]).unwrap();
+                copied.unwrap();
+                // Keep copies with and without reloc trees.
+                if nr_reloc_trees(copy.path()) > 0 {
+                    nr_with += 1;
+                    copies.push(copy);
+                } else if nr_without < 4 && nr_root_items(copy.path(), "BALANCE") > 0 {
+                    nr_without += 1;
+                    copies.push(copy);
+                }
+            }
+            balance.join().unwrap().unwrap();
+        });
+    }
+    mount.close().unwrap();
+    println!("{nr_with} copies with reloc trees, {nr_without} without");
+    let (mut nr_resumed, mut nr_refused) = (0, 0);
+    for (number, copy) in copies.iter().enumerate() {
+        let has_trees = nr_reloc_trees(copy.path()) > 0;
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(copy.path(), Access::ReadWrite).unwrap());
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        assert!(fs.read_only().is_none(), "copy {number}: {:?}", fs.read_only());
+        // In half of the copies, the trees change before the balance continues.
+        let is_changed = number % 2 == 0;
+        if is_changed {
+            let dir = fs.lookup(TOP, b"a").unwrap().id;
+            write_file_in(&fs, dir, "later", 4);
+            fs.unlink(dir, b"later").unwrap();
+            fs.snapshot(dir.root, TOP, b"later", false).unwrap();
+            fs.delete_subvolume(TOP, b"later", None).unwrap();
+            fs.delete_subvolume(TOP, b"s3", None).unwrap();
+            fs.finish_deletions(&mut |_| Ok(())).unwrap();
+        }
+        // The change removes s3, and so changes the size of the root directory.
+        let is_gone =
+            |entry: &TreeEntry| entry.path.is_empty() || entry.path == b"s3" || entry.path.starts_with(b"s3/");
+        let is_left = |entry: &&TreeEntry| !is_changed || !is_gone(entry);
+        let wanted: Vec<TreeEntry> = before.iter().filter(is_left).cloned().collect();
+        let compare = |mut found: Vec<TreeEntry>| {
+            assert_eq!(found.iter().any(|entry| entry.path == b"s3"), !is_changed, "copy {number}");
+            found.retain(|entry| is_left(&entry));
+            compare_entries(&wanted, &found, Compare { root: false, mtime: false, ..Compare::ALL })
+        };
+        if fs.balance_status().is_some() {
+            match fs.resume_balance(&Job::new()) {
+                Ok(report) => {
+                    assert!(!has_trees && report.failures.is_empty(), "copy {number}: {:?}", report.counts);
+                    nr_resumed += 1;
+                }
+                Err(error) => {
+                    let said = error.to_string();
+                    assert!(
+                        has_trees && said.contains("mount the filesystem with Linux once"),
+                        "copy {number}: {said}"
+                    );
+                    assert!(fs.balance_status().is_some(), "copy {number}");
+                    nr_refused += 1;
+                }
+            }
+        }
+        compare(walk_fs(&fs).unwrap()).unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        second_opinion(copy.path()).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
+        btrfs_check(copy.path()).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
+        let mount = LoopMount::new(copy.path(), "").unwrap();
+        mount.finish_balance().unwrap();
+        compare(walk_path(mount.path()).unwrap()).unwrap();
+        assert!(mount.judge_quotas().unwrap());
+        assert!(mount.kernel_complaints().is_empty(), "copy {number}: {:?}", mount.kernel_complaints());
+        mount.scrub().unwrap();
+        mount.close().unwrap();
+        btrfs_check(copy.path()).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
+        check_quotas(copy.path()).unwrap();
+        assert_eq!(nr_reloc_trees(copy.path()), 0, "copy {number}");
+        println!("copy {number} is good; relocation trees: {has_trees}, changed: {is_changed}");
+    }
+    println!("{nr_resumed} resumed, {nr_refused} refused");
+    assert!(nr_resumed > 0 && nr_refused > 0, "{nr_resumed} resumed, {nr_refused} refused");
 }

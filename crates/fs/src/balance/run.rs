@@ -59,6 +59,7 @@ impl Fs {
     pub fn balance(&self, item: BalanceItem, job: &Job) -> Result<BalanceReport> {
         self.check_open()?;
         self.check_filters(&item)?;
+        self.engine.refuse_relocation_trees()?;
         let (item, inner) = self.balance.begin(Some(item))?;
         self.run_balance(&item, &inner, job, true)
     }
@@ -70,6 +71,10 @@ impl Fs {
     /// [`Error::NotRunning`] if no balance is paused; otherwise as for [`Fs::balance`].
     pub fn resume_balance(&self, job: &Job) -> Result<BalanceReport> {
         self.check_open()?;
+        if self.balance.is_paused() {
+            // The balance stays paused, so Linux can resume it.
+            self.engine.refuse_relocation_trees()?;
+        }
         let (mut item, inner) = self.balance.begin(None)?;
         for_resumption(&mut item);
         self.run_balance(&item, &inner, job, false)

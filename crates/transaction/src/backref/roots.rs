@@ -147,6 +147,8 @@ impl<'v> RootsOf<'v> {
                         all.extend(self.of_parent(parent.bytenr(), level)?.iter());
                     }
                 }
+                // The root of a relocation tree of Linux names itself. That tree belongs to no subvolume.
+                RefKey::SharedBlock(parent) if parent == bytenr => {}
                 RefKey::SharedBlock(parent) => all.extend(self.of_parent(parent, level)?.iter()),
                 RefKey::Data { .. } | RefKey::SharedData(_) => {
                     let expected = "expected references to a tree block";

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_format::{Ino, KeyType, Logical, RootId};
+use ubtrfs_format::{Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{NodePtr, NodeSource};
 
@@ -46,6 +46,24 @@ pub struct RelocationFailure {
 }
 
 impl Engine {
+    /// Fails if Linux stopped in the middle of moving a block group. Linux then leaves relocation trees: copies of parts
+    /// of subvolumes, which refer to the extents that would move. Only Linux can complete these trees.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is a relocation tree; an error of reading the root tree.
+    pub fn refuse_relocation_trees(&self) -> Result<()> {
+        let roots = self.own_tree(RootId::ROOT_TREE)?;
+        let key = |offset: u64| Key::new(RootId::TREE_RELOC.0, KeyType::ROOT_ITEM, offset);
+        if roots.last_le(&key(u64::MAX), &key(0))?.is_none() {
+            return Ok(());
+        }
+        Err(Error::Refused {
+            what: "Linux did not complete the balance of a block group before the filesystem was unmounted".to_owned(),
+            hint: "mount the filesystem with Linux once, which completes it, then balance again",
+        })
+    }
+
     /// Moves all extents out of the block group that starts at `start`, and removes the group. Returns when the removal
     /// is durable. Units of `job` are bytes of the group.
     ///
@@ -54,10 +72,11 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`] if there is no room for the copies; [`Error::Cancelled`]; [`Error::Refused`] if there is no
-    /// such block group; [`Error::BlockGroupBusy`]; an error of a write or a commit. After an error, extents that were
-    /// moved stay in their new places.
+    /// such block group, or if there are relocation trees of Linux; [`Error::BlockGroupBusy`]; an error of a write or a
+    /// commit. After an error, extents that were moved stay in their new places.
     pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_writable()?;
+        self.refuse_relocation_trees()?;
         let group = self.space.block_group_at(start).filter(|group| group.start == start);
         let group = group.ok_or_else(|| Error::Refused {
             what: format!("there is no block group at {start}"),
