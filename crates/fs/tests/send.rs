@@ -9,7 +9,10 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use ubtrfs_device::Device;
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode, SendRequest};
+use ubtrfs_fs::{
+    Caller, Error, ExtentInfo, ExtentKind, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, ReceiveOptions,
+    SendRequest, SetAttr,
+};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{Medium, MediumDevice};
 
@@ -156,4 +159,34 @@ fn an_output_that_fails_ends_the_send_with_its_error() {
         assert!(matches!(done, Err(Error::Output(ref error)) if error.kind() == io::ErrorKind::BrokenPipe), "{done:?}");
     }
     fs.delete_subvolume(fs.root(), b"s0", None).unwrap();
+}
+
+/// The receiver's truncation drops what is preallocated past the new end, so the stream must allocate it again.
+#[test]
+fn space_that_is_preallocated_past_the_end_of_a_shortened_file_arrives() {
+    let fs = filesystem();
+    let file = fs.lookup(InodeId::root_of(root(&fs, "live")), b"0").unwrap().id;
+    fs.setattr(file, &SetAttr { size: Some(0), ..SetAttr::default() }, &Caller::ROOT).unwrap();
+    fs.fallocate(file, 0, 48 << 10, FallocateMode::empty()).unwrap();
+    let old = snapshot(&fs, "s0");
+    fs.setattr(file, &SetAttr { size: Some(3000), ..SetAttr::default() }, &Caller::ROOT).unwrap();
+    fs.fallocate(file, 4096, 92 << 10, FallocateMode::KEEP_SIZE).unwrap();
+    let new = snapshot(&fs, "s1");
+    let mut streams = [Vec::new(), Vec::new()];
+    for (stream, (id, parent)) in streams.iter_mut().zip([(old, None), (new, Some(old))]) {
+        let request = SendRequest { version: 2, ..request(id, parent, vec![]) };
+        fs.send(&request, stream, &Job::new()).unwrap();
+    }
+    let receiver = filesystem();
+    for stream in &streams {
+        receiver.receive(receiver.root(), &stream[..], &ReceiveOptions::default(), &Job::new(), &mut |_| {}).unwrap();
+    }
+    for (fs, name) in [(&fs, "s0"), (&receiver, "s0"), (&fs, "s1"), (&receiver, "s1")] {
+        let id = fs.lookup(InodeId::root_of(root(fs, name)), b"0").unwrap().id;
+        let extents = fs.extents(id).unwrap();
+        let is_prealloc = |extent: &&ExtentInfo| extent.kind == ExtentKind::Prealloc;
+        let past = extents.iter().filter(is_prealloc).filter(|extent| extent.offset + extent.len_bytes > 4096);
+        let bytes: u64 = past.map(|extent| extent.offset + extent.len_bytes - extent.offset.max(4096)).sum();
+        assert_eq!(bytes, if name == "s0" { 44 << 10 } else { 92 << 10 }, "{name}: {extents:?}");
+    }
 }

@@ -346,7 +346,8 @@ fn finish(
     note("size", is_regular(&after) && before.size != after.size);
     note("flags", before.flags != after.flags);
     attributes.extend(xattrs);
-    let plan = Plan { size: after.size, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
+    let is_cut = after.size < before.size;
+    let plan = Plan { size: after.size, is_cut, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
     let mut ranges = plan.changed_ranges(&old_extents, &new_extents);
     // The bytes past the old end of the file are new, even if both trees map them to the same extent.
     if is_regular(&after)

@@ -53,6 +53,8 @@ pub(super) struct FileDiff {
     size: u64,
     /// Size of the file at the receiver.
     present: u64,
+    /// Whether the file becomes shorter.
+    is_cut: bool,
     is_sized: bool,
     verify: bool,
     sectorsize: u32,
@@ -88,6 +90,7 @@ impl FileDiff {
             path,
             size,
             present,
+            is_cut: size < present,
             is_sized: false,
             verify,
             sectorsize: fs.geometry.sectorsize,
@@ -185,7 +188,8 @@ impl FileDiff {
     fn work_until(&mut self, limit: u64, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let (old, new) = (cut(&mut self.old, limit), cut(&mut self.new, limit));
         let has_fallocate = pipeline.version() >= Version::V2;
-        let ops = Plan { size: self.size, sectorsize: self.sectorsize, has_fallocate }.plan(&old, &new);
+        let ops =
+            Plan { size: self.size, is_cut: self.is_cut, sectorsize: self.sectorsize, has_fallocate }.plan(&old, &new);
         self.operate(&ops, clones, pipeline)
     }
 
@@ -379,6 +383,8 @@ pub(super) fn extent_at(tree: &SentTree, ino: u64, offset: u64, sectorsize: u32)
 pub(super) struct Plan {
     /// Size of the file in the new tree.
     pub(super) size: u64,
+    /// Whether the receiver truncates the file first, which also drops what is preallocated past its new end.
+    pub(super) is_cut: bool,
     pub(super) sectorsize: u32,
     /// Whether the receiver can preallocate.
     pub(super) has_fallocate: bool,
@@ -427,9 +433,10 @@ impl Plan {
 
     /// Plans a range that each tree maps by one item or by none.
     fn plan_range(&self, old: Option<&ExtentAt>, new: Option<&Arc<ExtentAt>>, range: Range<u64>, ops: &mut Vec<Op>) {
-        let old = old.filter(|old| !old.is_hole());
-        let was_data = old.is_some_and(ExtentAt::is_data);
         let file_end = self.size.next_multiple_of(u64::from(self.sectorsize));
+        let is_dropped = self.is_cut && range.start >= file_end;
+        let old = old.filter(|old| !old.is_hole() && !is_dropped);
+        let was_data = old.is_some_and(ExtentAt::is_data);
         match new.filter(|new| !new.is_hole()) {
             None if old.is_none() => {}
             None if range.start >= file_end && (was_data || !self.has_fallocate) => {}
