@@ -93,11 +93,13 @@ mod tests {
                             std::thread::yield_now();
                             inside.fetch_sub(1, Ordering::SeqCst);
                             gate.leave();
+                        } else {
+                            std::thread::yield_now();
                         }
                     }
                 });
             }
-            for _ in 0..300 {
+            for _ in 0..100 {
                 assert!(gate.close());
                 for _ in 0..20 {
                     assert_eq!(inside.load(Ordering::SeqCst), 0, "I1");
