@@ -334,6 +334,60 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
     second_opinion(image.path()).unwrap();
 }
 
+/// Removals beside a snapshot copy shared nodes, and free nothing.
+#[test]
+fn a_snapshot_is_deleted_when_removals_find_no_space() {
+    if !kernel_oracle() {
+        return;
+    }
+    for (node_size, seed) in [("4096", 3), ("16384", 4)] {
+        let image = Image::kernel_made(200 * MIB, &["-n", node_size]).unwrap();
+        let mut rng = Rng::new(Rng::seed_or(seed));
+        let fs = open(&image, &MountOptions::default());
+        let files = Mutex::new(Files::new());
+        // Data takes all space outside of the metadata block group.
+        fill(&fs, &mut rng, "data", 4 * MIB, &files);
+        let make = |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT);
+        let mut names: Vec<String> = (0..).map(|n| format!("{n:0150}")).take_while(|name| make(name).is_ok()).collect();
+        fs.sync().unwrap();
+        // Removing some files makes room for a snapshot.
+        while let Err(error) = fs.snapshot(fs.root().root, fs.root(), b"snapshot", true) {
+            assert!(is_full(&error) && names.len() > 100);
+            for name in names.drain(..100) {
+                fs.unlink(fs.root(), name.as_bytes()).unwrap();
+            }
+            fs.sync().unwrap();
+        }
+        for at in (1..names.len()).rev() {
+            names.swap(at, rng.index(at + 1));
+        }
+        let nr_names = names.len();
+        let mut refused = 0;
+        names.retain(|name| match fs.unlink(fs.root(), name.as_bytes()) {
+            _ if refused == 20 => true,
+            Ok(()) => false,
+            Err(error) => {
+                refused += usize::from(is_full(&error));
+                true
+            }
+        });
+        println!("nodes of {node_size}: {} of {nr_names} files removed beside the snapshot", nr_names - names.len());
+        assert_eq!(refused, 20, "the snapshot does not hold enough metadata for this test");
+        fs.sync().unwrap();
+        fs.delete_subvolume(fs.root(), b"snapshot", None).unwrap();
+        fs.finish_deletions(&mut |_| Ok(())).unwrap();
+        for name in names {
+            fs.unlink(fs.root(), name.as_bytes()).unwrap();
+        }
+        fs.sync().unwrap();
+        verify(&fs, &files.into_inner().unwrap());
+        fs.close().unwrap();
+        drop(fs);
+        btrfs_check(image.path()).unwrap();
+        second_opinion(image.path()).unwrap();
+    }
+}
+
 /// Writes that need much metadata for their data: single blocks at random places, and files that become inline.
 #[test]
 fn writes_that_were_accepted_while_metadata_is_full_are_written() {

@@ -200,6 +200,13 @@ impl Fs {
         Ok(self.engine.reserve_for_removal(nr_items)?)
     }
 
+    /// Reserves metadata for the deletion of a subvolume (I1); may use space that other removals must leave.
+    pub(crate) fn reserve_for_subvolume_deletion(&self) -> Result<MetadataReservation<'_>> {
+        self.check_open()?;
+        self.commit_thread.note_change();
+        Ok(self.engine.reserve_for_subvolume_deletion()?)
+    }
+
     /// Reserves metadata for `most` item changes that free space; if space is short, for fewer changes, but at least
     /// `least` (I1).
     pub(crate) fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {

@@ -103,7 +103,7 @@ impl Fs {
             if expected.is_some_and(|expected| expected != id) {
                 return Err(Error::NotFound);
             }
-            let reservation = self.reserve_for_removal(DELETE_ITEMS)?;
+            let reservation = self.reserve_for_subvolume_deletion()?;
             self.check_may_delete(id)?;
             let subvolume = self.subvolume(id)?;
             let root_dir = self.inode(InodeId { root: id, ino: Ino::ROOT_DIR })?;
@@ -236,7 +236,3 @@ impl Fs {
         }
     }
 }
-
-/// Number of items to reserve for a deletion: entry, index, directory, both references, orphan item, root item, two
-/// UUID items.
-const DELETE_ITEMS: usize = 12;

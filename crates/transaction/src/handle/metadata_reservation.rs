@@ -12,7 +12,9 @@
 //! I1. An admitted change finds room at the commit: the estimate is an upper bound, and new data chunks leave this room
 //!     on the devices ([`Engine::leaves_room_for_metadata`]).
 //! I2. Accepted dirty data finds room for its items: ordinary changes leave room for the items of all reserved data.
-//! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave.
+//! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave. Beside
+//!     snapshots, removals can take more space than they free: they copy shared nodes, and the snapshots keep the old
+//!     ones. So removals leave room for the deletion of a subvolume, which ends the sharing.
 //!
 //! While room is ample, a thread gets many changes admitted at once. The thread's operations reserve from the changes
 //! that were admitted in advance (the stock), and the load of these operations is added to the transaction's load only
@@ -51,8 +53,10 @@ pub(crate) enum Purpose {
     Change,
     /// Writing the items of dirty data that was accepted earlier.
     Writeback,
-    /// A change that frees space once it is committed.
+    /// A change that frees space once it is committed, if no snapshot shares that space.
     Removal,
+    /// The deletion of a subvolume, and the work of dropping its tree.
+    SubvolumeDeletion,
     /// A snapshot. After the grant, all changes may copy blocks that the snapshot shares.
     Snapshot,
 }
@@ -145,9 +149,9 @@ struct Load {
     new_bytes: u64,
 }
 
-/// Maximum number of nodes that a change copies: a leaf with its share of the path, the leaf of the extent tree that
-/// loses the old leaf's item, and a share of the leaves that record the new leaf.
-const NODES_PER_CHANGE: u64 = 3;
+/// Maximum number of nodes of the extent tree that a change copies: besides the leaf that changes, with its share of the
+/// path, the leaf of the extent tree that loses the old leaf's item, and a share of the leaves that record the new leaf.
+const EXTENT_NODES_PER_CHANGE: u64 = 2;
 /// Nodes that every commit copies: paths to the roots, root tree, block groups, free space.
 const NODES_PER_COMMIT: u64 = 24;
 /// Further changes of a file extent item: in the extent tree and the csum tree.
@@ -163,6 +167,9 @@ const CHILD_BYTES: u64 = 72;
 const REFERENCE_BYTES: u64 = 64;
 /// Maximum number of changes that a removal must be able to make at once.
 const CHANGES_PER_REMOVAL: u64 = 16;
+/// Maximum number of changes that the deletion of a subvolume makes, the dropping of its tree excluded: entry, index,
+/// directory, both references, orphan item, root item, two UUID items.
+pub(crate) const CHANGES_PER_SUBVOLUME_DELETION: u64 = 12;
 /// Changes that writeback makes for each reservation of dirty data, besides the changes for its extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
 /// Upper bound of the bytes that a change of writeback adds to a tree, inline data and checksums excluded.
@@ -333,18 +340,20 @@ impl Load {
     /// items of all new nodes.
     ///
     /// If subvolumes share blocks, each subvolume may make its own copy of a shared node, and every copy adds a
-    /// reference to all children of the node. The extent items of the children may be anywhere in the extent tree.
+    /// reference to all children of the node. The extent items of the children may be anywhere in the extent tree, so
+    /// up to the whole extent tree is copied; a quarter is added for its leaves that split.
     fn need(self, room: &MetadataUse) -> u64 {
         let MetadataUse { used, nodesize, shared_extent_tree } = *room;
-        let touched =
-            self.nr_changes.saturating_mul(NODES_PER_CHANGE).saturating_add(NODES_PER_COMMIT).saturating_mul(nodesize);
+        let nr_extent_nodes = self.nr_changes.saturating_mul(EXTENT_NODES_PER_CHANGE);
+        let nr_nodes = self.nr_changes.saturating_add(NODES_PER_COMMIT);
+        let bytes = |nr_nodes: u64| nr_nodes.saturating_mul(nodesize);
         let new = 2 * self.new_bytes + self.new_bytes / 8;
         let Some(extent_tree) = shared_extent_tree else {
-            return touched.min(used + used / 16 + 16 * nodesize) + new;
+            return bytes(nr_nodes.saturating_add(nr_extent_nodes)).min(used + used / 16 + 16 * nodesize) + new;
         };
         let nr_children = self.nr_changes.saturating_mul(nodesize / CHILD_BYTES);
-        let their_items = nr_children.saturating_mul(nodesize).min(extent_tree + extent_tree / 16);
-        touched + new + their_items + nr_children.saturating_mul(REFERENCE_BYTES)
+        let extent_nodes = bytes(nr_extent_nodes.saturating_add(nr_children)).min(extent_tree + extent_tree / 4);
+        bytes(nr_nodes) + new + extent_nodes + nr_children.saturating_mul(REFERENCE_BYTES)
     }
 }
 
@@ -530,11 +539,12 @@ impl Engine {
         (share.clamp(floor, most.max(floor)) + self.shared_removal_need(metadata)).min(metadata.total / 2)
     }
 
-    /// The need of one removal if subvolumes share blocks: each node that the removal copies may add references to
-    /// blocks all over the extent tree. 0 if no blocks are shared, because the floor of the reserve covers that case.
+    /// The need of one removal, and of the deletion of a subvolume after it, if subvolumes share blocks: each node that
+    /// they copy may add references to blocks all over the extent tree. 0 if no blocks are shared, because the floor of
+    /// the reserve covers that case.
     fn shared_removal_need(&self, metadata: &SpaceInfo) -> u64 {
         let room = self.metadata_use(metadata, Purpose::Removal);
-        let removal = Load { nr_changes: CHANGES_PER_REMOVAL, new_bytes: 0 };
+        let removal = Load { nr_changes: CHANGES_PER_REMOVAL + CHANGES_PER_SUBVOLUME_DELETION, new_bytes: 0 };
         let need = room.shared_extent_tree.map_or(0, |_| removal.need(&room));
         // A removal leaves a part of the reserve ([`Self::metadata_need`]).
         need + need / 8
@@ -647,6 +657,7 @@ impl Engine {
 
     fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
         let reserve = self.global_reserve(metadata);
+        let in_use = self.metadata_use(metadata, purpose);
         let (load, left) = match purpose {
             Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
             // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
@@ -656,10 +667,15 @@ impl Engine {
                 let for_removal = self.shared_removal_need(metadata).min(reserve);
                 (self.admission.load.active(), (reserve / 8).max(for_removal))
             }
-            Purpose::Removal => (self.admission.load.active(), reserve / 16),
+            // A removal leaves room for the deletion of a subvolume (I3).
+            Purpose::Removal => {
+                let nr_changes = in_use.shared_extent_tree.map_or(0, |_| CHANGES_PER_SUBVOLUME_DELETION);
+                (self.admission.load.active() + Load { nr_changes, new_bytes: 0 }, reserve / 16)
+            }
+            Purpose::SubvolumeDeletion => (self.admission.load.active(), reserve / 32),
         };
         let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);
-        frozen + load.need(&self.metadata_use(metadata, purpose)) + left
+        frozen + load.need(&in_use) + left
     }
 
     /// The load of future writeback, estimated from the reserved data space.

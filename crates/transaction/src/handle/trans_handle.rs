@@ -12,7 +12,7 @@ use ubtrfs_space::Extent;
 use crate::delayed::delayed_item::LockedItems;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::{HandleLoad, Purpose};
+use crate::handle::metadata_reservation::{CHANGES_PER_SUBVOLUME_DELETION, HandleLoad, Purpose};
 use crate::handle::root_change::RootChange;
 
 /// The right to put some items, which [`Engine::begin`] turns into a transaction handle.
@@ -89,6 +89,17 @@ impl Engine {
     /// As for [`Engine::reserve`].
     pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(nr_items, nr_items, Purpose::Removal)
+    }
+
+    /// Reserves metadata space for the deletion of a subvolume. It may use space that other removals must leave, because
+    /// removals beside snapshots can take more space than they free.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve`].
+    pub fn reserve_for_subvolume_deletion(&self) -> Result<MetadataReservation<'_>> {
+        let nr_items = CHANGES_PER_SUBVOLUME_DELETION as usize;
+        self.reserve_metadata(nr_items, nr_items, Purpose::SubvolumeDeletion)
     }
 
     /// Reserves metadata space for a removal that can be done in steps: for `most` changes or, if space is short, for

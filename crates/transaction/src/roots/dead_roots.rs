@@ -72,7 +72,8 @@ impl Engine {
     fn drop_budget(&self) -> i64 {
         let mut budget = REFS_PER_COMMIT;
         let bytes = |refs: i64| refs.unsigned_abs() * u64::from(self.geometry.nodesize) / REFS_PER_NODE;
-        while budget > REFS_PER_COMMIT_MIN && !self.has_room_for_metadata_and(bytes(budget), Purpose::Removal) {
+        while budget > REFS_PER_COMMIT_MIN && !self.has_room_for_metadata_and(bytes(budget), Purpose::SubvolumeDeletion)
+        {
             budget /= 2;
         }
         budget
