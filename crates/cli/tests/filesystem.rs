@@ -74,7 +74,7 @@ fn a_mount_is_resized_and_its_files_defragmented() {
     refused(&ubtrfs(["filesystem", "defragment", mount]), &["is a directory", "-r"]);
     let done = ok(ubtrfs(["filesystem", "defrag", "--json", "-r", mount]));
     assert_eq!(done, "{\"failed\":0,\"files\":1,\"rewritten_bytes\":4194304}\n");
-    let again = ok(ubtrfs(["filesystem", "defragment", "--json", &name]));
+    let again = ok(ubtrfs(["filesystem", "defragment", "-f", "--json", &name]));
     assert_eq!(again, "{\"failed\":0,\"files\":1,\"rewritten_bytes\":0}\n");
     assert!(fs::read(&name).unwrap() == content);
     ok(ubtrfs(["umount", mount]));

@@ -31,6 +31,9 @@ pub struct Request {
     pub compress: Option<(Method, i32)>,
     /// Whether to rewrite also extents that snapshots or other files share.
     pub unshare: bool,
+    /// Whether each file's data is written to disk before the next file is defragmented.
+    #[serde(default)]
+    pub flush: bool,
 }
 
 /// A compression method.
@@ -92,7 +95,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     let how = request.how()?;
     let mut done = Response::default();
     if !is_dir {
-        done.bytes = context.fs.defragment(file.id, &how, context.job)?;
+        done.bytes = rewrite(context, file.id, &how, request.flush)?;
         done.files = 1;
         return Ok(done);
     }
@@ -108,7 +111,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
             if is_dir {
                 dirs.push(id);
             } else {
-                one(context, id, &how, &mut done)?;
+                one(context, id, &how, request.flush, &mut done)?;
             }
         }
     }
@@ -116,9 +119,9 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
 }
 
 /// Defragments one file of a walk. A failure is recorded in `done`.
-fn one(context: &Context<'_>, id: InodeId, how: &Defragment, done: &mut Response) -> Result<()> {
+fn one(context: &Context<'_>, id: InodeId, how: &Defragment, flush: bool, done: &mut Response) -> Result<()> {
     done.files += 1;
-    match context.fs.defragment(id, how, context.job) {
+    match rewrite(context, id, how, flush) {
         Ok(bytes) => done.bytes += bytes,
         // The file was removed during the walk.
         Err(error) if is_gone(&error) => done.files -= 1,
@@ -129,6 +132,15 @@ fn one(context: &Context<'_>, id: InodeId, how: &Defragment, done: &mut Response
         }
     }
     Ok(())
+}
+
+/// Defragments one file. Returns the number of bytes rewritten.
+fn rewrite(context: &Context<'_>, id: InodeId, how: &Defragment, flush: bool) -> ubtrfs_fs::Result<u64> {
+    let bytes = context.fs.defragment(id, how, context.job)?;
+    if flush {
+        context.fs.fsync(id, true)?;
+    }
+    Ok(bytes)
 }
 
 /// Whether an inode was removed after its name was read.

@@ -118,7 +118,8 @@ fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
     if command.fs.getattr(command.id)?.is_dir() {
         return Ok(());
     }
-    let request = defragment::Request { file: 0, start, len_bytes, small_bytes, compress, unshare: false };
+    let flush = flags & START_IO != 0;
+    let request = defragment::Request { file: 0, start, len_bytes, small_bytes, compress, unshare: false, flush };
     command.run(Request::Defragment(request)).map(|_| ())
 }
 

@@ -15,8 +15,8 @@ use crate::job::with_progress;
 /// Join the small extents of files, and optionally compress them
 #[derive(clap::Args)]
 #[command(
-    after_help = "Extents shared with snapshots or other files are not rewritten, because copies of them would take space; --unshare rewrites them too. \
-                        for another copy; --unshare rewrites them too."
+    after_help = "Extents shared with snapshots or other files are not rewritten, because copies of them would take space; \
+                  --unshare rewrites them too."
 )]
 pub(crate) struct Args {
     /// Files, and with -r directories, in a mount or an image
@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// Rewrite shared extents too, which then take more space
     #[arg(long)]
     unshare: bool,
+    /// Write the data of each file to disk before the next file is defragmented
+    #[arg(short, long)]
+    flush: bool,
     /// Print the counts as JSON
     #[arg(long)]
     json: bool,
@@ -101,6 +104,7 @@ fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Re
         small_bytes: args.target_size,
         compress: args.compress.map(|name| (name.into(), args.level)),
         unshare: args.unshare,
+        flush: args.flush,
     };
     let file = file.map_err(|failure| cannot(&failure))?;
     let request = ubtrfs_control::Request::Defragment(request);

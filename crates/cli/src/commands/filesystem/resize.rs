@@ -37,9 +37,7 @@ fn parse(text: &str) -> anyhow::Result<(u64, NewSize)> {
         }
         None => (1, text),
     };
-    let bytes = |text: &str| {
-        parse_size(text).map_err(|error| anyhow!("'{text}' is not a size: {error}; examples: 10G, +512M, -1G, max"))
-    };
+    let bytes = |text: &str| parse_size(text).map_err(|error| anyhow!("{error}; examples: 10G, +512M, -1G, max"));
     let size = match size {
         "max" => NewSize::Max,
         _ => match (size.strip_prefix('+'), size.strip_prefix('-')) {
@@ -92,5 +90,7 @@ mod tests {
         for wrong in ["", "x:1G", "1:", "ten", "--1G", "+", "max:1"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+        let error = parse("abc").unwrap_err().to_string();
+        assert_eq!(error.matches("abc").count(), 1, "{error}");
     }
 }
