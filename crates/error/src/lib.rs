@@ -32,7 +32,7 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// No space is left, even after reclaiming.
-    #[error("no space left; delete files or snapshots, or make the filesystem larger")]
+    #[error("no space left")]
     NoSpace,
     /// The filesystem is read-only.
     #[error("read-only filesystem: {reason}")]

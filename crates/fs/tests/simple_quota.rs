@@ -131,7 +131,7 @@ fn nested_subvolumes_join_the_groups_of_their_holder() {
     });
     let errno = loop {
         match fs.write(file, at, &vec![7; 64 << 10]) {
-            Ok(_) => at += 64 << 10,
+            Ok(written) => at += written as u64,
             Err(error) => break error.errno(),
         }
     };

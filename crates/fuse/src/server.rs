@@ -437,13 +437,17 @@ impl Server {
                 } else {
                     self.drop_capability(id)?;
                 }
-                let written = match handle == UNOPENED && self.no_open {
+                let mut written = match handle == UNOPENED && self.no_open {
                     true => self.write_unopened(id, flags, offset, data)?,
                     false => {
                         let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
                         self.fs.write_opened(id, offset, data, keeps_times)?
                     }
                 };
+                while from_cache && written < data.len() {
+                    // The kernel ignores a short answer for its dirty pages, so find out why the rest is not written.
+                    written += self.fs.write_opened(id, offset + written as u64, &data[written..], true)?;
+                }
                 if clear_suid_sgid {
                     self.clear_suid_sgid(req, id)?;
                 }

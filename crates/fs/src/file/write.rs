@@ -13,7 +13,8 @@ use crate::types::MAX_SIZE;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
-    /// Writes `data` at `offset`. Returns the number of bytes written.
+    /// Writes `data` at `offset`. Returns the number of bytes written, which is smaller than the length of `data` if
+    /// there is no space or quota for all of it.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         let inode = self.inode_to_change(id)?;
         check_may_write(&*inode.read()?, offset)?;
@@ -43,7 +44,12 @@ impl Fs {
         for piece in data.chunks(PIECE) {
             let at = offset + done as u64;
             match self.throttle(inode).and_then(|()| self.write_piece(inode, at, Piece::Bytes(piece), keeps_times)) {
-                Ok(()) => done += piece.len(),
+                Ok(len) => {
+                    done += len;
+                    if len < piece.len() {
+                        break;
+                    }
+                }
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -76,9 +82,11 @@ impl Fs {
         Ok(())
     }
 
+    /// Writes a piece, and returns the number of bytes written. If there is no space or quota for all of it, writes only
+    /// the first part of [`Piece::Bytes`].
     #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
-    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, piece: Piece<'_>, keeps_times: bool) -> Result<()> {
-        let end = offset + piece.len_bytes();
+    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, mut piece: Piece<'_>, keeps_times: bool) -> Result<usize> {
+        let mut end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
         // Check that there is space for the items that writeback will put. The reservation is dropped at once, because
@@ -87,11 +95,20 @@ impl Fs {
         // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
         let mut reservation = match self.engine.reserve_data_for(inode.id.root, wide.end - wide.start + sectorsize) {
             Ok(reservation) => Some(reservation),
-            Err(error) => {
-                self.check_allocated(inode, wide.clone(), error)?;
-                None
-            }
+            Err(error) => match (self.check_allocated(inode, wide.clone(), error), &mut piece) {
+                (Ok(()), _) => None,
+                (Err(error), Piece::Bytes(data)) if is_shortage(&error) => {
+                    let wanted = wide.end - wide.start + sectorsize;
+                    let left = self.engine.reserve_data_left_for(inode.id.root, wanted)?;
+                    let Some((reservation, bytes)) = left else { return Err(error) };
+                    end = wide.start + (bytes - sectorsize);
+                    *data = &data[..(end - offset) as usize];
+                    Some(reservation)
+                }
+                (Err(error), _) => return Err(error),
+            },
         };
+        let written = piece.len_bytes() as usize;
         let mut state = inode.write()?;
         let state = &mut *state;
         check_regular(state)?;
@@ -107,7 +124,7 @@ impl Fs {
             state.item.ctime = time;
         }
         state.count_change();
-        Ok(())
+        Ok(written)
     }
 
     /// Makes `data` at `offset` dirty, and fills up the partial sectors at its ends with the file's content. Moves the
@@ -252,14 +269,15 @@ impl Fs {
     /// Called after reserving space failed with `error`. Succeeds if a write of `range` needs no new space, because all
     /// of the range is preallocated or can be overwritten in place. Otherwise returns `error`.
     fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
-        if !matches!(error, ubtrfs_error::Error::NoSpace | ubtrfs_error::Error::QuotaExceeded) {
-            return Err(error.into());
+        let error = error.into();
+        if !is_shortage(&error) {
+            return Err(error);
         }
         let _writeback = inode.writeback.lock();
         let state = inode.read()?;
         let overwrite = state.has_flags(InodeFlags::NODATACOW) && state.has_flags(InodeFlags::NODATASUM);
         if !state.has_flags(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
-            return Err(error.into());
+            return Err(error);
         }
         let mut at = range.start;
         for extent in extents_in(&inode.home.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
@@ -270,8 +288,13 @@ impl Fs {
             }
             at = extent.end;
         }
-        if at >= range.end { Ok(()) } else { Err(error.into()) }
+        if at >= range.end { Ok(()) } else { Err(error) }
     }
+}
+
+/// Whether there is no space or quota for a write.
+fn is_shortage(error: &Error) -> bool {
+    matches!(error, Error::Engine(ubtrfs_error::Error::NoSpace | ubtrfs_error::Error::QuotaExceeded))
 }
 
 /// Fails if the file's flags forbid a write at `offset`.

@@ -3,19 +3,17 @@
 // No test file uses all of these helpers.
 #![allow(dead_code, reason = "compiled once for each test file")]
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId};
-use ubtrfs_testkit::{Image, LoopMount, Rng, run};
+use ubtrfs_testkit::{Image, LoopMount, Rng};
 
 pub(crate) const ROOT: Caller = Caller::ROOT;
 pub(crate) const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
 
-/// Referenced and exclusive bytes of each group.
-pub(crate) type Numbers = BTreeMap<String, (u64, u64)>;
+pub(crate) use ubtrfs_testkit::QuotaNumbers as Numbers;
 
 /// Opens an image for writing.
 pub(crate) fn open(image: &Image, options: &str) -> Arc<Fs> {
@@ -33,14 +31,9 @@ pub(crate) fn settle(fs: &Fs) {
 
 /// The quota numbers that Linux shows for a mounted image.
 pub(crate) fn numbers_shown(mount: &LoopMount) -> Numbers {
-    let text = run("btrfs", ["qgroup", "show", "--raw", "--sync", &mount.path().to_string_lossy()]).unwrap();
-    assert!(!text.contains("inconsistent"), "{text}");
-    let lines = text.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_digit()));
-    let of = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        (words[0].to_owned(), (words[1].parse().unwrap(), words[2].parse().unwrap()))
-    };
-    lines.map(of).collect()
+    let (numbers, is_inconsistent) = mount.quota_numbers().unwrap().expect("quotas are on");
+    assert!(!is_inconsistent, "{numbers:?}");
+    numbers
 }
 
 /// Writes to a file, which is made if necessary.

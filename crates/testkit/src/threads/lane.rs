@@ -92,7 +92,8 @@ impl Operation {
     }
 }
 
-const NOSPC: Errno = rustix::io::Errno::NOSPC.raw_os_error();
+/// The error number of a full filesystem.
+pub(super) const NOSPC: Errno = rustix::io::Errno::NOSPC.raw_os_error();
 /// A writeback lane continues after this time even if the device has not delayed a request.
 const STOP_LIMIT: Duration = Duration::from_millis(20);
 
@@ -343,11 +344,17 @@ impl Lane {
                 let bytes = path.as_bytes();
                 let len = 50_000 + self.rng.index(400_000);
                 let data = self.rng.bytes(len);
-                let mut is_created = false;
+                match self.act("create", &|to| to.create(bytes, NodeKind::File, 0o644, (0, 0)), shared)? {
+                    Done::Fine => {}
+                    Done::Full(_) => {
+                        to_remove = 3;
+                        continue;
+                    }
+                    Done::Told => return Ok(()),
+                }
+                model.create(bytes, NodeKind::File, 0o644, (0, 0)).map_err(errno)?;
                 let mut size = 0;
                 let written = caught(|| {
-                    self.target.create(bytes, NodeKind::File, 0o644, (0, 0))?;
-                    is_created = true;
                     let written = self.target.write(bytes, 0, &data);
                     // A part of the data may have been written: the file's size tells how much.
                     size = self.target.inner.lookup(format!("lane-{}/{path}", self.number).as_bytes())?.size;
@@ -357,18 +364,14 @@ impl Lane {
                     Some(Ok(())) => {}
                     Some(Err(NOSPC)) => to_remove = 3,
                     failed => {
-                        let _predicted = model.create(bytes, NodeKind::File, 0o644, (0, 0));
                         let _predicted = model.write(bytes, 0, &data);
                         self.failed("fill", failed.and_then(Result::err), model, shared)?;
                         return Ok(());
                     }
                 }
-                if is_created {
-                    let len = usize::try_from(size)?.min(data.len());
-                    model.create(bytes, NodeKind::File, 0o644, (0, 0)).map_err(errno)?;
-                    model.write(bytes, 0, &data[..len]).map_err(errno)?;
-                    files.push(path);
-                }
+                let len = usize::try_from(size)?.min(data.len());
+                model.write(bytes, 0, &data[..len]).map_err(errno)?;
+                files.push(path);
                 self.note(model, shared);
             }
             let path = (!files.is_empty()).then(|| self.rng.pick(&files).clone());

@@ -123,6 +123,33 @@ impl Engine {
         Ok(reservation)
     }
 
+    /// Reserves less than `bytes` after [`Engine::reserve_data_for`] refused to reserve `bytes`, so that a write can be
+    /// done in part. Returns the reservation and its bytes, at least half of what is left; `None` if less than two
+    /// sectors are left. Neither writes nor commits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve_data`].
+    pub fn reserve_data_left_for(&self, root: RootId, bytes: u64) -> Result<Option<(DataReservation, u64)>> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let mut bytes = bytes;
+        while self.admission.data_tickets().is_empty() {
+            bytes = (bytes / 2).checked_div(sectorsize).unwrap_or(0).saturating_mul(sectorsize);
+            if bytes < 2 * sectorsize {
+                return Ok(None);
+            }
+            // Leave room within the limits for the metadata of writeback, for which nothing is reserved.
+            let metadata = u64::from(self.geometry.nodesize).saturating_mul(METADATA_NODES_LEFT);
+            if let Some(quota) = self.try_reserve_quota(root, bytes)
+                && self.try_reserve_quota(root, metadata).is_some()
+                && let Some(inner) = self.try_reserve_data(bytes)?
+            {
+                return Ok(Some((DataReservation { inner, quota }, bytes)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Makes a reservation of no bytes, for [`Engine::release_data_promised`] and [`DataReservation::merge`].
     pub fn empty_data_reservation(&self) -> DataReservation {
         let inner = self.space.reserve(SpaceKind::Data, 0).expect("no bytes always fit");
@@ -325,3 +352,6 @@ fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
         _ => false,
     })
 }
+
+/// Number of tree blocks for which a partial reservation leaves room within quota limits.
+const METADATA_NODES_LEFT: u64 = 4;

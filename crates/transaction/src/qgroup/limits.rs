@@ -33,7 +33,8 @@ impl Engine {
         self.try_reserve_quota(root, bytes).ok_or(Error::QuotaExceeded)
     }
 
-    fn try_reserve_quota(&self, root: RootId, bytes: u64) -> Option<QuotaReservation> {
+    /// Reserves space if it is free now, without writing or committing.
+    pub(crate) fn try_reserve_quota(&self, root: RootId, bytes: u64) -> Option<QuotaReservation> {
         let mut state = self.quotas.lock();
         let Some(state) = &mut *state else { return Some(QuotaReservation::default()) };
         let above = state.groups.above(root);
