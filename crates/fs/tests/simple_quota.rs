@@ -12,14 +12,9 @@ mod quota_rounds;
 
 use std::path::Path;
 
-use quota_rounds::{Numbers, ROOT, Rounds, TOP, numbers_shown, open, settle, write};
+use quota_rounds::{ROOT, Rounds, TOP, numbers, numbers_shown, open, settle, write};
 use ubtrfs_fs::{Fs, Job, QgroupId, QuotaKind};
 use ubtrfs_testkit::{Image, LoopMount, Rng, capability, run, second_opinion};
-
-fn numbers(fs: &Fs) -> Numbers {
-    let groups = fs.qgroups().unwrap();
-    groups.iter().map(|group| (group.id.to_string(), (group.referenced, group.exclusive))).collect()
-}
 
 fn referenced(fs: &Fs, id: QgroupId) -> Option<u64> {
     fs.sync().unwrap();

@@ -29,6 +29,12 @@ pub(crate) fn settle(fs: &Fs) {
     fs.wait_for_quota_rescan(&Job::new()).unwrap();
 }
 
+/// The numbers that we show.
+pub(crate) fn numbers(fs: &Fs) -> Numbers {
+    let groups = fs.qgroups().unwrap();
+    groups.iter().map(|group| (group.id.to_string(), (group.referenced, group.exclusive))).collect()
+}
+
 /// The quota numbers that Linux shows for a mounted image.
 pub(crate) fn numbers_shown(mount: &LoopMount) -> Numbers {
     let (numbers, is_inconsistent) = mount.quota_numbers().unwrap().expect("quotas are on");
