@@ -7,7 +7,7 @@ mod common;
 
 use std::process::Output;
 
-use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh};
+use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh, second_opinion};
 
 use common::{ok, refused, ubtrfs};
 
@@ -93,6 +93,33 @@ fn a_damaged_extent_is_named_and_stays() {
     ok(ubtrfs(["rm", &format!("{path}:/file-2")]));
     ok(balance(&["start", "-d"], &path));
     btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_balance_of_a_full_filesystem_says_so_and_loses_nothing() {
+    let image = Image::empty(256 << 20).unwrap();
+    let path = image.path().to_str().unwrap();
+    ok(ubtrfs(["mkfs", "-f", path]));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let content: Vec<u8> = (0..4 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(file.path(), &content).unwrap();
+    let source = file.path().to_str().unwrap();
+    let copy = |number: usize| ubtrfs(["cp", source, &format!("{path}:/file-{number}")]).status.success();
+    let nr_files = (0..80).take_while(|number| copy(*number)).count();
+    assert!((10..80).contains(&nr_files), "{nr_files} files");
+    for filters in [&["-d"][..], &["--full-balance"], &["-dconvert=dup"]] {
+        let output = balance(&[&["start"], filters].concat(), path);
+        refused(&output, &["block groups stay, because there is no space left"]);
+        assert!(ok(balance(&["status"], path)).starts_with("No balance found"), "{filters:?}");
+    }
+    for number in 0..nr_files {
+        let found = ubtrfs(["cat", &format!("{path}:/file-{number}")]);
+        assert!(found.status.success() && found.stdout == content, "file-{number}");
+    }
+    second_opinion(image.path()).unwrap();
+    if capability::kernel_oracle() {
+        btrfs_check(image.path()).unwrap();
+    }
 }
 
 #[test]
