@@ -52,12 +52,13 @@ pub(crate) struct Moving<'s>(&'s Sends);
 impl Sends {
     /// Begins a send, after waiting for the running move (N2). The caller holds no lock that a move takes.
     pub(crate) fn begin_send(&self, job: &Job) -> Result<Sending<'_>> {
-        let mut state = self.state.lock();
-        state.sending = state.sending.saturating_add(1);
-        // From here on, no move begins. Dropping the guard takes the lock of the state, so the lock is released first.
-        drop(state);
+        {
+            let mut state = self.state.lock();
+            state.sending = state.sending.saturating_add(1);
+        }
+        // From here on, no move begins. Dropping `sending` locks the state. `state` is declared later, so it drops earlier.
         let sending = Sending(self);
-        state = self.state.lock();
+        let mut state = self.state.lock();
         while state.moving > 0 {
             self.ended.wait_for(&mut state, PATIENCE);
             parking_lot::MutexGuard::unlocked(&mut state, || job.check())?;
@@ -150,3 +151,36 @@ impl Drop for Moving<'_> {
 
 /// Interval of the checks for cancellation.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Calls a function in a thread, because a lock that is never released would stop the test.
+    fn in_time<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+        let (send, done) = channel();
+        std::thread::spawn(move || send.send(call()));
+        done.recv_timeout(Duration::from_secs(20)).expect("the call does not return")
+    }
+
+    #[test]
+    fn a_send_that_is_cancelled_while_it_waits_blocks_nothing() {
+        let sends = Arc::new(Sends::default());
+        let moving = sends.begin_move(&Job::new()).unwrap();
+        let waiting = Arc::clone(&sends);
+        in_time(move || {
+            let job = Job::new();
+            job.cancel();
+            assert!(matches!(waiting.begin_send(&job), Err(Error::Engine(ubtrfs_error::Error::Cancelled))));
+            waiting.check_not_sent(RootId(256)).unwrap();
+        });
+        drop(moving);
+        in_time(move || {
+            drop(sends.begin_move(&Job::new()).unwrap());
+            drop(sends.begin_send(&Job::new()).unwrap());
+        });
+    }
+}
