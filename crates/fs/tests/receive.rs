@@ -352,6 +352,16 @@ fn names_that_are_taken_stay_as_they_are() {
 }
 
 #[test]
+fn a_name_that_the_same_input_received_is_not_called_interrupted() {
+    let bed = Bed::new();
+    let twice = [full("s", &small_tree()), full("s", &small_tree())].concat();
+    let error = bed.fails(&twice);
+    assert!(error.contains("'s' exists already"), "{error}");
+    assert_eq!(bed.subvolume("s").received_uuid, SENT);
+    bed.close();
+}
+
+#[test]
 fn errors_name_what_is_missing() {
     let bed = Bed::new();
     let error = bed.fails(&incremental("s2", &[]));

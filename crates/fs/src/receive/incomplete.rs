@@ -20,7 +20,7 @@
 use std::sync::Arc;
 
 use ubtrfs_format::hash::crc32c_raw;
-use ubtrfs_format::item::{InodeItem, RootFlags, Timespec};
+use ubtrfs_format::item::{InodeItem, Timespec};
 use ubtrfs_format::{Generation, KeyType, RootId};
 use ubtrfs_stream::FrameHeader;
 use ubtrfs_transaction::{CommittedTree, Received};
@@ -184,7 +184,9 @@ impl Fs {
             Err(error) => return Err(error.into()),
         };
         let item = self.engine.root_item(id).map_err(Error::from)?.ok_or(Error::NotFound)?;
-        let is_read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
+        // A subvolume that was completed since the last commit has no received UUID in its root item yet, but it is
+        // read-only already.
+        let is_read_only = self.subvolume(id)?.is_read_only();
         if !item.received_uuid.is_nil() || is_read_only || item.stransid.0 == 0 {
             return Err(exists());
         }
