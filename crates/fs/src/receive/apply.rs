@@ -5,12 +5,12 @@
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags, Timespec};
-use ubtrfs_stream::{Command, Compression, FrameHeader};
+use ubtrfs_stream::{Command, Compression, FrameHeader, Position};
 
-use super::error::ReceiveProblem;
+use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{INCOMPLETE_XATTR, Progress, Sent};
 use super::session::{ReceivedSubvolume, Session};
-use super::sharing::Sharing;
+use super::sharing::{At, Sharing, Unshared};
 use super::verify::Verifier;
 use super::walk::Walk;
 use crate::file::encoded::Encoded;
@@ -107,9 +107,6 @@ impl<'s> Current<'s> {
     /// Applies a command that neither begins nor ends a subvolume.
     pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
         let fs = session.fs;
-        if !matches!(command, Command::Write { .. } | Command::EncodedWrite { .. }) {
-            self.share_waiting(fs)?;
-        }
         let is_removal = matches!(command, Command::Unlink { .. } | Command::Rmdir { .. });
         let removed = match command.path() {
             Some(path) if is_removal && self.verifier.is_some() => Some(self.walk.inode(fs, path)?),
@@ -128,9 +125,28 @@ impl<'s> Current<'s> {
         Ok(())
     }
 
-    /// Shares the data that waits to be shared.
-    pub(crate) fn share_waiting(&mut self, fs: &Fs) -> Result<()> {
-        self.sharing.as_mut().map_or(Ok(()), |sharing| sharing.flush(fs))
+    /// Shares the data that waits to be shared. After an error, the writes of this data do not count as applied.
+    pub(crate) fn share_waiting(&mut self, fs: &Fs) -> Result<(), ReceiveError> {
+        let Some(sharing) = &mut self.sharing else { return Ok(()) };
+        sharing.flush(fs).map_err(|Unshared { before, error }| {
+            self.progress = before;
+            error
+        })
+    }
+
+    /// Prepares to apply a command: shares the data that waits, unless the command continues it.
+    pub(crate) fn share_before(&mut self, fs: &Fs, at: Position, command: &Command<'_>) -> Result<(), ReceiveError> {
+        let continues = match (&self.sharing, command) {
+            (Some(sharing), Command::Write { path, offset, .. } | Command::EncodedWrite { path, offset, .. }) => {
+                sharing.continues(fs, path, *offset)
+            }
+            _ => false,
+        };
+        let shared = if continues { Ok(()) } else { self.share_waiting(fs) };
+        if let Some(sharing) = &mut self.sharing {
+            sharing.at = At { position: at, before: self.progress };
+        }
+        shared
     }
 
     /// Updates `capability` after a command that was applied, now or by an earlier receive.
@@ -313,9 +329,6 @@ impl<'s> Current<'s> {
         if let Some(sharing) = &mut self.sharing {
             let taken = sharing.take(fs, path, id, offset, data)?;
             (offset, data) = (offset.saturating_add(taken as u64), data.get(taken..).unwrap_or_default());
-            if !data.is_empty() {
-                sharing.flush(fs)?;
-            }
         }
         write_all(fs, id, offset, data)
     }
@@ -351,13 +364,8 @@ impl<'s> Current<'s> {
             let plain = encoded.plain()?;
             let taken = sharing.take(session.fs, path, id, offset, &plain)?;
             if taken > 0 {
-                return match plain.get(taken..).unwrap_or_default() {
-                    [] => Ok(()),
-                    rest => {
-                        sharing.flush(session.fs)?;
-                        write_all(session.fs, id, offset.saturating_add(taken as u64), rest)
-                    }
-                };
+                let rest = plain.get(taken..).unwrap_or_default();
+                return write_all(session.fs, id, offset.saturating_add(taken as u64), rest);
             }
         }
         let is_stored = session.fs.write_encoded(id, offset, &encoded, session.options.force_decompress)?;
@@ -377,7 +385,8 @@ impl<'s> Current<'s> {
     }
 }
 
-fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> Result<()> {
+/// Writes all of `data`.
+pub(super) fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> Result<()> {
     while !data.is_empty() {
         let written = fs.write(id, offset, data)?;
         (offset, data) = (offset.saturating_add(written as u64), &data[written..]);

@@ -229,7 +229,11 @@ impl Session<'_> {
             _ => {}
         }
         let no_subvolume = ReceiveProblem::Order("the stream does not begin with a subvolume");
-        let Some(mut current) = self.current.take() else { return Err(at(no_subvolume, path)) };
+        let Some(current) = &mut self.current else { return Err(at(no_subvolume, path)) };
+        // An error of data that waited is the error of earlier commands, so this command is applied nevertheless.
+        let shared = current.share_before(self.fs, header.position, command);
+        shared.or_else(|error| self.tolerate(error))?;
+        let Some(mut current) = self.current.take() else { return Ok(()) };
         let applied = match current.skips(header, command) {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -312,12 +316,13 @@ impl Session<'_> {
     fn complete(&mut self, position: Position) -> Result<(), ReceiveError> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let shared = current.share_waiting(self.fs);
+        shared.or_else(|error| self.tolerate(error))?;
+        let Some(current) = &mut self.current else { return Ok(()) };
         let at = |problem| ReceiveError {
             position: Some(position),
             path: current.made.path.clone(),
             problem: Box::new(problem),
         };
-        shared.map_err(at)?;
         current.check_resumed().map_err(at)?;
         if let Some(verifier) = &current.verifier {
             let done = verifier.verify(self.fs, current.made.id, self.job).map_err(at)?;
@@ -363,8 +368,10 @@ impl Session<'_> {
     fn clean_up(&mut self, error: ReceiveError) -> ReceiveError {
         let Some(mut current) = self.current.take() else { return error };
         let id = current.made.id;
-        // Share the data that still waits to be shared, because its commands count as applied.
-        let keeps = self.options.keep && !current.has_failures && current.share_waiting(self.fs).is_ok();
+        let keeps = self.options.keep && !current.has_failures;
+        if keeps && let Err(unshared) = current.share_waiting(self.fs) {
+            tracing::warn!("{unshared}; a resumed receive writes this data again");
+        }
         let done = match keeps {
             true => self.fs.keep_incomplete(id, &current.sent, current.reached()),
             false => self.delete_wherever_it_is(id),

@@ -3,16 +3,22 @@
 //! - C1. Data is shared only if it is equal in the sent subvolume, at the same path and offset. The sent subvolume is read-only,
 //!   and cannot become writable or be deleted during the receive, so it is still equal when it is shared.
 //! - C2. Adjacent ranges are joined and shared at once: extents of the sent subvolume are not split into the pieces of the stream.
-//!   A joined range is shared before any other command is applied.
+//!   A joined range is shared before any command is applied that does not continue the range, so the commands that wait are
+//!   writes to one file.
 //! - C3. Data that cannot be shared is written: data that differs, parts of sectors (except at the end of both files),
-//!   and data of which only one of the files has checksums.
+//!   data of which only one of the files has checksums, and data that can be compared but not shared for any other reason.
+//! - C4. If data that waits can be neither shared nor written, its commands do not count as applied: [`Unshared`] has the
+//!   progress before them.
 
 use std::ops::Range;
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::InodeFlags;
+use ubtrfs_stream::Position;
 
-use super::error::ReceiveProblem;
+use super::apply::write_all;
+use super::error::{ReceiveError, ReceiveProblem};
+use super::incomplete::Progress;
 use super::origin::Part;
 use super::walk::Walk;
 use crate::file::extent_map::ExtentKind;
@@ -25,6 +31,8 @@ pub(crate) struct Sharing<'s> {
     walk: Walk,
     _kept: Kept<'s>,
     waiting: Option<Equal>,
+    /// The current command.
+    pub(crate) at: At,
     buf: Vec<u8>,
     /// Bytes that were shared.
     pub(crate) len_bytes: u64,
@@ -36,6 +44,24 @@ struct Equal {
     source: InodeId,
     target: InodeId,
     range: Range<u64>,
+    /// The first write of the range.
+    since: At,
+}
+
+/// A command of the stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct At {
+    pub(crate) position: Position,
+    /// The commands that were applied before this one.
+    pub(crate) before: Progress,
+}
+
+/// Data that could be neither shared nor written (C4).
+pub(crate) struct Unshared {
+    /// The progress before the writes of this data.
+    pub(crate) before: Progress,
+    /// The error, with the file's path and the position of the first write.
+    pub(crate) error: ReceiveError,
 }
 
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
@@ -56,16 +82,19 @@ impl<'s> Sharing<'s> {
     }
 
     fn new(root: RootId, kept: Kept<'s>) -> Self {
-        Self { walk: Walk::new(root), _kept: kept, waiting: None, buf: Vec::new(), len_bytes: 0 }
+        Self { walk: Walk::new(root), _kept: kept, waiting: None, at: At::default(), buf: Vec::new(), len_bytes: 0 }
+    }
+
+    /// Whether a write at `offset` continues the range that waits (C2).
+    pub(crate) fn continues(&self, fs: &Fs, path: &[u8], offset: u64) -> bool {
+        let sectorsize = u64::from(fs.geometry.sectorsize);
+        let is_next = |equal: &Equal| equal.range.end == offset && equal.path == path;
+        self.waiting.as_ref().is_some_and(is_next) && offset.is_multiple_of(sectorsize)
     }
 
     /// Accepts data for `offset` in the file `target` if the data can be shared, and shares it later (C2). Returns the
-    /// number of bytes accepted; the caller writes the rest.
+    /// number of bytes accepted; the caller writes the rest. If a range waits, the data continues it ([`Self::continues`]).
     pub(crate) fn take(&mut self, fs: &Fs, path: &[u8], target: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
-        let is_next = |equal: &Equal| equal.target == target && equal.range.end == offset && equal.path == path;
-        if !self.waiting.as_ref().is_some_and(is_next) {
-            self.flush(fs)?;
-        }
         let source = match &self.waiting {
             Some(equal) => equal.source,
             None => match self.walk.inode(fs, path) {
@@ -77,12 +106,12 @@ impl<'s> Sharing<'s> {
         let len = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
         let data = data.get(..len).unwrap_or_default();
         if data.is_empty() || !self.is_equal(fs, source, offset, data)? {
-            self.flush(fs)?;
             return Ok(0);
         }
+        let since = self.at;
         match &mut self.waiting {
             Some(equal) => equal.range.end = end,
-            None => self.waiting = Some(Equal { path: path.to_vec(), source, target, range: offset..end }),
+            None => self.waiting = Some(Equal { path: path.to_vec(), source, target, range: offset..end, since }),
         }
         Ok(len)
     }
@@ -98,12 +127,42 @@ impl<'s> Sharing<'s> {
         Ok(self.buf.get(..len) == Some(data))
     }
 
-    /// Shares what waits (C2).
-    pub(crate) fn flush(&mut self, fs: &Fs) -> Result<()> {
-        let Some(Equal { source, target, range, .. }) = self.waiting.take() else { return Ok(()) };
-        let len = range.end.saturating_sub(range.start);
-        fs.clone_range(source, range.start, target, range.start, len)?;
-        self.len_bytes = self.len_bytes.saturating_add(len);
+    /// Shares what waits (C2), or writes it (C3).
+    pub(crate) fn flush(&mut self, fs: &Fs) -> Result<(), Unshared> {
+        let Some(equal) = self.waiting.take() else { return Ok(()) };
+        self.share(fs, &equal).map_err(|problem| Unshared {
+            before: equal.since.before,
+            error: ReceiveError { position: Some(equal.since.position), path: equal.path, problem: Box::new(problem) },
+        })
+    }
+
+    fn share(&mut self, fs: &Fs, equal: &Equal) -> Result<()> {
+        let Equal { source, target, range: Range { start, end }, .. } = equal;
+        let len = end.saturating_sub(*start);
+        match fs.clone_range(*source, *start, *target, *start, len) {
+            Ok(()) => {
+                self.len_bytes = self.len_bytes.saturating_add(len);
+                Ok(())
+            }
+            Err(cause) => {
+                tracing::debug!("'{}' is copied, because sharing failed: {cause}", equal.path.escape_ascii());
+                self.copy(fs, equal)
+            }
+        }
+    }
+
+    fn copy(&mut self, fs: &Fs, equal: &Equal) -> Result<()> {
+        let source = fs.inode(equal.source)?;
+        let Range { start: mut at, end } = equal.range;
+        while at < end {
+            self.buf.resize(usize::try_from(end.saturating_sub(at)).unwrap_or(COPY_BYTES).min(COPY_BYTES), 0);
+            let len = fs.read_keeping_atime(&source, at, &mut self.buf)?;
+            if len == 0 {
+                return Err(Error::InvalidArgument("the source became shorter").into());
+            }
+            write_all(fs, equal.target, at, self.buf.get(..len).unwrap_or_default())?;
+            at = at.saturating_add(len as u64);
+        }
         Ok(())
     }
 }
@@ -128,3 +187,6 @@ fn shared_end(fs: &Fs, source: InodeId, target: InodeId, start: u64, len: u64) -
     let sectors_end = end.saturating_sub(end.checked_rem(sectorsize).unwrap_or(0));
     Ok(if end == size && end >= target_size { end } else { sectors_end.max(start) })
 }
+
+/// Bytes that are copied in one step.
+const COPY_BYTES: usize = 1 << 20;
