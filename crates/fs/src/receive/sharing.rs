@@ -21,7 +21,7 @@ use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::Progress;
 use super::origin::Part;
 use super::walk::Walk;
-use crate::file::extent_map::ExtentKind;
+use crate::file::extent_map::{ExtentInfo, ExtentKind};
 use crate::subvolume::sends::Kept;
 use crate::types::InodeId;
 use crate::{Error, Fs};
@@ -75,7 +75,12 @@ impl<'s> Sharing<'s> {
             Err(ReceiveProblem::NoCloneSource { .. } | ReceiveProblem::Writable { .. }) => return Ok(None),
             Err(problem) => return Err(problem),
         };
-        let kept = fs.keep_subvolumes([root].into_iter())?;
+        let kept = match fs.keep_subvolumes([root].into_iter()) {
+            Ok(kept) => kept,
+            // The subvolume was deleted since it was found.
+            Err(Error::NotFound) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
         // The subvolume may have become writable before `keep_subvolumes` protected it.
         let is_read_only = fs.subvolume(root)?.is_read_only();
         Ok(is_read_only.then(|| Self::new(root, kept)))
@@ -105,7 +110,7 @@ impl<'s> Sharing<'s> {
         let end = shared_end(fs, source, target, offset, data.len() as u64)?;
         let len = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
         let data = data.get(..len).unwrap_or_default();
-        if data.is_empty() || !self.is_equal(fs, source, offset, data)? {
+        if data.is_empty() || !self.is_equal(fs, source, offset, data) {
             return Ok(0);
         }
         let since = self.at;
@@ -116,15 +121,11 @@ impl<'s> Sharing<'s> {
         Ok(len)
     }
 
-    fn is_equal(&mut self, fs: &Fs, source: InodeId, offset: u64, data: &[u8]) -> Result<bool> {
+    /// Whether the source has this data. The stream has the data, so a damaged source is no reason to fail.
+    fn is_equal(&mut self, fs: &Fs, source: InodeId, offset: u64, data: &[u8]) -> bool {
         self.buf.resize(data.len(), 0);
-        let len = match fs.inode(source).and_then(|source| fs.read_keeping_atime(&source, offset, &mut self.buf)) {
-            Ok(len) => len,
-            // The stream has the data, so a damaged source is no reason to fail.
-            Err(Error::Engine(_)) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
-        Ok(self.buf.get(..len) == Some(data))
+        let read = fs.inode(source).and_then(|source| fs.read_keeping_atime(&source, offset, &mut self.buf));
+        read.is_ok_and(|len| self.buf.get(..len) == Some(data))
     }
 
     /// Shares what waits (C2), or writes it (C3).
@@ -168,7 +169,8 @@ impl<'s> Sharing<'s> {
 }
 
 /// Two files can share a range from `start` on: whole sectors, or up to the end of both files (C3). Returns the end of
-/// this range, at most `len` bytes after `start`; returns `start` if the files can share nothing.
+/// this range, at most `len` bytes after `start`; returns `start` if the files can share nothing. A damaged source can
+/// share nothing.
 fn shared_end(fs: &Fs, source: InodeId, target: InodeId, start: u64, len: u64) -> Result<u64> {
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let facts = |id| {
@@ -176,12 +178,14 @@ fn shared_end(fs: &Fs, source: InodeId, target: InodeId, start: u64, len: u64) -
         let state = inode.read()?;
         Ok::<_, Error>((state.is_regular(), state.item.size, state.item.flags() & InodeFlags::NODATASUM))
     };
-    let ((is_file, size, nodatasum), (_, target_size, target_nodatasum)) = (facts(source)?, facts(target)?);
+    let (_, target_size, target_nodatasum) = facts(target)?;
+    let Ok((is_file, size, nodatasum)) = facts(source) else { return Ok(start) };
     let end = start.saturating_add(len);
     if !is_file || nodatasum != target_nodatasum || !start.is_multiple_of(sectorsize) || end > size {
         return Ok(start);
     }
-    if size < sectorsize && fs.extents(source)?.iter().any(|extent| extent.kind == ExtentKind::Inline) {
+    let is_inline = |extents: Vec<ExtentInfo>| extents.iter().any(|extent| extent.kind == ExtentKind::Inline);
+    if size < sectorsize && fs.extents(source).is_ok_and(is_inline) {
         return Ok(start);
     }
     let sectors_end = end.saturating_sub(end.checked_rem(sectorsize).unwrap_or(0));
