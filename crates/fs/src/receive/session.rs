@@ -351,11 +351,12 @@ impl Session<'_> {
     /// The parent of a subvolume that begins.
     fn find_parent(&mut self, (uuid, ctransid): (Uuid, u64)) -> Result<RootId, ReceiveProblem> {
         if let Some((transid, sent, id)) = self.last {
-            // Until the transaction that completed the subvolume ends, no other thread can have made the subvolume
-            // writable.
+            // The UUID tree does not have the subvolume before the commit. A subvolume that another thread made writable
+            // and read-only again may have changed, but each of these changes commits, so the transaction is another then.
             if (sent.uuid, sent.ctransid) == (uuid, ctransid)
                 && self.fs.engine.generation() == transid
                 && !self.fs.subvolumes.is_deleted(id)
+                && self.fs.subvolume(id).is_ok_and(|found| found.is_read_only())
             {
                 return Ok(id);
             }
@@ -411,3 +412,60 @@ const COMMANDS_PER_CHECK: usize = 64;
 const MOST_ERRORS: usize = 100;
 /// Maximum number of remembered clone sources.
 const MOST_SOURCES: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_device::{Device, MemoryDevice};
+    use ubtrfs_stream::{Version, Writer};
+
+    use super::*;
+    use crate::MountOptions;
+
+    /// A stream of one subvolume, which calls a function before its first byte is read.
+    struct Calls<F>(Option<F>, Vec<u8>);
+
+    impl<F: FnOnce()> Read for Calls<F> {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            if let Some(call) = self.0.take() {
+                call();
+            }
+            let len = out.len().min(self.1.len());
+            out[..len].copy_from_slice(&self.1[..len]);
+            self.1.drain(..len);
+            Ok(len)
+        }
+    }
+
+    fn stream(begin: &Command<'_>) -> Vec<u8> {
+        let mut writer = Writer::new(Vec::new(), Version::V1).unwrap();
+        writer.command(begin).unwrap();
+        writer.command(&Command::End).unwrap();
+        writer.into_inner()
+    }
+
+    #[test]
+    fn a_parent_that_another_thread_makes_writable_before_the_commit_is_refused() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let (uuid, next) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let first = stream(&Command::Subvol { path: b"s0", uuid, ctransid: 7 });
+        let (clone_uuid, clone_ctransid) = (uuid, 7);
+        let snapshot = Command::Snapshot { path: b"s1", uuid: next, ctransid: 9, clone_uuid, clone_ctransid };
+        // The state of another thread in the middle of `set_subvolume_read_only`, before its commit.
+        let makes_writable = || {
+            let id = loop {
+                let found = fs.lookup(fs.root(), b"s0").map(|found| found.id.root);
+                match found.and_then(|id| fs.subvolume(id)) {
+                    Ok(found) if found.is_read_only() => break found.id,
+                    _ => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            fs.subvolume(id).unwrap().set_read_only(false).unwrap();
+        };
+        let input = (&first[..]).chain(Calls(Some(makes_writable), stream(&snapshot)));
+        let done = fs.receive(fs.root(), input, &ReceiveOptions::default(), &Job::new(), &mut |_| {});
+        let error = done.unwrap_err();
+        assert!(matches!(*error.problem, ReceiveProblem::Writable { .. }), "{error}");
+    }
+}
