@@ -68,6 +68,9 @@ pub enum Error {
     /// ESHUTDOWN: a change after [`Fs::close`](crate::Fs::close).
     #[error("the filesystem is closed")]
     Closed,
+    /// EIO: an earlier [`Fs::close`](crate::Fs::close) failed for this reason.
+    #[error("{0}")]
+    CloseFailed(String),
     /// ELOOP.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
@@ -158,6 +161,7 @@ impl Error {
             Self::NotSupported(_) => Errno::OPNOTSUPP,
             Self::ReadOnlySubvolume | Self::ReadOnlyMount => Errno::ROFS,
             Self::Closed => Errno::SHUTDOWN,
+            Self::CloseFailed(_) => Errno::IO,
             Self::SymlinkLoop => Errno::LOOP,
             Self::ItemFull => Errno::NOSPC,
             Self::Overflow => Errno::OVERFLOW,

@@ -1,4 +1,5 @@
-//! Changes become durable without a request: after a burst of changes ends, at `commit=`, and on drop.
+//! Changes become durable without a request: after a burst of changes ends, at `commit=`, and on drop. Closing ends all
+//! writing, and tells every caller its outcome.
 //!
 //! Method: the image file is copied while the filesystem is open; the copy shows what a power cut would leave.
 
@@ -6,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use ubtrfs_fs::{Caller, NewInode};
+use ubtrfs_fs::{Caller, Error, NewInode};
 use ubtrfs_testkit::{FsTarget, Image, btrfs_check};
 
 const ROOT: Caller = Caller::ROOT;
@@ -93,4 +94,54 @@ fn a_transaction_whose_changes_come_to_nothing_is_committed() {
     btrfs_check(image.path()).unwrap();
     let target = FsTarget::open(image.path(), "ro").unwrap();
     assert!(target.fs().lookup_path(b"c", true).is_ok());
+}
+
+#[test]
+fn every_close_waits_for_the_last_commit() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let target = FsTarget::open(image.path(), "commit=300").unwrap();
+    let fs = target.fs();
+    let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &ROOT).unwrap().id;
+    let content = vec![7; 60 << 20];
+    fs.write(id, 0, &content).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                fs.close().unwrap();
+                let copy = Image::copy_of(image.path()).unwrap();
+                let theirs = FsTarget::open(copy.path(), "ro").unwrap();
+                let found = theirs.fs().lookup_path(b"file", true).expect("close returned, so the file is durable");
+                assert_eq!(found.size, content.len() as u64);
+            });
+        }
+    });
+    drop(target);
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn every_close_has_the_outcome_of_the_first() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let target = FsTarget::open(image.path(), "commit=300").unwrap();
+    let fs = target.fs();
+    fs.create(fs.root(), b"file", NewInode::file(0o644), &ROOT).unwrap();
+    fs.abort("a handler panicked".to_owned());
+    let first = fs.close().unwrap_err().to_string();
+    assert!(first.contains("a handler panicked"), "{first}");
+    assert_eq!(fs.close().unwrap_err().to_string(), first);
+    drop(target);
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn nothing_is_committed_after_close() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let target = FsTarget::open(image.path(), "commit=300").unwrap();
+    let fs = target.fs();
+    fs.create(fs.root(), b"file", NewInode::file(0o644), &ROOT).unwrap();
+    fs.close().unwrap();
+    assert!(matches!(fs.sync(), Err(Error::Closed)));
+    fs.close().unwrap();
+    drop(target);
+    btrfs_check(image.path()).unwrap();
 }

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use ubtrfs_transaction::BackgroundWork;
 
 use crate::Fs;
+use crate::error::Error;
 use crate::service_threads::ServiceThreads;
 
 /// Handle of the commit thread.
@@ -150,8 +151,10 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             }
         }
         has_failed = synced.is_err();
-        if let Err(error) = synced {
-            tracing::error!("the commit failed: {error}");
+        match synced {
+            // Closing commits everything itself.
+            Ok(()) | Err(Error::Closed) => {}
+            Err(error) => tracing::error!("the commit failed: {error}"),
         }
         // Start over after a failure too: time or freed space may help.
         dirty_since = None;

@@ -3,9 +3,12 @@
 //! - I1. A call that makes changes first calls [`Fs::reserve`] or one of its variants, which fail on a read-only mount,
 //!   and announce the change to the commit thread. Later steps of the call may reserve from the engine directly.
 //! - I2. When [`Fs::sync`] or [`Fs::close`] succeeds, every earlier change is on disk.
+//! - I3. When [`Fs::close`] returns, nothing is written any more. Only the first call closes; every other call waits for
+//!   it and has the same result.
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use ubtrfs_device::Device;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
@@ -43,9 +46,14 @@ pub struct Fs {
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
-    /// Counts running changes; [`Fs::close`] closes it.
+    /// Counts running changes and syncs; [`Fs::close`] closes it.
     pub(crate) changes: ChangeGate,
+    /// How closing ended, once it has; locked while the filesystem is closed (I3).
+    closed: Mutex<Option<Outcome>>,
 }
+
+/// How closing ended: the reason of its failure, if it failed.
+type Outcome = std::result::Result<(), String>;
 
 impl Fs {
     /// Opens the filesystem on these devices: replays the tree log, finds the subvolume to show, deletes inodes that
@@ -78,6 +86,7 @@ impl Fs {
             commit_thread: CommitThread::new(options.commit_secs),
             root: InodeId::root_of(root),
             changes: ChangeGate::default(),
+            closed: Mutex::default(),
             geometry,
             options,
             engine,
@@ -133,10 +142,13 @@ impl Fs {
     }
 
     /// Writes out all data and commits (I2). Fails if some data cannot be written; everything else is on disk then.
+    /// Fails with [`Error::Closed`] after [`Fs::close`].
     pub fn sync(&self) -> Result<()> {
         if self.read_only().is_some() && self.options.read_only {
             return Ok(());
         }
+        // Closing waits for this sync, which would otherwise write after the filesystem is closed (I3).
+        let _changing = self.begin_change()?;
         self.delete_undeleted();
         let flushed = self.flush_all_data();
         // Commit even if some data could not be written.
@@ -152,10 +164,25 @@ impl Fs {
 
     /// Waits for running changes, writes out all data, commits and stops the background threads (I2). Later changes
     /// fail with [`Error::Closed`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if some data was not written, or if the filesystem became read-only while it was open. Later calls fail
+    /// with [`Error::CloseFailed`] then (I3).
     pub fn close(&self) -> Result<()> {
-        if !self.changes.close() {
-            return Ok(());
+        let mut closed = self.closed.lock();
+        if let Some(outcome) = &*closed {
+            return outcome.clone().map_err(Error::CloseFailed);
         }
+        // This outcome stays if closing panics.
+        *closed = Some(Err("closing the filesystem panicked".to_owned()));
+        let done = self.close_once();
+        *closed = Some(done.as_ref().map_err(ToString::to_string).copied());
+        done
+    }
+
+    fn close_once(&self) -> Result<()> {
+        self.changes.close();
         self.balance.close();
         self.reclaim.stop();
         self.commit_thread.stop();
@@ -229,7 +256,7 @@ impl Drop for Fs {
     fn drop(&mut self) {
         self.engine.leaf_read_ahead().stop();
         // A panic may have left changes half made, so the disk keeps the last commit.
-        if std::thread::panicking() {
+        if std::thread::panicking() || self.closed.get_mut().is_some() {
             return;
         }
         if let Err(error) = self.close() {
