@@ -15,7 +15,7 @@ use std::process::{Command, Output, Stdio};
 use common::{ok, refused};
 use tempfile::TempDir;
 use ubtrfs_testkit::capability::{fuse, kernel_oracle};
-use ubtrfs_testkit::{Image, LoopMount, btrfs_check, run as sh};
+use ubtrfs_testkit::{Image, LoopDevice, LoopMount, btrfs_check, run as sh};
 
 fn ubtrfs(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).stdin(Stdio::null()).output().unwrap()
@@ -375,21 +375,6 @@ fn a_pipe_is_read_to_its_end() {
     assert!(!ok(ubtrfs(&["cat", &bed.at("/cpuinfo")])).is_empty(), "a file without a size has content");
 }
 
-/// A loop device over an image, detached when it is dropped.
-struct Loop(String);
-
-impl Loop {
-    fn over(file: &str) -> Self {
-        Self(sh("losetup", ["-f", "--show", file]).unwrap().trim().to_owned())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = sh("losetup", ["-d", &self.0]);
-    }
-}
-
 /// A device mapper device over another device, removed when it is dropped.
 struct Mapped(String);
 
@@ -427,8 +412,8 @@ fn a_device_over_an_image_in_use_is_in_use() {
     fs::create_dir(&dir).unwrap();
     fs::create_dir(bed.join("second")).unwrap();
     let second = text(&bed.join("second"));
-    let plain = Loop::over(&image);
-    let stacked = Loop::over(&plain.0);
+    let plain = LoopDevice::over(image.as_ref()).unwrap();
+    let stacked = LoopDevice::over(plain.path().as_ref()).unwrap();
     // Try every way to open an image, with the device in place of `DEVICE`.
     let ways: [&[&str]; 12] = [
         &["mkdir", "DEVICE:/new"],
@@ -454,8 +439,8 @@ fn a_device_over_an_image_in_use_is_in_use() {
     ok(ubtrfs(&["mount", &image, &point]));
     let before = fs::read(dir.join("f")).unwrap();
     // Linux may still attach another device later.
-    let late = Loop::over(&image);
-    for device in [&plain.0, &stacked.0, &late.0] {
+    let late = LoopDevice::over(image.as_ref()).unwrap();
+    for device in [plain.path(), stacked.path(), late.path()] {
         refuse_all(device, "in use");
         assert_eq!(ubtrfs(&["check", device]).status.code(), Some(2));
     }
@@ -465,22 +450,22 @@ fn a_device_over_an_image_in_use_is_in_use() {
     btrfs_check(Path::new(&image)).unwrap();
 
     // Conversely, mount the device and try the image.
-    ok(ubtrfs(&["mount", &plain.0, &point]));
+    ok(ubtrfs(&["mount", plain.path(), &point]));
     refuse_all(&image, "disk.img");
-    refuse_all(&stacked.0, "in use");
-    refuse_all(&plain.0, "is mounted by ubtrfs");
+    refuse_all(stacked.path(), "in use");
+    refuse_all(plain.path(), "is mounted by ubtrfs");
     ok(ubtrfs(&["umount", &point]));
     btrfs_check(Path::new(&image)).unwrap();
 
     // When the image is no longer in use, one device at a time is accepted.
     drop(stacked);
-    if let Some(mapped) = Mapped::over(&plain.0) {
+    if let Some(mapped) = Mapped::over(plain.path()) {
         ok(ubtrfs(&["mount", &mapped.path(), &point]));
         refuse_all(&image, "disk.img");
         ok(ubtrfs(&["umount", &point]));
         ok(ubtrfs(&["mkdir", &format!("{}:/mapped", mapped.path())]));
     }
-    ok(ubtrfs(&["mkdir", &format!("{}:/looped", plain.0)]));
+    ok(ubtrfs(&["mkdir", &format!("{}:/looped", plain.path())]));
     assert!(ok(ubtrfs(&["ls", &image])).contains("looped"));
     drop(plain);
     ok(ubtrfs(&["check", &image]));

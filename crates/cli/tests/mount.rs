@@ -6,12 +6,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use common::{NOBODY, server_of};
 use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{
@@ -74,19 +77,6 @@ impl Drop for Mount {
             let _ = ubtrfs(["umount".as_ref(), "-l".as_ref(), self.path().as_os_str()]);
         }
     }
-}
-
-/// Finds the server of a mount: the process whose arguments end with the mount point.
-fn server_of(dir: &Path) -> u32 {
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
-        let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
-        if words.contains(&&b"--serve"[..]) && words.contains(&dir.as_os_str().as_encoded_bytes()) {
-            return pid;
-        }
-    }
-    panic!("no server for {}", dir.display());
 }
 
 #[test]
@@ -509,9 +499,8 @@ fn what_the_server_changes_by_itself_shows_at_once() {
     fs::write(&file, b"content").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o6777);
-    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "sh", "-c"];
     let script = format!("echo more >> {}", file.display());
-    ok(&Command::new("setpriv").args(user).arg(&script).output().unwrap());
+    ok(&Command::new(NOBODY[0]).args(&NOBODY[1..]).args(["sh", "-c", &script]).output().unwrap());
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o777, "a user's write takes privileges away");
 
     let before = fs::metadata(&file).unwrap();

@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run, second_opinion};
 
-use common::{ok, refused, ubtrfs};
+use common::{NOBODY, ok, refused, ubtrfs};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
@@ -143,7 +143,7 @@ fn capabilities_decide_and_not_the_user_id() {
     let bed = Bed::new("allow_other");
     let script = |base: &str, progs: &str| {
         let none = "setpriv --bounding-set -all --inh-caps -all";
-        let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+        let nobody = NOBODY.join(" ");
         let no_admin = "setpriv --bounding-set -sys_admin --inh-caps -sys_admin";
         let mut results = Vec::new();
         for line in [
@@ -241,13 +241,9 @@ fn a_clone_removes_the_capabilities_of_its_target_as_a_write_does() {
     bed.check();
 }
 
-/// Gives a file the capability CAP_SETUID.
+/// Gives a file a capability.
 fn set_capability(path: &Path) {
-    // CAP_SETUID, permitted and effective, in the format of version 2 (linux/capability.h).
-    let mut value = [0; 20];
-    value[..4].copy_from_slice(&0x0200_0001_u32.to_le_bytes());
-    value[4..8].copy_from_slice(&(1_u32 << 7).to_le_bytes());
-    rustix::fs::setxattr(path, CAPABILITY, &value, rustix::fs::XattrFlags::empty()).unwrap();
+    rustix::fs::setxattr(path, CAPABILITY, &ubtrfs_testkit::CAPABILITY, rustix::fs::XattrFlags::empty()).unwrap();
 }
 
 fn has_capability(path: &Path) -> bool {
@@ -299,7 +295,7 @@ fn only_root_runs_commands_on_a_mount_whose_owners_may_be_mapped() {
     let home = bed.at("m/home");
     assert!(bed.run(&format!("mkdir {}", home.display())).status.success());
     assert!(bed.run(&format!("chown nobody {}", home.display())).status.success());
-    let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    let nobody = NOBODY.join(" ");
     let create = |name: &str| bed.run(&format!("{nobody} {UBTRFS} subvolume create {}/{name}", home.display()));
     assert!(create("a").status.success());
     bed.unmount();

@@ -15,7 +15,7 @@ use ubtrfs_fs::{
 };
 use ubtrfs_stream::{Command, Version, Writer};
 use ubtrfs_testkit::hostile::mend_checksums;
-use ubtrfs_testkit::{Image, Rng, btrfs_check, capability, second_opinion};
+use ubtrfs_testkit::{CAPABILITY, Image, Rng, btrfs_check, capability, second_opinion};
 use uuid::Uuid;
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
@@ -680,7 +680,6 @@ fn resume(bed: &Bed, stream: &[u8]) -> Result<ReceiveReport, ReceiveError> {
 
 #[test]
 fn a_capability_survives_a_break_before_the_owner_is_set() {
-    const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let first = [
         Command::Mkfile { path: b"o257-7-0", ino: 257 },
         Command::SetXattr { path: b"o257-7-0", name: b"security.capability", data: &CAPABILITY },

@@ -1,4 +1,4 @@
-//! An image mounted by Linux. The loop device and the mount point are released on drop.
+//! An image as a loop device, and mounted by Linux. The loop device and the mount point are released on drop.
 //!
 //! I1. A [`LoopMount`] owns its mount point and its loop device. Dropping the value unmounts the image, then detaches
 //!     the loop device.
@@ -11,11 +11,56 @@ use tempfile::TempDir;
 use crate::QuotaNumbers;
 use crate::command::run;
 
+/// A loop device over an image, detached on drop.
+#[derive(Debug)]
+pub struct LoopDevice(String);
+
+impl LoopDevice {
+    /// Attaches a loop device to the image or block device.
+    pub fn over(image: &Path) -> Result<Self> {
+        // Retry, because another process may take the free loop device after `losetup` found it and before `losetup`
+        // attaches it.
+        let mut last = None;
+        for _ in 0..20 {
+            match run("losetup", ["-f".as_ref(), "--show".as_ref(), image.as_os_str()]) {
+                Ok(text) => return Ok(Self(text.trim().to_owned())),
+                Err(error) => last = Some(error),
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        Err(last.context("I1: the loop runs at least once")?.context("no loop device"))
+    }
+
+    /// The path of the device.
+    pub fn path(&self) -> &str {
+        &self.0
+    }
+
+    fn detach(&mut self) -> Result<()> {
+        let device = std::mem::take(&mut self.0);
+        if device.is_empty() {
+            return Ok(());
+        }
+        // Linux remembers the device of every btrfs that it has seen. Make Linux forget this device, because another
+        // filesystem may use the loop device later.
+        let _ = run("btrfs", ["device", "scan", "--forget", &device]);
+        run("losetup", ["-d", &device]).map(drop)
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach() {
+            eprintln!("detaching a loop device: {error:#}");
+        }
+    }
+}
+
 /// A mounted image.
 #[derive(Debug)]
 pub struct LoopMount {
     dir: Option<TempDir>,
-    device: String,
+    device: LoopDevice,
     mounted: bool,
     log_mark: Option<f64>,
 }
@@ -23,7 +68,7 @@ pub struct LoopMount {
 impl LoopMount {
     /// Mounts the image as btrfs with these `-o` options ("" for none).
     pub fn new(image: &Path, options: &str) -> Result<Self> {
-        let device = attach(image)?;
+        let device = LoopDevice::over(image)?;
         let mut mount = Self { dir: None, device, mounted: false, log_mark: uptime_seconds() };
         let dir = TempDir::with_prefix("ubtrfs-kernel-mount-")?;
         let point = dir.path().to_string_lossy().into_owned();
@@ -32,7 +77,7 @@ impl LoopMount {
         if !options.is_empty() {
             args.extend(["-o", options]);
         }
-        args.extend([mount.device.as_str(), point.as_str()]);
+        args.extend([mount.device.path(), point.as_str()]);
         if let Err(error) = run("mount", args) {
             let log = mount.kernel_log();
             return Err(error.context(format!("Linux did not mount {}:\n{log}", image.display())));
@@ -53,7 +98,7 @@ impl LoopMount {
 
     /// The loop device.
     pub fn device(&self) -> &str {
-        &self.device
+        self.device.path()
     }
 
     /// Scrubs the filesystem with Linux. Fails unless the scrub ends without errors.
@@ -107,7 +152,7 @@ impl LoopMount {
 
     /// A file about quotas in sysfs, if quotas are on.
     fn quota_state(&self, name: &str) -> Option<String> {
-        let device = self.device.trim_start_matches("/dev/");
+        let device = self.device().trim_start_matches("/dev/");
         let mut filesystems = std::fs::read_dir("/sys/fs/btrfs").ok()?.flatten().map(|entry| entry.path());
         let own = filesystems.find(|path| path.join("devices").join(device).exists())?;
         Some(std::fs::read_to_string(own.join("qgroups").join(name)).ok()?.trim().to_owned())
@@ -131,7 +176,7 @@ impl LoopMount {
     /// The kernel's log about this device since the mount (empty if the log cannot be read).
     pub fn kernel_log(&self) -> String {
         let Ok(text) = run("dmesg", std::iter::empty::<&str>()) else { return String::new() };
-        let name = self.device.trim_start_matches("/dev/");
+        let name = self.device().trim_start_matches("/dev/");
         let tag = format!("device {name}");
         let since = self.log_mark.unwrap_or(0.0);
         text.lines()
@@ -183,15 +228,7 @@ impl LoopMount {
                 let _ = run("umount", ["-l", &point]);
             }
         }
-        if !self.device.is_empty() {
-            let device = std::mem::take(&mut self.device);
-            // Linux remembers the device of every btrfs that it has seen. Make Linux forget this device, because
-            // another filesystem may use the loop device later.
-            let _ = run("btrfs", ["device", "scan", "--forget", &device]);
-            let detached = run("losetup", ["-d", &device]).map(drop);
-            result = result.and(detached);
-        }
-        result
+        result.and(self.device.detach())
     }
 }
 
@@ -201,20 +238,6 @@ impl Drop for LoopMount {
             eprintln!("cleaning up a loop mount: {error:#}");
         }
     }
-}
-
-fn attach(image: &Path) -> Result<String> {
-    // Retry, because another process may take the free loop device after `losetup` found it and before `losetup`
-    // attaches it.
-    let mut last = None;
-    for _ in 0..20 {
-        match run("losetup", ["-f".as_ref(), "--show".as_ref(), image.as_os_str()]) {
-            Ok(text) => return Ok(text.trim().to_owned()),
-            Err(error) => last = Some(error),
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
-    Err(last.context("I1: the loop runs at least once")?.context("no loop device"))
 }
 
 fn uptime_seconds() -> Option<f64> {

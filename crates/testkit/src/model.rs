@@ -24,6 +24,9 @@ pub(crate) const ROOT: u64 = 0;
 /// Error of an operation on the model: an errno value.
 pub type ModelError = Errno;
 
+/// A value of `security.capability`: `cap_net_raw+ep`, as `setcap` stores it.
+pub const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 /// A filesystem in memory.
 #[derive(Clone, Debug)]
 pub struct Model {

@@ -11,7 +11,9 @@ use ubtrfs_testkit::send::{
     Change, FORMS, MutationRound, PairRound, SendRound, Sent, Tolerance, check_cloned, check_pair, check_prefixes,
     compare_extents,
 };
-use ubtrfs_testkit::{Errno, FallocateOp, Medium, MediumDevice, NodeKind, RenameOp, Rng, Target, capability};
+use ubtrfs_testkit::{
+    CAPABILITY, Errno, FallocateOp, Medium, MediumDevice, NodeKind, RenameOp, Rng, Target, capability,
+};
 
 #[test]
 fn linux_receives_equal_trees_with_equal_sharing() {
@@ -336,7 +338,6 @@ fn a_file_grows_over_an_unaligned_end_into_an_extent_that_it_had() {
 
 #[test]
 fn capabilities_and_set_id_bits_survive_data_and_owners() {
-    const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     check(
         |target| {
             files(target, &["f", "g", "h"])?;

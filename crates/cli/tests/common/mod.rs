@@ -23,6 +23,10 @@ pub(crate) fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outp
     command.env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null()).output().unwrap()
 }
 
+/// Words that run a command as the user nobody, without capabilities.
+#[allow(dead_code, reason = "only some tests act as another user")]
+pub(crate) const NOBODY: &[&str] = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
+
 /// A path as text.
 #[allow(dead_code, reason = "some tests run the program in other ways")]
 pub(crate) fn text(path: &Path) -> String {
@@ -51,4 +55,18 @@ pub(crate) fn refused(output: &Output, words: &[&str]) {
     for word in words {
         assert!(stderr.contains(word), "'{word}' is missing: {stderr}");
     }
+}
+
+/// Finds the server of a mount: the process whose arguments end with the mount point.
+#[allow(dead_code, reason = "only some tests look for servers")]
+pub(crate) fn server_of(dir: &Path) -> u32 {
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(line) = std::fs::read(entry.path().join("cmdline")) else { continue };
+        let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+        if words.contains(&&b"--serve"[..]) && words.contains(&dir.as_os_str().as_encoded_bytes()) {
+            return pid;
+        }
+    }
+    panic!("no server for {}", dir.display());
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::model::CAPABILITY;
 use crate::rng::Rng;
 use crate::target::{FallocateOp, NodeKind, RenameOp, Target};
 
@@ -424,8 +425,6 @@ impl Operations {
     }
 }
 
-/// `cap_net_raw+ep`, as `setcap` stores it.
-const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 /// `u::rwx,u:7:rwx,g::r-x,m::rwx,o::r-x`, as the kernel stores it.
 const ACL: [u8; 44] = [
     2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 7, 0, 7, 0, 0, 0, 4, 0, 5, 0, 255, 255, 255, 255, 16, 0, 7, 0,
