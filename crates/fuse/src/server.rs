@@ -8,8 +8,8 @@
 //! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
 //!     ([`TTL`]). There are two exceptions. `st_blocks` may change without a request when writeback allocates new data:
 //!     see [`Server::attr_ttl`]. In a subvolume that is being received, the kernel may cache only data. If a request
-//!     changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`). S4. The
-//!     server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
+//!     changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`).
+//! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
 mod read_dir;
@@ -170,7 +170,7 @@ impl Server {
     /// Clears set-user-id and set-group-id after a content change for which the kernel does not tell whether the caller
     /// may keep these bits.
     fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
-        self.drop_capability(id)?;
+        self.drop_capability(id, false)?;
         let attr = self.fs.getattr(id)?;
         if attr.mode & (mode::SETUID | mode::SETGID) == 0 || self.groups.may_keep_set_id(req) {
             return Ok(());
@@ -215,10 +215,10 @@ impl Server {
         self.fs.write(id, offset, data)
     }
 
-    /// Removes the capability of a file whose content changes. If the mount has extended attributes, the kernel removes
-    /// the capability itself.
-    fn drop_capability(&self, id: InodeId) -> Result<()> {
-        if self.no_xattrs {
+    /// Removes the capability of a file whose content changes. In a mount with extended attributes, the kernel does so
+    /// itself, except for files that are open for appending only, whose writes bypass the kernel's page cache.
+    fn drop_capability(&self, id: InodeId, appends_only: bool) -> Result<()> {
+        if self.no_xattrs || appends_only {
             self.fs.drop_capability(id)?;
         }
         Ok(())
@@ -431,15 +431,15 @@ impl Server {
                 }
                 self.activity.note_change();
                 let id = self.id(node)?;
-                if handle & APPENDS_ONLY != 0 {
-                    // The kernel leaves the capability of an append-only file.
-                    self.fs.drop_capability(id)?;
-                } else {
-                    self.drop_capability(id)?;
-                }
                 let mut written = match handle == UNOPENED && self.no_open {
-                    true => self.write_unopened(id, flags, offset, data)?,
+                    true => {
+                        // A refused write leaves the capability. Only the write itself checks whether it is permitted.
+                        let written = self.write_unopened(id, flags, offset, data)?;
+                        self.drop_capability(id, false)?;
+                        written
+                    }
                     false => {
+                        self.drop_capability(id, handle & APPENDS_ONLY != 0)?;
                         let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
                         self.fs.write_opened(id, offset, data, keeps_times)?
                     }
@@ -585,7 +585,7 @@ impl Server {
             false => self.fs.setattr(id, &set, &caller(req, 0))?,
         };
         if set.size.is_some() {
-            self.drop_capability(id)?;
+            self.drop_capability(id, false)?;
         }
         if let Some(before) = before.filter(|before| !before.is_dir()) {
             let kept = self.groups.mode_after_chown(req, attr.mode, before.gid);

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use ubtrfs_control::{Channel, Request, Response, file, filesystem};
-use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode, XattrFlags};
+use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode, XattrFlags};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{MountConfig, MountError, Session};
 use ubtrfs_mkfs::MkfsOptions;
-use ubtrfs_testkit::{Image, Medium, MediumDevice, btrfs_check, capability, check_medium};
+use ubtrfs_testkit::{CAPABILITY, Image, Medium, MediumDevice, btrfs_check, capability, check_medium};
 
 struct Mount {
     below: Arc<MediumDevice>,
@@ -141,14 +141,7 @@ fn a_mount_without_extended_attributes_is_not_asked_for_them() {
     }
     let config = MountConfig { no_xattrs: true, ..shared() };
     let mut program = None;
-    let mount = Mount::prepared(config, |fs| {
-        let made = fs.create(fs.root(), b"program", NewInode::file(0o777), &Caller::ROOT).unwrap().id;
-        fs.write(made, 0, b"program").unwrap();
-        let value = [&[1, 0, 0, 2, 0, 4, 0, 0][..], &[0; 12]].concat();
-        fs.setxattr(made, b"security.capability", &value, XattrFlags::empty(), &Caller::ROOT).unwrap();
-        fs.forget(made, 1);
-        program = Some(made);
-    });
+    let mount = Mount::prepared(config, |fs| program = Some(make_program(fs, fs.root(), b"program")));
     let requests = mount.requests_of(UNTAR);
     assert!(of(&requests, "getxattr") <= 1, "{requests:?}");
     python(
@@ -172,6 +165,63 @@ with open('program', 'r+b') as file:
     // A file loses its capability when its content changes, even if the kernel does not request the attribute first.
     let fs = Fs::open(vec![below], MountOptions::parse("ro").unwrap()).unwrap();
     assert!(fs.listxattr(program.unwrap()).unwrap().is_empty());
+    fs.close().unwrap();
+}
+
+/// Makes a file with a capability.
+fn make_program(fs: &Fs, dir: InodeId, name: &[u8]) -> InodeId {
+    let made = fs.create(dir, name, NewInode::file(0o777), &Caller::ROOT).unwrap().id;
+    fs.write(made, 0, b"program").unwrap();
+    fs.setxattr(made, b"security.capability", &CAPABILITY, XattrFlags::empty(), &Caller::ROOT).unwrap();
+    fs.forget(made, 1);
+    made
+}
+
+#[test]
+fn a_refused_write_keeps_the_capability() {
+    if !can_run() {
+        return;
+    }
+    let config = MountConfig { no_xattrs: true, no_open: true, ..shared() };
+    let (mut programs, mut before) = (Vec::new(), Vec::new());
+    let mount = Mount::prepared(config, |fs| {
+        let made = fs.create_subvolume(fs.root(), b"frozen", &Caller::ROOT).unwrap();
+        let names =
+            [(made, &b"program"[..]), (fs.root(), b"immutable"), (fs.root(), b"appended"), (fs.root(), b"free")];
+        programs = names.map(|(dir, name)| make_program(fs, dir, name)).to_vec();
+        fs.set_subvolume_read_only(made.root, true).unwrap();
+        before = programs.iter().map(|id| fs.getattr(*id).unwrap().ctime).collect();
+    });
+    python(
+        mount.path(),
+        r"
+import errno, fcntl, os, struct
+def flags(name, value):
+    fd = os.open(name, os.O_RDONLY)
+    fcntl.ioctl(fd, 0x40086602, struct.pack('<Q', value))
+    os.close(fd)
+flags('immutable', 0x10)
+flags('appended', 0x20)
+for name, number in (('frozen/program', errno.EROFS), ('immutable', errno.EPERM), ('appended', errno.EPERM)):
+    fd = os.open(name, os.O_RDWR)
+    try:
+        os.pwrite(fd, b'changed', 0)
+        raise SystemExit('written: ' + name)
+    except OSError as error:
+        assert error.errno == number, (name, error)
+    os.close(fd)
+with open('free', 'r+b') as file:
+    file.write(b'changed')
+flags('immutable', 0)
+flags('appended', 0)
+",
+    );
+    let below = mount.below.clone();
+    mount.end();
+    let fs = Fs::open(vec![below], MountOptions::parse("ro").unwrap()).unwrap();
+    let has_capability = |id: &InodeId| !fs.listxattr(*id).unwrap().is_empty();
+    assert_eq!(programs.iter().map(has_capability).collect::<Vec<_>>(), [true, true, true, false]);
+    assert_eq!(fs.getattr(programs[0]).unwrap().ctime, before[0], "nothing changes in a read-only subvolume");
     fs.close().unwrap();
 }
 
@@ -455,12 +505,17 @@ for nr in range(100):
         ("create", 100, ""),
         ("write", 100, ""),
         ("release", 100, ""),
-        ("setattr", 0, "FLUSH and OPENDIR do not remain either"),
+        ("setattr", 0, ""),
+        ("flush", 0, "the server holds nothing back until close"),
+        ("opendir", 0, "directories are read by cookies alone"),
     ];
     for (opcode, expected, reason) in expected {
         let found = of(&requests, opcode);
         assert!((expected..expected + 10).contains(&found), "{opcode} ({reason}) {found}: {requests:?}");
     }
+    let is_listed = |opcode: &str| expected.iter().any(|(listed, ..)| *listed == opcode);
+    let others: Vec<_> = requests.iter().filter(|(opcode, count)| **count >= 10 && !is_listed(opcode)).collect();
+    assert!(others.is_empty(), "{others:?}");
     mount.end();
 }
 
