@@ -406,7 +406,8 @@ fn elsewhere() -> Failure {
     Failure::new(Errno::XDEV, "the files are not in the same filesystem")
 }
 
-pub(crate) fn unexpected() -> Failure {
+/// The failure of a request whose answer is of another kind.
+pub fn unexpected() -> Failure {
     Failure::new(Errno::PROTO, "the server's answer is not understood; unmount and mount with this version of ubtrfs")
 }
 

@@ -55,8 +55,10 @@ pub trait Host: Send + Sync {
     /// Called before a command that changes something.
     fn note_change(&self) {}
 
-    /// Called before a command that makes all earlier changes durable.
-    fn note_sync(&self) {}
+    /// Makes all earlier changes durable.
+    fn sync(&self, fs: &Fs) -> ubtrfs_fs::Result<()> {
+        fs.sync()
+    }
 
     /// Makes the kernel's caches forget a name that changed; `deleted` is the subvolume that had the name, if it was
     /// deleted.
@@ -150,16 +152,20 @@ impl Context<'_> {
         self.caller.uid() != 0 && self.host.owner() == Some(self.caller.uid())
     }
 
-    /// Succeeds if the caller may administer this filesystem: it has CAP_SYS_ADMIN, or is the ordinary user who
-    /// mounted.
+    /// Whether the caller may administer this filesystem: it has CAP_SYS_ADMIN, or is the ordinary user who mounted.
+    pub fn is_admin(&self) -> bool {
+        self.caller.is_admin() || self.is_mount_owner()
+    }
+
+    /// Succeeds if the caller may administer this filesystem.
     pub fn require_admin(&self) -> Result<()> {
-        permit(self.caller.is_admin() || self.is_mount_owner(), "only root and the user who mounted it may do this")
+        permit(self.is_admin(), "only root and the user who mounted it may do this")
     }
 }
 
 /// Executes a request if its caller has the rights. As on Linux, nothing changes through a read-only mount.
 pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
-    if context.host.may_map_owners() && !context.caller.is_admin() && !context.is_mount_owner() {
+    if context.host.may_map_owners() && !context.is_admin() {
         let text = "this mount has the option idmap, so only root and the user who mounted it may run commands";
         return Err(Failure::new(Errno::OPNOTSUPP, text));
     }

@@ -247,7 +247,6 @@ fn pair(context: &Context<'_>) -> Result<(OpenFile, OpenFile)> {
 /// write does.
 fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
     const CAP_FSETID: u32 = 4;
-    const GROUP_EXECUTE: u32 = 0o010;
     if context.fs.drop_capability(id)? {
         context.host.forget_attributes(id);
     }
@@ -255,16 +254,37 @@ fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
     if attr.mode & (mode::SETUID | mode::SETGID) == 0 || context.caller.is_capable(CAP_FSETID) {
         return Ok(());
     }
-    let mut kept = attr.mode & !mode::SETUID;
-    if kept & GROUP_EXECUTE != 0 || !context.caller.is_in_group(attr.gid) {
-        kept &= !mode::SETGID;
-    }
+    let kept = without_set_id(attr.mode, || context.caller.is_in_group(attr.gid));
     if kept != attr.mode {
         context.fs.drop_privileges(id, kept)?;
+        context.host.forget_attributes(id);
     }
     Ok(())
+}
+
+/// The mode of a file after its content was changed by a caller who may not keep the set-id bits: without
+/// set-user-id, and usually without set-group-id. Set-group-id stays if the group cannot execute the file and the caller
+/// is in the group (the bit once meant mandatory locking).
+pub fn without_set_id(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
+    const GROUP_EXECUTE: u32 = 0o010;
+    let kept = file_mode & !mode::SETUID;
+    if kept & mode::SETGID != 0 && (kept & GROUP_EXECUTE != 0 || !in_group()) { kept & !mode::SETGID } else { kept }
 }
 
 const COMPRESSION: &[u8] = b"btrfs.compression";
 /// The largest number of extents in one answer.
 const PAGE: usize = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changing_a_file_drops_its_privileges() {
+        let after = |file_mode, in_group| without_set_id(file_mode, || in_group);
+        assert_eq!(after(0o106_755, true), 0o100_755);
+        assert_eq!(after(0o102_745, true), 0o102_745);
+        assert_eq!(after(0o102_745, false), 0o100_745);
+        assert_eq!(after(0o100_644, false), 0o100_644);
+    }
+}

@@ -141,9 +141,7 @@ impl Request {
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
     match request {
         Request::Sync => {
-            // Note the sync before the commit starts, because the commit does not include changes made after its start.
-            context.host.note_sync();
-            context.fs.sync().inspect_err(|_| context.host.note_change())?;
+            context.host.sync(context.fs)?;
             Ok(Response::Done)
         }
         Request::Stats => Ok(Response::Stats(context.fs.metrics_text() + &context.host.stats())),

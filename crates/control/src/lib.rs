@@ -67,7 +67,9 @@ pub mod subvolume;
 mod wire;
 
 pub use caller::Caller;
-pub use client::{Channel, ConnectError, MountChannel, OpenedFile, await_unmount, connect_to_unmount, control_name};
+pub use client::{
+    Channel, ConnectError, MountChannel, OpenedFile, await_unmount, connect_to_unmount, control_name, unexpected,
+};
 pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
 pub use failure::{Failure, Result};
 pub use message::{Request, Response};

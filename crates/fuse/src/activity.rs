@@ -4,7 +4,8 @@
 //! a mount that was busy and then falls quiet commits after [`QUIET`], not at the next periodic commit.
 //!
 //! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. While
-//!     changes continue, only the periodic commit commits them.
+//!     changes continue, only the periodic commit commits them. If such a commit fails, it is not repeated before the next
+//!     change: otherwise a file that can never be written would cause a commit and a message every second.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -38,10 +39,12 @@ impl Activity {
         }
     }
 
-    /// Notes that a commit of all changes so far begins.
-    pub(crate) fn note_sync(&self) {
+    /// Commits on request, so that [`run`](Self::run) need not commit the same changes again.
+    pub(crate) fn sync(&self, fs: &Fs) -> ubtrfs_fs::Result<()> {
+        // Clear the flags before the commit starts, because the commit does not include changes made after its start.
         self.is_busy.store(false, Ordering::Relaxed);
         self.has_changes.store(false, Ordering::Relaxed);
+        fs.sync().inspect_err(|_| self.note_change())
     }
 
     /// Ends [`run`](Self::run).
@@ -54,10 +57,16 @@ impl Activity {
     /// Watches and commits (A1) until [`stop`](Self::stop).
     pub(crate) fn run(&self, fs: &Fs) {
         let mut quiet = Duration::ZERO;
-        while !self.stopped.load(Ordering::Relaxed) {
+        loop {
             {
                 let mut guard = self.lock.lock();
-                self.wake.wait_for(&mut guard, TICK);
+                // `stop` notifies under the lock, so it is not missed between this test and the wait.
+                if !self.stopped.load(Ordering::Relaxed) {
+                    self.wake.wait_for(&mut guard, TICK);
+                }
+            }
+            if self.stopped.load(Ordering::Relaxed) {
+                return;
             }
             if self.is_busy.swap(false, Ordering::Relaxed) {
                 self.has_changes.store(true, Ordering::Relaxed);
@@ -70,8 +79,10 @@ impl Activity {
             }
             // A change during the commit sets `is_busy` again.
             self.has_changes.store(false, Ordering::Relaxed);
-            if let Err(error) = fs.sync() {
-                tracing::error!("commit failed: {error}");
+            match fs.sync() {
+                // Closing commits everything itself.
+                Ok(()) | Err(ubtrfs_fs::Error::Closed) => {}
+                Err(error) => tracing::error!("commit failed: {error}"),
             }
         }
     }

@@ -5,8 +5,9 @@
 
 use std::sync::{Arc, OnceLock};
 
+use ubtrfs_control::file::without_set_id;
 use ubtrfs_control::{FileId, LocalProcesses, Processes};
-use ubtrfs_fs::{Caller, Error, FlagRights, Result, mode};
+use ubtrfs_fs::{Caller, Error, FlagRights, Result};
 
 use crate::protocol::{Operation, Request, UNKNOWN_ID};
 use crate::sandbox::PrivilegedHelper;
@@ -28,10 +29,8 @@ impl Groups {
     pub(crate) fn known_caller<'r>(&self, req: &Request<'r>) -> Option<Request<'r>> {
         let needs_caller = || match req.operation {
             Operation::Setattr(set) => set.is_empty(),
-            Operation::Rename { .. }
-            | Operation::Setxattr { .. }
-            | Operation::Removexattr { .. }
-            | Operation::Ioctl { .. } => true,
+            // Changes of extended attributes look up the caller only for `trusted` attributes (`xattr_caller`).
+            Operation::Rename { .. } | Operation::Ioctl { .. } => true,
             _ => false,
         };
         if req.uid != UNKNOWN_ID || !needs_caller() {
@@ -92,12 +91,12 @@ impl Groups {
 
     /// A file's mode after this caller changed its owner or group; `gid` is the old group.
     pub(crate) fn mode_after_chown(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
-        without_suid_sgid(file_mode, || self.has(req, gid) || self.may_keep_set_id(req))
+        without_set_id(file_mode, || self.has(req, gid) || self.may_keep_set_id(req))
     }
 
     /// A file's mode after this caller changed its content.
     pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
-        without_suid_sgid(file_mode, || self.has(req, gid))
+        without_set_id(file_mode, || self.has(req, gid))
     }
 
     /// Whether a file stays set-group-id when the caller sets its ACL.
@@ -148,30 +147,8 @@ pub(crate) fn caller(req: &Request<'_>, umask: u32) -> Caller {
     Caller { uid: req.uid, gid: req.gid, umask }
 }
 
-/// Clears set-user-id, and usually set-group-id. Set-group-id stays if the group cannot execute the file and the caller
-/// is in the group (the bit once meant mandatory locking).
-fn without_suid_sgid(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
-    const GROUP_EXECUTE: u32 = 0o010;
-    let kept = file_mode & !mode::SETUID;
-    if kept & mode::SETGID != 0 && (kept & GROUP_EXECUTE != 0 || !in_group()) { kept & !mode::SETGID } else { kept }
-}
-
 // Numbers of linux/capability.h.
 const CAP_FOWNER: u32 = 3;
 const CAP_FSETID: u32 = 4;
 const CAP_LINUX_IMMUTABLE: u32 = 9;
 const CAP_SYS_ADMIN: u32 = 21;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changing_a_file_drops_its_privileges() {
-        let after = |file_mode, in_group| without_suid_sgid(file_mode, || in_group);
-        assert_eq!(after(0o106_755, true), 0o100_755);
-        assert_eq!(after(0o102_745, true), 0o102_745);
-        assert_eq!(after(0o102_745, false), 0o100_745);
-        assert_eq!(after(0o100_644, false), 0o100_644);
-    }
-}

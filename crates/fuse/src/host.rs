@@ -140,8 +140,8 @@ impl Host for MountHost {
         self.activity.note_change();
     }
 
-    fn note_sync(&self) {
-        self.activity.note_sync();
+    fn sync(&self, fs: &Fs) -> ubtrfs_fs::Result<()> {
+        self.activity.sync(fs)
     }
 
     fn forget_name(&self, dir: InodeId, name: &[u8], deleted: Option<RootId>) {

@@ -84,10 +84,8 @@ impl NameCache {
 
     /// Makes the kernel forget the attributes of an inode, but not its pages. The call does not wait.
     pub(crate) fn forget_attributes(&self, node: u64) {
-        if let Some(notifier) = self.notifier.get()
-            && let Err(error) = notifier.inval_inode(node, -1, 0)
-        {
-            tracing::debug!("node {node}: the kernel keeps its attributes: {error}");
+        if let Some(notifier) = self.notifier.get() {
+            notifier.forget_attributes(node);
         }
     }
 

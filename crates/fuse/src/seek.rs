@@ -71,10 +71,8 @@ impl PageFlusher {
     /// Makes the kernel forget the attributes of a file after a request changed more of them than the kernel expects.
     /// Unlike the requests of K1, this request does not wait: with a negative offset, the kernel keeps the pages.
     pub(crate) fn attributes_changed(&self, node: u64) {
-        if let Some(notifier) = self.notifier.get()
-            && let Err(error) = notifier.inval_inode(node, -1, 0)
-        {
-            tracing::debug!("node {node}: the kernel keeps its attributes: {error}");
+        if let Some(notifier) = self.notifier.get() {
+            notifier.forget_attributes(node);
         }
     }
 

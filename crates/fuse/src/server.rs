@@ -462,8 +462,7 @@ impl Server {
                 place.aside(|| self.fs.fsync(id, datasync))?;
             }
             Operation::Syncfs => {
-                self.activity.note_sync();
-                place.aside(|| self.fs.sync()).inspect_err(|_| self.activity.note_change())?;
+                place.aside(|| self.activity.sync(&self.fs))?;
             }
             Operation::Readdir { offset, size } => {
                 reply.limit(size);

@@ -293,6 +293,13 @@ impl Notifier {
         }
     }
 
+    /// Makes the kernel forget a node's attributes, but not its pages. The call does not wait for the kernel's locks.
+    pub(crate) fn forget_attributes(&self, node: u64) {
+        if let Err(error) = self.inval_inode(node, -1, 0) {
+            tracing::debug!("node {node}: the kernel keeps its attributes: {error}");
+        }
+    }
+
     /// Makes the kernel forget a name in a directory, and everything below it. The kernel locks the directory for this.
     /// Succeeds if the kernel does not know the name.
     pub fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()> {

@@ -110,7 +110,7 @@ fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Re
     let request = ubtrfs_control::Request::Defragment(request);
     match with_progress("defragmenting", |job| channel.call_with(request, &[&file], job)) {
         Ok(ubtrfs_control::Response::Defragment(done)) => Ok(done),
-        Ok(_) => Err(cannot(&"the server's answer does not belong to the request; this is a bug of ubtrfs")),
+        Ok(_) => Err(cannot(&ubtrfs_control::unexpected())),
         Err(failure) => Err(cannot(&failure)),
     }
 }

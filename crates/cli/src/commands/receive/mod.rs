@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         };
         match with_progress_by(bar, "receiving", |job| channel.call_with_stream(request, &[&into], stream, job)) {
             Ok(ubtrfs_control::Response::Receive(done)) => Ok(done),
-            Ok(_) => Err(cannot(&"the server's answer does not belong to the request; this is a bug of ubtrfs")),
+            Ok(_) => Err(cannot(&ubtrfs_control::unexpected())),
             Err(failure) => Err(cannot(&failure)),
         }
     })?;

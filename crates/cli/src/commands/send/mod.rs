@@ -143,9 +143,7 @@ fn open_output(path: &Path) -> anyhow::Result<File> {
 fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> anyhow::Result<u64> {
     match done {
         Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),
-        Ok(_) => Err(anyhow!(
-            "cannot send {target}: the server's answer does not belong to the request; this is a bug of ubtrfs"
-        )),
+        Ok(_) => Err(anyhow!("cannot send {target}: {}", ubtrfs_control::unexpected())),
         Err(failure) => Err(anyhow!("cannot send {target}: {failure}")),
     }
 }
