@@ -1,55 +1,67 @@
-//! Tests of root's mounts of block devices with the option `fuseblk`: sync(2) reaches the server, and umount(2) waits for
-//! the last commit.
+//! Tests of root's mounts of block devices with the option `fuseblk`: sync(2) reaches the server, umount(2) waits for
+//! the last commit, and after `umount -f` the server writes only to a device that nobody else has taken.
 //!
 //! Method: a loop device over an image. After a sync or an unmount, a copy of the image is judged by Linux. The mount
 //! commits by itself only after a second without changes. The copy is made earlier, so it shows the effect of the sync
-//! or the unmount.
+//! or the unmount. A stopped server stands for one that waits for a slow disk.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
+use common::{ok, refused, server_of, ubtrfs};
+use rustix::fs::FlockOperation;
 use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
-use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability};
+use ubtrfs_testkit::{Image, LoopDevice, LoopMount, btrfs_check, capability, run};
 
-const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
+const FUSEBLK: &str = "commit=300,fuseblk";
 
 fn ready() -> bool {
     capability::fuse() && capability::kernel_oracle() && capability::program("losetup")
 }
 
-fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Output {
-    let output = Command::new(program).args(args).env("LC_ALL", "C").output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{program}: {text}");
-    output
-}
-
-/// A loop device over a new image, mounted by the program.
+/// A loop device over a new image, and a mount point.
 struct Bed {
     image: Image,
-    device: String,
+    device: LoopDevice,
     dir: TempDir,
 }
 
 impl Bed {
     fn new() -> Self {
         let image = Image::kernel_made(256 << 20, &[]).unwrap();
-        let output = run("losetup", ["-f".as_ref(), "--show".as_ref(), image.path().as_os_str()]);
-        let device = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-        let bed = Self { image, device, dir: TempDir::with_prefix("ubtrfs-block-").unwrap() };
-        bed.mount("commit=300,fuseblk");
-        bed
+        let device = LoopDevice::over(image.path()).unwrap();
+        Self { image, device, dir: TempDir::with_prefix("ubtrfs-block-").unwrap() }
+    }
+
+    /// The arguments of a mount with these options.
+    fn arguments<'a>(&'a self, options: &'a str) -> [&'a OsStr; 5] {
+        ["mount".as_ref(), "-o".as_ref(), options.as_ref(), self.device.path().as_ref(), self.dir.path().as_os_str()]
     }
 
     fn mount(&self, options: &str) {
-        let dir = self.dir.path().as_os_str();
-        run(UBTRFS, ["mount".as_ref(), "-o".as_ref(), options.as_ref(), self.device.as_ref(), dir]);
+        ok(ubtrfs(self.arguments(options)));
+    }
+
+    /// Mounts, and returns the server as a child process.
+    fn serve(&self, options: &str, flag: &str) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(self.arguments(options)).args(["--foreground", flag]);
+        let server = command.env("LC_ALL", "C").stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("the mount works", || self.kind().is_some());
+        server
+    }
+
+    fn umount(&self) {
+        ok(ubtrfs(["umount".as_ref(), self.dir.path().as_os_str()]));
     }
 
     fn join(&self, name: &str) -> PathBuf {
@@ -74,19 +86,44 @@ impl Bed {
         theirs.close().unwrap();
         content
     }
+
+    /// Claims the device as mkfs and mount do.
+    fn claim(&self) -> std::io::Result<fs::File> {
+        const O_EXCL: i32 = 0o200;
+        fs::File::options().read(true).custom_flags(O_EXCL).open(Path::new(self.device.path()))
+    }
 }
 
 impl Drop for Bed {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH);
-        let _ = Command::new("losetup").args(["-d", &self.device]).output();
     }
 }
 
-/// Claims a block device as mkfs and mount do.
-fn claim(device: &str) -> std::io::Result<fs::File> {
-    const O_EXCL: i32 = 0o200;
-    fs::File::options().read(true).custom_flags(O_EXCL).open(Path::new(device))
+#[track_caller]
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..600 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("not within 12 s: {what}");
+}
+
+fn force(dir: &Path) -> rustix::io::Result<()> {
+    rustix::mount::unmount(dir, UnmountFlags::FORCE)
+}
+
+fn signal(name: &str, server: u32) {
+    run("kill", [name, &server.to_string()]).unwrap();
+}
+
+/// Whether no thread of a process runs.
+fn is_stopped(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    let state = |stat: String| stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
+    threads.map(|thread| fs::read_to_string(thread.path().join("stat")).unwrap()).all(|stat| state(stat) == Some('T'))
 }
 
 #[test]
@@ -95,8 +132,9 @@ fn sync_and_umount_of_a_block_device_wait_for_the_commit() {
         return;
     }
     let bed = Bed::new();
+    bed.mount(FUSEBLK);
     assert_eq!(bed.kind().as_deref(), Some("fuseblk.ubtrfs"));
-    assert!(claim(&bed.device).is_err(), "the kernel holds the device for the mount");
+    assert!(bed.claim().is_err(), "the kernel holds the device for the mount");
 
     fs::write(bed.join("synced"), b"by syncfs").unwrap();
     rustix::fs::syncfs(fs::File::open(bed.dir.path()).unwrap()).unwrap();
@@ -110,13 +148,13 @@ fn sync_and_umount_of_a_block_device_wait_for_the_commit() {
     // Plain umount(2), without the program.
     rustix::mount::unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
     assert_eq!(bed.on_disk("last").unwrap().len(), 5_000_000);
-    drop(claim(&bed.device).unwrap());
+    drop(bed.claim().unwrap());
 
     // The server may not have ended yet; a new mount waits for its end.
     bed.mount("ro");
     assert_eq!(bed.kind().as_deref(), Some("fuse.ubtrfs"), "several read-only mounts may share a device");
     assert_eq!(fs::read(bed.join("synced")).unwrap(), b"by sync");
-    run(UBTRFS, ["umount".as_ref(), bed.dir.path().as_os_str()]);
+    bed.umount();
 }
 
 #[test]
@@ -125,48 +163,151 @@ fn a_block_device_is_mounted_again_after_every_end() {
         return;
     }
     let bed = Bed::new();
+    bed.mount(FUSEBLK);
     fs::write(bed.join("file"), b"1").unwrap();
-    run(UBTRFS, ["umount".as_ref(), bed.dir.path().as_os_str()]);
+    bed.umount();
+    let device = fs::File::open(bed.device.path()).unwrap();
+    rustix::fs::flock(&device, FlockOperation::NonBlockingLockExclusive)
+        .expect("`umount` returns with the device free");
+    drop(device);
     assert_eq!((bed.kind(), bed.on_disk("file").as_deref()), (None, Some(&b"1"[..])));
 
-    bed.mount("commit=300,fuseblk");
+    bed.mount(FUSEBLK);
     fs::write(bed.join("file"), b"2").unwrap();
-    let refused = Command::new(UBTRFS).args(["ls", &format!("{}:/", bed.device)]).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("ubtrfs umount"), "{said}");
+    refused(&ubtrfs(["ls", &format!("{}:/", bed.device.path())]), &["ubtrfs umount"]);
     rustix::fs::sync();
-    let server = server_of(bed.dir.path());
-    run("kill", ["-KILL", &server]);
+    signal("-KILL", server_of(bed.dir.path()));
     rustix::mount::unmount(bed.dir.path(), UnmountFlags::DETACH).unwrap();
-    bed.mount("commit=300,fuseblk");
+    bed.mount(FUSEBLK);
     assert_eq!(fs::read(bed.join("file")).unwrap(), b"2", "it was synced before the server was killed");
 
     fs::write(bed.join("file"), b"3").unwrap();
     // The server unmounts itself.
-    run("kill", ["-TERM", &server_of(bed.dir.path())]);
-    for _ in 0..200 {
-        if bed.kind().is_none() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+    signal("-TERM", server_of(bed.dir.path()));
+    wait_until("the server unmounts", || bed.kind().is_none());
     bed.mount("noio_uring");
     assert_eq!(fs::read(bed.join("file")).unwrap(), b"3");
-    let dir = bed.dir.path().as_os_str();
-    run(UBTRFS, ["mount".as_ref(), "-o".as_ref(), "remount,ro".as_ref(), bed.device.as_ref(), dir]);
+    ok(ubtrfs(bed.arguments("remount,ro")));
     assert!(fs::write(bed.join("file"), b"4").is_err());
     rustix::mount::unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
     assert_eq!(bed.on_disk("file").as_deref(), Some(&b"3"[..]));
 }
 
-/// Finds the server of a mount: the process whose arguments end with the mount point.
-fn server_of(dir: &Path) -> String {
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
-        let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
-        if words.contains(&&b"--serve"[..]) && words.contains(&dir.as_os_str().as_encoded_bytes()) {
-            return entry.file_name().into_string().unwrap();
-        }
+/// A name and content that the server has accepted and not committed.
+fn write_uncommitted(bed: &Bed) {
+    for nr in 0..300 {
+        fs::write(bed.join(&format!("n{nr}")), vec![b'x'; 5000]).unwrap();
     }
-    panic!("no server for {}", dir.display());
+    fs::write(bed.join("last"), vec![b'x'; 5_000_000]).unwrap();
+}
+
+#[test]
+fn a_server_commits_after_umount_by_force() {
+    if !ready() {
+        return;
+    }
+    for (options, flag) in [(FUSEBLK, "--no-sandbox"), ("commit=300,fuseblk,noio_uring", "--sandbox")] {
+        let bed = Bed::new();
+        let server = bed.serve(options, flag);
+        assert_eq!(bed.kind().as_deref(), Some("fuseblk.ubtrfs"), "{flag}");
+        write_uncommitted(&bed);
+        force(bed.dir.path()).unwrap();
+        let output = server.wait_with_output().unwrap();
+        assert!(output.status.success(), "{flag}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(bed.on_disk("last").map(|content| content.len()), Some(5_000_000), "{flag}");
+        drop(bed.claim().unwrap());
+    }
+}
+
+#[test]
+fn a_server_writes_nothing_to_a_device_that_linux_mounted_after_umount_by_force() {
+    if !ready() {
+        return;
+    }
+    for (options, flag) in [("commit=300,fuseblk,discard", "--no-sandbox"), (FUSEBLK, "--sandbox")] {
+        let bed = Bed::new();
+        let server = bed.serve(options, flag);
+        fs::write(bed.join("kept"), b"committed").unwrap();
+        for nr in 0..300 {
+            fs::write(bed.join(&format!("n{nr}")), vec![b'a'; 5000]).unwrap();
+        }
+        ok(ubtrfs(["sync".as_ref(), bed.dir.path().as_os_str()]));
+        write_uncommitted(&bed);
+        signal("-STOP", server.id());
+        wait_until("the server stops", || is_stopped(server.id()));
+        force(bed.dir.path()).unwrap();
+        let theirs = TempDir::with_prefix("ubtrfs-block-kernel-").unwrap();
+        let point = theirs.path().to_str().unwrap();
+        run("mount", ["-t", "btrfs", bed.device.path(), point]).unwrap();
+        fs::write(theirs.path().join("by-linux"), vec![b'k'; 3_000_000]).unwrap();
+        signal("-CONT", server.id());
+        let output = server.wait_with_output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{flag}: {told}");
+        for word in [bed.device.path(), "nothing more is written", "all changes after the commit of generation"] {
+            assert!(told.contains(word), "{flag}: '{word}' is missing: {told}");
+        }
+        // Linux reads the device, not its cache.
+        fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+        assert_eq!(fs::read(theirs.path().join("n299")).unwrap(), vec![b'a'; 5000], "{flag}");
+        run("btrfs", ["filesystem", "sync", point]).unwrap();
+        let scrubbed = run("btrfs", ["scrub", "start", "-B", point]).unwrap();
+        assert!(scrubbed.contains("no errors found"), "{flag}: {scrubbed}");
+        run("umount", [point]).unwrap();
+        assert_eq!(bed.on_disk("kept").as_deref(), Some(&b"committed"[..]), "{flag}");
+        assert_eq!(bed.on_disk("by-linux").map(|content| content.len()), Some(3_000_000), "{flag}");
+    }
+}
+
+/// The mount stays, and has the claim, after its connection was aborted.
+#[test]
+fn a_server_commits_after_an_abort_that_leaves_the_mount() {
+    if !ready() {
+        return;
+    }
+    let control = TempDir::with_prefix("ubtrfs-block-fusectl-").unwrap();
+    let point = control.path().to_str().unwrap();
+    run("mount", ["-t", "fusectl", "none", point]).unwrap();
+    for flag in ["--no-sandbox", "--sandbox"] {
+        let bed = Bed::new();
+        let server = bed.serve(FUSEBLK, flag);
+        write_uncommitted(&bed);
+        let busy = fs::File::open(bed.join("n1")).unwrap();
+        let connection = fs::metadata(bed.dir.path()).unwrap().dev();
+        // The kernel names a connection by its own form of the device number.
+        let number = u64::from(rustix::fs::major(connection)) << 20 | u64::from(rustix::fs::minor(connection));
+        fs::write(control.path().join(number.to_string()).join("abort"), "1").unwrap();
+        let output = server.wait_with_output().unwrap();
+        assert_eq!(bed.on_disk("last").map(|content| content.len()), Some(5_000_000), "{flag}: {output:?}");
+        drop(busy);
+        if bed.kind().is_some() {
+            rustix::mount::unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
+        }
+        drop(bed.claim().unwrap());
+    }
+    run("umount", [point]).unwrap();
+}
+
+#[test]
+fn a_mount_without_the_type_fuseblk_says_why() {
+    if !ready() {
+        return;
+    }
+    let bed = Bed::new();
+    let told = |options: &str| {
+        let output = ubtrfs(bed.arguments(options));
+        assert!(output.status.success(), "{options}: {output:?}");
+        assert_eq!(bed.kind().as_deref(), Some("fuse.ubtrfs"), "{options}");
+        bed.umount();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (options, reason) in [
+        ("fuseblk,ro", "the mount is read-only"),
+        ("fuseblk,fsname=other", "fsname= names another path"),
+        ("fuseblk,ro,fsname=other", "the mount is read-only"),
+    ] {
+        let told = told(options);
+        assert!(told.contains("the option fuseblk has no effect") && told.contains(reason), "{options}: {told}");
+    }
+    assert_eq!(told("fsname=other"), "");
 }

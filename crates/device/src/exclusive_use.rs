@@ -2,14 +2,16 @@
 //!
 //! | | image file | block device |
 //! |---|---|---|
-//! | read-write | flock exclusive; its unused loop devices held with O_EXCL | O_EXCL and flock exclusive |
+//! | read-write | flock exclusive; its unused loop devices held with O_EXCL | O_EXCL (see I2) and flock exclusive |
 //! | read-only | flock shared | flock shared |
 //! | both | refused if mounted, directly or through a loop device | refused if mounted |
 //!
 //! - I1. The lock on a block device includes its parts (the file behind a loop device, the devices below a device
 //!   mapper's device), because a file and the loop device over it are one image.
+//! - I2. O_EXCL passes to the kernel's mount of type `fuseblk`, if this process serves one; the flock stays.
 
 use std::fs::{File, Metadata};
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,6 +34,16 @@ pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
     }
     lock(file, path, Access::ReadWrite, &metadata)?;
     claim_image(path, Access::ReadOnly, &metadata).map(drop)
+}
+
+/// Takes the kernel's exclusive claim on the block device at `path`, which must have this number. The claim lasts until
+/// the file is closed. It excludes mounts and other claims, but no other opens.
+pub fn claim_block_device(path: &Path, rdev: u64) -> io::Result<File> {
+    let file = mounted::open_exclusive(path)?;
+    match file.metadata()?.rdev() == rdev {
+        true => Ok(file),
+        false => Err(io::Error::other("the path names another device by now")),
+    }
 }
 
 /// Locks the files and devices that a block device is made of (I1).

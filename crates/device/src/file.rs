@@ -13,9 +13,12 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io::Errno;
 
 use crate::direct::Direct;
-use crate::exclusive_use::{check_kind, claim_image, lock, lock_parts, refuse_mounted_block_device};
+use crate::exclusive_use::{
+    check_kind, claim_block_device, claim_image, lock, lock_parts, refuse_mounted_block_device,
+};
 use crate::mounted;
 use crate::open_error::{OpenError, classify, file_size_limit};
+use crate::write_gate::WriteGate;
 use crate::{Device, check_range, discard};
 
 /// The access for which a device is opened.
@@ -45,6 +48,8 @@ pub struct FileDevice {
     flush_failed: AtomicBool,
     /// The block device, opened exclusively, while this process holds the kernel's claim on it.
     claim: Mutex<Option<File>>,
+    /// Stops writes while the claim is in doubt.
+    writes: WriteGate,
     /// Files held open for their locks: for an image, the loop devices over it, so that the kernel cannot mount them;
     /// for a block device, the files and devices that it is made of.
     _held: Vec<File>,
@@ -143,6 +148,7 @@ impl FileDevice {
             had_name: !is_block && metadata.nlink() > 0,
             flush_failed: AtomicBool::new(false),
             claim: Mutex::default(),
+            writes: WriteGate::default(),
             _held: held,
         })
     }
@@ -174,9 +180,10 @@ impl FileDevice {
         self.is_block
     }
 
+    /// Waits while writes are paused. Fails if writes are refused.
     fn check_writable(&self) -> io::Result<()> {
         match self.access {
-            Access::ReadWrite => Ok(()),
+            Access::ReadWrite => self.writes.pass(),
             Access::ReadOnly => Err(Errno::ROFS.into()),
         }
     }
@@ -310,17 +317,21 @@ impl Device for FileDevice {
         }
         let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         if claim.is_none() {
-            let file = mounted::open_exclusive(&self.full_path)?;
-            if file.metadata()?.rdev() != self.file.metadata()?.rdev() {
-                return Err(io::Error::other("the path names another device by now"));
-            }
-            *claim = Some(file);
+            *claim = Some(claim_block_device(&self.full_path, self.file.metadata()?.rdev())?);
         }
         Ok(())
     }
 
     fn release_claim(&self) {
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn pause_writes(&self) {
+        self.writes.pause();
+    }
+
+    fn resume_writes(&self, permitted: bool) {
+        self.writes.resume(permitted);
     }
 
     fn check_in_place(&self) -> io::Result<()> {

@@ -35,9 +35,10 @@ mod mounted;
 mod open_error;
 mod queues;
 mod stdio;
+mod write_gate;
 
 pub use aligned_buf::AlignedBuf;
-pub use exclusive_use::refuse_in_use;
+pub use exclusive_use::{claim_block_device, refuse_in_use};
 pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
 pub use memory::MemoryDevice;
@@ -106,6 +107,13 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Gives up the kernel's exclusive claim on a block device, so that the kernel can claim the device for a mount
     /// whose server is this process. The lock against other ubtrfs processes stays.
     fn release_claim(&self) {}
+
+    /// Makes writes and discards wait until [`Device::resume_writes`]. Called when the kernel may have given up the claim
+    /// that [`Device::release_claim`] let it have.
+    fn pause_writes(&self) {}
+
+    /// Lets writes and discards run again, or refuses them for ever because another program has the device.
+    fn resume_writes(&self, _permitted: bool) {}
 
     /// Fails if reopening the device would not find its content: the image file was removed, replaced or truncated
     /// since it was opened.

@@ -22,6 +22,11 @@ impl Groups {
         let _ = self.0.set(helper);
     }
 
+    /// The helper process, if there is one.
+    pub(crate) fn helper(&self) -> Option<&PrivilegedHelper> {
+        self.0.get().map(AsRef::as_ref)
+    }
+
     /// Returns the request with a caller filled in, if the request needs a caller but does not name one
     /// ([`UNKNOWN_ID`]); otherwise `None`. The caller is root if the calling process is an administrator of the
     /// server's user namespace, else a user without rights: through an idmapped mount, the process's own user id does

@@ -14,7 +14,7 @@ use ubtrfs_transaction::{Job, Metric, prometheus_text};
 
 use crate::activity::Activity;
 use crate::caller::Groups;
-use crate::mount;
+use crate::mount::{self, MountConfig};
 use crate::name_cache::NameCache;
 use crate::node::Nodes;
 use crate::protocol;
@@ -49,15 +49,15 @@ impl MountHost {
         groups: Groups,
         names: NameCache,
         activity: Arc<Activity>,
-        (writeback_cache, idmap): (bool, bool),
+        config: &MountConfig,
     ) -> Self {
         Self {
             nodes: Arc::new(Nodes::new(fs.root())),
             groups,
             names,
             activity,
-            writeback_cache,
-            idmap,
+            writeback_cache: config.writeback_cache,
+            idmap: config.allows_idmap(),
             owner: rustix::process::getuid().as_raw(),
             fs: Arc::downgrade(fs),
             device: OnceLock::new(),

@@ -19,6 +19,7 @@
 //! | `host`       | the mount as commands of crate `control` use it             |
 //! | `name_cache` | names that the kernel must forget                           |
 //! | `seek`       | data and holes of files that are being written              |
+//! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
 //! | `sandbox`    | seccomp, Landlock and giving up root                        |
 //! | `activity`   | commits when a burst of changes ends                        |
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@ mod caller;
 mod dir_end;
 mod host;
 mod ioctl;
+mod lent_device;
 mod mount;
 mod name_cache;
 mod node;

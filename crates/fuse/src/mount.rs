@@ -14,7 +14,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -74,12 +73,6 @@ pub struct MountConfig {
     /// Allow idmapped mounts of this mount. Most requests then do not contain the caller's user, so ioctls that need
     /// it, such as those on subvolumes, are refused to all users but root.
     pub idmap: bool,
-    /// Mount a block device with the type `fuseblk`, see [`Self::block_device`].
-    pub fuseblk: bool,
-    /// The block device that `fsname` names, if it gets the type `fuseblk`. The kernel then claims the device, sync(2)
-    /// reaches the server, and umount(2) waits for the last commit. But after `umount -f` the device is free at once,
-    /// although the server may still have to commit.
-    pub block_device: Option<Arc<dyn Device>>,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
 }
@@ -105,8 +98,6 @@ impl Default for MountConfig {
             no_xattrs: false,
             no_open: false,
             idmap: false,
-            fuseblk: false,
-            block_device: None,
             sandbox: false,
         }
     }
@@ -116,8 +107,13 @@ impl MountConfig {
     /// Whether the kernel checks permissions. A kernel that checks permissions requests a directory's attributes after
     /// each name made or removed in the directory, which is one more request for every file. If only root may enter,
     /// the check is pointless, because root is allowed everything.
-    pub(crate) fn checks_permissions(&self) -> bool {
+    pub fn checks_permissions(&self) -> bool {
         self.allow_other || self.default_permissions || !is_root()
+    }
+
+    /// Whether idmapped mounts of this mount are possible. The kernel allows them only if it checks permissions itself.
+    pub(crate) fn allows_idmap(&self) -> bool {
+        self.idmap && self.checks_permissions()
     }
 }
 
@@ -180,7 +176,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// No ubtrfs is mounted on the directory.
-    #[error("{0} is not a mount of ubtrfs; see: findmnt -t fuse.ubtrfs")]
+    #[error("{0} is not a mount of ubtrfs; see: findmnt -t fuse.ubtrfs,fuseblk.ubtrfs")]
     NotMounted(String),
     /// Another device is mounted on the directory.
     #[error("{mounted} is mounted on {dir}, not {given}; give that device")]
@@ -263,15 +259,35 @@ pub fn is_root() -> bool {
 
 /// Mounts, and returns the descriptor that carries the requests.
 pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+    Ok(mount_device(dir, config, None)?.requests)
+}
+
+/// A new mount.
+#[derive(Debug)]
+pub(crate) struct NewMount {
+    /// The descriptor that carries the requests.
+    pub(crate) requests: OwnedFd,
+    /// Whether the mount has the type `fuseblk`; if not, although a block device was given, the reason.
+    pub(crate) is_fuseblk: Result<bool, String>,
+}
+
+/// Mounts. A block device gets the type `fuseblk` if possible; `fsname` must then be the device's path.
+pub(crate) fn mount_device(
+    dir: &Path,
+    config: &MountConfig,
+    block_device: Option<&dyn Device>,
+) -> Result<NewMount, MountError> {
     if is_root() {
-        match mount_directly(dir, config) {
+        match mount_directly(dir, config, block_device) {
             // Root may lack the capability to mount, as in some containers; then fusermount3 is tried.
             Err(MountError::Mount { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied && find_fusermount().is_some() => {}
             other => return other,
         }
     }
-    mount_by_helper(dir, config)
+    let requests = mount_by_helper(dir, config)?;
+    let is_fuseblk = block_device.map_or(Ok(false), |_| Err("fusermount3 cannot mount with this type".to_owned()));
+    Ok(NewMount { requests, is_fuseblk })
 }
 
 /// Returns those flags of `config` that the kernel itself enforces.
@@ -349,7 +365,7 @@ impl Mounted {
     }
 }
 
-fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+fn mount_directly(dir: &Path, config: &MountConfig, block_device: Option<&dyn Device>) -> Result<NewMount, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let device = File::options().read(true).write(true).open("/dev/fuse").map_err(MountError::FuseDenied)?;
     let mut data = format!(
@@ -370,17 +386,28 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
         rustix::mount::mount(config.fsname.as_str(), dir, kind.as_str(), mount_flags(config), data.as_c_str())
             .map_err(|errno| failed(errno.into()))
     };
-    if let Some(block_device) = &config.block_device {
+    let mut is_fuseblk = Ok(false);
+    if let Some(block_device) = block_device {
         block_device.release_claim();
-        match mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}")) {
-            Ok(()) => return Ok(device.into()),
-            // Some kernels let nobody mount a device that a process has open for writing.
-            Err(error) => tracing::debug!("no mount of type fuseblk: {error}"),
+        // Device managers and losetup claim block devices for moments.
+        let mut mounted = mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}"));
+        for _ in 0..BUSY_TRIES {
+            match &mounted {
+                Err(MountError::Mount { source, .. }) if Errno::from_io_error(source) == Some(Errno::BUSY) => {}
+                _ => break,
+            }
+            std::thread::sleep(BUSY_PAUSE);
+            mounted = mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}"));
         }
+        is_fuseblk = match mounted {
+            Ok(()) => return Ok(NewMount { requests: device.into(), is_fuseblk: Ok(true) }),
+            // Some kernels let nobody mount a device that a process has open for writing.
+            Err(error) => Err(error.to_string()),
+        };
         block_device.claim().map_err(failed)?;
     }
     mount_as("fuse", data)?;
-    Ok(device.into())
+    Ok(NewMount { requests: device.into(), is_fuseblk })
 }
 
 /// Size of the blocks in which the kernel would access the device of a `fuseblk` mount. The size has no effect, because

@@ -7,8 +7,8 @@
 //! - X3. A system call that is not on the list fails and does not kill the server, because a killed server would lose
 //!   data.
 //! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that the server has given
-//!   up. So a process that is started before confinement, [`PrivilegedHelper`], unmounts and looks up callers for the
-//!   server.
+//!   up. So a process that is started before confinement, [`PrivilegedHelper`], unmounts, looks up callers, and claims
+//!   the mounted block device for the server.
 //! - X5. A server started by root gives up root, its groups and all capabilities: each thread runs as the given
 //!   [`Identity`]. Open files remain open.
 
@@ -28,6 +28,7 @@ use seccompiler::{
 
 use ubtrfs_control::{FileId, LocalProcesses, Processes};
 
+use crate::lent_device::Place;
 use crate::mount::{self, MountError};
 
 /// The measures of confinement that took effect.
@@ -262,8 +263,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_time,
 ];
 
-/// A process that acts for the confined server (X4): it unmounts one directory, and looks up groups, umasks and
-/// capabilities of processes.
+/// A process that acts for the confined server (X4): it unmounts one directory, claims one block device, and looks up
+/// groups, umasks and capabilities of processes.
 ///
 /// A question consists of one byte for its kind and three numbers of four bytes each. An answer has two bytes; the
 /// answer to [`FILE`] has more.
@@ -286,6 +287,8 @@ const CAPABILITY: u8 = b'c';
 const FILE: u8 = b'f';
 /// Question: does the process reach the device (two numbers, the low half first) through read-only mounts alone?
 const READ_ONLY: u8 = b'r';
+/// Question: can the block device with this number (the low half first) be claimed? If so, the helper keeps the claim.
+const TAKE_DEVICE: u8 = b'd';
 /// No user has this id.
 const ANYBODY: u32 = u32::MAX;
 /// The answer "yes"; every umask is a smaller number.
@@ -324,8 +327,17 @@ impl PrivilegedHelper {
 
     /// Whether a process reaches a device through read-only mounts alone; `None` if the answer is unknown.
     pub(crate) fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
-        let [a, b, c, d, e, f, g, h] = device.to_le_bytes();
-        self.ask_whether(READ_ONLY, [pid, u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])])
+        let [low, high] = halves(device);
+        self.ask_whether(READ_ONLY, [pid, low, high])
+    }
+
+    /// Claims the block device, or keeps the mount that has the claim, until this value is dropped.
+    pub(crate) fn take_device(&self, rdev: u64) -> io::Result<()> {
+        let [low, high] = halves(rdev);
+        match self.ask(TAKE_DEVICE, [0, low, high])? {
+            YES => Ok(()),
+            _ => Err(io::Error::from(io::ErrorKind::ResourceBusy)),
+        }
     }
 
     /// The umask of a process.
@@ -370,8 +382,15 @@ fn ask(child: &mut Child, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
     Ok(u16::from_le_bytes(answer))
 }
 
-/// Runs the helper process: answers questions from standard input on standard output until the server is gone.
-pub fn serve_unmounts(dir: &Path) {
+fn halves(number: u64) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = number.to_le_bytes();
+    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
+}
+
+/// Runs the helper process for the mount of `device` on `dir`: answers questions from standard input on standard output
+/// until the server is gone.
+pub fn serve_unmounts(device: &Path, dir: &Path) {
+    let mut taken = Vec::new();
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut kind = [0];
     let mut numbers = [[0; 4]; 3];
@@ -390,6 +409,11 @@ pub fn serve_unmounts(dir: &Path) {
             }
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
             FILE => yes(file.is_some()),
+            TAKE_DEVICE => {
+                let rdev = u64::from(user) << 32 | u64::from(number);
+                taken.extend(Place { device: device.to_owned(), rdev, dir: dir.to_owned() }.take());
+                yes(!taken.is_empty())
+            }
             kind => yes(mount::unmount(dir, kind == LAZY).is_ok()),
         };
         let mut bytes = answered.to_le_bytes().to_vec();

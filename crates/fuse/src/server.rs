@@ -35,6 +35,7 @@ use crate::caller::{Groups, caller};
 use crate::dir_end::DirectoryReaders;
 use crate::host::MountHost;
 use crate::ioctl::{self, IoctlCaller};
+use crate::lent_device::LentDevice;
 use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Operation, Reply, Request, Setattr, Statfs};
@@ -95,8 +96,8 @@ pub(crate) struct Server {
     no_xattrs: bool,
     /// See [`MountConfig::no_open`].
     no_open: bool,
-    /// The failure of closing the filesystem, if there was one; set when the kernel's last request closed it.
-    closed: Arc<OnceLock<Option<String>>>,
+    /// The block device of a `fuseblk` mount; set once it is mounted.
+    lent: Arc<OnceLock<LentDevice>>,
 }
 
 impl Server {
@@ -105,17 +106,13 @@ impl Server {
         activity: Arc<Activity>,
         seeker: PageFlusher,
         host: Arc<MountHost>,
-        (control, config): (Vec<u8>, &MountConfig),
+        control: Vec<u8>,
+        config: &MountConfig,
+        lent: Arc<OnceLock<LentDevice>>,
     ) -> Self {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
         let (dir_ends, no_xattrs, no_open) = (DirectoryReaders::default(), config.no_xattrs, config.no_open);
-        let closed = Arc::default();
-        Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open, closed }
-    }
-
-    /// The failure of closing the filesystem, once the kernel's last request has closed it.
-    pub(crate) fn closed(&self) -> Arc<OnceLock<Option<String>>> {
-        Arc::clone(&self.closed)
+        Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open, lent }
     }
 
     /// The inode of a request. A node id that the kernel never got from this server is stale.
@@ -274,7 +271,7 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
     // With `no_open`, no request to open could truncate the file, so the kernel truncates by SETATTR.
     features.set(Features::ATOMIC_O_TRUNC, !config.no_open);
     features.set(Features::WRITEBACK_CACHE, config.writeback_cache);
-    features.set(Features::ALLOW_IDMAP, config.idmap && config.checks_permissions());
+    features.set(Features::ALLOW_IDMAP, config.allows_idmap());
     features
 }
 
@@ -321,12 +318,18 @@ impl Handler for Server {
     /// Closes the filesystem. In umount(2) of a `fuseblk` mount, the kernel waits until this function returns. Then the
     /// kernel no longer claims the device, so nothing may be written any more.
     fn destroy(&self) {
-        let closed = catch_unwind(AssertUnwindSafe(|| self.fs.close()));
-        let failure = match closed {
-            Ok(closed) => closed.err().map(|error| error.to_string()),
-            Err(_) => Some("closing the filesystem panicked".to_owned()),
-        };
-        let _ = self.closed.set(failure);
+        self.activity.stop();
+        // `fs` keeps the outcome, and the session reports it.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.fs.close()));
+        if let Some(lent) = self.lent.get() {
+            lent.closed();
+        }
+    }
+
+    fn disconnected(&self) {
+        if let Some(lent) = self.lent.get() {
+            lent.reclaim(&self.fs, self.groups.helper());
+        }
     }
 
     fn forget(&self, node: u64, count: u64) {

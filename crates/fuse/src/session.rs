@@ -3,7 +3,7 @@
 //! ```text
 //! mount() --> [serving] --umount, SIGTERM, SIGINT--> [unmounted] --final commit--> [image closed] --> umount answered
 //!                 |
-//!                 +-- panic in any thread --> read-only: nothing is committed any more
+//!                 +-- panic in any thread, another program has the device --> read-only: nothing is committed any more
 //! ```
 //!
 //! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed.
@@ -16,12 +16,13 @@ use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_control::{CONTROL_XATTR, Canceller, Server as Control};
-use ubtrfs_device::ask_mount;
+use ubtrfs_device::{Device, ask_mount};
 use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
 use crate::caller::Groups;
 use crate::host::MountHost;
+use crate::lent_device::LentDevice;
 use crate::mount::{self, MountConfig, MountError};
 use crate::name_cache::NameCache;
 use crate::protocol::Limits;
@@ -43,11 +44,28 @@ pub struct Session {
     /// Whether the mount was read-only from the start.
     is_read_only: bool,
     unmounter: Option<Arc<PrivilegedHelper>>,
+    lent: Arc<OnceLock<LentDevice>>,
+    is_fuseblk: Result<bool, String>,
 }
 
 impl Session {
     /// Mounts `fs` on `dir`. On return the kernel knows the filesystem; [`run`](Self::run) serves it.
     pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Self, MountError> {
+        Self::mount_device(fs, dir, config, None)
+    }
+
+    /// Mounts like [`mount`](Self::mount). A block device gets the type `fuseblk` if possible: the kernel then claims the
+    /// device, sync(2) reaches the server, and umount(2) waits for the last commit. `block_device` must be the first
+    /// device of `fs`, open for writing, and `config.fsname` its path.
+    ///
+    /// After `umount -f`, the session claims the device again before it commits. If another program has claimed the
+    /// device by then, nothing is written, and [`run`](Self::run) fails.
+    pub fn mount_device(
+        fs: Arc<Fs>,
+        dir: &Path,
+        config: &MountConfig,
+        block_device: Option<Arc<dyn Device>>,
+    ) -> Result<Self, MountError> {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
         let control = Control::listen().map_err(failed)?;
         let activity = Arc::new(Activity::default());
@@ -56,16 +74,16 @@ impl Session {
         let name = control.name().to_vec();
         let groups = Groups::default();
         let names = NameCache::new(notifier.clone());
-        let host = Arc::new(MountHost::new(
-            &fs,
-            groups.clone(),
-            names,
-            activity.clone(),
-            (config.writeback_cache, config.idmap),
-        ));
-        let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), (name, config));
+        let host = Arc::new(MountHost::new(&fs, groups.clone(), names, activity.clone(), config));
+        let to_lend = block_device.map(|device| LentDevice::new(device, dir)).transpose().map_err(failed)?;
+        let lent = Arc::new(OnceLock::new());
+        let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), name, config, lent.clone());
         abort_on_panic(Arc::downgrade(&fs));
-        let device = mount::mount(dir, config)?;
+        let block_device = to_lend.as_ref().map(LentDevice::device);
+        let mount::NewMount { requests, is_fuseblk } = mount::mount_device(dir, config, block_device)?;
+        if let Some(device) = to_lend.filter(|_| is_fuseblk == Ok(true)) {
+            let _ = lent.set(device);
+        }
         let how = Config {
             features: server::features(&fs, config),
             limits: Limits { max_write: mount::max_write(), max_background: server::MAX_BACKGROUND },
@@ -73,7 +91,7 @@ impl Session {
             nr_threads: config.nr_threads,
             idle_poll: config.idle_poll,
         };
-        match Connection::open(device, &how) {
+        match Connection::open(requests, &how) {
             Ok(connection) => {
                 let _ = notifier.set(connection.notifier());
                 let _ = host.has_rings.set(connection.has_rings());
@@ -82,13 +100,32 @@ impl Session {
                 control.serve(&fs, host, Arc::new(groups.clone()));
                 mount::set_read_ahead(dir);
                 let (dir, is_read_only) = (dir.to_owned(), config.read_only);
-                Ok(Self { dir, fs, activity, control, connection, server, groups, is_read_only, unmounter: None })
+                let unmounter = None;
+                Ok(Self {
+                    dir,
+                    fs,
+                    activity,
+                    control,
+                    connection,
+                    server,
+                    groups,
+                    is_read_only,
+                    unmounter,
+                    lent,
+                    is_fuseblk,
+                })
             }
             Err(source) => {
                 let _ = mount::unmount(dir, true);
                 Err(failed(source))
             }
         }
+    }
+
+    /// Whether the mount has the type `fuseblk`. If not, although [`mount_device`](Self::mount_device) got a block device,
+    /// returns the reason.
+    pub fn is_fuseblk(&self) -> Result<bool, &str> {
+        self.is_fuseblk.as_ref().copied().map_err(String::as_str)
     }
 
     /// Gives up every right that serving does not need, and becomes `identity` if this process is root. Afterwards,
@@ -102,9 +139,8 @@ impl Session {
 
     /// Serves until the mount is gone, commits, closes the image, and sends the result to `umount`.
     pub fn run(self) -> Result<(), MountError> {
-        let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, groups: _ } = self;
+        let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, lent, .. } = self;
         let shown = dir.display().to_string();
-        let closed = server.closed();
         unmount_on_signals(dir.clone(), unmounter.clone(), control.canceller())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
@@ -122,14 +158,14 @@ impl Session {
             let _ = idle.join();
         }
         control.stop();
-        let mut failure = fs.close().err().map(|error| error.to_string());
-        if let Some(earlier) = closed.get() {
-            failure = earlier.clone();
+        if let Some(lent) = lent.get() {
+            lent.reclaim(&fs, unmounter.as_deref());
         }
+        let mut failure = fs.close().err().map(|error| error.to_string());
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only);
         }
-        drop(fs);
+        drop((fs, lent));
         control.finish(failure.as_deref());
         match (failure, served) {
             (Some(reason), _) => Err(MountError::NotDurable { dir: shown, reason }),

@@ -207,7 +207,7 @@ fn not_ours(path: &Path) -> anyhow::Error {
             anyhow!("{shown} is not in a mount of ubtrfs; if it is an image, write {shown}:/ and a path in it")
         }
         () => anyhow!(
-            "{shown} is neither in a mount of ubtrfs nor an image; mount an image (mounts: findmnt -t fuse.ubtrfs), or write \
+            "{shown} is neither in a mount of ubtrfs nor an image; mount an image (mounts: findmnt -t fuse.ubtrfs,fuseblk.ubtrfs), or write \
              IMAGE:/path"
         ),
     }

@@ -34,6 +34,7 @@ pub(crate) fn text(path: &Path) -> String {
 }
 
 /// Returns the output of a command, which must have succeeded.
+#[allow(dead_code, reason = "some tests check results in other ways")]
 #[track_caller]
 pub(crate) fn ok(output: impl Borrow<Output>) -> String {
     let output = output.borrow();
@@ -44,6 +45,7 @@ pub(crate) fn ok(output: impl Borrow<Output>) -> String {
 }
 
 /// Fails unless the command failed with a one-line error that contains these words.
+#[allow(dead_code, reason = "some tests check results in other ways")]
 #[track_caller]
 pub(crate) fn refused(output: &Output, words: &[&str]) {
     let stderr = String::from_utf8_lossy(&output.stderr);

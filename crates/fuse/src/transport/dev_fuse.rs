@@ -33,8 +33,11 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts) -> io::Resul
     loop {
         let len = match read(shared.device.as_fd(), &mut request) {
             Ok(len) => len,
-            Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => return Ok(()),
-            Err(error) => return Err(error),
+            Err(error) => {
+                shared.handler.disconnected();
+                let is_unmounted = error.raw_os_error() == Some(Errno::NODEV.raw_os_error());
+                return if is_unmounted { Ok(()) } else { Err(error) };
+            }
         };
         let Ok((header, rest)) = InHeader::read_from_prefix(&request[..len]) else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a FUSE request without a header"));

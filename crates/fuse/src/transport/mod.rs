@@ -53,6 +53,10 @@ pub trait Handler: Send + Sync + 'static {
 
     /// The kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for its answer.
     fn destroy(&self) {}
+
+    /// The connection to the kernel has ended, with or without [`Handler::destroy`]. Several threads may call this; other
+    /// threads may still handle requests.
+    fn disconnected(&self) {}
 }
 
 /// How requests arrive.

@@ -21,7 +21,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ubtrfs_device::{Access, FileDevice};
+use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// noxattr (fewer requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; files
     /// that cannot be written fail at write instead of at open), idmap (allow idmapped mounts of this mount; only root
     /// and the user who mounted then use commands on it), fuseblk (for root's mounts of block devices: sync and umount
-    /// wait for the commit; do not use umount -f).
+    /// wait for the commit).
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only
@@ -99,13 +99,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.unmounter {
-        ubtrfs_fuse::serve_unmounts(&args.dir);
+        ubtrfs_fuse::serve_unmounts(&args.device, &args.dir);
         return Ok(ExitCode::SUCCESS);
     }
     if options::is_remount(&args.options) {
         return remount(&args);
     }
-    let (mut config, mut options) = options::parse(&args.options)?;
+    let options::Parsed { mut config, mut options, fuseblk } = options::parse(&args.options)?;
     apply_flags(&args, &mut config, &mut options)?;
     let dir = ubtrfs_fuse::check(&args.dir, &config)?;
     if args.fake {
@@ -120,7 +120,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         logging::to_stderr();
     }
-    let fs = open(&args, &mut config, options)?;
+    let Opened { fs, block_device } = open(&args, &mut config, options, fuseblk)?;
     let mut timeline = None;
     if let Some(path) = &args.timeline {
         // The image is already open, so `HostFile::named` fails if the timeline's path leads to the image.
@@ -135,7 +135,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => Some((start_unmounter(&args, &dir)?, Identity::for_image(&args.device))),
         false => None,
     };
-    let mut session = Session::mount(fs, &dir, &config)?;
+    let mut session = Session::mount_device(fs, &dir, &config, block_device)?;
+    if let Err(reason) = session.is_fuseblk() {
+        warn(&format!("the option fuseblk has no effect: {reason}"));
+    }
     if let Some(file) = timeline {
         file.keep().context("cannot write the timeline")?;
     }
@@ -276,15 +279,20 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
 /// Whether an ordinary user mounts an image file. The server of such a mount is confined by default, because image
 /// files often come from other people.
 fn is_image_of_ordinary_user(device: &Path) -> bool {
-    let is_block = std::fs::metadata(device).is_ok_and(|meta| meta.file_type().is_block_device());
-    !rustix::process::geteuid().is_root() && !is_block
+    !rustix::process::geteuid().is_root() && !is_block_device(device)
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
 /// Starts the process that unmounts for a confined server.
 fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<PrivilegedHelper> {
     let program = std::env::current_exe().context("cannot find this program to start its helper; use --no-sandbox")?;
     let mut command = Command::new(program);
-    command.args(["mount", "--unmounter", "--"]).arg(&args.device).arg(dir);
+    // The helper runs in another directory.
+    let device = std::path::absolute(&args.device).unwrap_or_else(|_| args.device.clone());
+    command.args(["mount", "--unmounter", "--"]).arg(device).arg(dir);
     command.current_dir("/");
     ubtrfs_device::keep_files_from_children();
     PrivilegedHelper::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
@@ -302,8 +310,14 @@ fn report_mounted(null: &std::fs::File) -> anyhow::Result<()> {
     Ok(())
 }
 
+struct Opened {
+    fs: Arc<Fs>,
+    /// The device of a mount that should have the type `fuseblk`.
+    block_device: Option<Arc<dyn Device>>,
+}
+
 /// Opens the filesystem. If the image can only be opened read-only, prints the reason and mounts read-only.
-fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> anyhow::Result<Arc<Fs>> {
+fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fuseblk: bool) -> anyhow::Result<Opened> {
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let made = match args.create {
         Some(size) if !args.device.exists() => {
@@ -313,7 +327,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
         _ => false,
     };
     let devices = open_devices(&args.device, &options, access)?;
-    let first = devices.first().filter(|_| access == Access::ReadWrite).cloned();
+    let first = devices.first().cloned();
     // Makes `fs` keep a reference for every inode that the kernel knows.
     options.track_lookups = true;
     let shown = args.device.display();
@@ -324,20 +338,31 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
         warn(&format!("{shown} is mounted read-only: {reason}"));
         config.read_only = true;
     }
+    let full = std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone()).display().to_string();
     if config.fsname == ubtrfs_fuse::SUBTYPE {
-        let full = std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone());
-        config.fsname = full.display().to_string();
-        let is_block = std::fs::metadata(&args.device).is_ok_and(|meta| meta.file_type().is_block_device());
-        let may_be_fuseblk = is_block && ubtrfs_fuse::is_root();
-        if config.fuseblk && !may_be_fuseblk {
-            warn("the option fuseblk has no effect: only root's mounts of block devices can have this type");
-        }
-        config.block_device = first.filter(|_| config.fuseblk && may_be_fuseblk && !config.read_only);
+        config.fsname.clone_from(&full);
+    }
+    let obstacle = obstacle_to_fuseblk(args, config, &full);
+    if let Some(reason) = obstacle.filter(|_| fuseblk) {
+        warn(&format!("the option fuseblk has no effect: {reason}"));
     }
     if made && !ubtrfs_fuse::is_root() {
         chown_root(&fs)?;
     }
-    Ok(fs)
+    Ok(Opened { fs, block_device: first.filter(|_| fuseblk && obstacle.is_none()) })
+}
+
+/// The reason why a mount cannot have the type `fuseblk`. `full` is the full path of the device.
+fn obstacle_to_fuseblk(args: &Args, config: &MountConfig, full: &str) -> Option<&'static str> {
+    match () {
+        () if !is_block_device(&args.device) || !ubtrfs_fuse::is_root() => {
+            Some("only root's mounts of block devices can have this type")
+        }
+        () if config.read_only => Some("the mount is read-only"),
+        // The kernel claims the device that `fsname` names.
+        () if config.fsname != full => Some("fsname= names another path than the device's"),
+        () => None,
+    }
 }
 
 /// Creates and formats an image file.

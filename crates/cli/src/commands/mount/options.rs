@@ -54,8 +54,44 @@ fn set_flag(config: &mut MountConfig, option: &str) -> bool {
     true
 }
 
+/// Sets an option of the mount point that is not one of the kernel's flags. Returns whether it is such an option.
+fn set_own(config: &mut MountConfig, option: &str) -> bool {
+    match option {
+        "allow_other" => config.allow_other = true,
+        "noallow_other" => config.allow_other = false,
+        "default_permissions" => config.default_permissions = true,
+        "nonempty" => config.nonempty = true,
+        "writeback_cache" => config.writeback_cache = true,
+        "nowriteback_cache" => config.writeback_cache = false,
+        "xattr" => config.no_xattrs = false,
+        "noxattr" => config.no_xattrs = true,
+        "open" => config.no_open = false,
+        "noopen" => config.no_open = true,
+        "idmap" => config.idmap = true,
+        "noidmap" => config.idmap = false,
+        "io_uring" => config.transport = Transport::Auto,
+        "noio_uring" => config.transport = Transport::DevFuse,
+        "idle_poll" | "idle_poll=on" => config.idle_poll = IdlePolling::On,
+        "noidle_poll" | "idle_poll=off" => config.idle_poll = IdlePolling::Off,
+        "idle_poll=auto" => config.idle_poll = IdlePolling::Auto,
+        "loop" => {}
+        _ => return false,
+    }
+    true
+}
+
+/// Parsed mount options.
+#[derive(Debug)]
+pub(super) struct Parsed {
+    pub(super) config: MountConfig,
+    pub(super) options: MountOptions,
+    /// Whether a block device should get the type `fuseblk`.
+    pub(super) fuseblk: bool,
+}
+
 /// Parses all `-o` arguments.
-pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptions)> {
+pub(super) fn parse(lists: &[String]) -> anyhow::Result<Parsed> {
+    let mut fuseblk = false;
     let mut config = MountConfig { allow_other: ubtrfs_fuse::is_root(), ..MountConfig::default() };
     let mut btrfs = Vec::new();
     let mut memory = None;
@@ -63,31 +99,12 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
         if IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix)) {
             continue;
         }
-        match option {
-            _ if set_flag(&mut config, option) => {}
-            "allow_other" => config.allow_other = true,
-            "noallow_other" => config.allow_other = false,
-            "default_permissions" => config.default_permissions = true,
-            "nonempty" => config.nonempty = true,
-            "writeback_cache" => config.writeback_cache = true,
-            "nowriteback_cache" => config.writeback_cache = false,
-            "xattr" => config.no_xattrs = false,
-            "noxattr" => config.no_xattrs = true,
-            "open" => config.no_open = false,
-            "noopen" => config.no_open = true,
-            "idmap" => config.idmap = true,
-            "noidmap" => config.idmap = false,
-            "fuseblk" => config.fuseblk = true,
-            "nofuseblk" => config.fuseblk = false,
-            "io_uring" => config.transport = Transport::Auto,
-            "noio_uring" => config.transport = Transport::DevFuse,
-            "idle_poll" | "idle_poll=on" => config.idle_poll = IdlePolling::On,
-            "noidle_poll" | "idle_poll=off" => config.idle_poll = IdlePolling::Off,
-            "idle_poll=auto" => config.idle_poll = IdlePolling::Auto,
-            "loop" => continue,
-            _ => {}
+        if set_own(&mut config, option) || (set_flag(&mut config, option) && !concerns_btrfs(option)) {
+            continue;
         }
-        if let Some(name) = option.strip_prefix("fsname=") {
+        if let "fuseblk" | "nofuseblk" = option {
+            fuseblk = option == "fuseblk";
+        } else if let Some(name) = option.strip_prefix("fsname=") {
             config.fsname = name.to_owned();
         } else if let Some(count) = option.strip_prefix("threads=") {
             let expected = || format!("mount option '{option}': give a number of threads from 1 to 64");
@@ -97,7 +114,7 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             }
         } else if let Some(size) = option.strip_prefix("memory=") {
             memory = Some(parse_memory(size).map_err(|problem| anyhow!("mount option '{option}': {problem}"))?);
-        } else if !is_ours(option) {
+        } else {
             btrfs.push(option);
         }
     }
@@ -109,7 +126,7 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
         // cache, from which all users read.
         bail!("noopen lets users map files for writing that cannot be written; mount for one user: add noallow_other");
     }
-    if config.idmap && !config.allow_other && !config.default_permissions {
+    if config.idmap && !config.checks_permissions() {
         bail!("idmap needs the kernel's permission checks: add allow_other or default_permissions");
     }
     let mut options = MountOptions::parse(&btrfs.join(","))?;
@@ -119,42 +136,12 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
     if let Some(bytes) = memory {
         options.memory_bytes = bytes;
     }
-    Ok((config, options))
+    Ok(Parsed { config, options, fuseblk })
 }
 
-/// Whether an option concerns only the mount point; `ro`, `noatime` and the like also concern btrfs.
-fn is_ours(option: &str) -> bool {
-    matches!(
-        option,
-        "allow_other"
-            | "noallow_other"
-            | "default_permissions"
-            | "nonempty"
-            | "dev"
-            | "nodev"
-            | "suid"
-            | "nosuid"
-            | "exec"
-            | "noexec"
-            | "dirsync"
-            | "writeback_cache"
-            | "nowriteback_cache"
-            | "xattr"
-            | "noxattr"
-            | "open"
-            | "noopen"
-            | "idmap"
-            | "noidmap"
-            | "fuseblk"
-            | "nofuseblk"
-            | "io_uring"
-            | "noio_uring"
-            | "idle_poll"
-            | "noidle_poll"
-            | "idle_poll=on"
-            | "idle_poll=off"
-            | "idle_poll=auto"
-    )
+/// Whether a flag that the kernel enforces concerns btrfs too.
+fn concerns_btrfs(flag: &str) -> bool {
+    matches!(flag, "ro" | "rw" | "atime" | "noatime")
 }
 
 #[cfg(test)]
@@ -162,7 +149,8 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> (MountConfig, MountOptions) {
-        parse(&[text.to_owned()]).unwrap()
+        let Parsed { config, options, .. } = parse(&[text.to_owned()]).unwrap();
+        (config, options)
     }
 
     #[test]
@@ -178,8 +166,8 @@ mod tests {
             let (config, options) = parsed(text);
             assert_eq!((config.read_only, options.read_only), (read_only, read_only), "{text}");
         }
-        let (config, options) = parse(&["ro".to_owned(), "rw".to_owned()]).unwrap();
-        assert!(!config.read_only && !options.read_only);
+        let both = parse(&["ro".to_owned(), "rw".to_owned()]).unwrap();
+        assert!(!both.config.read_only && !both.options.read_only);
     }
 
     #[test]
@@ -208,7 +196,21 @@ mod tests {
     fn mapped_owners_need_the_kernels_permission_checks() {
         let idmap = |text: &str| parsed(text).0.idmap;
         assert!(idmap("allow_other,idmap") && !idmap("noatime") && !idmap("allow_other,idmap,noidmap"));
-        assert!(parse(&["noallow_other,idmap".to_owned()]).unwrap_err().to_string().contains("default_permissions"));
+        // The kernel always checks the permissions in mounts of ordinary users.
+        match parse(&["noallow_other,idmap".to_owned()]) {
+            Ok(parsed) => assert!(parsed.config.idmap && !ubtrfs_fuse::is_root()),
+            Err(error) => assert!(ubtrfs_fuse::is_root() && error.to_string().contains("default_permissions")),
+        }
+    }
+
+    #[test]
+    fn options_of_the_mount_point_are_not_passed_to_btrfs() {
+        // Each of these would be refused as an unknown option of btrfs.
+        let ours = "allow_other,noallow_other,default_permissions,nonempty,dev,nodev,suid,nosuid,exec,noexec,dirsync,\
+                    writeback_cache,nowriteback_cache,xattr,noxattr,open,noopen,idmap,noidmap,io_uring,noio_uring,\
+                    idle_poll,noidle_poll,idle_poll=on,idle_poll=off,idle_poll=auto,fuseblk,nofuseblk,fuseblk,loop";
+        assert!(parse(&[ours.to_owned()]).unwrap().fuseblk);
+        assert!(!parse(&["fuseblk,nofuseblk".to_owned()]).unwrap().fuseblk);
     }
 
     #[test]
