@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use ubtrfs_format::RootId;
 use ubtrfs_transaction::Job;
 
@@ -59,10 +59,7 @@ impl Sends {
         // From here on, no move begins. Dropping `sending` locks the state. `state` is declared later, so it drops earlier.
         let sending = Sending(self);
         let mut state = self.state.lock();
-        while state.moving > 0 {
-            self.ended.wait_for(&mut state, PATIENCE);
-            parking_lot::MutexGuard::unlocked(&mut state, || job.check())?;
-        }
+        self.wait_while(&mut state, |state| state.moving > 0, "waiting until extents are moved", job)?;
         drop(state);
         Ok(sending)
     }
@@ -70,15 +67,31 @@ impl Sends {
     /// Begins to move extents, after waiting for all sends (N2). The caller holds no lock that a send takes.
     pub(crate) fn begin_move(&self, job: &Job) -> Result<Moving<'_>> {
         let mut state = self.state.lock();
-        if state.sending > 0 {
-            job.set_step("waiting until a subvolume is sent");
-        }
-        while state.sending > 0 {
-            self.ended.wait_for(&mut state, PATIENCE);
-            parking_lot::MutexGuard::unlocked(&mut state, || job.check())?;
-        }
+        self.wait_while(&mut state, |state| state.sending > 0, "waiting until a subvolume is sent", job)?;
         state.moving = state.moving.saturating_add(1);
         Ok(Moving(self))
+    }
+
+    /// Waits until a condition ends, or the job is cancelled. The job shows `step` during the wait.
+    fn wait_while(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        is_busy: impl Fn(&State) -> bool,
+        step: &str,
+        job: &Job,
+    ) -> Result<()> {
+        if !is_busy(state) {
+            return Ok(());
+        }
+        let before = job.progress().step;
+        job.set_step(step);
+        let mut waited = Ok(());
+        while waited.is_ok() && is_busy(state) {
+            self.ended.wait_for(state, PATIENCE);
+            waited = MutexGuard::unlocked(state, || job.check());
+        }
+        job.set_step(before);
+        Ok(waited?)
     }
 
     /// Keeps subvolumes as they are. The caller checks afterwards that they are read-only (N1).
@@ -181,6 +194,33 @@ mod tests {
         in_time(move || {
             drop(sends.begin_move(&Job::new()).unwrap());
             drop(sends.begin_send(&Job::new()).unwrap());
+        });
+    }
+
+    #[test]
+    fn a_job_shows_that_it_waits_only_while_it_waits() {
+        let sends = Sends::default();
+        let (send, balance) = (Job::new(), Job::new());
+        balance.set_step("block group 1");
+        let (sends, send, balance) = (&sends, &send, &balance);
+        std::thread::scope(|scope| {
+            let step_from = |job: &Job, old: &str| {
+                while job.progress().step == old {
+                    std::thread::yield_now();
+                }
+                job.progress().step
+            };
+            let moving = sends.begin_move(send).unwrap();
+            let sending = scope.spawn(|| sends.begin_send(send).unwrap());
+            assert_eq!(step_from(send, ""), "waiting until extents are moved");
+            drop(moving);
+            let sending = sending.join().unwrap();
+            assert_eq!(send.progress().step, "");
+            let moving = scope.spawn(|| drop(sends.begin_move(balance).unwrap()));
+            assert_eq!(step_from(balance, "block group 1"), "waiting until a subvolume is sent");
+            drop(sending);
+            moving.join().unwrap();
+            assert_eq!(balance.progress().step, "block group 1");
         });
     }
 }
