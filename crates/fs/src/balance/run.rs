@@ -383,8 +383,7 @@ impl Fs {
                 Err(error) => return Err(error.into()),
             }
         }
-        let _moving = self.subvolumes.sends.begin_move(job)?;
-        Ok(self.engine.relocate_block_group(group.start, job)?.failures)
+        Ok(self.relocate_block_group(group.start, job)?.failures)
     }
 
     fn named_failure(&self, failure: RelocationFailure) -> BalanceFailure {
