@@ -8,11 +8,12 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, Fs, InodeId, Job, NewInode};
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, NewInode, SendRequest};
 use ubtrfs_testkit::{Image, Rng, btrfs_check, capability};
 
 use common::open;
@@ -60,16 +61,18 @@ fn asynchronous_discards_follow_removals() {
     btrfs_check(image.path()).unwrap();
 }
 
+/// The number of block groups that the background thread emptied.
+fn reclaimed(fs: &Fs) -> f64 {
+    let text = fs.metrics_text();
+    let line = text.lines().find(|line| line.starts_with("ubtrfs_block_groups_reclaimed_total")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
 #[test]
 fn a_block_group_that_falls_below_the_threshold_is_emptied() {
     if !capability::kernel_oracle() {
         return;
     }
-    let reclaimed = |fs: &Fs| {
-        let text = fs.metrics_text();
-        let line = text.lines().find(|line| line.starts_with("ubtrfs_block_groups_reclaimed_total")).unwrap();
-        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
-    };
     for threshold in [0, 30] {
         let image = Image::kernel_made(2 << 30, &[]).unwrap();
         let fs = open(&image, &format!("bg_reclaim_threshold={threshold}"));
@@ -104,6 +107,68 @@ fn a_block_group_that_falls_below_the_threshold_is_emptied() {
         drop(fs);
         btrfs_check(image.path()).unwrap();
     }
+}
+
+#[test]
+fn discards_go_on_while_a_block_group_cannot_be_emptied_because_of_a_send() {
+    /// An output that calls a function at its first write.
+    struct AtWrite<F>(Option<F>);
+    impl<F: FnOnce()> Write for AtWrite<F> {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if let Some(call) = self.0.take() {
+                call();
+            }
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(400 << 20, &[]).unwrap();
+    let fs = open(&image, "discard=async,bg_reclaim_threshold=50");
+    let bytes = || image.path().metadata().unwrap().blocks() * 512;
+    let write = |name: &str, len: usize| {
+        let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+        fs.write(id, 0, &vec![1; len]).unwrap();
+    };
+    (0..40).for_each(|number| write(&format!("f{number}"), 4 << 20));
+    let sent = fs.create_subvolume(TOP, b"sent", &ROOT).unwrap();
+    fs.set_subvolume_read_only(sent.root, true).unwrap();
+    // Give the background thread time to see that the block groups are full.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    let mut output = AtWrite(Some(|| {
+        (0..40)
+            .filter(|number| number % 5 != 0)
+            .for_each(|number| fs.unlink(TOP, format!("f{number}").as_bytes()).unwrap());
+        fs.sync().unwrap();
+        // Now the background thread tries to empty block groups.
+        std::thread::sleep(std::time::Duration::from_secs(5));
+        write("gone", 60 << 20);
+        fs.sync().unwrap();
+        let full = bytes();
+        fs.unlink(TOP, b"gone").unwrap();
+        fs.sync().unwrap();
+        wait_until("the freed space is discarded", || bytes() + (40 << 20) < full);
+        assert_eq!(reclaimed(&fs), 0.0);
+    }));
+    let request = SendRequest {
+        subvolumes: vec![sent.root],
+        parent: None,
+        clone_sources: Vec::new(),
+        version: 1,
+        compressed_data: false,
+        no_data: false,
+        joined: false,
+    };
+    fs.send(&request, &mut output, &Job::new()).unwrap();
+    assert!(output.0.is_none());
+    wait_until("block groups are emptied after the send", || reclaimed(&fs) >= 1.0);
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
 }
 
 fn trim(fs: &Fs) -> u64 {

@@ -18,8 +18,8 @@ use ubtrfs_format::Logical;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_transaction::{BlockGroup, Job};
 
+use crate::Fs;
 use crate::service_threads::ServiceThreads;
-use crate::{Error, Fs};
 
 /// The thread that reclaims and discards, and its state.
 #[derive(Debug)]
@@ -104,14 +104,21 @@ impl Fs {
             choose(&groups, &mut above, threshold)
         };
         for start in chosen {
-            match self.relocate_block_group(start, &shared.job) {
+            // The thread does not wait for sends, because it also discards. It tries the block group again later.
+            let Some(moving) = self.subvolumes.sends.try_begin_move() else {
+                shared.above.lock().insert(start);
+                continue;
+            };
+            let done = self.engine.relocate_block_group(start, &shared.job);
+            drop(moving);
+            match done {
                 Ok(report) if report.failures.is_empty() => {
                     shared.nr_reclaimed.fetch_add(1, Ordering::Relaxed);
                 }
                 // The block group is being moved, or there is no room. It is tried again after its used part has risen
                 // above the threshold and fallen below it once more.
                 Ok(_) => tracing::warn!("block group {start} holds data that cannot be moved, and is not reclaimed"),
-                Err(Error::Engine(EngineError::Cancelled)) => return,
+                Err(EngineError::Cancelled) => return,
                 Err(error) => tracing::debug!("block group {start} is not reclaimed: {error}"),
             }
         }

@@ -72,6 +72,16 @@ impl Sends {
         Ok(Moving(self))
     }
 
+    /// Begins to move extents, unless a send runs or waits (N2).
+    pub(crate) fn try_begin_move(&self) -> Option<Moving<'_>> {
+        let mut state = self.state.lock();
+        if state.sending > 0 {
+            return None;
+        }
+        state.moving = state.moving.saturating_add(1);
+        Some(Moving(self))
+    }
+
     /// Waits until a condition ends, or the job is cancelled. The job shows `step` during the wait.
     fn wait_while(
         &self,
