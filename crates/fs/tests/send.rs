@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use ubtrfs_device::Device;
-use ubtrfs_format::RootId;
+use ubtrfs_format::{DevId, RootId};
 use ubtrfs_fs::{
     Caller, Error, ExtentInfo, ExtentKind, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, ReceiveOptions,
     SendRequest, SetAttr,
@@ -116,6 +116,25 @@ fn a_balance_waits_for_a_send_and_can_be_cancelled_meanwhile() {
     });
     assert!(fs.block_groups().iter().all(|other| other.start != group), "it moved");
     fs.send(&request(id, None, vec![]), &mut io::sink(), &Job::new()).unwrap();
+}
+
+#[test]
+fn a_resize_that_moves_no_extents_does_not_wait_for_a_send() {
+    let fs = filesystem();
+    let id = snapshot(&fs, "s0");
+    let (now, _) = fs.device_size(DevId(1)).unwrap();
+    // A resize that waits would fail.
+    let cancelled = Job::new();
+    cancelled.cancel();
+    let mut output = AtWrite(Some(|| {
+        for len_bytes in [now, now - (64 << 20), now] {
+            fs.resize_device(DevId(1), len_bytes, &cancelled).unwrap();
+        }
+        let refused = fs.resize_device(DevId(1), 2 * now, &cancelled).unwrap_err();
+        assert_eq!(refused.errno(), Errno::INVAL.raw_os_error(), "{refused}");
+    }));
+    fs.send(&request(id, None, vec![]), &mut output, &Job::new()).unwrap();
+    assert!(output.0.is_none(), "it was asked");
 }
 
 #[test]

@@ -36,6 +36,7 @@ use crate::handle::running::RunningTransaction;
 use crate::health::abort::AbortState;
 use crate::health::metric::Metric;
 use crate::health::stats::Stats;
+use crate::job::Job;
 use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
 use crate::qgroup::state::Quotas;
@@ -141,6 +142,17 @@ pub trait Flusher: Send + Sync {
     /// Waits until every thread that looked up an address of data before this call has finished using that address.
     /// Also drops the cache of data that is kept by address.
     fn wait_for_readers(&self) {}
+
+    /// Calls `moves`, which moves extents to other addresses, while no other thread reads a whole subvolume by address.
+    /// Waits for such threads, and can be cancelled meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// An error of `moves`; [`Error::Cancelled`].
+    fn while_nothing_is_sent(&self, job: &Job, moves: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let _ = job;
+        moves()
+    }
 
     /// Requests background work, without waiting for it. Returns whether there is a thread for the work.
     fn request_work(&self, work: BackgroundWork) -> bool {

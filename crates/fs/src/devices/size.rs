@@ -36,14 +36,14 @@ impl Fs {
     }
 
     /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end to
-    /// places below the new end. `job` counts the bytes that move. The new size is durable on return.
+    /// places below the new end; where that gives extents other addresses, it waits for sends. `job` counts the bytes
+    /// that move. The new size is durable on return.
     ///
     /// # Errors
     ///
     /// As for [`ubtrfs_transaction::Engine::resize_device`]. After an error, the size is unchanged.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_open()?;
-        let _moving = self.subvolumes.sends.begin_move(job)?;
         Ok(self.engine.resize_device(devid, len_bytes, job)?)
     }
 }

@@ -3,13 +3,15 @@
 //! - N1. A subvolume in [`State::kept`] is read-only. It cannot be deleted or become writable: a call that would do so fails at
 //!   once.
 //! - N2. Sends and moves of extents exclude each other, because a send reads nodes and data by address. They wait for each other.
-//!   A balance moves one block group after the other, and a send comes first: it waits only for the block group that is being moved.
-//!   Moves wait until no send runs or waits, and can be cancelled meanwhile.
+//!   A balance or resize moves one block group after the other, and a send comes first: it waits only for the block group that is
+//!   being moved. Moves wait until no send runs or waits, and can be cancelled meanwhile. Chunks that move with their logical
+//!   addresses do not disturb sends.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::RootId;
 use ubtrfs_transaction::Job;
 
@@ -51,7 +53,7 @@ pub(crate) struct Moving<'s>(&'s Sends);
 
 impl Sends {
     /// Begins a send, after waiting for the running move (N2). The caller holds no lock that a move takes.
-    pub(crate) fn begin_send(&self, job: &Job) -> Result<Sending<'_>> {
+    pub(crate) fn begin_send(&self, job: &Job) -> Result<Sending<'_>, EngineError> {
         {
             let mut state = self.state.lock();
             state.sending = state.sending.saturating_add(1);
@@ -65,7 +67,7 @@ impl Sends {
     }
 
     /// Begins to move extents, after waiting for all sends (N2). The caller holds no lock that a send takes.
-    pub(crate) fn begin_move(&self, job: &Job) -> Result<Moving<'_>> {
+    pub(crate) fn begin_move(&self, job: &Job) -> Result<Moving<'_>, EngineError> {
         let mut state = self.state.lock();
         self.wait_while(&mut state, |state| state.sending > 0, "waiting until a subvolume is sent", job)?;
         state.moving = state.moving.saturating_add(1);
@@ -89,7 +91,7 @@ impl Sends {
         is_busy: impl Fn(&State) -> bool,
         step: &str,
         job: &Job,
-    ) -> Result<()> {
+    ) -> Result<(), EngineError> {
         if !is_busy(state) {
             return Ok(());
         }
@@ -101,7 +103,7 @@ impl Sends {
             waited = MutexGuard::unlocked(state, || job.check());
         }
         job.set_step(before);
-        Ok(waited?)
+        waited
     }
 
     /// Keeps subvolumes as they are. The caller checks afterwards that they are read-only (N1).
@@ -197,7 +199,7 @@ mod tests {
         in_time(move || {
             let job = Job::new();
             job.cancel();
-            assert!(matches!(waiting.begin_send(&job), Err(Error::Engine(ubtrfs_error::Error::Cancelled))));
+            assert!(matches!(waiting.begin_send(&job), Err(EngineError::Cancelled)));
             waiting.check_not_sent(RootId(256)).unwrap();
         });
         drop(moving);

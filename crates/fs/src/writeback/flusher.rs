@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Reclaim};
+use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Job, Reclaim};
 
 use crate::{Error, Fs};
 
@@ -58,6 +58,15 @@ impl Flusher for Fs {
 
     fn wait_for_readers(&self) {
         self.wait_for_extent_users();
+    }
+
+    fn while_nothing_is_sent(
+        &self,
+        job: &Job,
+        moves: &mut dyn FnMut() -> ubtrfs_error::Result<()>,
+    ) -> ubtrfs_error::Result<()> {
+        let _moving = self.subvolumes.sends.begin_move(job)?;
+        moves()
     }
 
     fn request_work(&self, work: BackgroundWork) -> bool {

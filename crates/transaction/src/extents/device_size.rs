@@ -148,8 +148,14 @@ impl Engine {
             Err(Error::NoSpace) => {}
             moved => return moved.map(drop),
         }
-        let emptied = self.relocate_block_group(start, job)?;
-        emptied.failures.into_iter().next().map_or(Ok(()), |failure| Err(failure.error))
+        let mut empty = || {
+            let emptied = self.relocate_block_group(start, job)?;
+            emptied.failures.into_iter().next().map_or(Ok(()), |failure| Err(failure.error))
+        };
+        match self.flusher() {
+            Some(flusher) => flusher.while_nothing_is_sent(job, &mut empty),
+            None => empty(),
+        }
     }
 
     /// Records the requested sizes: changes device items and the superblock, and returns the changes of the chunk
