@@ -295,6 +295,13 @@ impl Session<'_> {
                     Some(parent) => Some(self.find_parent(parent)?),
                     None => None,
                 };
+                // The parent does not become writable before its snapshot is made.
+                let _kept =
+                    self.fs.keep_subvolumes(parent.into_iter()).map_err(|error| match (error, sent.parent) {
+                        (Error::NotPermitted(_), Some((uuid, _))) => ReceiveProblem::Writable { uuid },
+                        (Error::NotFound, Some((uuid, ctransid))) => ReceiveProblem::NoParent { uuid, ctransid },
+                        (error, _) => error.into(),
+                    })?;
                 (self.fs.make_incomplete(dir, name, &sent, parent)?, Progress::default())
             }
         };

@@ -77,13 +77,11 @@ impl<'s> Sharing<'s> {
         };
         let kept = match fs.keep_subvolumes([root].into_iter()) {
             Ok(kept) => kept,
-            // The subvolume was deleted since it was found.
-            Err(Error::NotFound) => return Ok(None),
+            // The subvolume was deleted or became writable since it was found.
+            Err(Error::NotFound | Error::NotPermitted(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // The subvolume may have become writable before `keep_subvolumes` protected it.
-        let is_read_only = fs.subvolume(root)?.is_read_only();
-        Ok(is_read_only.then(|| Self::new(root, kept)))
+        Ok(Some(Self::new(root, kept)))
     }
 
     fn new(root: RootId, kept: Kept<'s>) -> Self {

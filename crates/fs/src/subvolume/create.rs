@@ -193,7 +193,7 @@ impl Fs {
             return Ok(());
         }
         if !read_only {
-            self.subvolumes.sends.check_not_sent(id)?;
+            self.subvolumes.sends.check_not_kept(id)?;
         }
         // Running changes may need the change lock, so they end first (I4).
         subvolume.set_read_only(read_only)?;

@@ -147,7 +147,7 @@ impl Fs {
         if id == self.root().root {
             return Err(Error::Busy("it is the mount's root"));
         }
-        self.subvolumes.sends.check_not_sent(id)?;
+        self.subvolumes.sends.check_not_kept(id)?;
         if id == self.default_subvolume()? {
             return Err(Error::NotPermitted("the subvolume is the default subvolume; set another default first"));
         }

@@ -106,7 +106,7 @@ impl Sends {
         waited
     }
 
-    /// Keeps subvolumes as they are. The caller checks afterwards that they are read-only (N1).
+    /// Keeps subvolumes as they are. They are read-only and stay so during the call (N1).
     fn keep(&self, ids: impl Iterator<Item = RootId>) -> Kept<'_> {
         let mut state = self.state.lock();
         let ids: Vec<RootId> = ids.collect();
@@ -118,7 +118,7 @@ impl Sends {
     }
 
     /// Fails if a subvolume must not change.
-    pub(crate) fn check_not_sent(&self, id: RootId) -> Result<()> {
+    pub(crate) fn check_not_kept(&self, id: RootId) -> Result<()> {
         let is_kept = self.state.lock().kept.contains_key(&id);
         if is_kept {
             Err(Error::InProgress("it is being sent, or is the parent or a clone source of a send or receive"))
@@ -129,18 +129,26 @@ impl Sends {
 }
 
 impl Fs {
-    /// Keeps subvolumes as they are (N1). The caller checks afterwards that they are read-only.
+    /// Keeps subvolumes as they are (N1).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotPermitted`] if a subvolume is writable, [`Error::NotFound`] if it is deleted.
     pub(crate) fn keep_subvolumes(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Kept<'_>> {
+        // A subvolume that is not loaded yet is loaded without locks.
+        let found = ids.clone().map(|id| self.subvolume(id)).collect::<Result<Vec<_>>>()?;
         // Code that deletes a subvolume or makes it writable checks under these locks that it is not kept.
         let _flags = self.subvolumes.lock_flags();
         let _subvolumes = self.subvolumes.lock();
-        let kept = self.subvolumes.sends.keep(ids.clone());
-        for id in ids {
-            if self.subvolumes.is_deleted(id) {
+        for subvolume in found {
+            if subvolume.is_deleted() {
                 return Err(Error::NotFound);
             }
+            if !subvolume.is_read_only() {
+                return Err(Error::NotPermitted("the subvolume is not read-only"));
+            }
         }
-        Ok(kept)
+        Ok(self.subvolumes.sends.keep(ids))
     }
 }
 
@@ -200,7 +208,7 @@ mod tests {
             let job = Job::new();
             job.cancel();
             assert!(matches!(waiting.begin_send(&job), Err(EngineError::Cancelled)));
-            waiting.check_not_sent(RootId(256)).unwrap();
+            waiting.check_not_kept(RootId(256)).unwrap();
         });
         drop(moving);
         in_time(move || {
