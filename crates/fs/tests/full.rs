@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_fs::{Caller, Error, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, SetAttr, SetTime};
+use ubtrfs_fs::{Caller, Error, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, SetAttr, SetTime, XattrFlags};
 use ubtrfs_testkit::capability::kernel_oracle;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, second_opinion};
 
@@ -302,8 +302,11 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
     let fs = open(&image, &MountOptions::default());
     let make = |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT);
     let files: Vec<InodeId> = (0..20).map(|number| make(&format!("file{number}")).unwrap().id).collect();
+    const CAPABILITY: &[u8] = b"security.capability";
     for &id in &files {
         fs.write(id, 0, &[b'f'; 65_536]).unwrap();
+        fs.setxattr(id, CAPABILITY, b"value", XattrFlags::empty(), &Caller::ROOT).unwrap();
+        fs.setattr(id, &SetAttr { mode: Some(0o6755), ..SetAttr::default() }, &Caller::ROOT).unwrap();
     }
     // Clones of one block, and a snapshot that shares their items, so that each change needs much metadata.
     for at in 1..4000 {
@@ -324,6 +327,10 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
         fs.setattr(id, &empty, &Caller::ROOT).unwrap();
         assert_eq!(fs.getattr(id).unwrap().size, 0);
         fs.setattr(id, &empty, &Caller::ROOT).unwrap();
+        // A server makes these changes after a truncation.
+        assert!(fs.drop_capability(id).unwrap());
+        fs.drop_privileges(id, 0).unwrap();
+        assert_eq!(fs.getattr(id).unwrap().mode & 0o7777, 0o755);
     }
     for &id in &files[10..] {
         fs.fallocate(id, 4096, 8192, FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE).unwrap();

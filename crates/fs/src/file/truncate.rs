@@ -27,8 +27,8 @@ use crate::{Error, Fs, Result};
 
 impl Fs {
     /// Sets the size of a regular file. Takes its own reservations and locks, puts the inode item, and sets mtime and
-    /// ctime if the size changes.
-    pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    /// ctime if the size changes. Returns false if the file became longer.
+    pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         if size > MAX_SIZE {
             return Err(Error::FileTooBig);
         }
@@ -51,10 +51,11 @@ impl Fs {
         // If the size stays the same, preallocated extents past the end of the file are dropped.
         if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
             drop(reservation);
-            return shrink(self, inode, &mut state, (size, time), space);
+            return shrink(self, inode, &mut state, (size, time), space).map(|()| true);
         }
         let mut plan = ExtentPlan::default();
-        if size > state.item.size {
+        let is_longer = size > state.item.size;
+        if is_longer {
             let state = &mut *state;
             self.prepare_end(inode, state, size.max(sectorsize), &mut space)?;
             state.item.size = size;
@@ -66,7 +67,7 @@ impl Fs {
         let op = self.engine.begin(reservation);
         plan.apply(&op, &inode.home.tree, inode.id.ino);
         inode.put_item(&op, &mut state);
-        Ok(())
+        Ok(!is_longer)
     }
 }
 

@@ -39,15 +39,13 @@ impl Fs {
             false => self.inode_to_change(id)?,
         };
         // A file can be shortened on a full filesystem, together with the times that the kernel sends with the size.
-        let mut is_removal = false;
-        if let Some(size) = set.size {
-            {
-                let state = inode.read()?;
-                check_may_resize(&state, is_open)?;
-                is_removal = size <= state.item.size;
+        let is_removal = match set.size {
+            Some(size) => {
+                check_may_resize(&*inode.read()?, is_open)?;
+                self.set_size(&inode, size)?
             }
-            self.set_size(&inode, size)?;
-        }
+            None => false,
+        };
         if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
             return Ok(self.attr_of(&inode, &*inode.read()?));
         }
@@ -86,10 +84,10 @@ impl Fs {
 
     /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
     /// permissions do not change. The flags append-only and immutable do not prevent the removal, because appending
-    /// changes the content too.
+    /// changes the content too. A file can be truncated on a full filesystem, and then loses these bits there too.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_to_change(id)?;
-        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
         state.item.mode &= mode::TYPE | kept | !(mode::SETUID | mode::SETGID);
         state.item.ctime = Timespec::now();
@@ -108,7 +106,7 @@ impl Fs {
         drop(inode);
         // The content was changed through an open file, so the subvolume may be read-only by now.
         let inode = self.inode_of_open_file(id)?;
-        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
         let mut changes = Vec::new();
         self.plan_drop_capability(&mut changes, &inode, &state)?;
