@@ -307,6 +307,21 @@ fn a_change_of_content_ends_the_capabilities_of_append_only_files_too() {
 }
 
 #[test]
+fn a_write_to_an_open_file_ends_its_privileges_although_the_subvolume_became_read_only() {
+    let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
+    let target = open(&image);
+    let fs = target.fs();
+    let dir = fs.create_subvolume(fs.root(), b"subvolume", &ROOT).unwrap();
+    let id = file(fs, dir, b"f").id;
+    fs.setattr(id, &SetAttr { mode: Some(0o6755), ..SetAttr::default() }, &ROOT).unwrap();
+    fs.set_subvolume_read_only(dir.root, true).unwrap();
+    fs.write_opened(id, 0, b"written", false).unwrap();
+    fs.drop_privileges(id, 0).unwrap();
+    assert_eq!(fs.getattr(id).unwrap().mode & 0o7777, 0o755);
+    close_and_verify(&image, target).unwrap();
+}
+
+#[test]
 fn flags_protect_and_are_inherited() {
     let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
     let target = open(&image);

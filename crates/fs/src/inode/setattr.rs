@@ -84,13 +84,14 @@ impl Fs {
 
     /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
     /// permissions do not change. The flags append-only and immutable do not prevent the removal, because appending
-    /// changes the content too. A file can be truncated on a full filesystem, and then loses these bits there too.
+    /// changes the content too. The subvolume may be read-only by now, because the file was open. A file can be truncated on a full filesystem, and then loses these bits there too.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
-        let inode = self.inode_to_change(id)?;
+        let inode = self.inode_of_open_file(id)?;
         let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
         state.item.mode &= mode::TYPE | kept | !(mode::SETUID | mode::SETGID);
         state.item.ctime = Timespec::now();
+        state.count_change();
         let op = self.engine.begin(reservation);
         inode.put_item(&op, &mut state);
         Ok(())
@@ -104,7 +105,7 @@ impl Fs {
             return Ok(false);
         }
         drop(inode);
-        // The content was changed through an open file, so the subvolume may be read-only by now.
+        // As in `drop_privileges`.
         let inode = self.inode_of_open_file(id)?;
         let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
