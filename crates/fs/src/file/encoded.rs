@@ -83,12 +83,7 @@ impl Fs {
             }
         }
         let (start, len) = (encoded.skip as usize, encoded.len as usize);
-        let mut data = plain.get(start..start + len).unwrap_or_default();
-        let mut at = offset;
-        while !data.is_empty() {
-            let written = self.write(id, at, data)?;
-            (at, data) = (at + written as u64, &data[written..]);
-        }
+        self.write_all(id, offset, plain.get(start..start + len).unwrap_or_default())?;
         Ok(false)
     }
 

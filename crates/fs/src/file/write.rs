@@ -14,11 +14,20 @@ use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
     /// Writes `data` at `offset`. Returns the number of bytes written, which is smaller than the length of `data` if
-    /// there is no space or quota for all of it.
+    /// there is no space or quota for all of it, and 0 only if `data` is empty.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         let inode = self.inode_to_change(id)?;
         check_may_write(&*inode.read()?, offset)?;
         self.write_to(&inode, offset, data, false)
+    }
+
+    /// Writes all of `data` at `offset`. After an error, a part of the data may be written.
+    pub fn write_all(&self, id: InodeId, mut offset: u64, mut data: &[u8]) -> Result<()> {
+        while !data.is_empty() {
+            let len = self.write(id, offset, data)?;
+            (offset, data) = (offset.saturating_add(len as u64), data.get(len..).unwrap_or_default());
+        }
+        Ok(())
     }
 
     /// Writes as [`Fs::write`] does, through a file that is open for writing ([`Fs::check_writable`]). The write

@@ -330,7 +330,7 @@ impl<'s> Current<'s> {
             let taken = sharing.take(fs, path, id, offset, data)?;
             (offset, data) = (offset.saturating_add(taken as u64), data.get(taken..).unwrap_or_default());
         }
-        write_all(fs, id, offset, data)
+        Ok(fs.write_all(id, offset, data)?)
     }
 
     fn write_encoded(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
@@ -365,7 +365,7 @@ impl<'s> Current<'s> {
             let taken = sharing.take(session.fs, path, id, offset, &plain)?;
             if taken > 0 {
                 let rest = plain.get(taken..).unwrap_or_default();
-                return write_all(session.fs, id, offset.saturating_add(taken as u64), rest);
+                return Ok(session.fs.write_all(id, offset.saturating_add(taken as u64), rest)?);
             }
         }
         let is_stored = session.fs.write_encoded(id, offset, &encoded, session.options.force_decompress)?;
@@ -383,15 +383,6 @@ impl<'s> Current<'s> {
             None => Err(Error::NotFound.into()),
         }
     }
-}
-
-/// Writes all of `data`.
-pub(super) fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> Result<()> {
-    while !data.is_empty() {
-        let written = fs.write(id, offset, data)?;
-        (offset, data) = (offset.saturating_add(written as u64), &data[written..]);
-    }
-    Ok(())
 }
 
 /// Releases the reference that `create` counts for the kernel, because the kernel never sees this inode.

@@ -16,7 +16,6 @@ use ubtrfs_format::RootId;
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_stream::Position;
 
-use super::apply::write_all;
 use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::Progress;
 use super::origin::Part;
@@ -159,7 +158,7 @@ impl<'s> Sharing<'s> {
             if len == 0 {
                 return Err(Error::InvalidArgument("the source became shorter").into());
             }
-            write_all(fs, equal.target, at, self.buf.get(..len).unwrap_or_default())?;
+            fs.write_all(equal.target, at, self.buf.get(..len).unwrap_or_default())?;
             at = at.saturating_add(len as u64);
         }
         Ok(())
