@@ -46,7 +46,6 @@ pub use compression::decompress;
 pub use devices::space::{DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;
-pub use file::encoded::Encoded;
 pub use file::extent_map::{ExtentInfo, ExtentKind};
 pub use mount::fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};

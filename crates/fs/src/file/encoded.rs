@@ -21,31 +21,30 @@ use crate::{Error, Fs, InodeId, Result};
 
 /// Compressed data of a range of a file.
 #[derive(Clone, Copy, Debug)]
-pub struct Encoded<'d> {
+pub(crate) struct Encoded<'d> {
     /// The compression algorithm.
-    pub kind: Compression,
+    pub(crate) kind: Compression,
     /// For LZO, the sector size of the filesystem that the data comes from.
-    pub sectorsize: u32,
+    pub(crate) sectorsize: u32,
     /// The compressed bytes.
-    pub bytes: &'d [u8],
+    pub(crate) bytes: &'d [u8],
     /// Length of the decompressed bytes, at most 128 KiB.
-    pub ram_bytes: u64,
+    pub(crate) ram_bytes: u64,
     /// Offset in the decompressed bytes at which the file's range begins.
-    pub skip: u64,
+    pub(crate) skip: u64,
     /// Bytes of the file.
-    pub len: u64,
+    pub(crate) len: u64,
 }
 
 impl Encoded<'_> {
-    /// The bytes of the file's range.
-    pub(crate) fn plain(&self) -> Result<Vec<u8>> {
-        let plain = self.decompress()?;
+    /// The part of the decompressed bytes that belongs to the file's range.
+    pub(crate) fn range<'a>(&self, plain: &'a [u8]) -> &'a [u8] {
         let (start, len) = (self.skip as usize, self.len as usize);
-        Ok(plain.get(start..start.saturating_add(len)).unwrap_or_default().to_vec())
+        plain.get(start..start.saturating_add(len)).unwrap_or_default()
     }
 
     /// Decompresses the whole extent, not only the file's range (I1).
-    fn decompress(&self) -> Result<Vec<u8>> {
+    pub(crate) fn decompress(&self) -> Result<Vec<u8>> {
         let len = usize::try_from(self.ram_bytes).unwrap_or(usize::MAX);
         let is_inside = self.skip.checked_add(self.len).is_some_and(|end| end <= self.ram_bytes);
         if len > MAX_UNCOMPRESSED || self.bytes.len() > MAX_UNCOMPRESSED || !is_inside {
@@ -59,17 +58,17 @@ impl Encoded<'_> {
 }
 
 impl Fs {
-    /// Writes compressed data at `offset`. Stores the data compressed, unless `always_decompress` is set, or the file's
+    /// Writes compressed data at `offset`. `plain` is the decompressed data. Stores the data compressed, unless `always_decompress` is set, or the file's
     /// flags, the alignment or the free space do not allow that (I2). Returns whether the data was stored compressed.
     #[allow(clippy::arithmetic_side_effects, reason = "`decompress` has checked the lengths")]
-    pub fn write_encoded(
+    pub(crate) fn write_encoded(
         &self,
         id: InodeId,
         offset: u64,
         encoded: &Encoded<'_>,
+        plain: &[u8],
         always_decompress: bool,
     ) -> Result<bool> {
-        let plain = encoded.decompress()?;
         if encoded.len == 0 {
             return Ok(false);
         }
@@ -82,8 +81,7 @@ impl Fs {
                 done => return done.map(|()| true),
             }
         }
-        let (start, len) = (encoded.skip as usize, encoded.len as usize);
-        self.write_all(id, offset, plain.get(start..start + len).unwrap_or_default())?;
+        self.write_all(id, offset, encoded.range(plain))?;
         Ok(false)
     }
 

@@ -360,15 +360,16 @@ impl<'s> Current<'s> {
         };
         let id = self.walk.inode(session.fs, path)?;
         let encoded = Encoded { kind, sectorsize, bytes, ram_bytes, skip, len };
+        let plain = encoded.decompress()?;
         if let Some(sharing) = &mut self.sharing {
-            let plain = encoded.plain()?;
-            let taken = sharing.take(session.fs, path, id, offset, &plain)?;
+            let data = encoded.range(&plain);
+            let taken = sharing.take(session.fs, path, id, offset, data)?;
             if taken > 0 {
-                let rest = plain.get(taken..).unwrap_or_default();
+                let rest = data.get(taken..).unwrap_or_default();
                 return Ok(session.fs.write_all(id, offset.saturating_add(taken as u64), rest)?);
             }
         }
-        let is_stored = session.fs.write_encoded(id, offset, &encoded, session.options.force_decompress)?;
+        let is_stored = session.fs.write_encoded(id, offset, &encoded, &plain, session.options.force_decompress)?;
         session.report.nr_stored_encoded = session.report.nr_stored_encoded.saturating_add(u64::from(is_stored));
         Ok(())
     }
