@@ -152,6 +152,20 @@ fn the_error_of_waiting_data_is_the_error_of_its_file_and_skips_no_other_command
 }
 
 #[test]
+fn a_source_that_changes_between_comparison_and_sharing_is_noticed() {
+    let bed = Bed::new();
+    // The file was opened before its subvolume became read-only.
+    let source = bed.find("sent/a");
+    let done = bed.receive_and(ReceiveOptions::default(), |_| {
+        bed.fs.write_opened(source, 0, b"changed", false).unwrap();
+    });
+    let error = done.unwrap_err();
+    assert!(error.path == b"a" && error.to_string().contains("is being written"), "{error}");
+    assert!(bed.fs.lookup(bed.find("copy"), b"sent").is_err());
+    bed.close();
+}
+
+#[test]
 fn a_receive_that_could_not_share_resumes_before_the_data_that_is_missing() {
     let bed = Bed::new();
     bed.fs.enable_quotas(QuotaKind::Full).unwrap();

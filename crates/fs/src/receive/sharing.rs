@@ -1,7 +1,9 @@
 //! [`Sharing`]: `receive --clone`. Data that the sent subvolume holds on this filesystem is shared instead of written.
 //!
 //! - C1. Data is shared only if it is equal in the sent subvolume, at the same path and offset. The sent subvolume is read-only,
-//!   and cannot become writable or be deleted during the receive, so it is still equal when it is shared.
+//!   and cannot become writable or be deleted during the receive, so paths, sizes and flags stay as they are. Files that were
+//!   opened for writing before can still change. Each change of a file's content changes its sequence, so data that changes
+//!   between the comparison and the sharing is an error.
 //! - C2. Adjacent ranges are joined and shared at once: extents of the sent subvolume are not split into the pieces of the stream.
 //!   A joined range is shared before any command is applied that does not continue the range, so the commands that wait are
 //!   writes to one file.
@@ -11,6 +13,7 @@
 //!   progress before them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::InodeFlags;
@@ -20,7 +23,8 @@ use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::Progress;
 use super::origin::Part;
 use super::walk::Walk;
-use crate::file::extent_map::{ExtentInfo, ExtentKind};
+use crate::file::extent_map::ExtentKind;
+use crate::inode::state::Inode;
 use crate::subvolume::sends::Kept;
 use crate::types::InodeId;
 use crate::{Error, Fs};
@@ -30,6 +34,8 @@ pub(crate) struct Sharing<'s> {
     walk: Walk,
     _kept: Kept<'s>,
     waiting: Option<Equal>,
+    /// The path of the last file, and the file; `None` if its data cannot be shared.
+    last: Option<(Vec<u8>, Option<Arc<Source>>)>,
     /// The current command.
     pub(crate) at: At,
     buf: Vec<u8>,
@@ -37,10 +43,19 @@ pub(crate) struct Sharing<'s> {
     pub(crate) len_bytes: u64,
 }
 
+/// A file of the sent subvolume.
+struct Source {
+    inode: Arc<Inode>,
+    /// The sequence before the first comparison (C1).
+    sequence: u64,
+    size: u64,
+    nodatasum: InodeFlags,
+}
+
 /// Equal data that is not shared yet (C2).
 struct Equal {
     path: Vec<u8>,
-    source: InodeId,
+    source: Arc<Source>,
     target: InodeId,
     range: Range<u64>,
     /// The first write of the range.
@@ -84,7 +99,15 @@ impl<'s> Sharing<'s> {
     }
 
     fn new(root: RootId, kept: Kept<'s>) -> Self {
-        Self { walk: Walk::new(root), _kept: kept, waiting: None, at: At::default(), buf: Vec::new(), len_bytes: 0 }
+        Self {
+            walk: Walk::new(root),
+            _kept: kept,
+            waiting: None,
+            last: None,
+            at: At::default(),
+            buf: Vec::new(),
+            len_bytes: 0,
+        }
     }
 
     /// Whether a write at `offset` continues the range that waits (C2).
@@ -97,17 +120,11 @@ impl<'s> Sharing<'s> {
     /// Accepts data for `offset` in the file `target` if the data can be shared, and shares it later (C2). Returns the
     /// number of bytes accepted; the caller writes the rest. If a range waits, the data continues it ([`Self::continues`]).
     pub(crate) fn take(&mut self, fs: &Fs, path: &[u8], target: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
-        let source = match &self.waiting {
-            Some(equal) => equal.source,
-            None => match self.walk.inode(fs, path) {
-                Ok(source) => source,
-                Err(_) => return Ok(0),
-            },
-        };
-        let end = shared_end(fs, source, target, offset, data.len() as u64)?;
+        let Some(source) = self.source(fs, path) else { return Ok(0) };
+        let end = source.shared_end(fs, target, offset, data.len() as u64)?;
         let len = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
         let data = data.get(..len).unwrap_or_default();
-        if data.is_empty() || !self.is_equal(fs, source, offset, data) {
+        if data.is_empty() || !self.is_equal(fs, &source, offset, data) {
             return Ok(0);
         }
         let since = self.at;
@@ -118,10 +135,27 @@ impl<'s> Sharing<'s> {
         Ok(len)
     }
 
-    /// Whether the source has this data. The stream has the data, so a damaged source is no reason to fail.
-    fn is_equal(&mut self, fs: &Fs, source: InodeId, offset: u64, data: &[u8]) -> bool {
+    /// The file at a path. Returns `None` if it has no data that can be shared. The stream has the data, so a damaged file is
+    /// no reason to fail.
+    fn source(&mut self, fs: &Fs, path: &[u8]) -> Option<Arc<Source>> {
+        if let Some(equal) = &self.waiting {
+            return Some(Arc::clone(&equal.source));
+        }
+        if let Some((last, source)) = &self.last
+            && last == path
+            && source.as_ref().is_none_or(|source| source.is_unchanged())
+        {
+            return source.clone();
+        }
+        let found = self.walk.inode(fs, path).ok().and_then(|id| Source::of(fs, id).ok().flatten()).map(Arc::new);
+        self.last = Some((path.to_vec(), found.clone()));
+        found
+    }
+
+    /// Whether the source has this data.
+    fn is_equal(&mut self, fs: &Fs, source: &Source, offset: u64, data: &[u8]) -> bool {
         self.buf.resize(data.len(), 0);
-        let read = fs.inode(source).and_then(|source| fs.read_keeping_atime(&source, offset, &mut self.buf));
+        let read = fs.read_keeping_atime(&source.inode, offset, &mut self.buf);
         read.is_ok_and(|len| self.buf.get(..len) == Some(data))
     }
 
@@ -137,24 +171,26 @@ impl<'s> Sharing<'s> {
     fn share(&mut self, fs: &Fs, equal: &Equal) -> Result<()> {
         let Equal { source, target, range: Range { start, end }, .. } = equal;
         let len = end.saturating_sub(*start);
-        match fs.clone_range(*source, *start, *target, *start, len) {
-            Ok(()) => {
-                self.len_bytes = self.len_bytes.saturating_add(len);
-                Ok(())
-            }
+        match fs.clone_range(source.inode.id, *start, *target, *start, len) {
+            Ok(()) => self.len_bytes = self.len_bytes.saturating_add(len),
             Err(cause) => {
                 tracing::debug!("'{}' is copied, because sharing failed: {cause}", equal.path.escape_ascii());
-                self.copy(fs, equal)
+                self.copy(fs, equal)?;
+            }
+        }
+        match source.is_unchanged() {
+            true => Ok(()),
+            false => {
+                Err(Error::Busy("the file in the sent subvolume is being written; receive without --clone").into())
             }
         }
     }
 
     fn copy(&mut self, fs: &Fs, equal: &Equal) -> Result<()> {
-        let source = fs.inode(equal.source)?;
         let Range { start: mut at, end } = equal.range;
         while at < end {
             self.buf.resize(usize::try_from(end.saturating_sub(at)).unwrap_or(COPY_BYTES).min(COPY_BYTES), 0);
-            let len = fs.read_keeping_atime(&source, at, &mut self.buf)?;
+            let len = fs.read_keeping_atime(&equal.source.inode, at, &mut self.buf)?;
             if len == 0 {
                 return Err(Error::InvalidArgument("the source became shorter").into());
             }
@@ -165,28 +201,41 @@ impl<'s> Sharing<'s> {
     }
 }
 
-/// Two files can share a range from `start` on: whole sectors, or up to the end of both files (C3). Returns the end of
-/// this range, at most `len` bytes after `start`; returns `start` if the files can share nothing. A damaged source can
-/// share nothing.
-fn shared_end(fs: &Fs, source: InodeId, target: InodeId, start: u64, len: u64) -> Result<u64> {
-    let sectorsize = u64::from(fs.geometry.sectorsize);
-    let facts = |id| {
+impl Source {
+    /// The facts about a file. Returns `None` if its data cannot be shared.
+    fn of(fs: &Fs, id: InodeId) -> Result<Option<Self>, Error> {
         let inode = fs.inode(id)?;
-        let state = inode.read()?;
-        Ok::<_, Error>((state.is_regular(), state.item.size, state.item.flags() & InodeFlags::NODATASUM))
-    };
-    let (_, target_size, target_nodatasum) = facts(target)?;
-    let Ok((is_file, size, nodatasum)) = facts(source) else { return Ok(start) };
-    let end = start.saturating_add(len);
-    if !is_file || nodatasum != target_nodatasum || !start.is_multiple_of(sectorsize) || end > size {
-        return Ok(start);
+        let (is_file, sequence, size, nodatasum) = {
+            let state = inode.read()?;
+            (state.is_regular(), state.item.sequence, state.item.size, state.item.flags() & InodeFlags::NODATASUM)
+        };
+        let is_small = size < u64::from(fs.geometry.sectorsize);
+        if !is_file || is_small && fs.extents(id)?.iter().any(|extent| extent.kind == ExtentKind::Inline) {
+            return Ok(None);
+        }
+        Ok(Some(Self { inode, sequence, size, nodatasum }))
     }
-    let is_inline = |extents: Vec<ExtentInfo>| extents.iter().any(|extent| extent.kind == ExtentKind::Inline);
-    if size < sectorsize && fs.extents(source).is_ok_and(is_inline) {
-        return Ok(start);
+
+    fn is_unchanged(&self) -> bool {
+        self.inode.read().is_ok_and(|state| state.item.sequence == self.sequence)
     }
-    let sectors_end = end.saturating_sub(end.checked_rem(sectorsize).unwrap_or(0));
-    Ok(if end == size && end >= target_size { end } else { sectors_end.max(start) })
+
+    /// Two files can share a range from `start` on: whole sectors, or up to the end of both files (C3). Returns the end of
+    /// this range, at most `len` bytes after `start`; returns `start` if the files can share nothing.
+    fn shared_end(&self, fs: &Fs, target: InodeId, start: u64, len: u64) -> Result<u64> {
+        let target = fs.inode(target)?;
+        let state = target.read()?;
+        let sectorsize = u64::from(fs.geometry.sectorsize);
+        let end = start.saturating_add(len);
+        if self.nodatasum != state.item.flags() & InodeFlags::NODATASUM
+            || !start.is_multiple_of(sectorsize)
+            || end > self.size
+        {
+            return Ok(start);
+        }
+        let sectors_end = end.saturating_sub(end.checked_rem(sectorsize).unwrap_or(0));
+        Ok(if end == self.size && end >= state.item.size { end } else { sectors_end.max(start) })
+    }
 }
 
 /// Bytes that are copied in one step.
