@@ -186,6 +186,11 @@ impl LoopMount {
             .join("\n")
     }
 
+    /// Whether Linux made the filesystem read-only because a transaction found no space.
+    pub fn ran_out_of_space(&self) -> bool {
+        self.kernel_log().lines().any(|line| line.contains("BTRFS: error") && line.contains("errno=-28 No space left"))
+    }
+
     /// Lines of the kernel's log about this device that are warnings or worse.
     pub fn kernel_complaints(&self) -> Vec<String> {
         self.kernel_log()

@@ -26,6 +26,8 @@
 //!   that are marked as inconsistent. No thread reaches a limit, because all limits are large.
 //! - T8. Balances with random filters, pauses, cancellations and resizes change no file. A balance that a cut
 //!   interrupts is resumed to its end, once by the engine and once by Linux, and no file changes meanwhile.
+//! - T9. On a nearly full filesystem, a balance, a resize, a snapshot or a write may fail with ENOSPC. T1, T2, T6, T7 and
+//!   T8 hold beside that.
 
 mod balance;
 mod faults;
@@ -202,10 +204,18 @@ impl Scenario {
             quotas: *rng.pick(&[None, Some(QuotaKind::Full), Some(QuotaKind::Full), Some(QuotaKind::Simple)]),
             free: None,
         };
-        if rng.one_in(8) {
-            (scenario.name, scenario.mkfs.mixed) = ("balances of mixed block groups", true);
-            (scenario.mkfs.nodesize, scenario.len_bytes) = (4096, 128 << 20);
-            scenario.mkfs.metadata_profile = scenario.mkfs.data_profile;
+        match rng.below(8) {
+            0 => {
+                (scenario.name, scenario.mkfs.mixed) = ("balances of mixed block groups", true);
+                (scenario.mkfs.nodesize, scenario.len_bytes) = (4096, 128 << 20);
+                scenario.mkfs.metadata_profile = scenario.mkfs.data_profile;
+            }
+            1 | 2 => {
+                (scenario.name, scenario.len_bytes) = ("balances of a nearly full filesystem", 160 << 20);
+                (scenario.free, scenario.snapshots) = (Some((1 + rng.below(8)) << 20), 2);
+                scenario.lanes = vec![busy, writeback, Work::Fill { steps: 20 }];
+            }
+            _ => {}
         }
         scenario
     }
@@ -416,15 +426,21 @@ impl ThreadedCuts {
         std::thread::scope(|scope| {
             let resumed = scope.spawn(|| target.fs().resume_balance(&Job::new()));
             let amid = target.walk();
-            let report = resumed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            ensure!(report.failures.is_empty(), "the resumed balance fails: {:?}", report.failures);
+            match resumed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+                Ok(report) => {
+                    ensure!(report.failures.is_empty(), "the resumed balance fails: {:?}", report.failures);
+                }
+                // T9
+                Err(error) if self.record.scenario.free.is_some() && error.errno() == lane::NOSPC => {}
+                Err(error) => return Err(error.into()),
+            }
             compare_entries(before, &amid?, Compare::ALL).context("during the resumed balance")
         })?;
         ensure!(target.fs().balance_status().is_none(), "the balance is not over");
         compare_entries(before, &target.walk()?, Compare::ALL).context("after the resumed balance")
     }
 
-    /// Verifies T1 to T4, T7 and T8, and that the medium is clean before and after its log is replayed. Returns the entries of
+    /// Verifies T1 to T4 and T7 to T9, and that the medium is clean before and after its log is replayed. Returns the entries of
     /// the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         let verify = || {

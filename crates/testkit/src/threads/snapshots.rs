@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use anyhow::{Result, ensure};
 use ubtrfs_format::RootId;
 
+use super::lane::NOSPC;
 use super::{SNAPSHOT_LANE, Scenario, Shared};
 use crate::faults::caught;
 use crate::target::Target;
@@ -33,6 +34,7 @@ pub(super) struct Snapshots {
     faults: Option<Arc<FaultDevice>>,
     nr_dirs: usize,
     wanted: usize,
+    may_be_full: bool,
     rng: Rng,
     promises: u64,
     made: Vec<Snapshot>,
@@ -47,7 +49,18 @@ impl Snapshots {
         seed: u64,
     ) -> Self {
         let (nr_dirs, wanted) = (scenario.ballast.0, scenario.snapshots);
-        Self { target, marks, faults, nr_dirs, wanted, rng: Rng::new(!seed), promises: 0, made: Vec::new() }
+        let may_be_full = scenario.free.is_some();
+        Self {
+            target,
+            marks,
+            faults,
+            nr_dirs,
+            wanted,
+            may_be_full,
+            rng: Rng::new(!seed),
+            promises: 0,
+            made: Vec::new(),
+        }
     }
 
     /// Makes and deletes snapshots. Returns all snapshots, the number of promises, and whether a fault was reported.
@@ -112,7 +125,15 @@ impl Snapshots {
         // The snapshot may exist even if its creation fails or the power is cut during the creation.
         let never = (0, usize::MAX - 1);
         self.made.push(Snapshot { path, states: [never; LANES], made: u64::MAX, deleted: None, gone: None });
-        fs.snapshot(source, parent, name.as_bytes(), self.rng.one_in(2))?;
+        match fs.snapshot(source, parent, name.as_bytes(), self.rng.one_in(2)) {
+            Ok(_) => {}
+            // T9
+            Err(error) if self.may_be_full && error.errno() == NOSPC => {
+                self.made.pop();
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        }
         let after: [usize; LANES] = load();
         let states = match of {
             Some(of) => self.made[of].states,
