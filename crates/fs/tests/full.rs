@@ -51,8 +51,10 @@ fn fill(fs: &Fs, rng: &mut Rng, tag: &str, max_bytes: u64, files: &Mutex<Files>)
         let len = 1 + rng.below(max_bytes) as usize;
         let content = rng.content(len);
         let mut accepted = 0;
-        for piece in content.chunks(128 << 10) {
+        while accepted < len {
+            let piece = &content[accepted..len.min(accepted + (128 << 10))];
             match fs.write(id, accepted as u64, piece) {
+                // At the end of the space, a part of the piece is written.
                 Ok(written) => accepted += written,
                 Err(error) => {
                     refused += usize::from(is_full(&error));

@@ -43,7 +43,7 @@ const OPERATIONS: &[(&str, Operation)] = &[
     ("clone over many", |fs| fs.clone_range(id(fs, "source"), 0, id(fs, "many"), 0, 128 * KIB)),
     ("copy", |fs| fs.copy_range(id(fs, "source"), 5, id(fs, "data"), 10, 70_000).map(drop)),
     ("copy to inline", |fs| fs.copy_range(id(fs, "source"), 0, id(fs, "inline"), 8192, 40_000).map(drop)),
-    ("write", |fs| fs.write(id(fs, "data"), 50_000, &[7; 100_000]).map(drop)),
+    ("write", |fs| write_all(fs, id(fs, "data"), 50_000, &[7; 100_000])),
     ("write inline", |fs| fs.write(id(fs, "inline"), 5_000, &[7; 100]).map(drop)),
     ("create", |fs| fs.create(fs.root(), b"new", NewInode::file(0o600), &Caller::ROOT).map(drop)),
     ("create a directory", |fs| fs.create(fs.root(), b"new", NewInode::dir(0o700), &Caller::ROOT).map(drop)),
@@ -77,6 +77,15 @@ const PUNCH: FallocateMode = FallocateMode::PUNCH_HOLE.union(FallocateMode::KEEP
 
 fn id(fs: &Fs, name: &str) -> InodeId {
     fs.lookup(fs.root(), name.as_bytes()).unwrap().id
+}
+
+/// Writes all of `data`. A write that is refused space for all of its data may be done in part.
+fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> Result<()> {
+    while !data.is_empty() {
+        let written = fs.write(id, offset, data)?;
+        (offset, data) = (offset + written as u64, &data[written..]);
+    }
+    Ok(())
 }
 
 fn resize(fs: &Fs, name: &str, size: u64) -> Result<()> {
