@@ -56,6 +56,9 @@ impl Drop for LoopDevice {
     }
 }
 
+/// The kernel's log of a transaction that Linux aborted because it found no space.
+pub(crate) const NO_SPACE_IN_LOG: &str = "errno=-28 No space left";
+
 /// A mounted image.
 #[derive(Debug)]
 pub struct LoopMount {
@@ -188,7 +191,7 @@ impl LoopMount {
 
     /// Whether Linux made the filesystem read-only because a transaction found no space.
     pub fn ran_out_of_space(&self) -> bool {
-        self.kernel_log().lines().any(|line| line.contains("BTRFS: error") && line.contains("errno=-28 No space left"))
+        self.kernel_log().lines().any(|line| line.contains("BTRFS: error") && line.contains(NO_SPACE_IN_LOG))
     }
 
     /// Lines of the kernel's log about this device that are warnings or worse.

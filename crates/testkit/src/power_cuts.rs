@@ -20,6 +20,7 @@ use ubtrfs_mkfs::MkfsOptions;
 
 use crate::faults::read_all;
 use crate::history::ReadFound;
+use crate::loop_mount::NO_SPACE_IN_LOG;
 use crate::promising::RecordingTarget;
 use crate::{
     Compare, CutBuilder, Driver, FsTarget, History, LANES, LoopMount, Medium, MediumDevice, Model, NodeKind,
@@ -168,6 +169,7 @@ impl Cut {
     /// equal `ours`, also after the end of a balance that Linux resumes. Linux's rescan of quotas must find the numbers
     /// that the cut left. Linux 6.18 sometimes miscounts exclusive bytes and simple quotas while it balances. So after
     /// its balance, quotas are counted by another rescan before they are compared, and simple quotas are not compared.
+    /// If Linux aborts for lack of space (see [`Cut::mount`]), only the check follows.
     pub(crate) fn verify_by_linux(
         &self,
         ours: &[TreeEntry],
@@ -180,17 +182,26 @@ impl Cut {
             // filesystems.
             let has_simple_quotas = self.has_simple_quotas();
             let check = if has_simple_quotas { second_opinion } else { btrfs_check };
+            let check_after_abort = |image: &Path| {
+                let check = if has_simple_quotas { opinion_without_quotas } else { btrfs_check };
+                check(image).context("after Linux's abort for lack of space")
+            };
             check(image).context("before the replay")?;
-            let mount = LoopMount::new(image, "skip_balance")?;
-            let has_quotas = !has_simple_quotas && mount.judge_quotas()?;
+            let Some(mount) = self.mount(image, "skip_balance")? else { return Ok(()) };
+            let counted = if has_simple_quotas { Ok(false) } else { mount.judge_quotas() };
+            let is_full = counted.is_err() && self.is_allocated() && mount.ran_out_of_space();
             mount.close()?;
+            if is_full {
+                return check_after_abort(image);
+            }
+            let has_quotas = counted?;
             if has_quotas {
                 check_quotas(image).context("after Linux's rescan")?;
             } else {
                 check(image).context("after the replay")?;
             }
             self.medium.save(image)?;
-            let mount = LoopMount::new(image, "")?;
+            let Some(mount) = self.mount(image, "")? else { return Ok(()) };
             let found = walk_path(mount.path())?;
             let read = |path: &[u8]| {
                 use std::os::unix::ffi::OsStrExt;
@@ -200,20 +211,14 @@ impl Cut {
             compare_entries(ours, &found, Compare { root: false, ..Compare::ALL })
                 .context("our replay (first) and Linux's (second) differ")?;
             mount.finish_balance()?;
-            if mount.ran_out_of_space() && self.is_allocated() {
-                // If the whole device is allocated, Linux 6.18 may abort a transaction of its balance, also of a balance
-                // that it started itself: it deletes an empty block group and then closes the only metadata block
-                // group, although the deleted one's place cannot be used before the next commit.
-                compare_entries(&found, &walk_path(mount.path())?, Compare::ALL).context("after Linux's abort")?;
-                mount.close()?;
-                let check = if has_simple_quotas { opinion_without_quotas } else { btrfs_check };
-                return check(image).context("after Linux's abort");
-            }
             compare_entries(&found, &walk_path(mount.path())?, Compare::ALL)
                 .context("Linux's balance changes files")?;
-            if has_quotas {
-                mount.rescan_quotas()?;
+            let counted = if has_quotas { mount.rescan_quotas() } else { Ok(()) };
+            if self.is_allocated() && mount.ran_out_of_space() {
+                mount.close()?;
+                return check_after_abort(image);
             }
+            counted?;
             let complaints = mount.kernel_complaints();
             ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
             mount.close()?;
@@ -224,6 +229,20 @@ impl Cut {
             if has_quotas { check_quotas(image).context("after Linux's balance") } else { Ok(()) }
         };
         judge().with_context(|| format!("Linux: {}", self.what))
+    }
+
+    /// Mounts the image with Linux. Returns `None` if Linux finds no space for that.
+    ///
+    /// If chunks take the whole device, Linux 6.18 aborts transactions in two cases, and may then fail to mount. First,
+    /// while metadata is converted to DUP, Linux allocates nothing in block groups of the profile single, even if no DUP
+    /// block group could be made. Images of a conversion that Linux began itself cannot be mounted either. Second, a
+    /// balance deletes an empty block group and then closes the only metadata block group, although the place of the
+    /// deleted one is not free before the next commit.
+    fn mount(&self, image: &Path, options: &str) -> Result<Option<LoopMount>> {
+        match LoopMount::new(image, options) {
+            Err(error) if self.is_allocated() && format!("{error:#}").contains(NO_SPACE_IN_LOG) => Ok(None),
+            mounted => mounted.map(Some),
+        }
     }
 
     fn superblock(&self) -> Option<Superblock> {
@@ -382,14 +401,23 @@ fn fill(target: &mut RecordingTarget, history: &mut History, rng: &mut Rng) -> R
                 Ok(()) => {
                     model.create(&path, NodeKind::File, 0o644, (0, 0)).map_err(failed)?;
                     let data = rng.bytes(100_000 + rng.clone().index(400_000));
-                    if let Err(errno) = target.write(&path, 0, &data) {
-                        ensure!(errno == NOSPC, "write: errno {errno}");
-                        full = 4;
-                        // A part of the data may have been written: the file's size tells how much.
-                        let size = target.inner.lookup(&path).map_err(failed)?.size as usize;
-                        model.write(&path, 0, &data[..size.min(data.len())]).map_err(failed)?;
-                    } else {
-                        model.write(&path, 0, &data).map_err(failed)?;
+                    let id = target.inner.lookup(&path).map_err(failed)?.id;
+                    let mut at = 0;
+                    // Each write is a step: a write that finds no space for all of its data commits and writes a part.
+                    while at < data.len() {
+                        target.after(history, &model);
+                        target.before(history);
+                        match target.inner.fs().write(id, at as u64, &data[at..]) {
+                            Ok(written) => {
+                                model.write(&path, at as u64, &data[at..at + written]).map_err(failed)?;
+                                at += written;
+                            }
+                            Err(error) => {
+                                ensure!(error.errno() == NOSPC, "write: {error}");
+                                full = 4;
+                                break;
+                            }
+                        }
                     }
                     files.push(path);
                 }

@@ -213,7 +213,10 @@ impl Lane {
                     Done::Full(model) => {
                         if let Some(path) = todo.partly_changes {
                             // The operation may have been done in part, so remove the file that it may have changed.
+                            // A snapshot that is made meanwhile may contain the state with or without the operation.
+                            let undone = self.history.last();
                             self.note(model, shared);
+                            shared.states[self.number].store(undone, Ordering::SeqCst);
                             if !matches!(self.act("unlink", &|to| to.unlink(&path), shared)?, Done::Fine) {
                                 self.told = true;
                                 return Ok(());
