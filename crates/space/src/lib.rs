@@ -45,6 +45,17 @@ impl SpaceKind {
             Self::System => BlockGroupFlags::SYSTEM,
         }
     }
+
+    /// The kind of a block group with these flags. Mixed block groups count as metadata.
+    pub fn of(flags: BlockGroupFlags) -> Self {
+        if flags.contains(BlockGroupFlags::SYSTEM) {
+            Self::System
+        } else if flags.contains(BlockGroupFlags::METADATA) {
+            Self::Metadata
+        } else {
+            Self::Data
+        }
+    }
 }
 
 /// A range of logical addresses: a tree block or a data extent.

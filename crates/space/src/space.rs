@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use ubtrfs_error::Result;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Generation, Logical};
@@ -89,24 +89,23 @@ impl Space {
         self.inner.state(kind).lock().remove_group(start.0)
     }
 
-    /// Forbids or allows allocations in a block group.
-    pub fn set_read_only(&self, start: Logical, read_only: bool) {
-        if let Some(kind) = self.inner.kind_at(start).filter(|&(group, _)| group == start.0).map(|(_, kind)| kind) {
-            self.inner.state(kind).lock().set_read_only(start.0, read_only);
+    /// Allows allocations in a block group again.
+    pub fn set_writable(&self, start: Logical) {
+        if let Some(mut state) = self.inner.state_of_group(start) {
+            state.set_read_only(start.0, false);
         }
     }
 
     /// Forbids allocations in a block group, unless the reservations of data need the group's free space. Returns
     /// whether the group is read-only now.
     pub fn try_set_read_only(&self, start: Logical) -> bool {
-        let kind = self.inner.kind_at(start).filter(|&(group, _)| group == start.0).map(|(_, kind)| kind);
-        kind.is_some_and(|kind| self.inner.state(kind).lock().try_set_read_only(start.0))
+        self.inner.state_of_group(start).is_some_and(|mut state| state.try_set_read_only(start.0))
     }
 
     /// Sets type and profile of a block group, and marks it dirty. The type must stay the same.
     pub fn set_profile(&self, start: Logical, flags: BlockGroupFlags) {
-        if let Some((group, kind)) = self.inner.kind_at(start).filter(|&(group, _)| group == start.0) {
-            self.inner.state(kind).lock().set_profile(group, flags);
+        if let Some(mut state) = self.inner.state_of_group(start) {
+            state.set_profile(start.0, flags);
         }
     }
 
@@ -123,10 +122,9 @@ impl Space {
         self.inner.state(kind).lock().group(start).is_some_and(|group| group.read_only)
     }
 
-    /// Whether nothing in the block group that starts here is used, allocated or pinned.
+    /// Whether nothing in the block group that starts here is used, allocated or pinned. True if there is no such group.
     pub fn is_empty(&self, start: Logical) -> bool {
-        let Some((start, kind)) = self.inner.kind_at(start) else { return true };
-        self.inner.state(kind).lock().group(start).is_none_or(Group::is_empty)
+        self.inner.state_of_group(start).is_none_or(|state| state.group(start.0).is_none_or(Group::is_empty))
     }
 
     /// All block groups, sorted.
@@ -320,16 +318,15 @@ impl Inner {
 
     fn kind_of(&self, flags: BlockGroupFlags) -> Option<SpaceKind> {
         let types = flags & BlockGroupFlags::TYPES;
-        if types == BlockGroupFlags::DATA {
-            Some(SpaceKind::Data)
-        } else if types == BlockGroupFlags::METADATA {
-            Some(SpaceKind::Metadata)
-        } else if types == BlockGroupFlags::SYSTEM {
-            Some(SpaceKind::System)
-        } else {
-            let mixed = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
-            (self.config.mixed && types == mixed).then_some(SpaceKind::Metadata)
-        }
+        let kind = SpaceKind::of(types);
+        let is_mixed = self.config.mixed && types == BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+        (types == kind.flags() || is_mixed).then_some(kind)
+    }
+
+    /// The state of the block group that starts at this address. Locks the state of the group's kind.
+    fn state_of_group(&self, start: Logical) -> Option<MutexGuard<'_, SpaceState>> {
+        let (_, kind) = self.kind_at(start).filter(|(group, _)| *group == start.0)?;
+        Some(self.state(kind).lock())
     }
 
     fn kind_at(&self, bytenr: Logical) -> Option<(u64, SpaceKind)> {

@@ -133,7 +133,8 @@ impl SpaceState {
     pub(crate) fn try_set_read_only(&mut self, start: u64) -> bool {
         let Some(group) = self.groups.get(&start) else { return false };
         let left = self.totals.free.saturating_sub(contribution(group).free);
-        // Metadata reservations may exceed the free space, so they need no particular block group.
+        // Reservations of this kind that may exceed the free space need no particular block group. The space that
+        // admitted changes of metadata need is not known here; the caller checks it.
         let is_allowed = group.read_only || self.overcommits || left >= self.totals.may_use;
         if is_allowed {
             self.set_read_only(start, true);

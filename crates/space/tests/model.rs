@@ -9,7 +9,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Generation, Logical};
-use ubtrfs_space::{BlockGroup, Extent, Space, SpaceConfig, SpaceKind};
+use ubtrfs_space::{BlockGroup, Extent, Reservation, Space, SpaceConfig, SpaceKind};
 
 const SECTOR: u64 = 4096;
 const NODE: u64 = 16384;
@@ -26,11 +26,18 @@ enum Sector {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Allocate { metadata: bool, want: u64, min: u64, hint: Option<u64> },
+    Allocate {
+        metadata: bool,
+        want: u64,
+        min: u64,
+        hint: Option<u64>,
+    },
     Release(usize),
     Add(usize),
     Remove(usize),
     Commit,
+    /// Holds a data reservation of this number of sectors, and drops the one before.
+    Reserve(u64),
     ReadOnly(u64, bool),
 }
 
@@ -98,6 +105,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => any::<usize>().prop_map(Op::Add),
         4 => any::<usize>().prop_map(Op::Remove),
         1 => Just(Op::Commit),
+        1 => (0..400u64).prop_map(Op::Reserve),
         1 => (0..4u64, any::<bool>()).prop_map(|(group, read_only)| Op::ReadOnly(group, read_only)),
     ]
 }
@@ -140,6 +148,7 @@ proptest! {
             space.insert_block_group(item, free, mirrors).expect("valid");
         }
         prop_assert_eq!(space.take_dirty_groups().len(), 4);
+        let mut reservation = None;
 
         for op in ops {
             match op {
@@ -189,9 +198,22 @@ proptest! {
                     }
                     model.generation += 1;
                 }
-                Op::ReadOnly(group, read_only) => {
-                    model.read_only.insert(group, read_only);
-                    space.set_read_only(Logical(group_start(group)), read_only);
+                Op::Reserve(sectors) => reservation = space.reserve(SpaceKind::Data, sectors * SECTOR).ok(),
+                Op::ReadOnly(group, true) => {
+                    let in_group = model.runs(group, |sector| sector == Sector::Free);
+                    let free_in_group: u64 = in_group.iter().map(|run| run.end - run.start).sum();
+                    let info = space.info(SpaceKind::Data);
+                    let expected = kind_of(group) != SpaceKind::Data
+                        || model.read_only[&group]
+                        || info.free - free_in_group >= info.may_use;
+                    prop_assert_eq!(space.try_set_read_only(Logical(group_start(group))), expected);
+                    if expected {
+                        model.read_only.insert(group, true);
+                    }
+                }
+                Op::ReadOnly(group, false) => {
+                    model.read_only.insert(group, false);
+                    space.set_writable(Logical(group_start(group)));
                 }
                 _ => {}
             }
@@ -206,6 +228,13 @@ proptest! {
                 prop_assert_eq!(info.used, model.bytes(kind, |sector| sector == Sector::Used));
                 prop_assert_eq!(info.reserved, model.bytes(kind, |sector| sector == Sector::Allocated));
                 prop_assert_eq!(info.pinned, model.bytes(kind, |sector| matches!(sector, Sector::Pinned(_))));
+                let writable = (0..groups).filter(|group| kind_of(*group) == kind && !model.read_only[group]);
+                let free: Vec<_> = writable.flat_map(|group| model.runs(group, |sector| sector == Sector::Free)).collect();
+                prop_assert_eq!(info.free, free.iter().map(|run| run.end - run.start).sum::<u64>());
+                prop_assert_eq!(info.nr_free_ranges, free.len() as u64);
+                if kind == SpaceKind::Data {
+                    prop_assert_eq!(info.may_use, reservation.as_ref().map_or(0, Reservation::bytes));
+                }
                 prop_assert_eq!(info.total, info.used + info.reserved + info.pinned + info.readonly + info.free);
             }
         }

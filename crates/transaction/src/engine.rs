@@ -9,9 +9,8 @@
 //! holds the gate.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::{LABEL_LEN_MAX, LABEL_SIZE, Superblock};
@@ -194,7 +193,7 @@ pub struct Engine {
     pub(crate) quotas: Quotas,
     pub(crate) stats: Stats,
     pub(crate) abort_state: AbortState,
-    flusher: Mutex<Option<Weak<dyn Flusher>>>,
+    flusher: OnceLock<Weak<dyn Flusher>>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -247,7 +246,7 @@ impl Engine {
             quotas: Quotas::default(),
             stats: Stats::default(),
             abort_state: AbortState::new(reason),
-            flusher: Mutex::new(None),
+            flusher: OnceLock::new(),
         });
         engine.abort_state.register(Arc::downgrade(&engine));
         engine.update_unallocated();
@@ -292,13 +291,14 @@ impl Engine {
         self.commit_state.committed()
     }
 
-    /// Sets the object that writes dirty file data and runs background work for the engine.
+    /// Sets the object that writes dirty file data and runs background work for the engine. The first one stays.
     pub fn set_flusher(&self, flusher: Weak<dyn Flusher>) {
-        *self.flusher.lock() = Some(flusher);
+        let is_first = self.flusher.set(flusher).is_ok();
+        debug_assert!(is_first, "an engine has one flusher");
     }
 
     pub(crate) fn flusher(&self) -> Option<Arc<dyn Flusher>> {
-        self.flusher.lock().as_ref().and_then(Weak::upgrade)
+        self.flusher.get().and_then(Weak::upgrade)
     }
 
     /// Returns a tree, or `None` if the filesystem does not have it.

@@ -170,7 +170,7 @@ impl Engine {
     /// [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
-        let mut spared = BlockGroupFlags::SYSTEM;
+        let mut spared = BlockGroupFlags::empty();
         for group in self.space.empty_groups() {
             let types = group.flags & BlockGroupFlags::TYPES;
             match self.relocations.state_of(group.start) {
@@ -206,16 +206,21 @@ impl Engine {
         if self.pending_chunks.contains(group.start) || !self.migrations.begin_removal(group.start) {
             return Ok(());
         }
+        // A relocation that began after the first check finds the removal in the map of migrations, or is found here
+        // (M1 of chunk_migration).
+        let is_moving = self.relocations.state_of(group.start) == Some(Emptying::Moving);
+        let was_read_only = self.space.is_read_only(group.start);
         // Make the group read-only, then check again that it is empty: a thread may have allocated in the group after
         // the first check.
-        let was_read_only = self.space.is_read_only(group.start);
-        if !self.space.try_set_read_only(group.start) {
+        if is_moving || !self.space.try_set_read_only(group.start) {
             self.migrations.end_removal(group.start);
             return Ok(());
         }
-        let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
+        let still_empty = self.space.is_empty(group.start);
         let Some((logical, chunk)) = self.volumes.chunk_at(group.start).filter(|_| still_empty) else {
-            self.space.set_read_only(group.start, was_read_only);
+            if !was_read_only {
+                self.space.set_writable(group.start);
+            }
             self.migrations.end_removal(group.start);
             return Ok(());
         };

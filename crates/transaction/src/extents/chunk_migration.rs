@@ -10,8 +10,8 @@
 //!
 //! Invariants:
 //! - M1. A block group is never moved and removed at once, because the move and the removal both enter it in the map of
-//!   migrations first. A block group is never moved and emptied at once: a move and a relocation each enter their own
-//!   map first, and then check the other map.
+//!   migrations first. A block group is never moved and emptied at once, nor removed while a relocation begins to empty
+//!   it: a move or a removal, and a relocation, each enter their own map first, and then check the other map.
 //! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is
 //!   durable.
 

@@ -12,7 +12,6 @@ use ubtrfs_space::{Extent, Reservation, SpaceKind};
 use crate::engine::Engine;
 use crate::extents::csum_tree::{self, SectorCsums};
 use crate::extents::data_ledger::Referrer;
-use crate::handle::metadata_reservation::Purpose;
 use crate::handle::quota_reservation::QuotaReservation;
 
 /// Data space promised to a writer.
@@ -102,8 +101,8 @@ impl Engine {
             // block groups the need of metadata is counted twice (I5 of `handle/metadata_reservation.rs`). So the last
             // attempt is made between two commits.
             Err(Error::NoSpace) => {
-                let has_room = || !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change);
-                let reserve = || self.space.reserve(SpaceKind::Data, bytes).ok().filter(|_| has_room());
+                let reserve =
+                    || self.space.reserve(SpaceKind::Data, bytes).ok().filter(|_| self.data_leaves_room_for_metadata());
                 let inner = self.try_between_commits(reserve)?.ok_or(Error::NoSpace)?;
                 Ok(DataReservation { inner, quota: QuotaReservation::default() })
             }
@@ -161,7 +160,7 @@ impl Engine {
         loop {
             match self.space.reserve(SpaceKind::Data, bytes) {
                 // In mixed block groups, data leaves room for the metadata that the running transaction needs.
-                Ok(inner) if !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change) => {
+                Ok(inner) if self.data_leaves_room_for_metadata() => {
                     return Ok(Some(inner));
                 }
                 Ok(_) => return Ok(None),

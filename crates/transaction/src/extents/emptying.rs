@@ -6,13 +6,15 @@
 //!              +------- end ------------+----> (an ordinary block group)
 //! ```
 //!
-//! Owns the map, under a lock. Lock order: no other lock is taken under the lock of the map.
+//! Owns the map, under a lock, and the lock under which groups are closed. Lock order: no other lock is taken under the
+//! lock of the map.
 //!
 //! Invariants:
-//! - I1. A group in the map is read-only: nothing is allocated in it. The group is removed only after it is condemned,
-//!   because until then threads may read the old copies of data that has moved.
+//! - I1. Soon after its begin, a group in the map is read-only: nothing is allocated in it. The group is removed only
+//!   after it is condemned, because until then threads may read the old copies of data that has moved.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_format::Logical;
@@ -44,9 +46,9 @@ impl Relocations {
         is_new
     }
 
-    /// Takes the lock under which a relocation closes its group to allocations.
-    pub(crate) fn lock_closing(&self) -> MutexGuard<'_, ()> {
-        self.closing.lock()
+    /// Takes the lock under which a relocation closes its group to allocations, or gives up after `patience`.
+    pub(crate) fn try_lock_closing(&self, patience: Duration) -> Option<MutexGuard<'_, ()>> {
+        self.closing.try_lock_for(patience)
     }
 
     pub(crate) fn condemn(&self, start: Logical) {

@@ -12,7 +12,6 @@ use std::ops::Range;
 use parking_lot::Mutex;
 use ubtrfs_error::Result;
 use ubtrfs_format::Logical;
-use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
 
 use crate::engine::Engine;
@@ -138,7 +137,7 @@ impl Engine {
 
     /// Discards the parts of a range that are still free.
     fn trim_free(&self, group: &BlockGroup, free: Range<u64>, job: &Job) -> Result<u64> {
-        let kind = kind_of(group);
+        let kind = SpaceKind::of(group.flags);
         let mut most = PIECE_BYTES;
         let mut trimmed = 0u64;
         let mut at = free.start;
@@ -169,15 +168,5 @@ impl Engine {
             trimmed = trimmed.saturating_add(piece.len_bytes.saturating_mul(nr_copies));
         }
         Ok(trimmed)
-    }
-}
-
-fn kind_of(group: &BlockGroup) -> SpaceKind {
-    if group.flags.contains(BlockGroupFlags::SYSTEM) {
-        SpaceKind::System
-    } else if group.flags.contains(BlockGroupFlags::METADATA) {
-        SpaceKind::Metadata
-    } else {
-        SpaceKind::Data
     }
 }

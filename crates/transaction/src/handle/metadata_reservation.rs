@@ -522,6 +522,12 @@ impl Engine {
         fits() || (self.admission.load.add_shares() && fits())
     }
 
+    /// Whether the trees still have the room that they need after a reservation of data. Only in mixed block groups do
+    /// such reservations take that room.
+    pub(crate) fn data_leaves_room_for_metadata(&self) -> bool {
+        !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change)
+    }
+
     /// Whether the trees still have the room that they need after a data chunk takes its share of the devices.
     pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
         let lost = chunk.length * copies(chunk.flags) / copies(self.chunk_flags(SpaceKind::Metadata));
@@ -530,13 +536,17 @@ impl Engine {
 
     /// Metadata space kept back so that removals and commits work on a full filesystem.
     pub(crate) fn global_reserve(&self, metadata: &SpaceInfo) -> u64 {
+        self.reserve_with(metadata, self.shared_removal_need(metadata))
+    }
+
+    fn reserve_with(&self, metadata: &SpaceInfo, shared_removal_need: u64) -> u64 {
         let floor = u64::from(self.geometry.nodesize) * RESERVE_NODES_MIN;
         // Mixed block groups hold mostly data.
         let (share, most) = match self.geometry.mixed {
             true => ((metadata.used + metadata.reserved) / 64, RESERVE_MIXED_MAX),
             false => (metadata.used / 8, RESERVE_MAX),
         };
-        (share.clamp(floor, most.max(floor)) + self.shared_removal_need(metadata)).min(metadata.total / 2)
+        (share.clamp(floor, most.max(floor)) + shared_removal_need).min(metadata.total / 2)
     }
 
     /// The need of one removal, and of the deletion of a subvolume after it, if subvolumes share blocks: each node that
@@ -656,17 +666,15 @@ impl Engine {
     }
 
     fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
-        let reserve = self.global_reserve(metadata);
+        let for_removal = self.shared_removal_need(metadata);
+        let reserve = self.reserve_with(metadata, for_removal);
         let in_use = self.metadata_use(metadata, purpose);
         let (load, left) = match purpose {
             Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
             // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
             // more items than estimated. Then writeback uses the reserve. Removals may use more of the reserve than
             // writeback, so that a removal can still make room when writeback finds none (I3).
-            Purpose::Writeback => {
-                let for_removal = self.shared_removal_need(metadata).min(reserve);
-                (self.admission.load.active(), (reserve / 8).max(for_removal))
-            }
+            Purpose::Writeback => (self.admission.load.active(), (reserve / 8).max(for_removal.min(reserve))),
             // A removal leaves room for the deletion of a subvolume (I3).
             Purpose::Removal => {
                 let nr_changes = in_use.shared_extent_tree.map_or(0, |_| CHANGES_PER_SUBVOLUME_DELETION);

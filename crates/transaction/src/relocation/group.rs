@@ -1,8 +1,8 @@
 //! Emptying one block group.
 //!
 //! Invariants:
-//! - I1. The group is read-only from the beginning of the relocation to the group's removal, or until the relocation
-//!   ends early. So the content of the group only shrinks, and each extent needs to be found only once.
+//! - I1. The group is read-only from the end of [`Engine::close_to_allocations`] to the group's removal, or until the
+//!   relocation ends early. So the content of the group only shrinks, and each extent needs to be found only once.
 //! - I2. An extent that cannot be moved stays in its group, which becomes writable again after the relocation.
 
 use std::ops::Range;
@@ -15,6 +15,7 @@ use ubtrfs_space::{BlockGroup, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{NodePtr, NodeSource};
 
 use crate::engine::Engine;
+use crate::handle::metadata_reservation::Purpose;
 use crate::handle::trans_handle::regular_extent;
 use crate::job::Job;
 use crate::relocation::data_copy::DataCopies;
@@ -77,19 +78,21 @@ impl Engine {
     pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_writable()?;
         self.refuse_relocation_trees()?;
-        let group = self.space.block_group_at(start).filter(|group| group.start == start);
-        let group = group.ok_or_else(|| Error::Refused {
-            what: format!("there is no block group at {start}"),
-            hint: "see: ubtrfs inspect dump-tree -t chunk",
-        })?;
-        let is_ours = self.relocations.begin(start);
-        // M1 of chunk_migration
-        if !is_ours || self.migrations.contains(start) {
-            if is_ours {
-                self.relocations.end(start);
-            }
-            return Err(Error::BlockGroupBusy { start, work: if is_ours { "moved" } else { "emptied" } });
+        if !self.relocations.begin(start) {
+            return Err(Error::BlockGroupBusy { start, work: "emptied" });
         }
+        // M1 of chunk_migration: look at the migrations and at the group only now.
+        if self.migrations.contains(start) {
+            self.relocations.end(start);
+            return Err(Error::BlockGroupBusy { start, work: "moved" });
+        }
+        let Some(group) = self.space.block_group_at(start).filter(|group| group.start == start) else {
+            self.relocations.end(start);
+            return Err(Error::Refused {
+                what: format!("there is no block group at {start}"),
+                hint: "see: ubtrfs inspect dump-tree -t chunk",
+            });
+        };
         let mut emptied = self.empty_group(&group, job);
         if let Ok(report) = &mut emptied
             && report.failures.is_empty()
@@ -100,7 +103,7 @@ impl Engine {
         self.forget_moves(&group);
         // The group is now removed, or an ordinary group again (I2).
         self.relocations.end(start);
-        self.space.set_read_only(start, false);
+        self.space.set_writable(start);
         emptied
     }
 
@@ -116,9 +119,14 @@ impl Engine {
         let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
         {
             // Without this lock, two relocations could each rely on the other's group for the space of writers.
-            let _closing = self.relocations.lock_closing();
+            let _closing = loop {
+                job.check()?;
+                if let Some(closing) = self.relocations.try_lock_closing(WAIT) {
+                    break closing;
+                }
+            };
             self.keep_kind(group)?;
-            self.close_to_allocations(group)?;
+            self.close_to_allocations(group, job)?;
         }
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_writes_in_place();
@@ -169,14 +177,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the group read-only. If its free space is reserved for dirty data, first makes another group or writes the
-    /// data.
-    fn close_to_allocations(&self, group: &BlockGroup) -> Result<()> {
-        for _ in 0..MAX_WAITS {
+    /// Makes the group read-only. If dirty data or admitted changes of metadata need its free space, first makes another
+    /// group, or writes the data and the changes.
+    fn close_to_allocations(&self, group: &BlockGroup, job: &Job) -> Result<()> {
+        for _ in 0..MAX_ATTEMPTS_TO_CLOSE {
+            job.check()?;
             if self.space.try_set_read_only(group.start) {
-                return Ok(());
+                if !group.flags.contains(BlockGroupFlags::METADATA) || self.has_room_for_metadata(Purpose::Change) {
+                    return Ok(());
+                }
+                self.space.set_writable(group.start);
             }
-            if !self.add_chunk(kind_of(group))? {
+            if !self.add_chunk(SpaceKind::of(group.flags))? {
                 self.flush_data()?;
                 self.commit()?;
             }
@@ -190,7 +202,9 @@ impl Engine {
         let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
         let mut groups = self.space.block_groups();
         groups.retain(|other| other.start != group.start && types(other) == types(group));
-        if groups.iter().any(|other| !self.space.is_read_only(other.start)) || self.add_chunk(kind_of(group))? {
+        if groups.iter().any(|other| !self.space.is_read_only(other.start))
+            || self.add_chunk(SpaceKind::of(group.flags))?
+        {
             return Ok(());
         }
         // Another relocation is emptying the only other groups.
@@ -247,12 +261,15 @@ impl Engine {
     fn remove_emptied(&self, group: &BlockGroup) -> Result<()> {
         self.forget_moves(group);
         self.relocations.condemn(group.start);
-        self.commit_with_step(&mut RelocationStep::default())?;
-        if self.space.block_group_at(group.start).is_some() {
-            let what = format!("the empty block group {} was not removed", group.start);
-            return Err(Error::Bug { what });
+        for _ in 0..MAX_WAITS {
+            self.commit_with_step(&mut RelocationStep::default())?;
+            if self.space.block_group_at(group.start).is_none() {
+                return Ok(());
+            }
+            // A move of the chunk entered the group in its map, and has not left again yet (M1 of chunk_migration).
+            std::thread::sleep(WAIT);
         }
-        Ok(())
+        Err(Error::Bug { what: format!("the empty block group {} was not removed", group.start) })
     }
 
     /// Whether the extent tree has no extent at this address.
@@ -309,20 +326,12 @@ enum Moved {
     Nothing,
 }
 
-fn kind_of(group: &BlockGroup) -> SpaceKind {
-    if group.flags.contains(BlockGroupFlags::SYSTEM) {
-        SpaceKind::System
-    } else if group.flags.contains(BlockGroupFlags::METADATA) {
-        SpaceKind::Metadata
-    } else {
-        SpaceKind::Data
-    }
-}
-
 /// Maximum number of extents in one step.
 const STEP_EXTENTS: usize = 8192;
 /// Approximate bytes of data in one step.
 const STEP_DATA_BYTES: u64 = 128 << 20;
+/// Maximum number of attempts to close a group to allocations while other threads need its free space.
+const MAX_ATTEMPTS_TO_CLOSE: u32 = 8;
 /// Maximum number of commits to wait for a group to become empty.
 const MAX_WAITS: u32 = 100;
 const WAIT: Duration = Duration::from_millis(50);
