@@ -239,6 +239,22 @@ mod tests {
     }
 
     #[test]
+    fn receives_of_versions_that_do_not_share_are_understood() {
+        let text = concat!(
+            r#"{"version":1,"request":{"receive":{"dir":0,"only_first":false,"max_errors":1,"keep":false,"#,
+            r#""force_decompress":false,"verify":false,"total_bytes":null}}}"#
+        );
+        let request = decode_request(text.as_bytes()).unwrap();
+        assert!(matches!(&request, Request::Receive(receive) if !receive.shares), "{request:?}");
+        let frame = String::from_utf8(encode_request(&request).unwrap()).unwrap();
+        assert!(!frame.contains("shares"), "{frame}");
+        let done = serde_json::to_value(receive::Response::default()).unwrap();
+        let fields = done.as_object().unwrap().iter().filter(|(name, _)| *name != "bytes_shared");
+        let older = serde_json::Value::Object(fields.map(|(name, value)| (name.clone(), value.clone())).collect());
+        assert_eq!(serde_json::from_value::<receive::Response>(older).unwrap(), receive::Response::default());
+    }
+
+    #[test]
     fn other_versions_and_unknown_commands_get_a_line_that_says_so() {
         let told = |text: &str| decode_request(text.as_bytes()).unwrap_err();
         let newer = told(r#"{"version": 2, "program": "ubtrfs 9", "request": {"whatever": [1]}}"#);

@@ -44,7 +44,9 @@ pub struct Request {
     pub force_decompress: bool,
     /// Whether everything is read again and compared with the stream before a subvolume is complete.
     pub verify: bool,
-    /// Whether to share data with the sent subvolume, if that subvolume is on this filesystem.
+    /// Whether to share data with the sent subvolume, if that subvolume is on this filesystem. Not sent if false, so that
+    /// servers without this field receive too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares: bool,
     /// Bytes of the stream, if known, for the progress.
     pub total_bytes: Option<u64>,
@@ -62,6 +64,7 @@ pub struct Response {
     /// Compressed extents that were stored as they are.
     pub stored_encoded: u64,
     /// Bytes that are shared with the sent subvolumes.
+    #[serde(default)]
     pub bytes_shared: u64,
     /// Files and directories that were verified.
     pub verified_inodes: u64,
