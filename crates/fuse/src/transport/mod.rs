@@ -1,10 +1,10 @@
-//! Transport: how requests arrive from the kernel and answers go back.
+//! Transport: how requests arrive from the kernel and answers go back; how many threads read /dev/fuse.
 //!
 //! | module        | contents                                                                |
 //! |---------------|-------------------------------------------------------------------------|
-//! | `worker_pool` | the number of threads that take requests                                |
+//! | `worker_pool` | which thread takes requests in place of a thread that waits             |
 //! | `dev_fuse`    | requests read from /dev/fuse: works everywhere                          |
-//! | `ring`        | requests through io_uring, handled on the processor that they came from |
+//! | `ring`        | requests through io_uring: number of threads and their processors       |
 //! | `idle_poll`   | keeping a processor awake while requests arrive                         |
 //! | `counts`      | requests by operation, and their time in the server                     |
 //!

@@ -1,5 +1,6 @@
 //! [`PendingChunks`]: new chunks that no tree records yet. A chunk is made when a kind of space runs out, and is
-//! recorded in the chunk and device trees at the next commit.
+//! recorded in the chunk and device trees at the next commit. Its size and its place on the devices are chosen by
+//! `volumes::allocation`.
 //!
 //! Also decides which empty block groups a commit removes ([`Engine::remove_empty_block_groups`]).
 //!
