@@ -44,7 +44,7 @@ pub fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
 pub struct Name {
     /// The name.
     pub name: Vec<u8>,
-    /// The inode that it names.
+    /// The inode that the entry refers to.
     pub id: InodeId,
 }
 
@@ -69,8 +69,8 @@ pub struct VisitedDirs(HashSet<InodeId>);
 impl VisitedDirs {
     /// Records a directory. Fails if the walk has visited the directory before.
     pub fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
-        // A snapshot has empty directories in place of nested subvolumes. These are not recorded, because they all have
-        // one inode number.
+        // A snapshot has empty directories in place of nested subvolumes. All these directories have the same inode
+        // number, so they are not recorded.
         let is_real = dir.ino >= Ino::ROOT_DIR;
         if is_real && !self.0.insert(dir) {
             bail!("the directory has two names, which is damage; check the image with: ubtrfs check");

@@ -62,7 +62,7 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // Retry, because the kernel may still count a process that has just ended.
+        // Retry, because the kernel refuses to remove a cgroup while it still counts a process that has just ended.
         for _ in 0..50 {
             if fs::remove_dir(&self.dir).is_ok() {
                 return;

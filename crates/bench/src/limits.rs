@@ -1,5 +1,6 @@
-//! `bench limits`: measures the limits that the machine sets for every filesystem: copying memory, computing checksums,
-//! and writing and reading a file on the disk, through crate `device` as the engine does.
+//! `bench limits`: measures the speeds that no filesystem on this machine can exceed: of copying memory, of computing
+//! checksums, and of writing and reading a file on the disk. The file is accessed through crate `device`, as by the
+//! engine.
 
 use std::io::IoSlice;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ pub(crate) struct Args {
     /// Bytes to write and read
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "1G")]
     bytes: u64,
-    /// Runs; the medians are printed
+    /// Number of runs; the medians are printed
     #[arg(short = 'n', long, value_name = "N", default_value_t = 3)]
     runs: usize,
     /// Do not drop the machine's caches before reading

@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Mount for root alone, whose permissions the kernel does not check
     #[arg(long)]
     no_allow_other: bool,
-    /// Socket at which the counts of requests are told, as Prometheus text
+    /// Socket on which the server returns its numbers of requests, as Prometheus text
     #[arg(long, value_name = "PATH")]
     counts: Option<PathBuf>,
 }

@@ -63,7 +63,7 @@ pub(crate) struct LatencySummary {
     pub(crate) max_us: f64,
 }
 
-/// Counts of a workload during its measurement.
+/// The operations and bytes of the measured part of a workload, and their latencies.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     /// Operations: files, entries, blocks.
@@ -71,7 +71,7 @@ pub(crate) struct Work {
     /// Bytes of file data read or written.
     pub(crate) bytes: u64,
     pub(crate) latencies: Latencies,
-    /// The time to report, if it is not the time of the whole workload.
+    /// The time to report, if only a part of the measured work is timed. `None` means the time of the whole work.
     pub(crate) timed: Option<Duration>,
 }
 

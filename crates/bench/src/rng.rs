@@ -27,8 +27,8 @@ impl Rng {
     }
 }
 
-/// A pseudo-random permutation of the numbers below `len`, without memory for the order: a Feistel network over the
-/// next even power of two, applied until the result is in range.
+/// A pseudo-random permutation of the numbers below `len`, which is computed without storing the order. It is a Feistel
+/// network on numbers of an even number of bits, and is applied repeatedly until the result is below `len`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
     len: u64,

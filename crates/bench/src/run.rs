@@ -169,7 +169,7 @@ fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>>
     done
 }
 
-/// The directory of all work (R3).
+/// The directory in which the workload makes all its files (R3).
 const BASE: &[u8] = b"bench";
 
 fn make_base<T: Target>(target: &T) -> Result<()> {

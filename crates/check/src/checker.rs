@@ -56,9 +56,11 @@ pub(crate) struct Checker<'a> {
     pub(crate) blocks: BlockTable,
     pub(crate) log_blocks: HashSet<u64>,
     pub(crate) hash: Hash,
-    /// References to extents: positive in the extent tree, negative where a pointer or item refers to the extent.
+    /// The references to extents. A reference that the extent tree lists has positive weight; the pointer or file
+    /// extent item that refers to the extent has negative weight.
     pub(crate) refs: Ledger,
-    /// Names of the current subvolume: positive in directories, negative in inodes.
+    /// The names in the current subvolume. A name in a directory has positive weight, a name in an inode negative
+    /// weight.
     pub(crate) names: Ledger,
     pub(crate) device_extents: DeviceExtents,
     pub(crate) groups: BlockGroups,
@@ -73,7 +75,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) nr_rereads: u64,
     /// Maximum number of blocks that may be read again.
     pub(crate) again_max: u64,
-    /// The walked trees, for the second walk.
+    /// The trees that were walked, which a second walk visits again.
     pub(crate) walked: Vec<TreeRoot>,
     pub(crate) stats: Stats,
 }

@@ -38,7 +38,7 @@ pub(crate) struct Inode {
     pub(crate) item_names_len: u64,
     /// Sum of the lengths of all names in DIR_INDEX items.
     pub(crate) index_names_len: u64,
-    /// Sum of hashes: DIR_ITEMs are positive, DIR_INDEX items negative.
+    /// Sum of the hashes of names: names in DIR_ITEMs are added, and names in DIR_INDEX items are subtracted.
     pub(crate) names_sum: u64,
     nr_entries: u64,
     nr_extents: u64,

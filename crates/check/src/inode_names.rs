@@ -17,9 +17,11 @@ use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u16_at, u64_at};
 use crate::walk::{Event, Leaf, TreeRoot};
 
-/// A name: positive in a directory's index, negative in the inode.
+/// The kind of a fact that states a name of an inode. The weight is positive for a directory's index item, and negative
+/// for the inode's reference item.
 const NAME: u64 = 1;
-/// A name's type: positive from the inode's mode, negative from the directory's index.
+/// The kind of a fact that states the file type of a name. The weight is positive for the type in the inode's mode, and
+/// negative for the type in a directory's index item.
 const TYPE: u64 = 2;
 
 impl<'a> Checker<'a> {

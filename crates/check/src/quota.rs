@@ -1,8 +1,10 @@
-//! Checks the quota tree: whether its items match each other, and whether the numbers of each group are right.
+//! Checks the quota tree: whether its items match each other, and whether each group's referenced and exclusive bytes
+//! are right.
 //!
 //! A group refers to an extent if a block or a file of one of its subvolumes refers to the extent. The group has the
-//! extent exclusively if no other subvolume refers to the extent. So the bytes are summed for each set of subvolumes
-//! that share extents. There are few such sets, even if there are many extents.
+//! extent exclusively if no subvolume outside of the group refers to it. Both facts depend only on the set of
+//! subvolumes that refer to the extent, so the bytes of extents are summed for each such set. There are few sets, even
+//! if there are many extents.
 //!
 //! Simple quotas count an extent in the group of the subvolume that allocated it. The item of a data extent names that
 //! subvolume, and so does the header of a tree block.
@@ -23,10 +25,10 @@ use crate::problem::{Code, Place};
 use crate::raw::u64_at;
 use crate::walk::Event;
 
-/// The groups' numbers in the quota tree, and the numbers that the check counted.
+/// The referenced and exclusive bytes of each group as the quota tree states them, and as the check counts them.
 #[derive(Debug, Default)]
 pub(crate) struct Quota {
-    /// Whether the groups' numbers are compared with counted numbers.
+    /// Whether the bytes in the quota tree are compared with the counted bytes.
     active: bool,
     /// With simple quotas, the generation that enabled them. Simple quotas count extents of this and later generations.
     simple_since: Option<u64>,
@@ -50,7 +52,7 @@ pub(crate) struct Quota {
 #[derive(Clone, Copy, Debug)]
 struct UserSet {
     others: u32,
-    /// The subvolume that was visited last.
+    /// The subvolume that joined the set last.
     last: u64,
     /// Bytes of the extents that exactly these subvolumes refer to.
     bytes: u64,
@@ -143,7 +145,8 @@ impl Quota {
         for users in self.sets.iter().skip(1).filter(|users| users.bytes > 0) {
             let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
             let (mut nr_users, mut set) = (0u32, Some(users));
-            // Set 0 has no subvolumes, and every other set was made after the set that it extends.
+            // Every other set was made after the set that it extends, so the loop ends at set 0, which has no
+            // subvolumes.
             while let Some(UserSet { others, last, .. }) = set.copied() {
                 nr_users = nr_users.saturating_add(1);
                 let groups = above.entry(last).or_insert_with(|| self.above(last));

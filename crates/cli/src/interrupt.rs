@@ -25,8 +25,8 @@ struct Files {
 
 static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new() });
 
-/// Starts removing temporary files at SIGINT, SIGTERM and SIGHUP. Must be called only by commands that do not use these
-/// signals otherwise.
+/// Starts a thread that removes the recorded files when SIGINT, SIGTERM or SIGHUP arrives. Commands that handle these
+/// signals themselves must not call this function.
 pub(crate) fn watch() {
     let ignored = ignored_signals();
     let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);

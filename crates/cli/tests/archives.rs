@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use common::{ok, refused};
 use ubtrfs_testkit::capability::program;
 
-/// Runs a command in a directory; `mib` limits the command's address space; 0 means no limit.
+/// Runs a command in a directory; `mib` is the limit of the command's address space in MiB; 0 means no limit.
 fn run(dir: &Path, mib: u64, line: &str) -> Output {
     let limit = if mib == 0 { String::new() } else { format!("ulimit -v {}; ", mib << 10) };
     let command = format!("{limit}exec timeout 120 {} {line}", env!("CARGO_BIN_EXE_ubtrfs"));

@@ -1,9 +1,10 @@
 //! Tests of root's mounts of block devices with the option `fuseblk`: sync(2) reaches the server, umount(2) waits for
 //! the last commit, and after `umount -f` the server writes only to a device that nobody else has taken.
 //!
-//! Method: a loop device over an image. After a sync or an unmount, a copy of the image is judged by Linux. The mount
-//! commits by itself only after a second without changes. The copy is made earlier, so it shows the effect of the sync
-//! or the unmount. A stopped server stands for one that waits for a slow disk.
+//! Method: each test mounts a loop device over an image, and copies the image after a sync or an unmount. Linux then
+//! reads the copy. The mount commits by itself only after a second without changes, and the copy is made before that,
+//! so it shows the effect of the sync or the unmount. A test stops the server (SIGSTOP) to simulate a server that waits
+//! for a slow disk.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -259,7 +260,8 @@ fn a_server_writes_nothing_to_a_device_that_linux_mounted_after_umount_by_force(
     }
 }
 
-/// The mount stays, and has the claim, after its connection was aborted.
+/// After the mount's FUSE connection was aborted, the mount still exists and still holds the exclusive claim on the
+/// device.
 #[test]
 fn a_server_commits_after_an_abort_that_leaves_the_mount() {
     if !ready() {
@@ -274,7 +276,8 @@ fn a_server_commits_after_an_abort_that_leaves_the_mount() {
         write_uncommitted(&bed);
         let busy = fs::File::open(bed.join("n1")).unwrap();
         let connection = fs::metadata(bed.dir.path()).unwrap().dev();
-        // The kernel names a connection by its own form of the device number.
+        // fusectl has a directory for each connection. The directory's name is the mount's device number in the
+        // kernel's internal encoding.
         let number = u64::from(rustix::fs::major(connection)) << 20 | u64::from(rustix::fs::minor(connection));
         fs::write(control.path().join(number.to_string()).join("abort"), "1").unwrap();
         let output = server.wait_with_output().unwrap();

@@ -438,7 +438,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     };
     ok(ubtrfs(&["mount", &image, &point]));
     let before = fs::read(dir.join("f")).unwrap();
-    // Linux may still attach another device later.
+    // Linux can attach a loop device to the image even after the image was mounted.
     let late = LoopDevice::over(image.as_ref()).unwrap();
     for device in [plain.path(), stacked.path(), late.path()] {
         refuse_all(device, "in use");
@@ -449,7 +449,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     ok(ubtrfs(&["umount", &point]));
     btrfs_check(Path::new(&image)).unwrap();
 
-    // Conversely, mount the device and try the image.
+    // Now the other way round: mount the device, and try the commands on the image.
     ok(ubtrfs(&["mount", plain.path(), &point]));
     refuse_all(&image, "disk.img");
     refuse_all(stacked.path(), "in use");

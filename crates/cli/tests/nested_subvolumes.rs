@@ -141,7 +141,7 @@ const READERS: &[&str] = &[
     "find home -depth -name 'file1*' | sort",
     "du -s . 2>&1",
     // With two operands, du would skip directories whose inode number it has seen. On Linux, all empty directories in
-    // place of subvolumes have one inode number.
+    // place of subvolumes have the same inode number.
     "du -a home | sort -k2",
     "du -sh --inodes home | cut -f2",
     "grep -rc needle . | sort",

@@ -163,7 +163,8 @@ fn live<P: Place>(place: P) -> Image {
     assert_eq!(ok(subvolume(["get-default", &at("")])), "ID 5 (FS_TREE)\n");
     ok(subvolume(["set-default", &at("gone")]));
     assert!(ok(subvolume(["get-default", &at("")])).ends_with(" top level 5 path gone\n"));
-    // An image is opened at its default subvolume.
+    // Without `subvolid=5`, the command would open the image at its default subvolume `gone`, in which the name `gone`
+    // does not exist.
     refused(&subvolume(["delete", "-o", "subvolid=5", &at("gone")]), &["cannot delete", "default"]);
     ok(subvolume(["set-default", "5", &at("")]));
     refused(&subvolume(["delete", "-c", &at("a")]), &["cannot delete", "other subvolumes"]);

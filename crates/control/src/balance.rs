@@ -64,7 +64,8 @@ pub struct Filters {
     pub convert: Option<String>,
     /// Whether block groups that already have the profile `convert` are skipped.
     pub soft: bool,
-    /// The number of block groups that must match at least, and the largest number to balance.
+    /// The minimum number of matching block groups, and the maximum number of block groups to move. If fewer block
+    /// groups match, none of them is moved.
     pub limit: Option<(u32, u32)>,
     /// The smallest and the largest number of stripes.
     pub stripes: Option<(u32, u32)>,

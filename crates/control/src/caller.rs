@@ -5,7 +5,7 @@
 //!   later, when the process may already run another program. So groups count only while all four user ids of the
 //!   process still equal the client's user. Capabilities count only if the user is root; root may lack some of them.
 //!
-//! [`crate::execute`] decides which commands need an administrator, and who is one.
+//! [`crate::execute`] decides which commands need an administrator, and which callers are administrators.
 
 use std::sync::Arc;
 

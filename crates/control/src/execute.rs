@@ -1,4 +1,4 @@
-//! [`execute`]: the one implementation of every command.
+//! [`execute`] runs every command: for the command line on an image, for the control socket of a mount, and for ioctls.
 
 use std::os::fd::BorrowedFd;
 
@@ -43,8 +43,8 @@ pub trait Host: Send + Sync {
     /// The user who mounted and may administer the mount; `None` for an image.
     fn owner(&self) -> Option<u32>;
 
-    /// Whether users may see other owners than the filesystem stores (idmapped mounts). A client's user then says
-    /// nothing about the files that it owns.
+    /// Whether users may see other owners than the filesystem stores (idmapped mounts). A client's user id then does
+    /// not show which files the client owns.
     fn may_map_owners(&self) -> bool {
         false
     }

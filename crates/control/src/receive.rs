@@ -42,7 +42,8 @@ pub struct Request {
     pub keep: bool,
     /// Whether compressed data is always decompressed.
     pub force_decompress: bool,
-    /// Whether everything is read again and compared with the stream before a subvolume is complete.
+    /// Whether to verify each subvolume before it is marked as complete: its content is read again and compared with
+    /// the stream.
     pub verify: bool,
     /// Whether to share data with the sent subvolume, if that subvolume is on this filesystem. Not sent if false, so that
     /// servers without this field receive too.
@@ -61,16 +62,16 @@ pub struct Response {
     pub commands: u64,
     /// Bytes of the stream.
     pub bytes: u64,
-    /// Compressed extents that were stored as they are.
+    /// Compressed extents that were stored as they arrived, without decompression.
     pub stored_encoded: u64,
     /// Bytes that are shared with the sent subvolumes.
     #[serde(default)]
     pub bytes_shared: u64,
     /// Files and directories that were verified.
     pub verified_inodes: u64,
-    /// Bytes that were read again.
+    /// Bytes of the received files that the verification read.
     pub verified_bytes: u64,
-    /// The number of read bytes that were compared with the stream.
+    /// The bytes in `verified_bytes` that were compared with bytes of the stream.
     pub compared_bytes: u64,
     /// Commands that failed.
     pub nr_errors: u64,

@@ -34,7 +34,7 @@ pub enum Access {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// Used by large reads and writes.
+    /// Direct I/O on the file, which large reads and writes use.
     direct: Direct,
     path: PathBuf,
     /// `path` as an absolute path, because the working directory may change.

@@ -1,6 +1,6 @@
 //! Writes contents and attributes of an archive's files. If the archive is an uncompressed file, a separate thread
-//! writes contents and attributes while the main thread makes names. The separate thread reads data directly into the
-//! buffers that writeback uses.
+//! completes the files (writes their contents and attributes) while the main thread makes names. The separate thread
+//! reads data directly into the buffers that writeback uses.
 //!
 //! Invariants:
 //! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
@@ -50,7 +50,7 @@ pub(super) struct ContentsThread<'scope> {
 }
 
 impl<'a> Contents<'a> {
-    /// Completes an opened file, in this thread or in the separate thread.
+    /// Writes contents and attributes of an opened file, in this thread or in the separate thread.
     pub(super) fn file(
         self,
         reader: &mut Reader,

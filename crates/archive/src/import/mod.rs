@@ -93,7 +93,7 @@ pub struct ImportOptions {
     pub place: String,
 }
 
-/// The numbers of an import.
+/// The numbers of files and attributes that an import made, and of members that it skipped.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct ImportReport {
     /// Unpacked members.
@@ -140,7 +140,7 @@ pub fn import(
     Ok(import.counts)
 }
 
-/// The fixed parts of an import, which both threads use.
+/// The parts of an import that do not change while it runs. Both threads use them.
 struct Job<'a> {
     options: &'a ImportOptions,
     watch: Watch<'a>,
@@ -244,7 +244,8 @@ impl DirCache {
 /// A new inode for a member.
 struct Made {
     id: InodeId,
-    /// The inode's name until it replaces the file that has the member's name.
+    /// The temporary name of the inode, if a file with the member's name exists. At the end, the inode replaces this
+    /// file and takes its name.
     temporary: Option<Vec<u8>>,
 }
 
@@ -260,9 +261,9 @@ struct Import<'a> {
     dirs: DirCache,
     /// Times and attributes of directories, to set at the end (I2).
     dirs_to_finish: Vec<PendingDir>,
-    /// The names of the layer, if the archive is a layer.
+    /// The names that the layer has added so far, if the archive is a layer.
     layer: Option<Layer>,
-    /// Memory that may still be kept until the end (I4).
+    /// The number of further bytes that may be kept until the end (I4).
     held_left: usize,
     counts: ImportReport,
     /// The bytes of file data that were written when the last commit started.
@@ -306,8 +307,8 @@ impl<'a> Import<'a> {
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut());
-            // I3: the files that the separate thread completes come earlier in the archive than a member that failed in
-            // this thread, so an error of the separate thread takes precedence.
+            // A member that failed in this thread comes later in the archive than all files that were sent to the
+            // separate thread. So an error of the separate thread takes precedence (I3).
             self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
             made
         })?;

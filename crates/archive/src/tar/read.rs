@@ -74,7 +74,7 @@ impl Reader {
                 if self.nr_members == 0 {
                     bail!("the archive is empty; give a tar archive");
                 }
-                // Some writers omit the zero blocks at the end of an archive, so this is no error.
+                // Some writers omit the zero blocks at the end of an archive, so an archive without them is accepted.
                 return Ok(None);
             }
             let header = Header(&block);

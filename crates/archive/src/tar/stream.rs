@@ -50,7 +50,7 @@ impl Stream {
             let Ok(buffer) = self.full.recv() else { return Ok(&[]) };
             let used = std::mem::replace(&mut self.current, buffer?);
             self.at = 0;
-            // Sending fails if the thread has already ended.
+            // The thread may have ended already. Then it needs no more buffers, so the error of sending is ignored.
             let _ = self.empty.send(used);
         }
         let len = (self.current.len() - self.at).min(usize::try_from(max).unwrap_or(usize::MAX));

@@ -40,7 +40,7 @@ use side::{Setup, Side, SideKind};
 pub(crate) struct Args {
     /// Workloads to run [default: all]
     workloads: Vec<Workload>,
-    /// Runs of each workload on each side
+    /// Number of runs of each workload on each side
     #[arg(short = 'n', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Sides to compare

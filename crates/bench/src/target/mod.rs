@@ -25,14 +25,14 @@ pub(crate) struct Meta {
     pub(crate) mtime: i64,
 }
 
-/// The kind of a directory entry, as far as workloads care.
+/// The kind of a directory entry. Workloads distinguish only directories from all other files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Dir,
     Other,
 }
 
-/// Work on a whole filesystem.
+/// An administrative task on a whole filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Admin {

@@ -143,7 +143,8 @@ fn send_all<T: Target>(target: &T, params: &Params, base: &T::Dir, output: &Path
     Ok(())
 }
 
-/// On average, writes into one of 40 files. For every 200 files, renames one, removes one and adds one.
+/// Changes random files of a tree. Of 200 files, it writes into 5, renames 1 and removes 1 on average, and makes 1 new
+/// file.
 fn change_tree<T: Target>(target: &T, params: &Params, tree: &T::Dir) -> Result<()> {
     let mut rng = Rng::new(params.seed);
     let mut dirs = vec![tree.clone()];

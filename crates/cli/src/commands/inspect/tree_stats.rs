@@ -19,7 +19,8 @@ pub(crate) struct TreeStats {
     pub(crate) items: u64,
     /// Bytes that items and their headers use in all leaves.
     pub(crate) used_bytes: u64,
-    /// Bytes that all leaves have room for, without their headers.
+    /// The number of bytes in all leaves that items and their headers could use: the size of the leaves without the
+    /// block headers.
     pub(crate) leaf_bytes: u64,
     /// Leaves that are less than half full.
     pub(crate) sparse_leaves: u64,

@@ -10,8 +10,8 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// Rewrites the command lines of mount(8) and umount(8) to `ubtrfs mount ...` or `ubtrfs umount ...`. Leaves others
-/// unchanged.
+/// Rewrites the command lines of mount(8) and umount(8) to `ubtrfs mount ...` or `ubtrfs umount ...`. Leaves other
+/// command lines unchanged.
 pub(crate) fn as_mount_helper(args: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
     let name = args.first().map(Path::new).and_then(Path::file_name).and_then(OsStr::to_str).unwrap_or_default();
     if name.starts_with("mount.") {

@@ -290,7 +290,7 @@ fn is_block_device(path: &Path) -> bool {
 fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<PrivilegedHelper> {
     let program = std::env::current_exe().context("cannot find this program to start its helper; use --no-sandbox")?;
     let mut command = Command::new(program);
-    // The helper runs in another directory.
+    // The helper runs in the root directory, so a relative path would not lead to the device.
     let device = std::path::absolute(&args.device).unwrap_or_else(|_| args.device.clone());
     command.args(["mount", "--unmounter", "--"]).arg(device).arg(dir);
     command.current_dir("/");

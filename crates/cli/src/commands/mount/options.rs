@@ -122,16 +122,16 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<Parsed> {
         bail!("noopen and writeback_cache exclude each other: a refused write would be noticed too late; omit one");
     }
     if config.no_open && config.allow_other {
-        // Such a mapping would change the kernel's page cache. The server refuses the change, but it stays in the
-        // cache, from which all users read.
+        // With noopen, a user can map a file for writing without permission to write to it. The server refuses the
+        // written data, but the changed pages stay in the kernel's page cache, from which all users read.
         bail!("noopen lets users map files for writing that cannot be written; mount for one user: add noallow_other");
     }
     if config.idmap && !config.checks_permissions() {
         bail!("idmap needs the kernel's permission checks: add allow_other or default_permissions");
     }
     let mut options = MountOptions::parse(&btrfs.join(","))?;
-    // As with noacl, only modes decide on access, and new files do not inherit ACLs, which would be invisible in this
-    // mount.
+    // With noxattr, ACLs are invisible in this mount. So, as with noacl, only modes decide on access, and new files do
+    // not inherit ACLs.
     options.acl &= !config.no_xattrs;
     if let Some(bytes) = memory {
         options.memory_bytes = bytes;
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn options_of_the_mount_point_are_not_passed_to_btrfs() {
-        // Each of these would be refused as an unknown option of btrfs.
+        // If one of these options were passed on, it would be refused as an unknown option of btrfs.
         let ours = "allow_other,noallow_other,default_permissions,nonempty,dev,nodev,suid,nosuid,exec,noexec,dirsync,\
                     writeback_cache,nowriteback_cache,xattr,noxattr,open,noopen,idmap,noidmap,io_uring,noio_uring,\
                     idle_poll,noidle_poll,idle_poll=on,idle_poll=off,idle_poll=auto,fuseblk,nofuseblk,fuseblk,loop";

@@ -63,7 +63,8 @@ pub(crate) fn short_time_text(time: Timespec) -> String {
 
 /// Converts days since 1970 to year, month and day in the proleptic Gregorian calendar.
 fn civil(days: i64) -> (i64, i64, i64) {
-    // Years begin in March, so that the leap day comes last; an era has 400 years.
+    // This computation lets years begin in March, so that the leap day is the last day of the year. An era has 400
+    // years.
     let days = days.saturating_add(719_468);
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);

@@ -148,7 +148,8 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
         print_out(&format!("{value}\n"))?;
     } else if !args.quiet {
         for subvolume in &done.subvolumes {
-            // As btrfs-progs does, snapshots are printed to standard output, and other subvolumes to standard error.
+            // As in btrfs-progs, the path of a received snapshot is printed to standard output, and the path of any
+            // other received subvolume to standard error.
             let path = printable(&subvolume.path);
             match subvolume.is_snapshot {
                 true => print_out(&format!("At snapshot {path}\n"))?,

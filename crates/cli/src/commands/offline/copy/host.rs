@@ -192,7 +192,7 @@ impl HostTarget {
     }
 
     /// Opens the directory of `path`, and calls `call` with a path that leads through the open directory in
-    /// `/proc/self/fd` to the last name. For system calls that take no directory descriptor.
+    /// `/proc/self/fd` to the last name. Needed for system calls that take no directory descriptor.
     fn with_path<T>(
         &self,
         path: &[u8],
