@@ -73,7 +73,7 @@ pub enum Error {
         /// The broken invariant.
         what: String,
     },
-    /// An impossible change of quota groups.
+    /// A change of quotas or quota groups that their present state does not allow.
     #[error("{what}")]
     Qgroup {
         /// The reason.
@@ -84,7 +84,7 @@ pub enum Error {
     /// A limit of a quota group would be exceeded.
     #[error("disk quota exceeded")]
     QuotaExceeded,
-    /// Writeback of dirty data failed: the engine requests it by a callback to the crate above.
+    /// Writeback of dirty data, which the engine requests from the crate above by a callback, failed.
     #[error("{message}")]
     Callback {
         /// The errno of that failure.

@@ -74,7 +74,8 @@ pub enum Error {
     /// ELOOP.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
-    /// ENOSPC: the extended attributes of one name hash do not fit into an item.
+    /// ENOSPC: extended attributes whose names have equal hashes share an item, and the item has no room for another
+    /// one.
     #[error("no room in the item for another entry")]
     ItemFull,
     /// EOVERFLOW: the entries of one name hash do not fit into an item.

@@ -157,7 +157,8 @@ impl Caller {
     /// The superuser with no umask.
     pub const ROOT: Self = Self { uid: 0, gid: 0, umask: 0 };
 
-    /// The caller's rights to change inode flags: all of them for the superuser, otherwise only an owner's.
+    /// The caller's rights to change inode flags beyond those of the inode's owner: all for the superuser, none for
+    /// other callers.
     pub fn flag_rights(&self) -> FlagRights {
         FlagRights { as_owner: self.is_privileged(), immutable: self.is_privileged() }
     }

@@ -436,10 +436,10 @@ fn nr_reloc_trees(image: &Path) -> usize {
     nr_root_items(image, "TREE_RELOC ROOT_ITEM")
 }
 
-/// Linux moves all block groups of a filesystem with snapshots and quotas. Copies of the image are taken meanwhile.
-/// Each copy is what a crash of Linux would leave. The image is a file in another filesystem, because a frozen outer
-/// filesystem stops every write of the inner one at once. Freezing the inner filesystem would wait for the balance.
-/// `UBTRFS_ROUNDS` is the number of copies with relocation trees.
+/// Linux moves all block groups of a filesystem with snapshots and quotas. Copies of the image are taken meanwhile;
+/// each copy is the state that a crash of Linux would leave. The image is a file in an outer filesystem, which is
+/// frozen for each copy: this stops every write to the image at once. Freezing the filesystem in the image would wait
+/// for the balance. `UBTRFS_ROUNDS` is the number of copies with relocation trees.
 #[test]
 fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
     if !capability::kernel_oracle() {
@@ -506,7 +506,7 @@ fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
             fs.delete_subvolume(TOP, b"s3", None).unwrap();
             fs.finish_deletions(&mut |_| Ok(())).unwrap();
         }
-        // The change removes s3, and so changes the size of the root directory.
+        // The change removes the subvolume `s3`, which changes the size of the root directory.
         let is_gone =
             |entry: &TreeEntry| entry.path.is_empty() || entry.path == b"s3" || entry.path.starts_with(b"s3/");
         let is_left = |entry: &&TreeEntry| !is_changed || !is_gone(entry);

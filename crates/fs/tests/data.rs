@@ -449,8 +449,8 @@ fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
     }
 }
 
-/// As on Linux, cloning and deduplication change no access time, also of inline data, which cannot be shared. Bytes
-/// that `copy_range` copies through memory count as read.
+/// As on Linux, cloning and deduplication change no access time, not even if a file's data is inline and so cannot be
+/// shared. Bytes that `copy_range` copies through memory count as read.
 #[test]
 fn cloning_and_deduplication_change_no_access_time() {
     let image = make(&MkfsOptions::default());

@@ -54,7 +54,7 @@ fn fill(fs: &Fs, rng: &mut Rng, tag: &str, max_bytes: u64, files: &Mutex<Files>)
         while accepted < len {
             let piece = &content[accepted..len.min(accepted + (128 << 10))];
             match fs.write(id, accepted as u64, piece) {
-                // At the end of the space, a part of the piece is written.
+                // When space runs out, only the first part of the piece is written.
                 Ok(written) => accepted += written,
                 Err(error) => {
                     refused += usize::from(is_full(&error));
@@ -281,8 +281,8 @@ fn data_accepted_amid_truncations_and_snapshots_is_written() {
         for (id, _) in &files {
             fs.fsync(*id, false).unwrap();
         }
-        // Background writeback may fail once while other threads hold the space. The data stays dirty, and the next
-        // attempt writes it.
+        // Background writeback may fail while the reservations of other threads take all free space. The data stays
+        // dirty, and the next attempt writes it.
         let failures = fs.metrics().into_iter().find(|metric| metric.name == "writeback_failures_total").unwrap();
         println!("{} failures in the background", failures.value);
         for (id, content) in &files {
@@ -343,7 +343,7 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
     second_opinion(image.path()).unwrap();
 }
 
-/// Removals beside a snapshot copy shared nodes, and free nothing.
+/// While a snapshot shares the nodes of a subvolume, removing files copies these nodes and frees no space.
 #[test]
 fn a_snapshot_is_deleted_when_removals_find_no_space() {
     if !kernel_oracle() {

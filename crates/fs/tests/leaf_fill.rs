@@ -50,8 +50,8 @@ fn files_in_one_directory_and_one_commit_fill_each_leaf_once() {
     assert_eq!(made, written, "a leaf was made more than once");
     assert!(fill > 0.95, "leaves are {fill} full");
     assert!(items >= FILES as f64 && batches <= 839.0, "{items} index items in {batches} leaves");
-    // Of the subvolume's unwritten nodes, the commit kept only a few pieces of 2 MiB in memory at a time. It also kept
-    // the nodes of other trees.
+    // At any time, the commit held only a few pieces of 2 MiB of the subvolume's unwritten nodes in memory, and in
+    // addition the nodes of other trees.
     let (waited, all) = (metric(&fs, "ubtrfs_unwritten_nodes_max_bytes", ""), written * 16384.0);
     println!("{waited} bytes of nodes waited at most, {all} were written");
     assert!(waited <= f64::from(12 << 20) && all >= f64::from(32 << 20), "{waited} of {all}");

@@ -175,7 +175,7 @@ fn fill(fs: &Fs, dir: InodeId, name: &str, piece: usize, most: u64) -> (u64, i32
     let mut at = 0;
     while at < most {
         match fs.write(id, at, &content_of(name, at, piece)) {
-            // At the limit, a part of the piece is written.
+            // At the limit, only the first part of the piece is written.
             Ok(written) => at += written as u64,
             Err(error) => return (at, error.errno()),
         }
@@ -189,7 +189,7 @@ fn group(fs: &Fs, id: QgroupId) -> (u64, u64) {
     (group.referenced, group.exclusive)
 }
 
-/// 100 writers want more than the limit: 192 MiB, or the MiB in `UBTRFS_LIMIT_MIB`.
+/// 100 threads try to write more than the limit of a quota group: 192 MiB, or the number of MiB in `UBTRFS_LIMIT_MIB`.
 #[test]
 fn many_writers_end_at_the_limit() {
     if !capability::kernel_oracle() {
@@ -216,7 +216,8 @@ fn many_writers_end_at_the_limit() {
         settle(&fs);
         let (referenced, _) = group(&fs, id);
         let sum: u64 = written.iter().map(|(bytes, _)| bytes).sum();
-        // The reservation of a write of 64 KiB, and the metadata that the writers reserved.
+        // The counted bytes stay below the limit by less than the reservation of a write of 64 KiB and of the metadata
+        // that the writers reserve.
         println!("{kind:?}: {sum} bytes written, {referenced} of {limit} counted");
         assert!((limit - (4 << 20)..=limit).contains(&referenced), "{referenced} of {limit}");
         fs.close().unwrap();
@@ -293,7 +294,8 @@ fn a_write_over_a_limit_or_the_end_of_space_is_done_in_part() {
         assert_eq!(errno, if kind.is_some() { EDQUOT } else { 28 });
         assert!(last < PIECE, "{kind:?}: the last write is done in part");
         assert_eq!(fs.getattr(file).unwrap().size, at);
-        // No room for another sector is left but what metadata and one more sector of data may need.
+        // The room left below the limit is only the room that a write reserves in addition to its data: for metadata
+        // and one more sector.
         if kind.is_some() {
             assert!((3 << 20) - at < 128 << 10, "{kind:?}: {at}");
         }
@@ -370,7 +372,7 @@ fn preallocation_clones_and_higher_groups_obey_limits() {
     btrfs_check(image.path()).unwrap();
 }
 
-/// Linux's part of a round, as a script.
+/// The part of a round in which Linux changes the filesystem, as a script.
 fn turn_of_linux(rounds: &mut Rounds, turn: u64) -> String {
     let mut script = String::new();
     for number in 0..5 {
@@ -398,11 +400,12 @@ fn turn_of_linux(rounds: &mut Rounds, turn: u64) -> String {
             _ => format!("head -c 90000 /dev/urandom | dd of={name}/f{file} conv=notrunc status=none\n"),
         };
     }
-    // A commit wakes the kernel's cleaner. Linux marks its numbers as inconsistent after some changes of relations.
+    // A commit wakes the kernel's cleaner, which drops deleted subvolumes. Linux marks its numbers as inconsistent
+    // after some changes of relations between quota groups, so the script ends with a rescan.
     script + "sync; btrfs subvolume sync -s 1 . > /dev/null; sync; btrfs quota rescan -w . > /dev/null\n"
 }
 
-/// Our part of a round.
+/// The part of a round in which ubtrfs changes the filesystem.
 fn our_turn(fs: &Fs, rounds: &mut Rounds) {
     for _ in 0..12 {
         rounds.step(fs);
@@ -422,7 +425,7 @@ fn our_turn(fs: &Fs, rounds: &mut Rounds) {
             }
             _ => Ok(false),
         };
-        // A change that does not fit the groups that exist is refused.
+        // Random changes that the existing groups do not allow fail, and are ignored.
         if needs_rescan.unwrap_or(false) {
             settle(fs);
             fs.start_quota_rescan().unwrap();
@@ -431,7 +434,8 @@ fn our_turn(fs: &Fs, rounds: &mut Rounds) {
     settle(fs);
 }
 
-/// Both balance, change quota groups, snapshot and delete. `UBTRFS_ROUNDS` is the number of rounds.
+/// Linux and ubtrfs take turns to balance, to change quota groups, and to take and delete snapshots. `UBTRFS_ROUNDS` is
+/// the number of rounds.
 #[test]
 fn linux_and_ubtrfs_take_turns() {
     if !capability::kernel_oracle() {
@@ -455,7 +459,8 @@ fn linux_and_ubtrfs_take_turns() {
         let script = turn_of_linux(&mut rounds, turn);
         run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
         let mut complaints = mount.kernel_complaints();
-        // Linux says so after a change of relations that it cannot count. The script ends with a rescan.
+        // Linux logs this message after a change of relations between groups if it cannot compute the new numbers. The
+        // script ends with a rescan.
         complaints.retain(|line| !line.contains("qgroup marked inconsistent"));
         assert!(complaints.is_empty(), "UBTRFS_SEED={seed} turn {turn}: {complaints:?}");
         let (theirs, files) = (numbers_shown(&mount), walk_path(mount.path()).unwrap());

@@ -49,7 +49,8 @@ pub(super) fn check_inode_key(what: &'static str, key: &Key) -> Check {
     Ok(())
 }
 
-/// Checks that another item of the inode precedes this one. A log tree may lack items.
+/// Checks that the preceding item in the leaf, if any, belongs to the same inode. Only leaves of subvolumes are
+/// checked, because a log tree may lack the inode's other items.
 pub(super) fn check_prev_ino(item: &Item<'_>, what: &'static str) -> Check {
     let Some((prev, _)) = item.prev else { return Ok(()) };
     if !item.owner.is_subvolume() || prev.objectid == item.key.objectid {

@@ -123,7 +123,7 @@ bitflags! {
         const DIRSYNC = 1 << 10;
         /// Compress.
         const COMPRESS = 1 << 11;
-        /// Initial inode of a root item.
+        /// Only in the inode of a root item: the fields `flags` and `byte_limit` of the root item are initialized.
         const ROOT_ITEM_INIT = 1 << 31;
         /// Read-only compatible: fs-verity.
         const RO_VERITY = 1 << 32;

@@ -35,9 +35,9 @@ impl Fs {
         Ok(self.engine.trim(range, min_bytes, job)?)
     }
 
-    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end to
-    /// places below the new end; where that gives extents other addresses, it waits for sends. `job` counts the bytes
-    /// that move. The new size is durable on return.
+    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end of
+    /// the device to places below the new end. Before extents get other logical addresses in this way, the call waits
+    /// until no send runs. `job` counts the bytes that move. The new size is durable on return.
     ///
     /// # Errors
     ///

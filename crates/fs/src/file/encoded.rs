@@ -1,4 +1,5 @@
-//! Writing data that is compressed already: receive stores the extents of a send stream as they are.
+//! Writing data that is compressed already: receive stores the compressed extents of a send stream without compressing
+//! them again.
 //!
 //! - I1. The compressed bytes come from outside: they are decompressed before they are stored.
 //! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like other
@@ -151,7 +152,7 @@ impl Fs {
         plan.drop_range(tree, ino, range.clone(), sectorsize)?;
         plan.insert(offset, item(extent, encoded, range.end - range.start));
         let reservation = self.engine.reserve(plan.len() + 8)?;
-        // From this point on, only planning explicit holes can fail, and that is done before the file's items change.
+        // From this point on, only the planning of explicit holes can fail, and it ends before the file's items change.
         let (size, disk_size) = (state.item.size, state.disk_size);
         state.item.size = size.max(end);
         state.advance_disk_size();

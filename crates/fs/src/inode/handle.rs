@@ -156,7 +156,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Ends an [`Fs::open_inode`]. Deletes the inode if it is unlinked and has no other users.
+    /// Releases a use of the inode that began with [`Fs::open_inode`]. Deletes the inode if it is unlinked and has no
+    /// other users.
     pub fn release_inode(&self, id: InodeId) {
         if self.inodes.release(id) {
             self.delete_if_unlinked(id);
@@ -173,7 +174,8 @@ impl Fs {
         self.end_deletion(id);
     }
 
-    /// Counts the reference of a lookup. The caller holds a lock that keeps the inode linked.
+    /// Counts a lookup as a reference to the inode, if the mount tracks lookups. The caller holds a lock that keeps the
+    /// inode linked.
     pub(crate) fn count_lookup(&self, id: InodeId) {
         if self.options.track_lookups {
             self.inodes.add_lookup(id);

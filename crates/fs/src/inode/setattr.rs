@@ -187,8 +187,8 @@ impl Fs {
         if !rights.as_owner && caller.uid != state.item.uid {
             return Err(Error::NotPermitted("not the owner"));
         }
-        // To switch between the two kinds of flags, Linux requires two calls: one clears the old flag, the next sets
-        // the new one.
+        // To switch between NOCOW and the flags for compression, Linux requires two calls: one clears the old flag, the
+        // next sets the new one.
         let about_compression = FS_COMPR | FS_NOCOMP;
         if (old & FS_NOCOW != 0 && flags & about_compression != 0)
             || (old & about_compression != 0 && flags & FS_NOCOW != 0)

@@ -59,7 +59,7 @@ impl Home {
         Arc::new(Self(subvolume))
     }
 
-    /// Makes another handle with a separate count.
+    /// Makes another handle for the same subvolume, with a reference count of its own.
     pub(crate) fn another(&self) -> Arc<Self> {
         Self::new(Arc::clone(&self.0))
     }

@@ -143,7 +143,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             return;
         }
         let mut synced = fs.sync();
-        // Each commit frees a part of the deleted subvolumes, and counts a part for quotas.
+        // Each commit frees only a part of the deleted subvolumes' space, and does only a part of a quota rescan, so
+        // commit until nothing is left to do.
         while fs.read_only().is_none() && fs.engine.has_steps_left() && !shared.stopped.load(Ordering::Acquire) {
             if let Err(error) = fs.engine.commit() {
                 synced = Err(error.into());

@@ -383,7 +383,8 @@ pub(super) fn extent_at(tree: &SentTree, ino: u64, offset: u64, sectorsize: u32)
 pub(super) struct Plan {
     /// Size of the file in the new tree.
     pub(super) size: u64,
-    /// Whether the receiver truncates the file first, which also drops what is preallocated past its new end.
+    /// Whether the receiver truncates the file first, which also drops the preallocated extents past the file's new
+    /// end.
     pub(super) is_cut: bool,
     pub(super) sectorsize: u32,
     /// Whether the receiver can preallocate.

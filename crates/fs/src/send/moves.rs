@@ -60,8 +60,8 @@ pub(super) struct Step {
 pub(super) struct Moved {
     /// New directories that were made.
     pub(super) made: HashSet<u64>,
-    /// Inodes in directories whose numbers were reused. The paths of these inodes may have changed, although both trees
-    /// have equal reference items for them.
+    /// Inodes of both trees that the old tree has in a directory whose inode number belongs to another directory in the
+    /// new tree. The paths of these inodes may have changed, although both trees have equal reference items for them.
     pub(super) relinked: HashSet<u64>,
 }
 
@@ -447,7 +447,8 @@ impl<'t> Moves<'t> {
                 None => self.late[&child.ino].is_begun,
             };
             if is_begun {
-                // The directory holds something that is waiting already, so the directory itself gets a temporary name.
+                // A mover or directory in this directory is waiting already (a cycle), so this directory itself gets a
+                // temporary name.
                 self.orphan(Node { ino: dir, is_new: false }, out)?;
                 return Ok(Wait::Nothing);
             }

@@ -50,7 +50,7 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
     inherited: Vec<u64>,
     /// Directories for which `bare` was called (S4).
     bared: HashSet<u64>,
-    /// Directories, above new inodes, that the receiver is known to have.
+    /// Directories that [`Self::make_above`] found to exist at the receiver, so that it does not look them up again.
     there: HashSet<u64>,
 }
 

@@ -17,8 +17,8 @@ pub(crate) struct Receives {
     nr: AtomicUsize,
 }
 
-/// The locked set of running receives. While this guard lives, no other receive begins. This lock comes before all
-/// others except those of other receives.
+/// The locked set of running receives. While this guard lives, no other receive begins. This lock is taken before all
+/// other locks.
 #[derive(Debug)]
 pub(crate) struct ReceivesGuard<'r> {
     receives: &'r Receives,

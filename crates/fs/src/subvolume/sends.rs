@@ -58,7 +58,8 @@ impl Sends {
             let mut state = self.state.lock();
             state.sending = state.sending.saturating_add(1);
         }
-        // From here on, no move begins. Dropping `sending` locks the state. `state` is declared later, so it drops earlier.
+        // From here on, no move begins. `sending` locks the state when it is dropped, so it is declared before `state`:
+        // if the wait fails, `state` is dropped first, and the drop of `sending` does not deadlock.
         let sending = Sending(self);
         let mut state = self.state.lock();
         self.wait_while(&mut state, |state| state.moving > 0, "waiting until extents are moved", job)?;
@@ -135,7 +136,7 @@ impl Fs {
     ///
     /// [`Error::NotPermitted`] if a subvolume is writable, [`Error::NotFound`] if it is deleted.
     pub(crate) fn keep_subvolumes(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Kept<'_>> {
-        // A subvolume that is not loaded yet is loaded without locks.
+        // Load the subvolumes before the locks below are taken.
         let found = ids.clone().map(|id| self.subvolume(id)).collect::<Result<Vec<_>>>()?;
         // Code that deletes a subvolume or makes it writable checks under these locks that it is not kept.
         let _flags = self.subvolumes.lock_flags();

@@ -57,9 +57,9 @@ impl Fs {
 
     /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Writes little of the data that
     /// becomes dirty later, however fast writers are: batches of many files are written until as many bytes are written
-    /// as are dirty now. Then each file that may still have such data is written in one pass. For a single subvolume,
-    /// in which writers may be active all the time, the passes through large files come first. The caller must hold no
-    /// inode lock.
+    /// as are dirty now. Then each file that may still have data that was dirty at the time of the call is written in
+    /// one pass. For a single subvolume, in which writers may be active all the time, the passes through large files
+    /// come first. The caller must hold no inode lock.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
@@ -150,7 +150,7 @@ impl Fs {
         Ok(total)
     }
 
-    /// Writes data back on a writeback thread, until little data waits.
+    /// Writes data back on a writeback thread, until little dirty data is left.
     pub(crate) fn flush_background(&self) -> Result<()> {
         while self.data.should_continue() {
             if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
@@ -405,9 +405,10 @@ impl Fs {
         }
     }
 
-    /// Puts the job's items. If there is not enough space to reserve for all items at once, uses several operations:
-    /// each commit replaces the estimates for earlier items by their actual use. Returns false if the file changed, so
-    /// that the job's inline data is no longer the whole content of the file.
+    /// Puts the job's items. If space cannot be reserved for all items at once, puts them in several operations. A
+    /// reservation is an estimate; a commit between two operations replaces it by the space that the items really use,
+    /// so later items find room. Returns false if the file changed, so that the job's inline data is no longer the
+    /// whole content of the file.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
