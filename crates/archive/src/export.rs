@@ -67,7 +67,8 @@ struct Export<'a, W: Write> {
     options: &'a ExportOptions,
     watch: Watch<'a>,
     writer: Writer<W>,
-    /// The first name written for each file with several links.
+    /// For each file with several names, the path under which it was first written. Its other names become hard links
+    /// to this path.
     first_names: HashMap<InodeId, Vec<u8>>,
     buf: Vec<u8>,
     report: ExportReport,
@@ -189,8 +190,8 @@ impl<W: Write> Export<'_, W> {
         self.put(Writer::end)
     }
 
-    /// Begins a member. If an error occurs before this call, the file is left out, and no other name of the file
-    /// becomes a link to it.
+    /// Begins a member. Records the path of a file with several names. If an error occurs before this call, the path is
+    /// neither in the archive nor recorded, so the file's other names do not become links to it.
     fn begin(&mut self, attr: &Attr, member: &Member) -> anyhow::Result<()> {
         if member.kind != Kind::Dir && attr.nlink > 1 {
             self.first_names.insert(attr.id, member.path.clone());

@@ -35,7 +35,7 @@ impl DataExtent {
 pub(crate) struct DataExtents {
     pub(crate) list: Vec<DataExtent>,
     complete: bool,
-    /// Set during the second walk, which must not add extents again.
+    /// Whether no more extents may be added to `list`: set during the second walk, which reads the extent tree again.
     frozen: bool,
 }
 
@@ -207,7 +207,8 @@ impl<'a> Checker<'a> {
         while let Some(piece) = pieces.next().or(data.is_empty().then_some(&[][..])) {
             let Ok(reference) = InlineRef::decode_keyed(&key, piece) else { break };
             if let InlineRef::ExtentData(of) = &reference {
-                // If another item has that hash as the offset of its key, Linux takes the next free offset.
+                // The key's offset should be this hash. If another item already has this offset, Linux uses the next
+                // free offset.
                 let hash = extent_data_ref_hash(of.root, of.objectid, of.offset);
                 if key.offset.wrapping_sub(hash) > COLLISIONS_MAX {
                     let text =

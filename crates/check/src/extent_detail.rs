@@ -17,7 +17,7 @@ impl<'a> Checker<'a> {
         self.refs.keep_disagreements();
         self.second_walk();
         let (facts, overflowed) = self.refs.disagreements();
-        // A wrong length of an extent is reported only if no reference to this extent was reported.
+        // Extents with a reported reference. For these extents, a wrong length is not reported too.
         let mut told = std::collections::HashSet::new();
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind != LENGTH) {
             told.insert(fact.subject);

@@ -20,9 +20,9 @@ struct Listed {
     ranges: Vec<(u64, u64)>,
     /// End of the last item that was read.
     last_end: u64,
-    /// Start and end of the block groups that were compared.
+    /// Start and end of each block group whose free space was compared.
     done: Vec<(u64, u64)>,
-    /// End of the last stale range, which belongs to a deleted block group.
+    /// End of the last stale range. A stale range is listed for a block group that no longer exists.
     stale: u64,
     /// Number of stale ranges.
     nr_stale: u64,

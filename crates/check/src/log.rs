@@ -22,7 +22,7 @@ use crate::walk::{Event, Kind, Leaf, TreeRoot};
 pub(crate) struct Logged {
     /// The logs of the subvolumes.
     pub(crate) roots: Vec<TreeRoot>,
-    /// Ranges of data whose checksums a replay needs.
+    /// Ranges of logged data that must have checksums after a replay.
     pub(crate) written: CsumRanges,
     /// Whether the whole log could be read.
     pub(crate) complete: bool,

@@ -52,8 +52,8 @@ impl<'a> Checker<'a> {
             self.log_blocks.clear();
             self.walk(&root, &mut |_, event| match event {
                 Event::Leaf(leaf) => forget_written(leaf, &mut suspects),
-                // A file in the part that was not read may mark any of the suspects as written, so none of them is
-                // reported.
+                // Some leaves of the tree were not read. A file extent in these leaves may mark any of the suspects as
+                // written, so none of the suspects is reported.
                 Event::Known(_) | Event::Gap => suspects.clear(),
             });
         }

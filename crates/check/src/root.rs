@@ -25,7 +25,7 @@ pub(crate) struct Root {
     pub(crate) place: Place,
 }
 
-/// The name of a subvolume in its parent.
+/// The records of a subvolume's name in its parent subvolume.
 #[derive(Clone, Debug, Default)]
 struct Link {
     /// Directory, index and name in the ROOT_REF.
@@ -120,7 +120,7 @@ impl<'a> Checker<'a> {
             self.sink.report(Code::RootItem, place, text);
         }
         if id == RootId::TREE_RELOC {
-            // A merged relocation tree keeps an item with 0 references until it is dropped.
+            // After a relocation tree is merged, its root item with 0 references stays until the tree is dropped.
             return self.roots.reloc.push(root);
         }
         let is_known = id.is_fs_tree() || (1..=12).contains(&id.0);

@@ -22,7 +22,7 @@ use crate::walk::Leaf;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     hash: u64,
-    /// The segment's part of the sum of names.
+    /// The sum of the names in the segment, which is added to the sum of a whole subvolume.
     pub(crate) names: u64,
     pub(crate) inodes: u64,
     pub(crate) last_key: Key,

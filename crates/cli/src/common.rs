@@ -249,7 +249,8 @@ pub(crate) fn stdout() -> Stdout {
 /// Standard output. Writing fails if standard output is closed or its reader has gone away.
 pub(crate) struct Stdout(io::StdoutLock<'static>);
 
-/// The error if the reader of a pipe went away. For example, `head` ends before it has read everything.
+/// The error of a write to standard output if it is a pipe whose reader has ended. For example, `head` ends before it
+/// has read everything.
 #[derive(Debug)]
 struct ReaderGone;
 

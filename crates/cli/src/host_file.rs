@@ -28,7 +28,7 @@ use crate::interrupt::{self, RegisteredFile};
 pub(crate) struct HostFile {
     file: File,
     place: Place,
-    /// Bytes written so far, for a file that is written in order.
+    /// The number of bytes written so far. Used only for files that are written in order.
     written: u64,
 }
 
@@ -183,7 +183,7 @@ impl HostFile {
         matches!(self.place, Place::Direct)
     }
 
-    /// The open file, for a caller that writes it from its beginning.
+    /// Returns the open file, for a caller that writes the whole file in order without `write_at`.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

@@ -47,7 +47,8 @@ fn an_image_and_a_mount_are_balanced_alike() {
         assert!(ok(balance(&["start", "-dusage=0"], place)).starts_with("Done, had to relocate"));
         refused(&balance(&["start", "-mconvert=single"], place), &["force"]);
         refused(&balance(&["start", "-s"], place), &["--force"]);
-        // Of two `-d` options, the last one counts; the report states the number of all block groups.
+        // Of two `-d` options, only the last one applies. With the limit 0, the command moves no block group, but
+        // prints the total number of block groups.
         let none = ok(balance(&["start", "-dusage=50", "-dlimit=0"], place));
         assert!(none.starts_with("Done, had to relocate 0 out of ") && !none.contains("out of 0"), "{none}");
         ok(balance(&["start", "-f", "-mconvert=single,soft", "-dconvert=dup,soft"], place));

@@ -158,7 +158,7 @@ fn a_lost_superblock_is_written_anew_from_a_good_copy() {
         mount.close().unwrap();
     }
 
-    // First a bad mirror, then no good copy at all.
+    // The command repairs a bad mirror, but refuses an image without any good copy of the superblock.
     let image = Image::copy_of(&pristine).unwrap();
     image.write_at(64 << 20, &damage[2]).unwrap();
     assert!(rescue(&["-y"], image.path()).status.success());
@@ -169,7 +169,7 @@ fn a_lost_superblock_is_written_anew_from_a_good_copy() {
     let before = image.digest().unwrap();
     assert_eq!((rescue(&["-y"], image.path()).status.code(), image.digest().unwrap()), (Some(1), before));
 
-    // A copy with a bad root address cannot be the source; an image in use cannot be the target.
+    // The command refuses a superblock copy with a bad root address as the source, and an image in use as the target.
     let image = Image::copy_of(&pristine).unwrap();
     image.patch_superblocks(|raw| raw[80..88].copy_from_slice(&(1u64 << 40).to_le_bytes())).unwrap();
     image.write_at(64 << 10, &damage[0]).unwrap();

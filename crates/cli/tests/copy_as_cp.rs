@@ -1,6 +1,6 @@
 //! Compares `ubtrfs cp` into an image with the machine's cp on a copy of the tree, with equal sources, options and
-//! targets. Both programs succeed or both fail, and the trees are equal afterwards. Each case has a separate directory,
-//! so all cases can share one image.
+//! targets. Either both programs must succeed or both must fail, and the trees must be equal afterwards. Each case has
+//! a separate directory, so all cases can share one image.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

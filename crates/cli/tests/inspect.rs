@@ -76,7 +76,7 @@ fn a_damaged_block_is_told_and_the_walk_goes_on() {
     let image = &made.image;
     let untouched = inspect(image.path(), &["dump-tree", "-t", "fs"]);
     let block = fs_leaf(image);
-    // With one bad copy, nothing is lost, and nothing is repaired.
+    // If only one copy of a block is bad, the output shows the whole tree, and the bad copy is not repaired.
     image.write_at(block.copies[0] + 2000, b"damage").unwrap();
     let digest = image.digest().unwrap();
     let one_bad = inspect(image.path(), &["dump-tree", "-t", "fs"]);

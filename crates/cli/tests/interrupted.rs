@@ -135,7 +135,7 @@ fn an_image_that_was_being_filled_is_no_filesystem() {
         if capability::kernel_oracle() {
             assert!(LoopMount::new(&image, "ro").is_err(), "Linux does not take it for one either");
         }
-        // A new run completes the image.
+        // If the command is repeated without an interruption, it succeeds.
         ok(run("mkfs -q -r tree out/old.img", bed.0.path()));
         assert!(fs::metadata(bed.join("out/old.img")).unwrap().len() == 1 << 30);
         assert_eq!(ok(run("ls out/old.img", bed.0.path())), "a\nbig\n");

@@ -443,7 +443,7 @@ fn a_write_that_does_not_fit_fails_when_it_is_made() {
         assert!(taken < 256 << 20, "more was taken than there is");
     };
     assert_eq!(error.raw_os_error(), Some(Errno::NOSPC.raw_os_error()), "ENOSPC: {error}");
-    // All data that write accepted is kept.
+    // All data is kept that was written before the error.
     file.sync_all().unwrap();
     drop(file);
     mount.umount();
@@ -674,7 +674,8 @@ fn a_confined_server_serves_all_requests() {
     }
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     for by_signal in [false, true] {
-        // Test root's image first, then another user's.
+        // In the first round, root owns the image, so the server runs as nobody. In the second round, another user owns
+        // the image, and the server runs as this user.
         let (uid, gid) = if by_signal { (4321, 4322) } else { (65534, 65534) };
         if by_signal {
             std::os::unix::fs::chown(image.path(), Some(uid), Some(gid)).unwrap();
@@ -698,7 +699,8 @@ fn a_confined_server_serves_all_requests() {
             threads += 1;
         }
         assert!(threads > 2, "{threads} threads");
-        // The io_uring rings are made before confinement forbids making them.
+        // If the kernel has io_uring for FUSE, the confined server uses it, because the server makes its rings before
+        // the confinement starts.
         let rings = u8::from(ubtrfs_device::has_fuse_rings());
         let stats = ubtrfs(["stats".as_ref(), "--prometheus".as_ref(), mount.path().as_os_str()]);
         assert!(text(&stats).contains(&format!("\nubtrfs_fuse_io_uring {rings}\n")), "{}", text(&stats));

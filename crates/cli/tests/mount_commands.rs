@@ -384,7 +384,8 @@ fn snapshots_have_the_limits_of_their_source() {
         run("sync", ["-f".as_ref(), base.as_os_str()]).unwrap();
         let shown = bed.run(&format!("{progs} qgroup show --raw -re {}", base.display()));
         let lines = String::from_utf8_lossy(&shown.stdout).into_owned();
-        // Ids differ, because our side has one more subvolume (`off`).
+        // Compare only the limits. The ids of groups differ, because the filesystem on our mount has one more subvolume
+        // (`off`).
         let limits = |line: &str| line.split_whitespace().skip(3).take(2).map(str::to_owned).collect::<Vec<_>>();
         lines.lines().filter(|line| line.contains('/')).map(limits).collect::<Vec<_>>()
     };
@@ -393,7 +394,7 @@ fn snapshots_have_the_limits_of_their_source() {
     let linux = LoopMount::new(image.path(), "").unwrap();
     let mut theirs = shows(linux.path(), "btrfs");
     linux.close().unwrap();
-    // The line of the subvolume `off`, which Linux's side does not have.
+    // Linux's filesystem does not have the subvolume `off`, so insert our line about this subvolume.
     theirs.insert(1, ours[1].clone());
     assert_eq!(ours, theirs);
     refused(&bed.ubtrfs("subvolume snapshot -i 0/5 m/s m/u"), &["0/5", "higher level"]);

@@ -196,7 +196,8 @@ fn what_a_user_makes_belongs_to_the_user() {
     }
     ok(bed.run("check own.img"));
 
-    // Root keeps the archive's owners, and owns everything else that it makes.
+    // If root runs an import, files keep the owners that the archive states. Root owns everything else that its
+    // commands make.
     for line in ["mkdir a.img:/e", "subvolume create a.img:/s", "import in.tar a.img:/missing"] {
         assert!(root.run(line).status.success(), "{line}");
     }

@@ -19,7 +19,7 @@ use ubtrfs_testkit::capability::{kernel_oracle, program};
 use common::{ok, refused};
 use ubtrfs_testkit::{Compare, LoopMount, TreeEntry, compare_entries, compare_trees, judge, run as sh, walk_path};
 
-/// The attributes that an archive keeps: all except times of the target itself.
+/// The comparison covers all attributes that an archive keeps. The root directories of the two trees are not compared.
 const ARCHIVED: Compare = Compare::COPY;
 
 fn ready() -> bool {

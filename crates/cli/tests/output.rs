@@ -93,7 +93,8 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
         Command::new(PROGRAM).args(["export", "-f", "a.tar", "kept.img:/"]).current_dir(work).status().unwrap();
     assert!(exported.success());
 
-    // Command lines, each with whether it prints a result and so fails if stdout is lost.
+    // Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is
+    // lost.
     let lines = [
         ("--help", true),
         ("--version", true),
@@ -218,7 +219,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
                 continue;
             }
             assert_ne!(code, Some(0), "{line} ({lost:?}): its result is lost, which is no success");
-            // Commands that copy to a named file or also fail in other ways have other messages.
+            // The message is not checked for commands that copy to a named file, or that also fail for another reason.
             if ["/proc/self/fd/1", "missing", "-t 99"].iter().any(|part| line.contains(part)) {
                 continue;
             }

@@ -121,7 +121,8 @@ fn a_mount_that_turned_read_only_says_why_to_sync_snapshot_and_umount() {
     std::fs::write(dir.path().join("file"), b"content").unwrap();
     std::fs::remove_file(&path).unwrap();
     let sync = || ubtrfs([OsStr::new("sync"), dir.path().as_os_str()]);
-    // The first sync discovers the reason; the error of the second sync contains this reason.
+    // The first sync finds that the image was removed. From then on, the filesystem is read-only, and later errors give
+    // the removal as the reason.
     refused(&sync(), &["not everything", "the image was removed", "unmount it"]);
     refused(&sync(), &["has turned read-only", "the image was removed"]);
     let words = ["subvolume", "snapshot"].map(OsStr::new);

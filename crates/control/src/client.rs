@@ -58,7 +58,8 @@ pub enum Channel<'f> {
 #[derive(Debug)]
 pub struct MountChannel {
     name: Vec<u8>,
-    /// An open file of the mount, sent along as proof that this user may enter the mount.
+    /// An open file of the mount. The client sends its descriptor with each request, as proof that the user may enter
+    /// the mount.
     file: OwnedFd,
 }
 

@@ -55,7 +55,7 @@ pub struct Entry {
     pub exclusive: u64,
 }
 
-/// A file or directory with its numbers so far.
+/// A file or directory, with the bytes counted for it so far.
 struct Node {
     path: Vec<u8>,
     parent: Option<usize>,
@@ -78,7 +78,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         context.require_admin()?;
     }
     if context.fs.read_only().is_none() {
-        // Dirty data has no extents yet.
+        // Write out dirty data, because only data on disk has extents that can be counted.
         context.fs.sync()?;
     }
     let mut walk = Walk { context, nodes: Vec::new(), uses: Vec::new(), seen: HashSet::new(), shared: BTreeMap::new() };
@@ -221,7 +221,7 @@ impl Walk<'_, '_> {
             }
         }
         let mut entries = Vec::with_capacity(self.nodes.len());
-        // The list is made in reverse: each directory before its content.
+        // Build the list in reverse order: each directory before its content. It is reversed at the end.
         let mut open = below[0].clone();
         while let Some(index) = open.pop() {
             let Node { path, total, exclusive, .. } = &self.nodes[index];

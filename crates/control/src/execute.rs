@@ -38,7 +38,7 @@ impl OpenFile {
     }
 }
 
-/// The environment of a filesystem: a mount, or for an image only the engine.
+/// The program around the engine that `execute` works for: the server of a mount, or a command that opened an image.
 pub trait Host: Send + Sync {
     /// The user who mounted and may administer the mount; `None` for an image.
     fn owner(&self) -> Option<u32>;

@@ -190,7 +190,7 @@ fn clone(context: &Context<'_>, ranges: Ranges) -> Result<Response> {
         }
     }
     let cloned = context.fs.clone_range(source.id, from, target.id, to, len);
-    // If the clone failed midway, a part of the range may be shared already.
+    // A clone that fails midway may have changed a part of the range. Then the caches must be dropped too.
     if cloned.is_ok() || context.fs.getattr(target.id)? != before {
         context.host.forget_data(target.id);
         drop_privileges(context, target.id)?;
@@ -206,7 +206,7 @@ fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
     permit(may, "the target is not open for writing and belongs to another user")?;
     let Ranges { source: from, target: to, len } = ranges;
     let deduped = context.fs.dedupe_range(source.id, from, target.id, to, len, context.job);
-    // The number of blocks may have changed even if the command failed midway.
+    // The file's number of blocks may have changed, even if the command failed midway.
     context.host.forget_attributes(target.id);
     Ok(deduped?)
 }

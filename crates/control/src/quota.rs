@@ -104,7 +104,7 @@ pub enum Response {
 /// The state of quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Whether the numbers are reliable.
+    /// Whether the byte counts of the groups are reliable. After some changes they are wrong until a rescan.
     pub consistent: bool,
     /// The first address that a running rescan has not counted yet; `None` if no rescan is running.
     pub rescan: Option<u64>,

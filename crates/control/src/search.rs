@@ -144,7 +144,8 @@ fn path(context: &Context<'_>, tree: Option<u64>, inode: u64) -> Result<Response
     let own = context.inode(0)?.root;
     let id = InodeId { root: tree.map_or(own, RootId), ino: Ino(inode) };
     if id == InodeId::root_of(id.root) {
-        // As on Linux, the existence of the subvolume is not checked.
+        // As on Linux, the path of a subvolume's root directory is empty, and it is returned even if the subvolume does
+        // not exist.
         return Ok(Response::Path { tree: id.root.0, path: Vec::new() });
     }
     context.require_admin()?;

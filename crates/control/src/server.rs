@@ -68,7 +68,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The filesystem and its host; `None` before and after the mount is served.
+    /// The filesystem and its host. `None` before [`Server::serve`] and after [`Server::stop`].
     served: Option<Served>,
     /// The user of each connection that has a thread.
     connected: Vec<u32>,
@@ -351,7 +351,8 @@ fn watch(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
             Ok(result) => {
-                // First complete the progress message that is partly sent; then the caller sends the result.
+                // If a progress message is only partly sent, send the rest of it, because the caller sends the result
+                // next.
                 let _ = wire.finish(&mut out);
                 return result;
             }

@@ -41,7 +41,7 @@ pub(crate) struct Direct {
     /// Rings not in use.
     rings: Mutex<Vec<Ring>>,
     nr_rings: AtomicUsize,
-    /// Held by the most recent large write until half of it is done.
+    /// Large writes take turns: a large write holds this lock until half of it is done.
     turn: Mutex<()>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Direct {
 #[derive(Debug)]
 struct Ring {
     io: IoRing,
-    /// The copy of small buffers; allocated with [`JOINED_BYTES`] at the first use.
+    /// Small buffers are copied into this buffer. It is allocated with [`JOINED_BYTES`] at the first use.
     joined: AlignedBuf,
 }
 
@@ -59,7 +59,7 @@ impl Direct {
     pub(crate) fn open(path: &Path, file: &File, writable: bool) -> Self {
         let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
         let opened = File::options().read(true).write(writable).custom_flags(flags).open(path).ok();
-        // The path may name another file by now.
+        // The path may lead to another file by now, so compare both open files.
         let same = |other: &File| {
             let (a, b) = (rustix::fs::fstat(file), rustix::fs::fstat(other));
             matches!((a, b), (Ok(a), Ok(b)) if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
@@ -121,9 +121,9 @@ impl Direct {
         }
     }
 
-    /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the transferred bytes. If the
-    /// result is 0, the caller repeats the read or write without a ring. If the cause is an error, the call without a
-    /// ring returns it.
+    /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the number of transferred bytes.
+    /// If it is 0, the caller repeats the read or write without a ring. If an error was the reason for 0, the repeated
+    /// call returns this error.
     fn with_ring(&self, total: usize, call: impl FnOnce(&mut Ring, &File) -> usize) -> usize {
         let file = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed) && total >= RING_MIN_BYTES);
         let Some(file) = file else { return 0 };

@@ -21,7 +21,7 @@ use crate::open_error::{OpenError, classify, file_size_limit};
 use crate::write_gate::WriteGate;
 use crate::{Device, check_range, discard};
 
-/// The access for which a device is opened.
+/// Whether a device is opened for reading only, or also for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading; several readers may share the device.
@@ -48,7 +48,7 @@ pub struct FileDevice {
     flush_failed: AtomicBool,
     /// The block device, opened exclusively, while this process holds the kernel's claim on it.
     claim: Mutex<Option<File>>,
-    /// Stops writes while the claim is in doubt.
+    /// Makes writes wait while another program may have claimed the device.
     writes: WriteGate,
     /// Files held open for their locks: for an image, the loop devices over it, so that the kernel cannot mount them;
     /// for a block device, the files and devices that it is made of.

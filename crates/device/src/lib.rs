@@ -108,11 +108,13 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// whose server is this process. The lock against other ubtrfs processes stays.
     fn release_claim(&self) {}
 
-    /// Makes writes and discards wait until [`Device::resume_writes`]. Called when the kernel may have given up the claim
-    /// that [`Device::release_claim`] let it have.
+    /// Makes writes and discards wait until [`Device::resume_writes`]. After [`Device::release_claim`], the kernel's
+    /// mount has the claim. This method is called when the mount may have ended, so that another program may have
+    /// claimed the device.
     fn pause_writes(&self) {}
 
-    /// Lets writes and discards run again, or refuses them for ever because another program has the device.
+    /// Ends the pause of [`Device::pause_writes`]. If the argument is false, all further writes and discards are
+    /// refused, because another program has the device.
     fn resume_writes(&self, _permitted: bool) {}
 
     /// Fails if reopening the device would not find its content: the image file was removed, replaced or truncated

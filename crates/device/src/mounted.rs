@@ -25,7 +25,8 @@ pub(crate) enum KernelUse {
         /// The filesystem type, such as `fuse.ubtrfs`.
         kind: String,
     },
-    /// Opened exclusively: mounted in another namespace, in use as swap, or part of another device.
+    /// An exclusive open of the device fails: it is mounted in another namespace, in use as swap, or part of another
+    /// device.
     Exclusive,
 }
 

@@ -156,8 +156,8 @@ impl<'scope> ContentsThread<'scope> {
         self.batch_bytes = 0;
         self.batches.send(std::mem::take(&mut self.batch)).map_err(|back| {
             back.0.into_iter().for_each(|file| self.fs.release_inode(file.id));
-            // This error only makes the import end. The error to report is that of the earlier file, which `finish`
-            // returns.
+            // Sending fails if an earlier file ended the separate thread. This error only ends the import; `finish`
+            // returns the error of the earlier file, which is reported.
             Fatal("an earlier file failed").into()
         })
     }

@@ -41,7 +41,7 @@ pub(super) fn whiteout_of(name: &[u8]) -> anyhow::Result<Option<Whiteout<'_>>> {
     }))
 }
 
-/// The treatment of files from layers below.
+/// Whether a walk keeps or removes files that come from the layers below.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LowerFiles {
     Stays,
@@ -49,12 +49,12 @@ enum LowerFiles {
 }
 
 impl Layer {
-    /// The memory that a name takes.
+    /// The number of bytes of memory that a recorded name takes.
     pub(super) fn memory_bytes(name: &[u8]) -> usize {
         2 * size_of::<(InodeId, Box<[u8]>)>() + name.len() + 16
     }
 
-    /// Notes that the layer adds this name.
+    /// Records that the layer adds this name.
     pub(super) fn note(&mut self, dir: InodeId, name: &[u8]) {
         self.names.insert((dir, name.into()));
     }

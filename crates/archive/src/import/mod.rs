@@ -213,7 +213,7 @@ struct PendingDir {
     id: InodeId,
     atime: Option<SetTime>,
     mtime: Option<SetTime>,
-    /// The attributes that new files would inherit.
+    /// Extended attributes that new files in the directory would inherit, such as its default ACL.
     xattrs: Xattrs,
 }
 
@@ -319,7 +319,7 @@ impl<'a> Import<'a> {
                 .and_then(|()| Ok(self.fs.setattr(dir.id, &times, &Caller::ROOT).map(drop)?));
             let is_gone = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(Error::Stale | Error::NotFound));
             match finished {
-                // A later member replaced the directory, so there is nothing to set.
+                // A later member of the archive replaced the directory, so no times and attributes are set.
                 Err(error) if is_gone(&error) => {}
                 finished => finished.context("cannot set the times and attributes of a directory")?,
             }

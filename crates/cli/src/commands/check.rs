@@ -139,7 +139,7 @@ fn summary(report: &Report, elapsed: Duration, as_json: bool) -> String {
     text
 }
 
-/// A progress bar that restarts for each part.
+/// A progress bar that restarts for each part of the check.
 #[derive(Default)]
 struct Bar {
     bar: RefCell<Option<ProgressBar>>,

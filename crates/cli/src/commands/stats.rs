@@ -143,7 +143,7 @@ fn to_json(samples: &[Sample]) -> Value {
             out.insert(name.to_owned(), json!(sample.value));
             continue;
         };
-        // Remove the prefix that repeats the list's name.
+        // Within the list, names of numbers need not repeat the list's name, so remove this prefix.
         let field = name.strip_prefix(list).map_or(name, |rest| rest.trim_start_matches('_'));
         let entry = out.entry(format!("{list}s")).or_insert_with(|| json!([]));
         let Some(objects) = entry.as_array_mut() else { continue };

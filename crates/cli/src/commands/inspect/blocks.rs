@@ -42,7 +42,7 @@ pub(super) struct Pointer {
 }
 
 impl Pointer {
-    /// Makes a reference of which only the address is known.
+    /// Makes a reference to the block at `bytenr`, about which nothing else is known.
     pub(super) fn bare(bytenr: Logical) -> Self {
         Self { bytenr, tree: None, generation: None, level: None, first_key: None }
     }
@@ -73,8 +73,8 @@ impl Blocks {
     /// Blocks in chunks that are unknown because of damage in the chunk tree are reported as well.
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
-        // The chunk tree lies in system chunks, which are known from the superblock. So the whole tree is read first,
-        // and its chunks are added afterwards.
+        // The chunk tree lies in system chunks, which the superblock lists. So the chunk tree can be read before the
+        // other chunks are known, and these are added afterwards.
         let walked: Result<(), std::convert::Infallible> =
             self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
                 let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };

@@ -115,7 +115,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         return start_server(&args, &dir);
     }
     if args.serve {
-        // Leave the terminal's session, because its signals are not meant for the server.
+        // Leave the terminal's session, so that signals from the terminal, such as Ctrl-C, do not reach the server.
         let _ = rustix::process::setsid();
     } else {
         logging::to_stderr();
@@ -328,7 +328,8 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
     };
     let devices = open_devices(&args.device, &options, access)?;
     let first = devices.first().cloned();
-    // Makes `fs` keep a reference for every inode that the kernel knows.
+    // The kernel refers to inodes that it has looked up. With this option, `fs` counts these references, so that an
+    // inode stays valid until the kernel forgets it.
     options.track_lookups = true;
     let shown = args.device.display();
     let wanted_read_only = options.read_only;

@@ -31,7 +31,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             drop(to);
             (done, printer.join())
         });
-        // If printing failed, the pipe broke too, so `done` is an error as well. The error of printing is the cause.
+        // If printing failed, the server could not write to the pipe either, so `done` is also an error. The error of
+        // printing is the cause, so it is returned first.
         printed.map_err(|_| anyhow!("printing failed: this is a bug of ubtrfs"))??;
         answer(done, new).map(drop)
     })?;

@@ -139,7 +139,7 @@ fn open_output(path: &Path) -> anyhow::Result<File> {
     opened.with_context(|| format!("cannot create {}", path.display()))
 }
 
-/// Returns the number of bytes written, or an error that names the subvolume.
+/// Converts the answer of a send into the number of bytes written, or into an error that names the subvolume.
 fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> anyhow::Result<u64> {
     match done {
         Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),

@@ -369,7 +369,7 @@ impl To for HostTarget {
 
     fn unlink(&self, path: &[u8]) -> anyhow::Result<()> {
         let (dir, name) = self.place(path)?;
-        // If the file cannot be opened, the check for other users of the file is left out.
+        // If the file cannot be opened, it is removed without the check that no process uses it as an image.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::openat(&*dir, name, flags, Mode::empty()) {
             host_file::refuse_in_use(&File::from(file), &self.shown(path))?;

@@ -104,7 +104,7 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 /// Times of the last access and of the last modification.
 type Times = (Timespec, Timespec);
 
-/// Attributes to set on the copy. A missing attribute stays as in any new file.
+/// Attributes to set on the copy. An attribute that is `None` or empty here keeps the value that a new file has.
 struct Attributes {
     /// Owner and group, which are set together with the mode.
     owner: Option<(u32, u32)>,
