@@ -291,7 +291,8 @@ impl Engine {
         self.commit_state.committed()
     }
 
-    /// Sets the object that writes dirty file data and runs background work for the engine. The first one stays.
+    /// Sets the object that writes dirty file data and runs background work for the engine. Must be called only once:
+    /// the first object stays.
     pub fn set_flusher(&self, flusher: Weak<dyn Flusher>) {
         let is_first = self.flusher.set(flusher).is_ok();
         debug_assert!(is_first, "an engine has one flusher");
@@ -346,7 +347,7 @@ impl Engine {
         Ok(Some((key, item)))
     }
 
-    /// Returns a tree that every filesystem with these features has. A missing tree is corruption.
+    /// Returns a tree that this filesystem must have, given its feature bits. A missing tree is corruption.
     pub(crate) fn own_tree(&self, id: RootId) -> Result<Arc<Tree>> {
         self.tree(id)?.ok_or_else(|| missing_tree(id))
     }

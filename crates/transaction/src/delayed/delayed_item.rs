@@ -406,8 +406,8 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
     merged
 }
 
-/// Joins lists of changes in descending order of their keys. Each of `lists` ends with its first value, after `limit`
-/// changes, or at the start of the range.
+/// Joins lists of changes in descending order of their keys. Each of `lists` ends with its first insertion, after
+/// `limit` changes, or at the start of the range.
 fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
     let mut joined: Vec<(Key, Change)> = Vec::new();
     let mut nr_lists = 0;
@@ -417,7 +417,8 @@ fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize)
     }
     if nr_lists > 1 {
         joined.sort_unstable_by_key(|(key, _)| Reverse(*key));
-        // A list lacks the changes after its first value or after its limit, so the joined list must end there too.
+        // A list does not contain the changes that follow its first insertion or its last change within the limit, so
+        // the joined list must end there too.
         let first_value = joined.iter().position(|(_, change)| change.is_some());
         joined.truncate(first_value.map_or(limit, |at| (at + 1).min(limit)));
     }
@@ -459,8 +460,9 @@ fn is_entry(item_type: KeyType) -> bool {
 const NR_SHARDS: u64 = 64;
 /// Number of words in a set of objectids: enough bits for a few thousand objectids.
 const OBJECTID_WORDS: usize = 128;
-/// Number of inodes in a row: from one multiple of this number to the next. The delayed items of a row share a lock and
-/// lie side by side. Threads use different locks if each takes the numbers of its new inodes from rows of its own.
+/// Number of inodes in a row. A row is the inode numbers from one multiple of this number to the next. The delayed
+/// items of a row share a lock and lie side by side. Threads use different locks if each takes the numbers of its new
+/// inodes from rows of its own.
 pub const INODES_PER_ROW: u64 = 16;
 
 #[cfg(test)]

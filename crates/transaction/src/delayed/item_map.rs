@@ -13,9 +13,10 @@
 //! next key is inserted, or, if that key comes after all others, the key begins a new page. So ascending keys fill
 //! their pages. Groups are split in the same way.
 //!
-//! Most changes follow an earlier one: new inodes come last, new entries of a directory come after its other entries,
-//! and each new entry changes the directory's own item. So the search for a change's page tries the last page first,
-//! then the page of the last change with an equal objectid and type, and only then searches by key.
+//! Most changed keys come soon after a key that changed before: new inodes come last, new entries of a directory come
+//! after its other entries, and each new entry changes the directory's own item. So the search for a change's page
+//! tries the last page first, then the page of the last change with an equal objectid and type, and only then searches
+//! by key.
 //!
 //! Invariants:
 //! - I1. The keys of a page are at or above its lowest key, and below the lowest key of the next page; groups follow
@@ -61,7 +62,7 @@ struct PageAt {
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     items: ItemPage,
-    /// The slot that was added last.
+    /// The slot of the change that was added last.
     last_added: u8,
 }
 

@@ -9,8 +9,9 @@
 //! log     item, item, item, ..
 //! ```
 //!
-//! A full page is split by the next bit of its prefix; if the prefix is as long as the table's, the table is doubled
-//! first. So a change reads one page, which has four cache lines, and appends to the log after the previous change.
+//! A full page is split by the next bit of its prefix; if the prefix already has as many bits as the table's place
+//! numbers, the table is doubled first. So a change reads one page, which has four cache lines, and appends to the log
+//! after the previous change.
 //!
 //! Invariants:
 //! - I1. A page with a prefix of `depth` bits is in all places of the table whose numbers begin with this prefix, and

@@ -363,8 +363,8 @@ impl Tree {
     }
 
     /// Moves the active rows to the frozen items. The tree stays in the list of trees with delayed items, because the
-    /// next commit has to write its root. Returns the memory of names that were frozen with the rows. The caller holds
-    /// the commit lock and the gate exclusively.
+    /// next commit has to write its root. Returns the number of bytes of memory that the names frozen with the rows
+    /// occupy. The caller holds the commit lock and the gate exclusively.
     pub(crate) fn freeze_rows(&self) -> isize {
         let mut view = self.view.write();
         debug_assert!(view.frozen.is_none(), "one apply at a time");

@@ -11,7 +11,8 @@
 //! Invariants:
 //! - M1. A block group is never moved and removed at once, because the move and the removal both enter it in the map of
 //!   migrations first. A block group is never moved and emptied at once, nor removed while a relocation begins to empty
-//!   it: a move or a removal, and a relocation, each enter their own map first, and then check the other map.
+//!   it: moves and removals enter the block group in the map of migrations and then check the map of relocations, and a
+//!   relocation enters it in the map of relocations and then checks the map of migrations.
 //! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is
 //!   durable.
 
@@ -61,7 +62,7 @@ pub struct MigratedChunk {
     pub has_changed: bool,
 }
 
-/// Changes of the trees that record migrations.
+/// The changes of the chunk tree and the device tree with which a commit records migrations.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedMigrations {
     pub(crate) chunks: Vec<Logical>,

@@ -7,8 +7,8 @@
 //! - V1. A tree block is read only if the last commit has written it: a block of a commit that is not durable yet may
 //!   be in memory only, although the extent tree already has its item.
 //! - V2. Content counts as damaged only if the extent tree or the csum tree describes it before the read and still
-//!   after the read. Content that is described before the read but not after it was freed during the read, and may have
-//!   been overwritten.
+//!   after the read. If they describe the content only before the read, the extent was freed during the read, and the
+//!   content may have been overwritten.
 
 use std::ops::Range;
 

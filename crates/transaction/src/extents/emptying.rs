@@ -10,8 +10,8 @@
 //! lock of the map.
 //!
 //! Invariants:
-//! - I1. Soon after its begin, a group in the map is read-only: nothing is allocated in it. The group is removed only
-//!   after it is condemned, because until then threads may read the old copies of data that has moved.
+//! - I1. Soon after a group enters the map, the group is read-only: nothing is allocated in it. The group is removed
+//!   only after it is condemned, because until then threads may read the old copies of data that has moved.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

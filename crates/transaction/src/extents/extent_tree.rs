@@ -93,7 +93,7 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
-    /// The trees of the data references that these deltas add.
+    /// The trees whose ids are in the data references that the deltas of the head add.
     fn gained(head: &DelayedRefHead) -> Self {
         let mut owner = Self::None;
         for (reference, delta) in head.deltas.iter() {

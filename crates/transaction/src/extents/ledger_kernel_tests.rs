@@ -168,7 +168,8 @@ fn check_csum_changes(engine: &Engine) {
     }
 }
 
-/// Checks that dropping every reference empties the extent tree, and that adding all of them makes equal items.
+/// Checks that dropping every reference empties the extent tree, and that adding all references again makes equal
+/// items.
 fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known]) {
     let geometry = engine.geometry();
     let config = LedgerConfig { geometry, simple: None };

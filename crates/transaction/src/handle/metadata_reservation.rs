@@ -12,9 +12,9 @@
 //! I1. An admitted change finds room at the commit: the estimate is an upper bound, and new data chunks leave this room
 //!     on the devices ([`Engine::leaves_room_for_metadata`]).
 //! I2. Accepted dirty data finds room for its items: ordinary changes leave room for the items of all reserved data.
-//! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave. Beside
-//!     snapshots, removals can take more space than they free: they copy shared nodes, and the snapshots keep the old
-//!     ones. So removals leave room for the deletion of a subvolume, which ends the sharing.
+//! I3. Removals and commits work on a full filesystem: they may use space that ordinary changes must leave. In a
+//!     subvolume with snapshots, removals can take more space than they free: they copy shared nodes, and the snapshots
+//!     keep the old nodes. So removals leave room for the deletion of a subvolume, which ends the sharing.
 //!
 //! While room is ample, a thread gets many changes admitted at once. The thread's operations reserve from the changes
 //! that were admitted in advance (the stock), and the load of these operations is added to the transaction's load only
@@ -62,7 +62,7 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    /// Whether a reservation waits for its turn, and leaves the global reserve untouched.
+    /// Whether a reservation for this purpose waits for its turn, and leaves the global reserve untouched.
     fn is_ordinary(self) -> bool {
         matches!(self, Self::Change | Self::Snapshot)
     }
@@ -154,7 +154,7 @@ struct Load {
 const EXTENT_NODES_PER_CHANGE: u64 = 2;
 /// Nodes that every commit copies: paths to the roots, root tree, block groups, free space.
 const NODES_PER_COMMIT: u64 = 24;
-/// Further changes of a file extent item: in the extent tree and the csum tree.
+/// Number of changes in the extent tree and the csum tree that each change of a file extent item causes.
 const EXTRA_CHANGES_PER_EXTENT: u64 = 2;
 /// Upper bound of the overhead of a new item in bytes: its head, and the space that its leaf and the nodes above may
 /// leave empty.
@@ -163,7 +163,8 @@ const ITEM_OVERHEAD: u64 = 64;
 const CHUNK_BYTES: u64 = 256;
 /// Lower bound of the bytes that an item with an extent reference takes in a leaf.
 const CHILD_BYTES: u64 = 72;
-/// Upper bound of the bytes that another reference adds to an extent's item, including space left empty.
+/// Upper bound of the bytes that one more reference to an extent needs in the extent tree, including the space that
+/// leaves may leave empty.
 const REFERENCE_BYTES: u64 = 64;
 /// Maximum number of changes that a removal must be able to make at once.
 const CHANGES_PER_REMOVAL: u64 = 16;
@@ -174,8 +175,8 @@ pub(crate) const CHANGES_PER_SUBVOLUME_DELETION: u64 = 12;
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
 /// Upper bound of the bytes that a change of writeback adds to a tree, inline data and checksums excluded.
 const BYTES_PER_CHANGE: u64 = 128;
-/// Minimum bytes of the extents that writeback makes of large data. An extent of compressed data covers at most this
-/// number of bytes.
+/// Minimum length in bytes of the extents that writeback makes when much dirty data is contiguous. An extent of
+/// compressed data covers at most this number of bytes.
 const EXTENT_BYTES: u64 = 128 << 10;
 /// Minimum number of nodes in the global reserve: a few times the need of a commit with one removal.
 const RESERVE_NODES_MIN: u64 = 128;
@@ -208,7 +209,8 @@ impl TransactionLoad {
         rest.is_some()
     }
 
-    /// Adds the counts of all shares and gives their stocks back. Returns whether the number of reserved changes fell.
+    /// Adds the counts of all shares to the transaction's counts, and gives the stocks of the shares back. Returns
+    /// whether the number of reserved changes fell.
     fn add_shares(&self) -> bool {
         self.shares.all().fold(false, |any, share| {
             let mut share = share.lock();
@@ -217,8 +219,9 @@ impl TransactionLoad {
         })
     }
 
-    /// Adds the counts of a share. Returns whether the number of reserved changes fell. The caller holds the share's
-    /// lock: the end of the transaction waits for that lock, so the counts are added to the right transaction.
+    /// Adds the counts of a share to the transaction's counts. Returns whether the number of reserved changes fell. The
+    /// caller holds the share's lock: the end of the transaction waits for that lock, so the counts are added to the
+    /// right transaction.
     fn add_share(&self, share: &mut Share) -> bool {
         let Share { nr_ended, load, .. } =
             std::mem::replace(share, Share { nr_admitted: share.nr_admitted, ..Share::default() });
@@ -230,7 +233,7 @@ impl TransactionLoad {
         nr_ended > 0
     }
 
-    /// Counts checksums that were added.
+    /// Adds the bytes of new checksums to the load.
     pub(crate) fn add_csums(&self, bytes: u64) {
         self.csum_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -321,7 +324,7 @@ impl ChangeCounts {
 }
 
 impl HandleLoad {
-    /// Counts an item that was put or deleted.
+    /// Adds one change to the load: an item that was put or deleted.
     pub(crate) fn add(&mut self, growth: &Growth, item_type: KeyType) {
         let counts = if is_name(item_type) { &mut self.names } else { &mut self.rows };
         let item_bytes = growth.data_bytes as u64 + if growth.is_new { ITEM_OVERHEAD } else { 0 };
@@ -541,7 +544,7 @@ impl Engine {
 
     fn reserve_with(&self, metadata: &SpaceInfo, shared_removal_need: u64) -> u64 {
         let floor = u64::from(self.geometry.nodesize) * RESERVE_NODES_MIN;
-        // Mixed block groups hold mostly data.
+        // Mixed block groups hold mostly data, so the reserve is a smaller share of their used space.
         let (share, most) = match self.geometry.mixed {
             true => ((metadata.used + metadata.reserved) / 64, RESERVE_MIXED_MAX),
             false => (metadata.used / 8, RESERVE_MAX),
@@ -556,7 +559,7 @@ impl Engine {
         let room = self.metadata_use(metadata, Purpose::Removal);
         let removal = Load { nr_changes: CHANGES_PER_REMOVAL + CHANGES_PER_SUBVOLUME_DELETION, new_bytes: 0 };
         let need = room.shared_extent_tree.map_or(0, |_| removal.need(&room));
-        // A removal leaves a part of the reserve ([`Self::metadata_need`]).
+        // The reserve must be larger than the need, because a removal leaves a part of it ([`Self::metadata_need`]).
         need + need / 8
     }
 
@@ -619,7 +622,7 @@ impl Engine {
     pub(crate) fn note_extent_tree_bytes(&self) {
         let extents = self.roots.get(RootId::EXTENT_TREE);
         let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
-        // A recorded size of 0, or above all metadata, is wrong: assume all metadata.
+        // A recorded size of 0, or of more than all used metadata space, is wrong: assume all used metadata space.
         let used = self.space.info(SpaceKind::Metadata).used;
         let bytes = recorded.filter(|bytes| (1..=used).contains(bytes)).unwrap_or(used);
         self.admission.extent_tree_bytes.store(bytes, Ordering::Relaxed);

@@ -6,15 +6,15 @@
 //!                                        \--no success--> ENOSPC, also for later tickets that do not fit
 //! ```
 //!
-//! The first in the queue reclaims in its own thread, so only threads that need space are slowed down.
+//! The thread of the first ticket in the queue reclaims space itself, so only threads that need space are slowed down.
 //!
 //! Invariants:
 //! - I1. Turns come in order of arrival; a newcomer queues behind the waiters even if it would fit.
 //! - I2. A waiter holds no lock that reclaim takes: callers hold no inode lock. Callers that must reserve under an
 //!   inode lock ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) is false) do not queue, and neither do changes
 //!   that free space.
-//! - I3. If reclaim failed to help an earlier waiter while this one waited, this one does not reclaim again: it tries
-//!   once, and fails if it still does not fit.
+//! - I3. A waiter does not reclaim if, while it waited, reclaim failed to help an earlier waiter: it tries its
+//!   reservation once, and fails if there is still not enough space.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

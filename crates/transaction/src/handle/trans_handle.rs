@@ -91,8 +91,8 @@ impl Engine {
         self.reserve_metadata(nr_items, nr_items, Purpose::Removal)
     }
 
-    /// Reserves metadata space for the deletion of a subvolume. It may use space that other removals must leave, because
-    /// removals beside snapshots can take more space than they free.
+    /// Reserves metadata space for the deletion of a subvolume. The reservation may use space that other removals must
+    /// leave, because removals in a subvolume with snapshots can take more space than they free.
     ///
     /// # Errors
     ///

@@ -94,7 +94,7 @@ impl NodeStore {
         }
     }
 
-    /// Counts nodes that are handed to a stream and not written yet.
+    /// Adds nodes that are handed to a stream to the number of unwritten nodes.
     pub(crate) fn streams(&self, nr_nodes: usize) {
         self.count_unwritten(nr_nodes as u64);
     }

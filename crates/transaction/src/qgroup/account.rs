@@ -1,4 +1,4 @@
-//! Counts the extents whose users changed in a transaction.
+//! Updates the numbers of quota groups for the extents whose users changed in a transaction.
 //!
 //! Invariants:
 //! - I1. Snapshots divide a commit into phases. If the users of an extent change in a phase, the extent is counted
@@ -75,7 +75,8 @@ impl KnownUsers {
 }
 
 impl Engine {
-    /// Counts all pending changes. The caller holds the commit lock, and has run the delayed refs.
+    /// Updates the numbers of the quota groups for all pending changes, and empties the lists of changes. The caller
+    /// holds the commit lock, and has run the delayed refs.
     pub(crate) fn account_quotas(&self, work: &mut QuotaWork, transid: Generation) {
         let (changes, left) = (std::mem::take(&mut work.changes), std::mem::take(&mut work.left));
         let dropped = std::mem::take(&mut work.dropped);

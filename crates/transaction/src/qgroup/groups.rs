@@ -253,7 +253,8 @@ impl Groups {
         found
     }
 
-    /// Counts an extent of `bytes` whose users change from one set of subvolumes to another.
+    /// Updates the numbers of all groups for an extent of `bytes` whose users change from the subvolumes `before` to
+    /// the subvolumes `after`.
     pub(crate) fn count(&mut self, before: &[RootId], after: &[RootId], bytes: u64, transid: Generation) {
         if before == after {
             return;

@@ -19,7 +19,8 @@ use crate::engine::Engine;
 use crate::extents::extent_tree::Charges;
 
 impl Engine {
-    /// Counts the extents that the extent tree gained and lost. The caller holds the commit lock.
+    /// Updates the groups' numbers for the extents that the extent tree gained and lost. The caller holds the commit
+    /// lock.
     pub(crate) fn count_charges(&self, charges: &Charges, transid: Generation) {
         if charges.is_empty() {
             return;

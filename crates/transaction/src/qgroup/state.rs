@@ -168,7 +168,8 @@ impl QuotaState {
         self.groups.zero(transid);
     }
 
-    /// Whether the numbers include the extent at this address: a running rescan has not reached later addresses.
+    /// Whether the numbers include the extent at this address. While a rescan runs, the numbers include only the
+    /// extents before the address that the rescan has reached.
     pub(crate) fn counts(&self, bytenr: u64) -> bool {
         !self.is_rescanning() || bytenr < self.status.rescan
     }

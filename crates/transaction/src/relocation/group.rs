@@ -81,7 +81,8 @@ impl Engine {
         if !self.relocations.begin(start) {
             return Err(Error::BlockGroupBusy { start, work: "emptied" });
         }
-        // M1 of chunk_migration: look at the migrations and at the group only now.
+        // Look at the migrations and at the group only after the group is in the map of relocations (M1 of
+        // chunk_migration).
         if self.migrations.contains(start) {
             self.relocations.end(start);
             return Err(Error::BlockGroupBusy { start, work: "moved" });
@@ -151,7 +152,8 @@ impl Engine {
             if !report.failures.is_empty() || self.space.is_empty(group.start) {
                 return Ok(report);
             }
-            // The bytes left are data that is being written, and extents that the last commit freed.
+            // The bytes that the group still holds are data that is being written, and extents that the last commit
+            // freed.
             nr_waits += 1;
             if nr_waits > MAX_WAITS {
                 return Err(Error::Refused {
@@ -266,7 +268,8 @@ impl Engine {
             if self.space.block_group_at(group.start).is_none() {
                 return Ok(());
             }
-            // A move of the chunk entered the group in its map, and has not left again yet (M1 of chunk_migration).
+            // Another thread has entered the group in the map of migrations, and has not removed it yet (M1 of
+            // chunk_migration).
             std::thread::sleep(WAIT);
         }
         Err(Error::Bug { what: format!("the empty block group {} was not removed", group.start) })

@@ -183,8 +183,9 @@ impl Engine {
         }
     }
 
-    /// Reports that the references of `extents` do not match: those that the step was to move fail. If the step was to
-    /// move none of `extents`, all extents of the closure fail, and the call returns false.
+    /// Notes that the references of `extents` do not match their users: each of `extents` that the step was to move is
+    /// left out of the step and reported as a failure. If the step was to move none of `extents`, all extents of the
+    /// closure are reported as failures, and the call returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
         let asked: Vec<Logical> = blocks.chain(step.data.iter().map(|data| data.from.bytenr)).collect();

@@ -128,7 +128,7 @@ impl<'a> Collector<'a> {
         Ok(self.committed(&Key::new(ino, KeyType::INODE_ITEM, 0))?.is_some())
     }
 
-    /// Puts an item into the log, or removes it if `None`.
+    /// Puts an item into the log, or removes it from the log if `value` is `None`.
     pub(super) fn set(&mut self, key: Key, value: Option<Value>) {
         if self.log.items.get(&key) == value.as_ref() {
             return;

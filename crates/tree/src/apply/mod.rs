@@ -16,7 +16,8 @@
 //! - I2. A node is taken apart only if the batch changes an item below it, or to merge it into an underfull neighbour.
 //! - I3. Pointers join a level's run in key order. The runs of lower levels end before the pointer to an untouched
 //!   child is passed on.
-//! - I4. By the end of a run, each address of a fresh node that was taken apart has new content or is freed.
+//! - I4. When a node that was made in this transaction and not yet written is taken apart, a new node of the same run
+//!   takes its address, or the address is freed at the end of the run.
 //! - I5. Only a root leaf may be empty.
 //!
 //! Modules: this module walks the tree, `parts` walks it in several threads, `leaf_run` packs items into leaves, and
