@@ -19,7 +19,7 @@ pub fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
 
 const SHORT_MAX: usize = 32;
 
-/// For each value of a byte: the crc32c register after the eight bits of the byte are shifted out of it.
+/// For each byte value: the crc32c register that starts with this value, after eight shifts.
 static TABLE: [u32; 256] = table();
 
 #[allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "evaluated by the compiler")]

@@ -197,7 +197,8 @@ fn a_balance_is_paused_and_resumed_here_and_by_linux() {
     let fs = open(&made.image, "ro");
     assert!(fs.balance_status().is_some_and(|status| !status.is_running), "a paused balance is shown without writing");
     drop(fs);
-    // Linux mounts the image without resuming our balance, then resumes it and pauses it again; later we resume it.
+    // Linux mounts the image without resuming the balance that ubtrfs paused, then resumes the balance and pauses it
+    // again. Afterwards ubtrfs resumes it.
     let mount = LoopMount::new(made.image.path(), "skip_balance").unwrap();
     let path = mount.path().to_string_lossy().into_owned();
     let status = run("btrfs", ["balance", "status", "-v", &path]);

@@ -109,7 +109,7 @@ fn block_groups_move_while_others_write() {
             stop.store(true, Ordering::SeqCst);
             disturber.join().unwrap()
         });
-        // The writers may have made a chunk of the old profile meanwhile.
+        // The writers may have made a chunk of the old profile during the earlier moves, so convert again.
         move_all(&fs, Some(SINGLE), true).unwrap();
         assert!(fs.block_groups().iter().all(|group| !group.flags.contains(DUP)));
         let id = fs.lookup(TOP, b"disturbed").unwrap().id;

@@ -117,7 +117,7 @@ fn fill_and_recover(name: &str, len_bytes: u64, mkfs: &[&str], options: &str, ma
         assert!(std::fs::read(mount.join(name)).unwrap() == *content, "{name}, read by Linux");
     }
     mount.scrub().unwrap();
-    // Linux finds room as well.
+    // Linux can write to the filesystem too.
     std::fs::write(mount.join("by Linux"), vec![1; MIB as usize]).unwrap();
     mount.close().unwrap();
     btrfs_check(image.path()).unwrap();
@@ -322,14 +322,14 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
         fs.sync().unwrap();
     }
     assert!(is_full(&make("more").unwrap_err()));
-    // The kernel sends the times of a truncation with the size.
+    // When a program truncates a file, the kernel's request has the new size and the new times.
     let now = Some(SetTime::Now);
     let empty = SetAttr { size: Some(0), mtime: now, ..SetAttr::default() };
     for &id in &files[..10] {
         fs.setattr(id, &empty, &Caller::ROOT).unwrap();
         assert_eq!(fs.getattr(id).unwrap().size, 0);
         fs.setattr(id, &empty, &Caller::ROOT).unwrap();
-        // A server makes these changes after a truncation.
+        // The FUSE server makes these two calls after a truncation.
         assert!(fs.drop_capability(id).unwrap());
         fs.drop_privileges(id, 0).unwrap();
         assert_eq!(fs.getattr(id).unwrap().mode & 0o7777, 0o755);

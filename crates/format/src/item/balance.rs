@@ -10,7 +10,8 @@ bitflags! {
     pub struct BalanceFilters: u64 {
         /// `profiles`
         const PROFILES = 1 << 0;
-        /// Usage is below `usage` percent. `usage` is a 64-bit number, whose low half is `usage_min`.
+        /// Block groups of which less than `usage` percent is used. `usage` is a 64-bit number, whose low half is
+        /// `usage_min`.
         const USAGE = 1 << 1;
         /// `devid`
         const DEVID = 1 << 2;

@@ -137,7 +137,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Fills `out` with `part` (a range of the file) of one extent.
+    /// Fills `out` with the data of the file's range `part`, which lies in the range of the extent item `at`.
     fn read_extent(
         &self,
         inode: &Inode,

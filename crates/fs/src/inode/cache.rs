@@ -37,7 +37,7 @@ struct Shard {
 #[derive(Debug, Default)]
 struct ShardMap {
     inodes: HashMap<InodeId, Cached, IdHash>,
-    /// The inodes created last, oldest first.
+    /// The most recently created inodes, in the order of their creation.
     young: VecDeque<InodeId>,
     loading: HashSet<InodeId, IdHash>,
     users: HashMap<InodeId, Users, IdHash>,

@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //! - I1: ranges start and end on sector boundaries; ranges of one map do not overlap; none is empty.
-//! - I2: where a range is dirty, readers get the dirty data; where it is under writeback, that data; elsewhere, the
-//!   data of the file's extent items.
+//! - I2: readers of a dirty range get the dirty data; readers of a range that is only under writeback get the data that
+//!   is being written; readers of all other ranges get the data of the file's extent items.
 //! - I3: in the last sector, bytes past the end of the file are zero.
 //! - I4: a range under writeback never changes; a write to it makes a new dirty range.
 //! - I5: two batches never write back the same bytes at the same time: data that becomes dirty during its writeback

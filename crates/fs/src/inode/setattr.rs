@@ -84,7 +84,8 @@ impl Fs {
 
     /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
     /// permissions do not change. The flags append-only and immutable do not prevent the removal, because appending
-    /// changes the content too. The subvolume may be read-only by now, because the file was open. A file can be truncated on a full filesystem, and then loses these bits there too.
+    /// changes the content too. The subvolume may be read-only by now, because the file was open. The removal succeeds
+    /// on a full filesystem, because a file can be truncated there.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_of_open_file(id)?;
         let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;

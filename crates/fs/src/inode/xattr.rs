@@ -38,7 +38,7 @@ impl KnownXattrs {
     const NONE: u8 = 1;
     const SOME: u8 = 2;
 
-    /// The value for a loaded inode.
+    /// The value for an inode that was just loaded from the tree.
     pub(crate) fn unknown() -> Self {
         Self(AtomicU8::new(Self::UNKNOWN))
     }

@@ -58,7 +58,8 @@ impl Fs {
         let ino = draft.inode.id.ino;
         let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE.saturating_add(name.bytes.len()));
 
-        // Count users before the items are visible: a thread that finds an inode without links checks for users.
+        // Insert the inode with its count of users before its items are visible: a thread that removes the inode's last
+        // link deletes the inode if it has no users.
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
         let op = self.engine.begin(reservation);
         let mut changes = op.changes(&dir_inode.home.tree);

@@ -346,7 +346,8 @@ fn finish(
     note("size", is_regular(&after) && before.size != after.size);
     note("flags", before.flags != after.flags);
     attributes.extend(xattrs);
-    // `changed_ranges` ignores ranges past the end of the file, and only these depend on `is_cut`.
+    // The value of `is_cut` does not matter: it concerns only ranges past the end of the file, and `changed_ranges`
+    // ignores these ranges.
     let plan = Plan { size: after.size, is_cut: false, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
     let mut ranges = plan.changed_ranges(&old_extents, &new_extents);
     // The bytes past the old end of the file are new, even if both trees map them to the same extent.

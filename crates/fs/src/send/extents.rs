@@ -130,9 +130,9 @@ impl FileDiff {
         }
     }
 
-    /// Clones the sector that holds the end of a file that became shorter. Truncating the file, the receiver rewrote
-    /// this sector, so the sector is no longer shared. Does nothing if the receiver has the sector's data in no other
-    /// place.
+    /// Clones the sector that holds the end of a file that became shorter. When the receiver truncated the file, it
+    /// rewrote this sector, so the sector is no longer shared at the receiver. Does nothing if the receiver has the
+    /// sector's data in no other place.
     fn share_end(&mut self, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let Some(sector) = sector_of_end(self.size, self.sectorsize).filter(|_| !self.options.no_data) else {
             return Ok(());
@@ -479,7 +479,7 @@ fn cut(items: &mut VecDeque<ExtentAt>, limit: u64) -> Vec<ExtentAt> {
     taken
 }
 
-/// Whether two items map the ranges that they share to the same data.
+/// Whether two items map the range of the file that both cover to the same data.
 fn is_equal(old: &ExtentAt, new: &ExtentAt) -> bool {
     match (&old.extent.body, &new.extent.body) {
         (FileExtentBody::Regular(one), FileExtentBody::Regular(other)) => {

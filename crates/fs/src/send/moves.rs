@@ -47,7 +47,7 @@ pub(super) enum NameChange {
     Mkdir(Vec<u8>, u64),
 }
 
-/// A change of names, and the directories of both trees whose times the change touches.
+/// A change of names, and the directories whose times the change touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) change: NameChange,

@@ -53,7 +53,7 @@ impl Fs {
         let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
         let _sending = self.begin_send(used.copied(), job)?;
         if self.read_only().is_none() {
-            // A snapshot may be younger than the last commit.
+            // A send reads the last commit, which may be older than a snapshot that will be sent.
             self.engine.commit()?;
         }
         let nr = request.subvolumes.len();

@@ -2,8 +2,8 @@
 //!
 //! - I1. A snapshot holds everything that was written to its source before the call. Only data written before the call
 //!   is written back, so a snapshot does not wait for later writes.
-//! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made, and afterwards
-//!   their extents are shared.
+//! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made. Afterwards the
+//!   extents are shared, so writes no longer overwrite them in place.
 //! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
 //! - I4. A subvolume becomes read-only in two steps. First, new changes are refused and running changes end; the caller
 //!   waits for their end before it takes any lock that a change may take. Then the subvolume's data and the flag are
