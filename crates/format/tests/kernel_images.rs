@@ -104,8 +104,8 @@ fn a_flipped_byte_is_an_error_and_never_a_panic() {
     let mut seen = std::collections::BTreeSet::new();
     let (mut nr_flips, mut nr_unseen) = (0u32, 0u32);
     image.walk_all(&mut |tree, raw| {
-        // One block of each tree and level is tested, which covers every structure. Subvolumes other than the top level
-        // hold the same structures.
+        // Only one block of each tree and level is tested: together these blocks contain every structure. Subvolumes
+        // other than the top level are skipped, because they hold the same structures as the top level.
         let is_copy = tree.is_subvolume() && tree != RootId::FS_TREE;
         if is_copy || !seen.insert((tree, raw[100])) {
             return;

@@ -331,7 +331,7 @@ fn preallocation_clones_and_higher_groups_obey_limits() {
     let file = new(a, "prealloc");
     fs.fallocate(file, 0, 20 << 20, FallocateMode::empty()).unwrap();
     assert_eq!(fs.fallocate(new(b, "too much"), 0, 20 << 20, FallocateMode::empty()).unwrap_err().errno(), EDQUOT);
-    // Preallocated space can be written past the limit. Other subvolumes are not limited.
+    // Writes into preallocated space succeed even above the limit. Other subvolumes are not limited.
     fs.sync().unwrap();
     fs.limit_qgroup(top, Some(Some(1 << 20)), None).unwrap();
     assert_eq!(fs.write(file, 0, &[1; 65536]).unwrap(), 65536);
@@ -348,7 +348,7 @@ fn preallocation_clones_and_higher_groups_obey_limits() {
     fs.clone_range(source, 0, target, 0, 4 << 20).unwrap();
     // Within one subvolume, a clone uses no further quota.
     fs.clone_range(target, 0, new(b, "twin"), 0, 4 << 20).unwrap();
-    // Quotas count compressed data by its size on disk, so more data fits than the limit.
+    // Quotas count compressed data by its size on disk, so the files may have more bytes than the limit allows on disk.
     fs.unlink(a, b"prealloc").unwrap();
     let (bytes, errno) = fill(&fs, a, "zeros", 1 << 20, 100 << 20);
     assert_eq!((bytes, errno), (100 << 20, 0), "compressed data fits");

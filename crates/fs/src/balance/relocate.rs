@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. A thread that reads an extent looks it up and reads it under the file's state lock. A thread that replaces an
-//!   extent looks it up and replaces it under the file's state lock or writeback lock. So a thread that takes both
-//!   locks of every inode in memory, one inode after the other, has waited for all threads that looked up an address
+//!   extent looks it up and replaces it under the file's state lock or writeback lock. So when a thread has taken both
+//!   locks of every inode in memory, one inode after the other, no other thread still uses an address that it looked up
 //!   before.
 
 use ubtrfs_transaction::{Job, RelocatedGroup};

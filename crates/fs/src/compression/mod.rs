@@ -47,8 +47,8 @@ struct Workspace {
 #[expect(clippy::vec_box, reason = "a workspace is moved in and out of the pool")]
 static WORKSPACES: Mutex<Vec<Box<Workspace>>> = Mutex::new(Vec::new());
 
-/// Maximum number of idle workspaces. More workspaces are made while more threads compress at once, and dropped
-/// afterwards.
+/// Maximum number of idle workspaces. If more threads compress at once, they make further workspaces, which are dropped
+/// after use.
 const IDLE_WORKSPACES: usize = 8;
 
 fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {

@@ -91,8 +91,8 @@ impl Fs {
         Ok((extents, next))
     }
 
-    /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts pending bytes too: if a file
-    /// with data looked like a hole, programs that skip holes would lose the data.
+    /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts these bytes too: otherwise a
+    /// file with pending data could look like a hole, and programs that skip holes would lose the data.
     pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
         if state.data.is_clean() {
             return 0;
@@ -109,9 +109,9 @@ impl Fs {
         pending.iter().map(|range| len(range).saturating_sub(self.bytes_with_extents(inode, range).unwrap_or(0))).sum()
     }
 
-    /// Whether writeback of pending data leaves `st_blocks` unchanged. This is so if nothing is pending. It is also so
-    /// if extent items cover exactly the sectors up to the size on disk: `st_blocks` counts the pending bytes past
-    /// these sectors already, and all other pending bytes replace data that has extents.
+    /// Whether writeback of pending data leaves `st_blocks` unchanged. This holds if nothing is pending, or if extent
+    /// items cover exactly the sectors up to the size on disk. In the second case, `st_blocks` counts the pending bytes
+    /// past these sectors already, and all other pending bytes replace data that has extents.
     pub(crate) fn blocks_are_final(&self, state: &InodeState) -> bool {
         state.data.is_clean() || self.end_of_covered(state).is_some()
     }

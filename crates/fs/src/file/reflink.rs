@@ -156,8 +156,9 @@ impl Fs {
         Ok(true)
     }
 
-    /// Shares a piece if both files have equal content there. Every change of a file's content changes its sequence. So
-    /// the content is still equal if neither sequence changes between the comparison and the sharing.
+    /// Shares a piece if both files have equal content there. Every change of a file's content changes the sequence
+    /// number in its inode item. So the contents are still equal if neither file's sequence number changes between the
+    /// comparison and the sharing.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn dedupe_piece(
         &self,
@@ -302,7 +303,7 @@ impl Fs {
         Err(Error::Busy("the source is being written"))
     }
 
-    /// Copies up to `len` bytes; returns how many. Fails only if no byte was copied.
+    /// Copies up to `len` bytes. Returns the number of bytes copied. Fails only if no byte was copied.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn copy_all(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let mut done = 0;

@@ -36,7 +36,8 @@ impl ChangeGate {
     /// Enters, unless the gate is closed. Each successful call must be followed by a call of [`ChangeGate::leave`].
     #[must_use]
     pub(crate) fn enter(&self) -> bool {
-        // Count before the check: either this check finds the gate closed, or `close` finds the count.
+        // Count this change before the check: either the check finds the gate closed, or `close` finds the change in
+        // the count and waits for it.
         self.entered.current().fetch_add(1, Ordering::SeqCst);
         if self.is_closed() {
             self.leave();

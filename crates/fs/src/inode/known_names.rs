@@ -1,7 +1,7 @@
-//! The known names of a directory that was empty at some time since it was loaded. All names of a directory that was
-//! once empty are known, so any other name does not exist, and the tree need not be searched. Creating a file first
-//! checks whether its name exists, so the set saves a tree search for each new file. (The kernel's cache of missing
-//! names is bounded in `server.rs` of crate `fuse`.)
+//! The known names of a directory that was empty at some time since it was loaded. Every name in such a directory was
+//! added since then, so all of its names are known: any other name does not exist, and the tree need not be searched.
+//! Creating a file first checks whether its name exists, so the set saves a tree search for each new file. (The
+//! kernel's cache of missing names is bounded in `server.rs` of crate `fuse`.)
 //!
 //! Invariants:
 //! - I1. The set holds the hash of every name in the directory, and maybe of names that were removed. The set changes

@@ -5,7 +5,7 @@
 //!             \--copy_to()----> Void <--failed--/
 //! ```
 //!
-//! Slots hold the data of the file's extent items; dirty data hides slots as it hides extents.
+//! Slots hold the data of the file's extent items. Where the file has dirty data, readers get the dirty data instead.
 //!
 //! Invariants:
 //! - I1. Slots of a file are dropped under the file's state lock, held for writing, whenever the file's extent items

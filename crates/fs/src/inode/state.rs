@@ -1,8 +1,9 @@
 //! An inode in memory: the single place for its current state, between the tree and the callers.
 //!
 //! - I1. `state.item` is the inode's current state. The `INODE_ITEM` in the tree may show a smaller size (`disk_size`)
-//!   while data past that size is not on disk yet. The two items differ in nothing else, except between a write and its
-//!   writeback; until the writeback, the dirty data keeps the inode in memory.
+//!   while data past that size is not on disk yet. Otherwise the two items are equal, except while written data waits
+//!   for writeback: then other fields of the item in the tree may be older too, and the dirty data keeps the inode in
+//!   memory.
 //! - I2. Everything that belongs to the inode's items changes under its state lock, held for writing around the
 //!   [`TransHandle`] that puts the items.
 //! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards

@@ -1,5 +1,6 @@
-//! The commit thread. The thread commits every `commit=` seconds, and soon after a burst of changes ends, because
-//! sync(2) does not reach a FUSE server. The thread also commits or flushes delayed items on the engine's request.
+//! The commit thread. The thread commits every `commit=` seconds. It also commits soon after a burst of changes ends,
+//! because the kernel does not pass sync(2) on to a FUSE server. On the engine's request, it commits or flushes delayed
+//! items.
 //!
 //! - I1. The thread holds a strong reference to the filesystem only while it looks for changes and commits, so that
 //!   dropping the last handle closes the filesystem.

@@ -47,7 +47,7 @@ struct Victim<'n> {
     slot: NameSlot<'n>,
     /// The inode that the name leads to.
     id: InodeId,
-    /// The directory's sequence when the name was found.
+    /// The directory's sequence number when the name was found.
     sequence: u64,
 }
 
@@ -143,8 +143,8 @@ impl Fs {
             }
             let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
             let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
-            // Every change of a directory's names changes its sequence. In a busy directory, most changes are of other
-            // names, so only this name is looked up again.
+            // Every change of a directory's names changes the directory's sequence number. If the number changed, only
+            // this name is looked up again: in a busy directory, most changes are of other names.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
                 let slot = NameSlot::read(&dir_inode.home.tree, dir.ino, name)?;
                 if slot.location() != victim.slot.location() {

@@ -223,8 +223,8 @@ impl Fs {
 
     /// Deletes the inodes that earlier sessions left without links in a subvolume. The orphans of a subvolume are
     /// deleted once per session. Deleting an orphan looks up the subvolume, which calls this function again. While one
-    /// call runs, all others return at once. A failure to delete one inode does not stop the deletion of other inodes;
-    /// the failed deletion is tried again (I3).
+    /// call for a subvolume runs, all other calls for this subvolume return at once. A failure to delete one inode does
+    /// not stop the deletion of other inodes; the failed deletion is tried again (I3).
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if *done {

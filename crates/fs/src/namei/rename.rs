@@ -27,7 +27,7 @@ pub(crate) struct End<'n> {
     pub(crate) inode: Option<Arc<Inode>>,
     /// The subvolume that the name leads to; `None` if the name does not lead to another subvolume.
     pub(crate) subvolume: Option<RootId>,
-    /// The directory's sequence when the name was looked up.
+    /// The directory's sequence number when the name was looked up.
     sequence: u64,
 }
 
@@ -150,7 +150,7 @@ impl Fs {
     }
 
     /// Whether a name still leads to the same target as before the locks were taken. Every change of a directory's
-    /// names changes its sequence.
+    /// names changes the directory's sequence number.
     pub(crate) fn is_as_found(&self, end: &End<'_>, locked: &mut Locked<'_>) -> Result<bool> {
         if locked.of(&end.dir).item.sequence == end.sequence {
             return Ok(true);

@@ -81,7 +81,7 @@ struct Batch {
     end: Vec<u8>,
 }
 
-/// A range of the device that one request reads, with the plain data of several parts.
+/// A range of addresses that one request reads. It holds the uncompressed data of several parts.
 #[derive(Debug)]
 struct Neighbors {
     start: u64,

@@ -567,7 +567,8 @@ struct Job<'i> {
     nr_put: usize,
     bytes: u64,
     reservation: Option<DataReservation>,
-    /// Quota that is reserved for the job, while `reservation` is merged with the reservations of other jobs.
+    /// The job's share of the reserved quota, kept here while `reservation` is merged with the reservations of other
+    /// jobs.
     quota: QuotaReservation,
     /// Bytes of `reservation` before it was merged with the reservations of other jobs.
     promised: u64,
