@@ -84,7 +84,7 @@ impl Groups {
         }
     }
 
-    /// The caller's rights to change inode flags.
+    /// The caller's rights to change inode flags beyond those of the inode's owner.
     pub(crate) fn flag_rights(&self, req: &Request<'_>) -> FlagRights {
         FlagRights { as_owner: self.acts_as_owner(req), immutable: self.is_capable(req, CAP_LINUX_IMMUTABLE) }
     }

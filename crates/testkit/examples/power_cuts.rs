@@ -91,7 +91,8 @@ impl Run {
         }
     }
 
-    /// Reports whether our log replay or Linux's replay broke the promise.
+    /// Reports whether Linux's replay of the log leaves the same state as ours. If it does, the broken promise is not
+    /// the fault of our replay.
     fn blame(&self, cut: &Cut, image: &Path) -> String {
         let Self::Alone(run) = self else { return String::new() };
         match run.compare_with_linux(cut, image) {

@@ -126,7 +126,8 @@ impl History {
         self.promises.len()
     }
 
-    /// Returns the state of promise number `promise`, or the last state if that promise was never made.
+    /// Returns the number of the state that promise number `promise` is about, or of the last state if that promise was
+    /// never made.
     fn state_of(&self, promise: usize) -> usize {
         match self.promises.get(promise) {
             Some(Promise::Sync(state) | Promise::Fsync(state, _)) => *state,
@@ -171,9 +172,9 @@ impl History {
             match compare_entries(&entries, found, Compare::MODEL) {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    // Report the error against the most similar state, which is the state with the shortest error. A
-                    // missing path counts as 200 characters, so that states with different content are preferred to
-                    // states with missing paths.
+                    // Report the error against the most similar state, which is the state with the shortest error. For
+                    // this comparison, each missing path makes the error 200 characters longer, so a state that differs
+                    // only in content is more similar than one with missing paths.
                     let len = error.to_string().replace(": only in the ", &"#".repeat(200)).len();
                     if best.as_ref().is_none_or(|(least, _)| len < *least) {
                         best = Some((len, error.context(format!("state {state} (first) and what is there (second)"))));

@@ -161,13 +161,13 @@ impl LoopMount {
         Some(std::fs::read_to_string(own.join("qgroups").join(name)).ok()?.trim().to_owned())
     }
 
-    /// Counts all quota groups again.
+    /// Makes Linux compute the numbers of all quota groups again.
     pub fn rescan_quotas(&self) -> Result<()> {
         run("btrfs", ["quota", "rescan", "-w", &self.path().to_string_lossy()]).map(drop)
     }
 
-    /// Counts all quota groups again. Fails if the numbers change, unless they were marked as inconsistent. Returns
-    /// whether quotas are on.
+    /// Makes Linux compute all quota numbers again. Fails if the numbers change, unless they were marked as
+    /// inconsistent. Returns whether quotas are on.
     pub fn judge_quotas(&self) -> Result<bool> {
         let Some((before, is_inconsistent)) = self.quota_numbers()? else { return Ok(false) };
         self.rescan_quotas()?;
@@ -207,7 +207,8 @@ impl LoopMount {
             // with ENOSPC on a full filesystem. The next mount scans again. Seen with Linux 6.18 on images whose UUID
             // tree was current.
             .filter(|line| !line.contains("btrfs_uuid_scan_kthread failed -28"))
-            // The same holds for a rescan of quotas, which Linux continues at mount and records in the quota tree.
+            // Also ignore a failed rescan of quotas: Linux continues an interrupted rescan at mount and records the
+            // rescan's progress in the quota tree, which also fails with ENOSPC on a full filesystem.
             .filter(|line| !line.contains("fail to start transaction for status update: -28"))
             .map(str::to_owned)
             .collect()

@@ -1,7 +1,7 @@
 //! Makes names that are hard cases for a directory: names of every length, and names with equal hashes.
 //!
-//! The hash is crc32c, which is linear: four bytes can be appended to any prefix so that the whole hashes to a chosen
-//! value. If one of the four bytes is `/` or zero, the next prefix is tried.
+//! The hash is crc32c, which is linear. So for any prefix and any hash value, there are four bytes that, appended to
+//! the prefix, make a name with this hash. If one of the four bytes is `/` or zero, the next prefix is tried.
 
 use ubtrfs_format::hash::name_hash;
 

@@ -45,7 +45,7 @@ pub struct Cut {
     pub(crate) medium: Medium,
     pub(crate) number: usize,
     pub(crate) made: usize,
-    /// The promises made before the cut, by lane.
+    /// For each lane of the recording device, the number of promises made before the cut.
     pub(crate) lanes: [Option<u64>; LANES],
     /// Describes the cut, for messages.
     pub what: String,
@@ -403,7 +403,8 @@ fn fill(target: &mut RecordingTarget, history: &mut History, rng: &mut Rng) -> R
                     let data = rng.bytes(100_000 + rng.clone().index(400_000));
                     let id = target.inner.lookup(&path).map_err(failed)?.id;
                     let mut at = 0;
-                    // Each write is a step: a write that finds no space for all of its data commits and writes a part.
+                    // Record each write as a step of its own, because a write that lacks space for all of its data
+                    // makes a commit and then writes only a part of the data.
                     while at < data.len() {
                         target.after(history, &model);
                         target.before(history);

@@ -1,4 +1,5 @@
-//! A target that records a [`History`]: it passes operations on, records promises, and marks them on the device.
+//! A target that records a [`History`]: it passes operations on, records promises in the history, and notes on the
+//! recording device after which write each promise was made.
 
 use std::sync::Arc;
 

@@ -33,7 +33,8 @@ enum Event {
     Mark { lane: usize, value: u64 },
 }
 
-/// The number of lanes. Each thread that gets promises has a lane.
+/// The number of lanes. A lane is a separate numbering of promises; each thread that gets promises has a lane of its
+/// own.
 pub const LANES: usize = 8;
 
 /// The part of a recording that survived a cut.
@@ -249,7 +250,8 @@ impl CutBuilder {
         let pattern = rng.below(8);
         for event in &self.events[flushed..prefix] {
             match event {
-                // A promise after the last flush counts too: the flush that made its data durable precedes the promise.
+                // A promise that was made after the last completed flush must be kept too, because the flush that made
+                // its data durable completed before the promise was made.
                 Event::Mark { lane, value } => outcome.note(*lane, *value),
                 Event::Write { offset, data } => match (pattern, rng.below(24)) {
                     (0, 1..) | (1, 0) | (2.., 0..8) => {

@@ -23,7 +23,7 @@ use crate::tree_entry::show;
 pub struct Difference {
     /// The step after which the difference was found.
     pub step: Step,
-    /// `result`, a field of the call's answer, or a field of a path, a slot or a tree.
+    /// The name of the field: `result`, or the name of a field of the call's answer or of an observed object.
     pub field: String,
     /// The object: a path, a slot, a path in a tree, or `answer` for the call's answer.
     pub object: String,
@@ -70,7 +70,7 @@ impl fmt::Display for Difference {
 /// The failure of a sequence.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The kind of failure, equal for the same failure of a shorter sequence.
+    /// Identifies the failure. A shorter sequence that fails in the same way has the same signature.
     pub signature: String,
     /// A full description.
     pub text: String,
@@ -358,7 +358,7 @@ impl Bed {
             Call::Map { slot, .. } => {
                 let ino =
                     lock(&self.pair.ours).slot(*slot).ok().and_then(|file| Some(rustix::fs::fstat(file).ok()?.st_ino));
-                // A failed call removes the old mapping of the slot, unless the slot is not open.
+                // If the slot is open, even a failed call removes the slot's old mapping.
                 if ino.is_some() {
                     self.mapped.remove(slot);
                 }

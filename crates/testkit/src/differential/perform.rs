@@ -32,7 +32,8 @@ pub(crate) type Answer = Result<Vec<(String, String)>, Errno>;
 pub(crate) struct Side {
     pub(crate) root: PathBuf,
     pub(crate) slots: Vec<Option<OwnedFd>>,
-    /// The helper for all mappings (`None`), and the helpers for ioctls, by the thread for which they act.
+    /// The helper with the key `None` makes the calls on all mappings. Every other helper makes ioctls for the thread
+    /// that is its key.
     pub(crate) helpers: HashMap<Option<ThreadId>, Helper>,
     /// The program that makes snapshots on this side, if the ioctl is not used.
     pub(crate) snapshots_by: Option<PathBuf>,

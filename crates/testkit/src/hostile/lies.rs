@@ -2,7 +2,7 @@
 //! duplicate names. Random changes of bytes rarely produce such content. Items stay in order and hashes of names stay
 //! right, so that commands reach the wrong content.
 //!
-//! I1. A leaf without room for the change is not changed.
+//! I1. A leaf that has no room for a change keeps its old content.
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::DirEntry;

@@ -178,7 +178,7 @@ impl SeedImage {
     }
 
     /// Returns the image after `edit` changed the items in each leaf of the wanted trees. The items are sorted
-    /// afterwards. A leaf without room for its items stays as it is.
+    /// afterwards. A leaf whose edited items no longer fit into it keeps its old content.
     pub fn edited_leaves(&self, wanted: &dyn Fn(u64) -> bool, edit: &dyn Fn(&mut Items)) -> Medium {
         let mut medium = self.medium.clone();
         for block in self.blocks.iter().filter(|block| wanted(block.owner)) {

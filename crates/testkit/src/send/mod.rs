@@ -294,7 +294,7 @@ pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<Pa
     to.close()?;
     let differs = compare_images(source.path(), target.path(), &[("s0", vec![]), ("s1", vec!["s0"])], form)?;
     ensure!(!differs.is_any(), "extents: {differs:?}");
-    // The names that the increment uses temporarily.
+    // List the temporary names that the increment uses.
     let dump = run("btrfs", ["receive".as_ref(), "--dump".as_ref(), "-f".as_ref(), streams[1].as_os_str()])?;
     let temporary =
         dump.lines().filter(|line| line.starts_with("rename")).filter_map(|line| line.split("dest=./s1/").nth(1));

@@ -1,8 +1,9 @@
 //! [`MutationRound`]: streams of a chain of snapshots, changed at random, and received in memory.
 //!
-//! Commands are swapped, repeated, left out, and moved between streams; lengths, numbers, paths and data in them are changed. The
-//! checksums are right, so that the changes arrive. A file beside the subvolumes must stay as it is, nothing but subvolumes may
-//! appear, the filesystem stays writable, and our checker must find nothing at the end.
+//! Commands are swapped, repeated, left out, and moved between streams; lengths, numbers, paths and data in them are
+//! changed. The checksums are corrected, so that the receiver does not refuse the changed commands as damaged. A file
+//! beside the subvolumes must stay as it is, nothing but subvolumes may appear, the filesystem stays writable, and our
+//! checker must find nothing at the end.
 
 use std::sync::Arc;
 

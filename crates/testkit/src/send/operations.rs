@@ -1,6 +1,6 @@
 //! [`Operations`]: random operations that make differences which are hard to send: storms of renames, swaps and
 //! rotations of directories, a directory that moves below its former child, names used again, links, reflinks, holes,
-//! files that grow back into extents that they had, flags, times, ACLs and capabilities.
+//! files that are truncated and later get their old extents back, flags, times, ACLs and capabilities.
 
 use std::collections::BTreeMap;
 

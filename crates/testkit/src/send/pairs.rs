@@ -265,7 +265,7 @@ fn receive_chain(sent: &[SentSnapshot], rng: &mut Rng, failed: &mut Failed) -> R
     Ok(medium)
 }
 
-/// Receives the streams of an input whose subvolumes are not complete yet.
+/// Receives those streams of an input whose subvolumes have not been received completely yet.
 fn receive_missing(fs: &Fs, input: &[u8], sent: &[SentSnapshot]) -> Result<()> {
     let complete: Vec<Vec<u8>> =
         fs.subvolumes()?.into_iter().filter(|info| !info.received_uuid.is_nil()).map(|info| info.path).collect();
@@ -335,6 +335,6 @@ fn judge(source: &Medium, target: &Medium, sent: &[SentSnapshot]) -> Result<()> 
     linux.close()
 }
 
-/// Flags that a receive sets.
+/// The inode flags that the receiver sets; the comparison ignores all others.
 const RECEIVED_FLAGS: InodeFlags =
     InodeFlags::SYNC.union(InodeFlags::NODUMP).union(InodeFlags::NOATIME).union(InodeFlags::DIRSYNC);

@@ -37,7 +37,8 @@ pub(super) enum Block {
     Prealloc,
 }
 
-/// The address of a block and 0, or the address of a compressed extent and the block's offset in its data.
+/// The place of a block on disk: the block's address and 0, or for compressed data, the address of the extent and the
+/// block's offset in the decompressed data.
 pub(super) type Place = (u64, u64);
 pub(super) type Blocks = BTreeMap<u64, Block>;
 
@@ -100,7 +101,7 @@ pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Di
                         let block = (*block, used);
                         let known = others.iter().filter_map(|other| places.get(other)?.get(&block));
                         let known: BTreeSet<Place> = known.flatten().copied().collect();
-                        // A tolerated tail is recorded, too: later snapshots may share it.
+                        // Record the place of a tolerated tail too, because later snapshots may share the tail.
                         let is_tolerated = tolerance.tails && used < BLOCK;
                         let mine = here.entry(block).or_default();
                         let is_shared = known.contains(place) || mine.contains(place);

@@ -22,7 +22,7 @@ use crate::{Driver, FaultDevice, FsTarget, History, Model, RecordingDevice, Rng}
 pub(super) enum Work {
     /// Continuously overwrites, shares, cuts and fsyncs the extents of a few files.
     Busy { steps: usize },
-    /// Works like `Busy`, but without fsyncs. Data is written back at once, also during a commit.
+    /// Works like `Busy`, but without fsyncs. Each step ends with a writeback of the data, during a commit if possible.
     Writeback { steps: usize },
     /// Random operations of [`Driver`], with fsyncs.
     Driver { steps: usize },
@@ -94,7 +94,7 @@ impl Operation {
 
 /// The error number of a full filesystem.
 pub(super) const NOSPC: Errno = rustix::io::Errno::NOSPC.raw_os_error();
-/// A writeback lane continues after this time even if the device has not delayed a request.
+/// The longest time for which a writeback lane waits until the device delays a request.
 const STOP_LIMIT: Duration = Duration::from_millis(20);
 
 impl Lane {

@@ -26,8 +26,8 @@
 //!   that are marked as inconsistent. No thread reaches a limit, because all limits are large.
 //! - T8. Balances with random filters, pauses, cancellations and resizes change no file. A balance that a cut
 //!   interrupts is resumed to its end, once by the engine and once by Linux, and no file changes meanwhile.
-//! - T9. On a nearly full filesystem, a balance, a resize, a snapshot or a write may fail with ENOSPC. T1, T2, T6, T7 and
-//!   T8 hold beside that.
+//! - T9. On a nearly full filesystem, a balance, a resize, a snapshot or a write may fail with ENOSPC. The rules T1,
+//!   T2, T6, T7 and T8 hold nevertheless.
 
 mod balance;
 mod faults;
@@ -58,9 +58,9 @@ use crate::{
     RecordingDevice, Rng, TreeEntry, check_medium, compare_entries,
 };
 
-/// The lane of the thread that makes and deletes snapshots.
+/// The number under which the device records promises to the thread that makes and deletes snapshots.
 const SNAPSHOT_LANE: usize = LANES - 2;
-/// The lane of the promises about the rewritten files.
+/// The number under which the device records promises about the files in `rewritten/`.
 const REWRITTEN_LANE: usize = LANES - 1;
 /// The content of the file `poison`: this pattern, repeated.
 const POISON: [u8; 16] = *b"never on a disk!";
@@ -254,8 +254,8 @@ impl Scenario {
             while more > 0 {
                 match target.fallocate(b"filler", 0, more, crate::FallocateOp::Allocate) {
                     Ok(()) => break,
-                    // Try a smaller size: while a rescan's last commit needs room, one allocation can take less than
-                    // `statfs` shows.
+                    // Try a smaller size: while the last commit of a rescan needs room, the largest possible allocation
+                    // is smaller than the free space that `statfs` shows.
                     Err(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => more = more.saturating_sub(1 << 20),
                     Err(code) => return Err(errno(code)).with_context(|| format!("a filler of {more} bytes")),
                 }
@@ -650,8 +650,8 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
             Some(Err(error)) => error.to_string(),
             None => "panicked".to_owned(),
         };
-        // These errors are allowed: chunks are made and removed concurrently, and there may be no room for another
-        // chunk.
+        // Allow these errors, because other threads make and remove chunks concurrently, and there may be no room for a
+        // new chunk.
         if text.contains("no space left") || text.contains("there is no block group") {
             continue;
         }

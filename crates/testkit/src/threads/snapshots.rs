@@ -106,7 +106,7 @@ impl Snapshots {
         }
     }
 
-    /// Makes a snapshot of the top level, or of the snapshot `of`.
+    /// Makes a snapshot of the snapshot with index `of`, or of the top level if `of` is `None`.
     fn make(&mut self, number: usize, of: Option<usize>, shared: &Shared) -> Result<()> {
         let fs = Arc::clone(self.target.fs());
         let name = format!("snapshot-{number}-{}", "x".repeat(self.rng.index(120)));
