@@ -3,7 +3,8 @@
 //!
 //! Method: random operations with a model, and a thread that writes, while every block group is moved, converted to DUP
 //! and back, and the device shrinks and grows. The content does not change, `btrfs check` and `ubtrfs check` are clean,
-//! and Linux reads and scrubs everything. Recorded runs are cut at many points. `UBTRFS_SEED` repeats a failure.
+//! and Linux reads and scrubs everything. The writes of some runs are recorded, and the state after a power cut at many
+//! points of the recording is verified. `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -74,7 +74,7 @@ impl Fs {
             return Ok(());
         }
         let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
-        // A hole that reaches the end of the file covers the file's last sector as a whole.
+        // If the range reaches the end of the file, the hole also covers the rest of the file's last sector.
         let size_end = state.item.size.next_multiple_of(sectorsize);
         let inner = if range.end >= state.item.size {
             inner.start..inner.end.max(size_end.min(range.end.next_multiple_of(sectorsize)))
@@ -117,7 +117,8 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
         drop(self.reserve(8)?);
-        // Reserve space for the parts that are missing now. Concurrent writes only reduce the need.
+        // Reserve space for the parts of the range that are missing now. Concurrent writes can only reduce the space
+        // that is needed.
         let missing: u64 = {
             let _writeback = inode.writeback.lock();
             let state = inode.read()?;

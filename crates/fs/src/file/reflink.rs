@@ -222,9 +222,9 @@ impl Fs {
 
     /// Shares a range. Returns the number of bytes shared, which is lower than `len` if an error occurs after some
     /// bytes. Both offsets must be sector-aligned. The end of the source's range must be aligned too, unless it is the
-    /// end of the source and the target's range does not end before the end of the target. `same_at` holds the
-    /// sequences that the files had when they were found equal: the call fails with [`Error::Busy`] if a sequence has
-    /// changed since, and changes no times.
+    /// end of the source and the target's range does not end before the end of the target. `same_at` holds the sequence
+    /// numbers that the files had when they were found equal: the call then fails with [`Error::Busy`] if a sequence
+    /// number has changed since, and changes no times.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn share(
         &self,

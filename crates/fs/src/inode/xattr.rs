@@ -25,7 +25,7 @@ fn key_of(ino: Ino, name: &[u8]) -> Key {
 }
 
 /// Whether an inode has extended attributes; unknown until the first lookup. Most inodes have no extended attributes,
-/// but programs ask for certain names at most accesses.
+/// but programs query certain attributes on almost every access.
 ///
 /// The value is set from the tree under the inode's state lock. Before an attribute is added, the value is set to
 /// [`Self::SOME`] under the inode's state lock, held for writing. Removing the last attribute does not change the

@@ -178,8 +178,8 @@ impl Replay<'_> {
                     "expected the type that the inode has",
                 ));
             }
-            // Generation 0: the log only says that the inode exists. The inode keeps its attributes, except that a
-            // logged size is taken over.
+            // Generation 0 means that the log has only the inode's existence, not its attributes. So the inode keeps
+            // its attributes, except that it gets the logged size if there is one.
             Some(before) if logged.generation.0 == 0 => {
                 let size =
                     if file_type(&logged) == mode::REGULAR && logged.size != 0 { logged.size } else { before.size };

@@ -18,7 +18,8 @@
 //!
 //! - M1. Each mover and late directory gets a temporary name at most once, and each move happens once, so the work
 //!   ends.
-//! - M2. Recursion is a stack of tasks, because a chain of dependencies may be as long as the list of movers.
+//! - M2. A stack of tasks takes the place of recursion, because a chain of dependencies may be as long as the list of
+//!   movers.
 
 use std::collections::{HashMap, HashSet};
 

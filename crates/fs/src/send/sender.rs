@@ -491,7 +491,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    /// Notes that the times of a directory change, and sends the times of another directory if too many wait.
+    /// Notes that the times of a directory change, and sends the times of another directory if the times of too many
+    /// directories wait to be sent.
     fn touch(&mut self, dir: u64) -> Result<()> {
         match self.times.touch(dir) {
             Some(oldest) => self.send_dir_times(oldest),

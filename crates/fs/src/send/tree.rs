@@ -207,7 +207,7 @@ impl SentTree {
         Ok(path)
     }
 
-    /// Some path of an inode.
+    /// One of the paths of an inode.
     pub(super) fn any_path(&self, ino: u64) -> Result<Vec<u8>> {
         if ino == Ino::ROOT_DIR.0 {
             return Ok(Vec::new());

@@ -249,7 +249,7 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// The subvolume with this name, and the directory's sequence when the name was found.
+    /// The subvolume with this name, and the directory's sequence number when the name was found.
     pub(crate) fn find_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<(RootId, u64)> {
         dir_item::check_name(name)?;
         let inode = self.inode(dir)?;

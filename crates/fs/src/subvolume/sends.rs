@@ -85,7 +85,7 @@ impl Sends {
         Some(Moving(self))
     }
 
-    /// Waits until a condition ends, or the job is cancelled. The job shows `step` during the wait.
+    /// Waits while a condition holds. Fails if the job is cancelled. The job shows `step` during the wait.
     fn wait_while(
         &self,
         state: &mut MutexGuard<'_, State>,

@@ -278,7 +278,8 @@ impl Fs {
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
         written.failed_bytes += bytes;
-        // If the whole filesystem became read-only, the file itself has not failed.
+        // If the whole filesystem became read-only, that is no failure of this file, so it is not recorded for the
+        // file.
         if self.engine.check_writable().is_ok() {
             self.data.errors.note(inode.id, &error);
             let mut state = inode.state.write();

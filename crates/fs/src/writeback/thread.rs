@@ -82,7 +82,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
     }
 }
 
-/// With two threads, one works while the other waits for the device.
+/// With two threads, one prepares data while the other waits for the device.
 const NR_THREADS: usize = 2;
 /// A thread pauses this long after a failure.
 const PAUSE: Duration = Duration::from_millis(500);
