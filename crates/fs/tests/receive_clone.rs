@@ -69,7 +69,7 @@ impl Bed {
         self.fs.receive(self.find("copy"), input, &options, job, &mut made)
     }
 
-    /// Receives the stream. Within the data of `a`, calls a function with the received `a`.
+    /// Receives the stream. When a part of the data of `a` has been applied, calls a function with the received `a`.
     fn receive_and(
         &self,
         options: ReceiveOptions,
@@ -94,7 +94,8 @@ impl Bed {
     }
 }
 
-/// The stream of a bed, which stops in the data of `a` until everything before is applied, and then calls a function.
+/// An input with the stream of a bed. In the middle of the data of `a`, it waits until the receiver has applied the
+/// commands before this point, and then calls a function.
 struct Stops<'b, F> {
     bed: &'b Bed,
     job: &'b Job,
@@ -102,7 +103,7 @@ struct Stops<'b, F> {
     call: Option<F>,
 }
 
-/// Offset in the stream. The writes before it hold a part of `a` only.
+/// The offset in the stream at which [`Stops`] waits. The writes before this offset contain only a part of `a`.
 const STOP: usize = LEN / 2;
 
 impl<F: FnOnce(InodeId)> Read for Stops<'_, F> {

@@ -123,7 +123,7 @@ fn a_resize_that_moves_no_extents_does_not_wait_for_a_send() {
     let fs = filesystem();
     let id = snapshot(&fs, "s0");
     let (now, _) = fs.device_size(DevId(1)).unwrap();
-    // A resize that waits would fail.
+    // The resizes get a cancelled job, so a resize that waited for the send would fail.
     let cancelled = Job::new();
     cancelled.cancel();
     let mut output = AtWrite(Some(|| {

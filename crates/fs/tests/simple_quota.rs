@@ -21,7 +21,7 @@ fn referenced(fs: &Fs, id: QgroupId) -> Option<u64> {
     fs.qgroups().unwrap().iter().find(|group| group.id == id).map(|group| group.referenced)
 }
 
-/// Makes Linux enable simple quotas, which btrfs-progs 6.2 cannot.
+/// Enables simple quotas by an ioctl of Linux, because btrfs-progs 6.2 cannot enable them.
 fn enable_in_linux(mount: &LoopMount) {
     let script = "import fcntl, os, struct, sys
 fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0xC0109428, struct.pack('QQ', 4, 0))";

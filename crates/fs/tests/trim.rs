@@ -21,7 +21,7 @@ use common::open;
 const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
 
-/// Waits until something that a background thread does is done.
+/// Waits for a background thread: returns when `is_done` returns true, and fails after 60 seconds.
 fn wait_until(what: &str, is_done: impl Fn() -> bool) {
     let begun = std::time::Instant::now();
     while !is_done() {

@@ -46,7 +46,8 @@ pub(crate) struct Place {
 #[derive(Debug)]
 enum State {
     Lent,
-    /// The filesystem is closed, or the claim is decided. The file is the claim, or keeps the mount that has it.
+    /// The filesystem is closed, or the attempt to take the claim again has ended. The file has the claim, or keeps the
+    /// mount that has it.
     Decided {
         _held: Option<File>,
     },

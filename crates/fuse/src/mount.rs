@@ -389,7 +389,7 @@ fn mount_directly(dir: &Path, config: &MountConfig, block_device: Option<&dyn De
     let mut is_fuseblk = Ok(false);
     if let Some(block_device) = block_device {
         block_device.release_claim();
-        // Device managers and losetup claim block devices for moments.
+        // Retry while the device is busy, because device managers and losetup claim block devices for short times.
         let mut mounted = mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}"));
         for _ in 0..BUSY_TRIES {
             match &mounted {

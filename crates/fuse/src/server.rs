@@ -393,7 +393,7 @@ impl Server {
             Operation::Tmpfile { flags, mode, umask } => {
                 self.activity.note_change();
                 let attr = self.fs.tmpfile(self.id(node)?, mode, &caller(req, umask))?;
-                // Give up the engine's own use of the inode: the kernel's reference keeps the inode until FORGET.
+                // End the use that `tmpfile` began. The kernel's reference keeps the inode in use until FORGET.
                 self.fs.release_inode(attr.id);
                 self.created(&attr, flags, reply);
             }
@@ -436,7 +436,8 @@ impl Server {
                 let id = self.id(node)?;
                 let mut written = match handle == UNOPENED && self.no_open {
                     true => {
-                        // A refused write leaves the capability. Only the write itself checks whether it is permitted.
+                        // Remove the capability after the write, because a refused write must not remove it, and the
+                        // write itself checks whether it is permitted.
                         let written = self.write_unopened(id, flags, offset, data)?;
                         self.drop_capability(id, false)?;
                         written

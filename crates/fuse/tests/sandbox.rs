@@ -93,7 +93,7 @@ fn child() {
     let (denied, other) = before.join().unwrap();
     say("other thread opens", denied);
     say("signal to another", rustix::process::test_kill_process(parent).is_err());
-    // Like TIOCSTI and TIOCLINUX, this ioctl is not on the list.
+    // Like TIOCSTI and TIOCLINUX, this ioctl is not among the ioctls that the filter allows.
     say("ioctl", rustix::io::ioctl_fionread(&near) == Err(rustix::io::Errno::PERM));
     near.set_nonblocking(true).unwrap();
     near.set_nonblocking(false).unwrap();

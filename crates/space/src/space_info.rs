@@ -133,8 +133,9 @@ impl SpaceState {
     pub(crate) fn try_set_read_only(&mut self, start: u64) -> bool {
         let Some(group) = self.groups.get(&start) else { return false };
         let left = self.totals.free.saturating_sub(contribution(group).free);
-        // Reservations of this kind that may exceed the free space need no particular block group. The space that
-        // admitted changes of metadata need is not known here; the caller checks it.
+        // If reservations of this kind may exceed the free space, they do not depend on the free space of one block
+        // group. The caller checks that enough space remains for admitted changes of metadata, because this type does
+        // not know how much they need.
         let is_allowed = group.read_only || self.overcommits || left >= self.totals.may_use;
         if is_allowed {
             self.set_read_only(start, true);

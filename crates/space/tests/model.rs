@@ -36,7 +36,7 @@ enum Op {
     Add(usize),
     Remove(usize),
     Commit,
-    /// Holds a data reservation of this number of sectors, and drops the one before.
+    /// Makes a data reservation of this number of sectors, and then drops the previous reservation.
     Reserve(u64),
     ReadOnly(u64, bool),
 }

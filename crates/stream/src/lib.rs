@@ -14,7 +14,7 @@
 //! The crc is crc32c with seed 0 and without inversion, over the command with 0 in its crc field. A stream ends with
 //! `END` or at the end of the input. If another stream follows in the input, it starts with its own header.
 //!
-//! - I1. No bytes make a function panic.
+//! - I1. No function panics, whatever bytes the input contains.
 //! - I2. A frame's buffer grows only as bytes arrive, up to [`MAX_COMMAND_BYTES`].
 //! - I3. `encode(parse(bytes)) == bytes` for every command that Linux writes.
 

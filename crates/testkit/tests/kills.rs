@@ -51,7 +51,7 @@ impl Server {
         self.fs().create(dir, name, NewInode::dir(0o755), &ROOT).unwrap().id
     }
 
-    /// Kills this server and starts the next one. The replay of the next server must leave the filesystem clean.
+    /// Kills this server and starts the next one. The log replay of the next server must leave the filesystem clean.
     #[must_use]
     fn kill(self) -> Self {
         let medium = self.device.content();

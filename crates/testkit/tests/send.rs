@@ -62,8 +62,9 @@ fn a_subvolume_that_is_received_beside_itself_shares_its_blocks() {
     }
 }
 
-/// Two snapshots hold a block in which a file ends at two places, one of which a third one may share. If one of the two
-/// may be unshared, it still counts as a source.
+/// Two received snapshots store the last block of equal files at two places. A third snapshot, whose stream may clone
+/// from both, must share the block with one of them. Both count as sources, even the first snapshot, in which this
+/// block may be unshared (`tails`).
 #[test]
 fn a_tail_that_may_be_unshared_is_a_source_of_later_snapshots() {
     /// Makes a file in each directory: a copy, or a clone of an earlier one.

@@ -22,14 +22,14 @@ pub(crate) fn open(image: &Image, options: &str) -> Arc<Fs> {
     Fs::open(vec![device], options).unwrap()
 }
 
-/// Waits until all changes are counted.
+/// Waits until the quota numbers contain all changes.
 pub(crate) fn settle(fs: &Fs) {
     fs.sync().unwrap();
     fs.finish_deletions(&mut |_| Ok(())).unwrap();
     fs.wait_for_quota_rescan(&Job::new()).unwrap();
 }
 
-/// The numbers that we show.
+/// The quota numbers that the engine shows.
 pub(crate) fn numbers(fs: &Fs) -> Numbers {
     let groups = fs.qgroups().unwrap();
     groups.iter().map(|group| (group.id.to_string(), (group.referenced, group.exclusive))).collect()

@@ -9,8 +9,8 @@
 //! - P2. The spinning thread yields to other threads: if they kept it from running for [`CROWDED`], it sleeps for
 //!   [`REST`].
 //! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine ([`SLOW_WAKE`], measured
-//!   when serving begins), and for at most [`SHARE`] of the time: a burst may take [`SAVED_MAX`], which is saved up
-//!   between bursts.
+//!   when serving begins), and for at most one [`SHARE`]th of the elapsed time. Time that was not used is saved for
+//!   later bursts, up to [`SAVED_MAX`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -210,7 +210,7 @@ const QUIET: Duration = Duration::from_micros(500);
 /// slice.
 const CROWDED: Duration = Duration::from_millis(3);
 const REST: Duration = Duration::from_millis(100);
-/// Number of spins between two checks of the clock. They take a few microseconds.
+/// Number of spins between two checks of the clock. This many spins take a few microseconds.
 const SPINS: u32 = 64;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::history::ReadFound;
 use crate::tree_entry::show;
 use crate::{LANES, TreeEntry};
 
-/// The number of promises made, by lane.
+/// For each lane, the number of promises made before the cut.
 pub(super) type Made = [Option<u64>; LANES];
 
 impl Record {

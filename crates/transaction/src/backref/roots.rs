@@ -147,7 +147,8 @@ impl<'v> RootsOf<'v> {
                         all.extend(self.of_parent(parent.bytenr(), level)?.iter());
                     }
                 }
-                // The root of a relocation tree of Linux names itself. That tree belongs to no subvolume.
+                // In Linux's relocation trees, the backref of the root block names the address of the block itself. A
+                // relocation tree belongs to no subvolume.
                 RefKey::SharedBlock(parent) if parent == bytenr => {}
                 RefKey::SharedBlock(parent) => all.extend(self.of_parent(parent, level)?.iter()),
                 RefKey::Data { .. } | RefKey::SharedData(_) => {
@@ -182,8 +183,8 @@ impl<'v> RootsOf<'v> {
             RefKey::SharedData(leaf) => Some(leaf),
             _ => None,
         });
-        // Search few leaves first: one that is referenced by address, and one of each other reference. They often lead
-        // to all subvolumes in `limit`, and then the other leaves need not be searched.
+        // First search only a few leaves: one that is referenced by address, and one of each other reference. These few
+        // leaves often lead to all subvolumes in `limit`, and then the other leaves need not be searched.
         if let Some(leaf) = leaves.next() {
             found.add(self.of_shared_leaf(leaf)?);
         }
@@ -274,8 +275,8 @@ impl Found<'_> {
         self.limit.is_some_and(|limit| self.all.len() >= limit.len())
     }
 
-    /// Returns the users. Usually the last leaf searched has all of these users; then its set is returned, without a
-    /// copy.
+    /// Returns the users. If the set of the last leaf searched contains all of these users, as is usual, returns that
+    /// set without a copy.
     fn into_set(self) -> RootSet {
         match self.last {
             Some(set) if set.len() == self.all.len() => set,

@@ -1,5 +1,5 @@
-//! Applies frozen items to their trees: in parallel to trees that share no blocks, and one after another to the other
-//! trees.
+//! Applies frozen items to their trees. Trees that share no blocks are changed in parallel, all other trees one after
+//! another.
 //!
 //! One large batch is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Several large batches are applied in
 //! parallel, and each is cut into fewer parts than a single batch.
@@ -32,7 +32,7 @@ type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);
 impl Engine {
     /// Applies the frozen items of these trees and publishes the results. The caller holds the commit lock.
     pub(crate) fn apply_frozen(&self, trees: &[Arc<Tree>], refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
-        // Keep the items until no view is locked, because dropping them takes time.
+        // Keep the frozen items in memory until no view is locked any more, because dropping many items takes time.
         let items: Vec<_> = trees.iter().map(|tree| tree.frozen()).collect();
         let applied = self.apply_items(trees, &items, refs, transid);
         drop(items);

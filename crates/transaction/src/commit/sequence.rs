@@ -139,7 +139,7 @@ impl Engine {
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
         self.change_roots(root_changes, work, transid)?;
-        // A relocation step needs that no tree is partly dropped (I3 of relocation::closure), so its commit drops no
+        // A relocation step requires that no tree is partly dropped (I3 of relocation::closure), so its commit drops no
         // trees.
         if step.is_none() {
             self.drop_dead_roots(&mut work.refs, &mut work.quota, transid)?;

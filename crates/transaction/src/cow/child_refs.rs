@@ -19,7 +19,7 @@ pub(crate) struct ChildRefs {
     pub(crate) nodesize: u32,
     /// The transaction that changes the references.
     pub(crate) transid: Generation,
-    /// The facts that quotas need.
+    /// Whether quotas are enabled, and how they count space.
     pub(crate) quotas: QuotaMode,
 }
 

@@ -119,7 +119,7 @@ impl Engine {
     }
 }
 
-/// The progress of all applies of one flush. The progress sets the pace of writers.
+/// Counts the changes that all applies of one flush have made, and reports the count to the admission of writers.
 #[derive(Debug)]
 pub(crate) struct ApplyProgress {
     nr_changed: AtomicUsize,
@@ -144,7 +144,7 @@ struct Made {
     refs: NewRefs,
     /// Nodes that are not written yet.
     emitted: HashMap<Logical, Arc<Node>>,
-    /// Addresses of fresh nodes that are not used any more.
+    /// Unused addresses: the nodes at them were fresh (private and never written, I1) and have been dropped.
     freed: Vec<Logical>,
     /// Addresses of replaced nodes that no tree uses once this transaction is committed.
     left: Vec<Logical>,
