@@ -21,7 +21,7 @@ use common::{check, inode};
 
 mod common;
 
-/// The engine's memory: so little that a few thousand items cause an apply.
+/// Bytes of memory that the engine may use: so few that a few thousand items cause an apply.
 const MEMORY: u64 = 4 << 20;
 const NR_DIRS: u64 = 5;
 
@@ -207,8 +207,8 @@ fn readers_see_all_items_whatever_was_applied() {
     assert!(items.into_iter().map(|(key, item)| (key, item.to_vec())).eq(model));
 }
 
-/// The log derives changes since the last commit from delayed items and the nodes of that commit, so after an apply an
-/// fsync must commit.
+/// The tree log takes the changes since the last commit from delayed items, and the state before them from the nodes of
+/// that commit. An apply changes both, so an fsync after an apply must commit.
 #[test]
 fn fsync_commits_after_rows_were_applied() {
     let mut bed = Bed::new(3);
@@ -222,7 +222,8 @@ fn fsync_commits_after_rows_were_applied() {
     assert!(bed.engine.committed_generation() > before);
     assert_eq!(bed.engine.log_stats().commits, 1);
 
-    // While fsync is in use, keeping the tree log takes precedence over freeing memory.
+    // While fsync is in use, a flush commits instead of applying rows: no log can be written between an apply and the
+    // next commit.
     make_many(&mut bed);
     bed.engine.flush_delayed_items().unwrap();
     assert_eq!(nr_applies(&bed.engine), 1);

@@ -176,7 +176,7 @@ impl<'s> Cursor<'s> {
     }
 }
 
-/// The next slot, if the node has one more.
+/// The slot after `slot`, if the node has that slot.
 fn following(node: &Node, slot: usize) -> Option<usize> {
     slot.checked_add(1).filter(|&next| next < node.nritems())
 }

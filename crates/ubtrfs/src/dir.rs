@@ -23,7 +23,7 @@ pub struct ReadDir {
     fs: Filesystem,
     path: PathBuf,
     dir: InodeId,
-    /// The rest of the last batch, reversed.
+    /// Entries of the last batch that the iterator has not returned yet, in reverse order.
     batch: Vec<DirEntry>,
     cookie: u64,
     /// The position after the entry that was last when the iteration began. The iteration stops there, so it ends even

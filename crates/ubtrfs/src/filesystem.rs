@@ -74,7 +74,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.is_mounted() {
-            // A drop cannot report an error; `Filesystem::close` does.
+            // A drop cannot report an error. Callers that need the error call `Filesystem::close`.
             let _ = self.fs.close();
         }
     }

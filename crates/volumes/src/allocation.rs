@@ -25,7 +25,7 @@ const GIB: u64 = 1 << 30;
 /// Smallest stripe of a new chunk. The bookkeeping of a smaller chunk would cost more than its space.
 const STRIPE_LEN_MIN: u64 = MIB;
 
-/// A device and its used ranges, as the planner sees it.
+/// The facts about a device from which chunks are planned: its size and its used ranges.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSpace {
     pub(crate) devid: DevId,

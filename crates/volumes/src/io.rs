@@ -18,7 +18,7 @@ use crate::chunk_map::Chunk;
 use crate::profile::Segment;
 use crate::set::{Member, Stat, Volumes, unmapped};
 
-/// The copies that a write must complete.
+/// The number of copies that must be written for a write to succeed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needed {
     All,
@@ -87,7 +87,8 @@ impl Volumes {
         Err(first_error)
     }
 
-    /// Counts wrong content in the device's statistics. [`Volumes::read_segment`] counts read errors.
+    /// If `error` is wrong content, adds one to the device's count of corrupt pieces. [`Volumes::read_segment`] counts
+    /// read errors.
     fn count_bad(&self, at: Logical, copy: usize, error: &Error) {
         if let Error::Corrupt(_) = error
             && let Ok((chunk, offset)) = self.chunk_for(at, copy)

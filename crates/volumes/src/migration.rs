@@ -100,7 +100,7 @@ impl Target {
     }
 }
 
-/// Whether two stripes, of chunks of equal length, are the same device extent.
+/// Whether two stripes are the same device extent. The chunks of the two stripes must have equal lengths.
 pub(crate) fn is_same_place(one: &Stripe, other: &Stripe) -> bool {
     (one.devid, one.offset) == (other.devid, other.offset)
 }

@@ -153,5 +153,6 @@ fn is_damaged_copy(found: &[u8], ours: &[u8]) -> bool {
 
 /// A check older than this is repeated before anything is written.
 const RECENT: Duration = Duration::from_millis(20);
-/// Number of reads before a difference counts, because a single read may return wrong bytes.
+/// Number of reads that must all differ from the expected superblock before the difference counts, because a single
+/// read may return wrong bytes.
 const ATTEMPTS: usize = 3;

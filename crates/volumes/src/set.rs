@@ -112,7 +112,8 @@ pub struct Volumes {
     read_only: bool,
     devices: RwLock<BTreeMap<u64, Arc<Member>>>,
     pub(crate) chunks: ChunkMap,
-    /// Shared for writes, exclusive for a repair, because a repair must not overwrite newer content.
+    /// This lock is held shared during a write and exclusively during a repair, because a repair must not overwrite
+    /// newer content.
     pub(crate) repair_lock: RwLock<()>,
     /// The time of the last check of the superblocks (see `ownership`).
     pub(crate) last_look: LastCheck,
@@ -431,7 +432,7 @@ impl Volumes {
         self.chunks.limit(devid, end);
     }
 
-    /// The chunks with a stripe that ends past `end` on a device, or that a migration is moving there.
+    /// The chunks with a stripe that ends past `end` on a device, or that a migration is moving past `end`.
     pub fn chunks_past(&self, devid: DevId, end: u64) -> Vec<Logical> {
         self.chunks.behind(devid, end)
     }

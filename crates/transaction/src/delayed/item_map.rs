@@ -13,8 +13,8 @@
 //! next key is inserted, or, if that key comes after all others, the key begins a new page. So ascending keys fill
 //! their pages. Groups are split in the same way.
 //!
-//! Most changed keys come soon after a key that changed before: new inodes come last, new entries of a directory come
-//! after its other entries, and each new entry changes the directory's own item. So the search for a change's page
+//! In key order, most changes follow shortly after an earlier change: new inodes come last, new entries of a directory
+//! come after its other entries, and each new entry changes the directory's own item. So the search for a change's page
 //! tries the last page first, then the page of the last change with an equal objectid and type, and only then searches
 //! by key.
 //!

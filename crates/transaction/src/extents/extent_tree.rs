@@ -586,7 +586,7 @@ impl<'a, 's> Record<'a, 's> {
         Ok(())
     }
 
-    /// A keyed reference that this head does not delete.
+    /// A keyed reference that remains after the head is applied.
     fn keyed_left(&mut self) -> Result<Option<RefKey>> {
         if let Some(after) = self.keyed.values().find_map(|keyed| keyed.after) {
             return Ok(RefKey::of(&after));

@@ -149,8 +149,9 @@ struct Load {
     new_bytes: u64,
 }
 
-/// Maximum number of nodes of the extent tree that a change copies: besides the leaf that changes, with its share of the
-/// path, the leaf of the extent tree that loses the old leaf's item, and a share of the leaves that record the new leaf.
+/// Maximum number of nodes of the extent tree that are copied because a change copies a leaf: the leaf of the extent
+/// tree that loses the item of the old leaf, and a share of the leaves that record the new leaf. The copied leaf itself
+/// and its share of the path are not counted.
 const EXTENT_NODES_PER_CHANGE: u64 = 2;
 /// Nodes that every commit copies: paths to the roots, root tree, block groups, free space.
 const NODES_PER_COMMIT: u64 = 24;
@@ -646,7 +647,8 @@ impl Engine {
             }
         };
         roots.visit(&Key::MIN, &Key::MAX, usize::MAX, visit).ok()?;
-        // The root tree, whose leaves are half full at least, and the chunk tree have no root items.
+        // The root tree and the chunk tree have no root items, so their bytes are estimated from their items. Leaves of
+        // the root tree are at least half full.
         let chunks = self.volumes.chunks().len() as u64 * CHUNK_BYTES;
         Some(bytes?.saturating_add(3 * (item_bytes + chunks) + 4 * nodesize))
     }

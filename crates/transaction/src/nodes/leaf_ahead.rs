@@ -39,7 +39,7 @@ pub(crate) struct LeafAhead {
     /// Maximum number of expected leaves.
     expected_max: usize,
     state: Mutex<State>,
-    /// Signals that a leaf was announced or arrived, or that the thread is to end.
+    /// Signals that a leaf was announced or arrived, or that the readahead thread must end.
     changed: Condvar,
     /// Number of leaves in `State::expected`.
     nr_expected: AtomicUsize,

@@ -41,7 +41,7 @@ pub(crate) struct NodeStore {
     /// Whether items may have the form that simple quotas need.
     has_simple_quotas: AtomicBool,
     nodesize: usize,
-    /// Number of nodes in memory that are not written yet; the next field is the highest such number so far.
+    /// Number of nodes in memory that are not written yet. The next field holds the highest value of this field so far.
     nr_unwritten: AtomicU64,
     most_unwritten: AtomicU64,
 }
@@ -111,7 +111,8 @@ impl NodeStore {
         self.most_unwritten.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Maximum bytes of unwritten nodes that were in memory at once so far.
+    /// The highest number of bytes of unwritten nodes that were in memory at the same time since the filesystem was
+    /// opened.
     pub(crate) fn most_unwritten_bytes(&self) -> u64 {
         self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
     }

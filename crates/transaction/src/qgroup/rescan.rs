@@ -1,4 +1,5 @@
-//! A rescan: counts all extents again, a part in each commit, in the order of the extent tree.
+//! A rescan: computes the numbers of all groups again. Each commit counts the extents of a part of the extent tree, in
+//! the order of their addresses.
 //!
 //! Invariants:
 //! - I1. At the end of each commit, the numbers include exactly the extents below the address that the status item
@@ -19,8 +20,8 @@ use crate::backref::view::TreesView;
 use crate::engine::Engine;
 
 impl Engine {
-    /// Counts the next part, if a rescan runs. The caller holds the commit lock, and the extent tree records all
-    /// references of subvolumes.
+    /// Counts the extents of the next part of the extent tree, if a rescan runs. The caller holds the commit lock, and
+    /// the extent tree records all references of subvolumes.
     pub(crate) fn rescan_quotas(&self, transid: Generation) {
         let start = match &*self.quotas.lock() {
             Some(state) if state.is_rescanning() => state.status.rescan,

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. The data does not change during the copy: its block group is read-only, and writes in place have ended.
-//! - I2. The space of a copy that no step has put to use is released ([`DataCopies`]).
+//! - I2. If no step makes trees refer to a copy, the space of the copy is released ([`DataCopies`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,8 +19,8 @@ use crate::extents::data_io::DataExtent;
 use crate::nodes::threads::work_off;
 use crate::relocation::step::CopiedData;
 
-/// Copies of data extents. Space for the copies is allocated; the space of copies that no step has put to use is
-/// released on drop.
+/// Copies of data extents, with their allocated space. On drop, the space of copies to which no tree refers is
+/// released.
 pub(crate) struct DataCopies<'e> {
     engine: &'e Engine,
     pub(crate) copies: Vec<CopiedData>,

@@ -27,7 +27,7 @@ pub struct CommittedTree {
     item: RootItem,
 }
 
-/// A place where an extent may be used: an inode number (the subvolume is not known), and the file offset at which the
+/// A possible use of an extent: an inode number (of an unknown subvolume), and the file offset at which the
 /// extent's first byte would lie. The offset wraps if the first byte would lie before the start of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UseHint {

@@ -45,7 +45,7 @@ use crate::qgroup::state::QuotaMode;
 type DropProgress = (Key, u8);
 
 impl Engine {
-    /// Drops parts of deleted subvolumes. The caller holds the commit lock.
+    /// Drops the next parts of deleted subvolumes, as far as this commit has room. The caller holds the commit lock.
     pub(crate) fn drop_dead_roots(
         &self,
         refs: &mut DelayedRefs,

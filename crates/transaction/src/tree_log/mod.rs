@@ -149,8 +149,8 @@ impl TreeLog {
         self.dir_moved.store(transid.0, Ordering::Release);
     }
 
-    /// Notes that trees change before the next commit, so each fsync before that commit itself commits. The caller
-    /// holds the commit lock.
+    /// Notes that trees change before the next commit: until that commit, each fsync commits instead of writing a log.
+    /// The caller holds the commit lock.
     pub(crate) fn require_commit(&self) {
         self.state.lock().needs_commit = true;
     }

@@ -33,7 +33,7 @@ pub(crate) struct Queue {
     open: u64,
     requests: Vec<(RootId, Ino)>,
     has_leader: bool,
-    /// Results of closed batches that some members have not read yet: the number of these members, and the failure.
+    /// Results of closed batches, by the ids of the batches. A result stays until all fsyncs of its batch have read it.
     closed: BTreeMap<u64, Closed>,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct ChildRef {
     pub(super) key: Key,
     pub(super) bytenr: Logical,
     pub(super) generation: Generation,
-    /// Whether this walk made the child.
+    /// Whether this walk made the child node.
     pub(super) built: bool,
 }
 
