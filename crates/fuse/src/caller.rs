@@ -28,9 +28,9 @@ impl Groups {
     }
 
     /// Returns the request with a caller filled in, if the request needs a caller but does not name one
-    /// ([`UNKNOWN_ID`]); otherwise `None`. The caller is root if the calling process is an administrator of the
-    /// server's user namespace, else a user without rights: through an idmapped mount, the process's own user id does
-    /// not tell which files it owns.
+    /// ([`UNKNOWN_ID`]); otherwise `None`. The caller is root if the calling process has CAP_SYS_ADMIN in the server's
+    /// user namespace, else a user without rights, because through an idmapped mount, the user id of the process does
+    /// not tell which files the process owns.
     pub(crate) fn known_caller<'r>(&self, req: &Request<'r>) -> Option<Request<'r>> {
         let needs_caller = || match req.operation {
             Operation::Setattr(set) => set.is_empty(),

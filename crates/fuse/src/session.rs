@@ -202,7 +202,7 @@ fn unmount_on_signals(
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for _ in &mut signals {
-            // Running commands have files open, which keep the mount busy.
+            // Cancel running commands, because they have files open, which keep the mount busy.
             canceller.cancel_all();
             match unmount_by(unmounter.as_deref(), &dir, false) {
                 Ok(()) => return,

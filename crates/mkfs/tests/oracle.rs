@@ -221,7 +221,7 @@ fn keys(path: &Path, is_old: bool) -> BTreeMap<String, Vec<String>> {
             // the UUID, which is random.
             "METADATA_ITEM" | "EXTENT_ITEM" | "UUID_KEY_SUBVOL" => (parts[0], parts[2]) = ("*", "*"),
             "FREE_SPACE_EXTENT" => continue,
-            // mkfs.btrfs leaves entries of its temporary block groups behind.
+            // Skip the entries of temporary block groups, which mkfs.btrfs leaves behind.
             "FREE_SPACE_INFO" if is_old && is_temporary(parts[0], &trees) => continue,
             _ => {}
         }

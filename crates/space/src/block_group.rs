@@ -103,7 +103,7 @@ impl Group {
         self.mirrors.bytes()
     }
 
-    /// Whether nothing is used, allocated or pinned.
+    /// Whether the block group has no used, allocated or pinned bytes.
     pub(crate) fn is_empty(&self) -> bool {
         self.item.used == 0 && self.allocated == 0 && self.pinned == 0
     }

@@ -69,7 +69,7 @@ fn streams_of_linux_are_written_again_byte_for_byte() {
         kinds.extend(again(&send(&mount, &["--proto", proto], &["one"])));
         kinds.extend(again(&send(&mount, &["--proto", proto, "-p", "@/one"], &["two"])));
         kinds.extend(again(&send(&mount, &["--proto", proto, "--no-data", "-p", "@/one"], &["two"])));
-        // Several subvolumes: with an `END` for each, and with one `END` for all.
+        // Send several subvolumes: once with an `END` for each, and once with one `END` for all.
         kinds.extend(again(&send(&mount, &["--proto", proto, "-c", "@/one"], &["two", "one"])));
         kinds.extend(again(&send(&mount, &["--proto", proto, "-e"], &["one", "two"])));
     }

@@ -4,7 +4,7 @@
 //! test. All operations run as root.
 //!
 //! I1. Every node except the root has at least one link, and every link names a directory that holds the node.
-//! I2. A file's blocks contain only non-zero content within its size; a missing block counts as zeros.
+//! I2. All bytes of a file's blocks past the end of the file are zero. A missing block stands for zeros.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;

@@ -48,9 +48,9 @@ pub struct CutOutcome {
     pub dropped: usize,
     /// Writes after the last completed flush that were torn.
     pub torn: usize,
-    /// The last mark of lane 0 before the cut: the number of promises made by then.
+    /// The number of promises that were recorded in lane 0 before the cut; `None` without any.
     pub promised: Option<u64>,
-    /// The last mark of each lane before the cut.
+    /// For each lane, the number of promises that were recorded before the cut.
     pub promised_by: [Option<u64>; LANES],
 }
 
@@ -141,7 +141,7 @@ impl RecordingDevice {
         self.mark_lane(0, value);
     }
 
-    /// Works like [`RecordingDevice::mark`], for a promise to one of several threads.
+    /// Records promise number `value` of a lane, as [`RecordingDevice::mark`] does for lane 0.
     pub fn mark_lane(&self, lane: usize, value: u64) {
         assert!(lane < LANES, "there are {LANES} lanes");
         self.push(Event::Mark { lane, value });

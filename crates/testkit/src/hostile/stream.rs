@@ -95,7 +95,7 @@ fn read(data: &[u8]) -> Result<(), StreamError> {
 /// Passes each command of an input to `see`, with its header and its bytes. The checksums are verified.
 ///
 /// # Errors
-/// An error of the input. The end of the input is also allowed where a command could begin.
+/// Fails if the input cannot be read or is invalid. The input may end before any command, even without `End`.
 pub fn for_each_command(
     input: &[u8],
     mut see: impl FnMut(&FrameHeader, &Command<'_>, &[u8]),

@@ -76,7 +76,7 @@ struct Scenario {
     /// The number of directories in the directory `ballast`, and the number of files in each of them.
     ballast: (usize, usize),
     snapshots: usize,
-    /// The number of fsyncs of the rewritten file.
+    /// The number of times that a file in `rewritten/` is fsynced.
     rewrites: usize,
     poison: bool,
     /// Whether a thread continuously empties block groups.

@@ -258,7 +258,7 @@ pub(crate) fn shared_leaves(extent: &ExtentRefs) -> HashSet<Logical> {
     extent.refs.iter().filter_map(|(reference, _)| leaf(reference)).collect()
 }
 
-/// The users of a data extent found so far.
+/// The subvolumes found so far that reach a data extent.
 struct Found<'l> {
     all: BTreeSet<RootId>,
     last: Option<RootSet>,
