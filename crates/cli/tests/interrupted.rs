@@ -17,8 +17,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use ubtrfs_testkit::{LoopMount, btrfs_check, capability};
 
+/// Makes a command that handles signals as in a terminal, even if the tests run in the background and ignore them.
 fn command(line: &str, dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_ubtrfs")]);
     command.args(line.split(' ')).current_dir(dir).stdin(Stdio::null());
     command
 }
