@@ -283,6 +283,7 @@ hole = os.open('hole', os.O_RDWR | os.O_CREAT)
 os.ftruncate(hole, 32 << 20)
 mapped = mmap.mmap(hole, 32 << 20)
 small = os.open('small', os.O_RDWR | os.O_CREAT)
+os.write(small, b'small')
 full = os.open('full', os.O_RDWR | os.O_CREAT)
 try:
     while True: os.write(full, b'f' * (1 << 20))
@@ -296,7 +297,7 @@ try:
     print('flushed')
 except OSError as error:
     print(errno.errorcode[error.errno])
-os.write(small, b'small')
+os.rename('small', 'renamed')
 os._exit(0)
 ";
     let mount = Mount::new(fresh(128 << 20), false);
@@ -304,7 +305,7 @@ os._exit(0)
     let synced = Channel::mount(mount.path()).unwrap().sync();
     let options = MountOptions::parse("ro,nologreplay").unwrap();
     let committed = Fs::open(vec![Arc::new(MediumDevice::new(mount.below.content()))], options).unwrap();
-    let small = committed.lookup(committed.root(), b"small");
+    let small = committed.lookup(committed.root(), b"renamed");
     assert!(small.is_ok_and(|small| small.size == 5), "nothing was committed; sync said {synced:?}");
     committed.close().unwrap();
     judge(&mount.unmount());
