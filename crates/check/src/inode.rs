@@ -364,7 +364,7 @@ impl<'a> Checker<'a> {
         if file_type == Some(FileType::Symlink) && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {
             tell(Code::InodeSize, format!("the symbolic link's size {} is not the length of its target", facts.size));
         }
-        // Past the end of the file, allocated space may follow a hole that has no item.
+        // Holes past the end of the file need no items, even if allocated space follows them.
         let hole = inode.hole.unwrap_or(inode.extent_end);
         let needs_holes = file_type == Some(FileType::Regular) && !self.ctx.incompat.contains(Incompat::NO_HOLES);
         if needs_holes && subvolume.tree != RootId::DATA_RELOC_TREE && facts.nlink > 0 && hole < facts.size {

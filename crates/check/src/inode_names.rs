@@ -153,7 +153,8 @@ impl<'a> Checker<'a> {
     pub(crate) fn find_wrong_names(&mut self, root: TreeRoot) {
         let stats = self.stats;
         self.sink.mute(true);
-        // Check all segments again, because the buckets lack the facts of remembered segments.
+        // For a remembered segment, only the sum of its names was added, not its names themselves. So walk the
+        // subvolume without remembered segments.
         let segments = std::mem::replace(&mut self.segments.enabled, false);
         if segments {
             self.names.clear();

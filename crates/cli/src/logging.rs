@@ -53,7 +53,7 @@ impl Write for Syslog {
 
 impl Drop for Syslog {
     fn drop(&mut self) {
-        // Facility daemon (3), severity error (3) or warning (4).
+        // The number in brackets is 8 times the facility (daemon, 3) plus the severity (error, 3, or warning, 4).
         let text = String::from_utf8_lossy(&self.line);
         let severity = if text.contains("ERROR") { 3 } else { 4 };
         let message = format!("<{}>ubtrfs[{}]: {}", 3 * 8 + severity, std::process::id(), text.trim());

@@ -75,7 +75,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let large = vec![0u8; 60 << 20];
-    // Directories with attributes that are kept until the end: 40 times 60 MiB.
+    // Directories whose attributes must be kept until the end of the import: 40 directories with 60 MiB each.
     packed(dir, "directories.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record("SCHILY.xattr.user.a", &large))).unwrap();
@@ -89,7 +89,8 @@ fn no_archive_takes_more_memory_than_one_budget() {
         }
         out.write_all(&member("f", b'0', b"")).unwrap();
     });
-    // Headers of one member that together are too large, and records that take more memory than their bytes.
+    // Two archives: in one, the headers of a member are together too large; in the other, many short records take more
+    // memory than their bytes.
     packed(dir, "repeated.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record(&format!("key{index}"), &large))).unwrap();

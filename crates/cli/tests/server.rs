@@ -62,7 +62,7 @@ fn a_limit_on_file_sizes_does_not_end_the_server() {
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     let dir = TempDir::with_prefix("ubtrfs-server-").unwrap();
     let (path, at) = (image.path().display(), dir.path().display());
-    // The unit of bash's `ulimit` is 1 KiB. Any user may raise a soft limit, only root a hard limit.
+    // The unit of bash's `ulimit -f` is 1 KiB. Any user may raise a soft limit, only root a hard limit.
     let hard = shell(&format!("ulimit -f 10240; exec {UBTRFS} mount {path} {at}"));
     match hard.status.success() {
         true => ok(&shell(&format!("{UBTRFS} umount {at}"))),

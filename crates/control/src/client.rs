@@ -58,8 +58,8 @@ pub enum Channel<'f> {
 #[derive(Debug)]
 pub struct MountChannel {
     name: Vec<u8>,
-    /// An open file of the mount. The client sends its descriptor with each request, as proof that the user may enter
-    /// the mount.
+    /// An open file of the mount. Its descriptor is sent with a request that names no file, as proof that the user may
+    /// enter the mount.
     file: OwnedFd,
 }
 
@@ -327,7 +327,7 @@ pub fn control_name(file: &OwnedFd, path: &Path) -> Result<Vec<u8>, ConnectError
             let full = std::fs::canonicalize(path).map_err(ConnectError::Open)?;
             full.ancestors().skip(1).find_map(|dir| rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name).ok())
         }
-        // Without extended attributes (`noxattr`), an ioctl tells the name.
+        // A mount with `noxattr` has no extended attributes, so ask for the name with an ioctl.
         Err(Errno::OPNOTSUPP) => return ask_mount(file).map_err(|_| ConnectError::NotOurs),
         Err(Errno::NODATA) => None,
         Err(errno) => return Err(ConnectError::Open(errno.into())),

@@ -210,7 +210,8 @@ fn files_are_cloned_by_those_who_have_them_open_for_it() {
 #[test]
 fn users_delete_subvolumes_where_they_are_allowed_to() {
     let allowed = "user_subvol_rm_allowed";
-    // The user who mounted needs to own the subvolume; others need to be able to write to it.
+    // The user who mounted may delete only their own subvolumes. Other users need write permission on the directory and
+    // the subvolume.
     assert_eq!(Bed::each(allowed, &delete(), &["/open"]), [OK, PERM, OK, ACCES, ACCES]);
     assert_eq!(Bed::each(allowed, &delete(), &["/closed"]), [OK, PERM, OK, ACCES, ACCES]);
     let bed = Bed::new("");

@@ -218,7 +218,7 @@ fn a_client_that_goes_away_ends_its_long_command() {
     arrived.recv().unwrap();
     bed.works();
     drop(client);
-    // A few times a second, the server checks whether clients went away.
+    // Give the server time to notice that the client went away, which it checks a few times a second.
     thread::sleep(Duration::from_millis(700));
     drop(go);
     *bed.host.before_change.lock() = None;

@@ -22,7 +22,8 @@ impl AlignedBuf {
     /// Alignment of the memory, and the alignment of addresses and lengths that direct I/O requires.
     pub const ALIGN: usize = 4096;
 
-    /// Makes an empty buffer with room for at least `capacity` bytes. Untouched memory costs nothing.
+    /// Makes an empty buffer with room for at least `capacity` bytes. Pages that are never written take no physical
+    /// memory.
     pub fn with_capacity(capacity: usize) -> Self {
         let nr_pages = capacity.div_ceil(Self::ALIGN);
         let pages = Page::new_vec_zeroed(nr_pages).unwrap_or_else(|_| {

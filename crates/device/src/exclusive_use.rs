@@ -86,12 +86,13 @@ pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata
         Access::ReadOnly => FlockOperation::NonBlockingLockShared,
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
     };
-    // A forked process shares the lock until its exec, so image files are retried too.
+    // Image files are retried too: if the previous holder of the lock forked a process, that process shares the lock
+    // until its exec.
     let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 8 };
     for nr_try in 1..=nr_tries {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
-            // A file on a filesystem without locks is opened unprotected.
+            // If the filesystem of the file does not support locks, the file is opened without a lock.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(()),
             Err(Errno::WOULDBLOCK) if nr_try < nr_tries => std::thread::sleep(Duration::from_millis(25)),
             Err(Errno::WOULDBLOCK) => break,

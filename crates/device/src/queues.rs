@@ -96,7 +96,8 @@ impl<C: IntoBytes + Immutable> Queues<C> {
     /// order and wait for each other's locks. Older kernels ignore the limit.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) fn limit_workers(&self) {
-        // Limits for bounded and unbounded work; 0 keeps the default.
+        // The first number limits the workers for bounded work, the second those for unbounded work; 0 keeps the
+        // default.
         let mut most = [1u32, 0];
         // SAFETY: the kernel reads and writes two numbers and keeps no pointer to them.
         let _ = unsafe {

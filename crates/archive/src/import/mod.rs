@@ -474,15 +474,15 @@ impl<'a> Import<'a> {
         let Some(temporary) = made.temporary else { return complete(self) };
         let done = complete(self).and_then(|()| self.replace(parent, name, &temporary));
         if done.is_err() {
-            // An error of these calls is ignored, because the earlier error is reported.
+            // Errors of the removal are ignored, because the earlier error is reported.
             let removed = self.fs.unlink(parent, &temporary);
             let _ = removed.or_else(|_| self.fs.rmdir(parent, &temporary));
         }
         done
     }
 
-    /// Replaces a name. If the old file is a link or a directory, known directories that were found through it are
-    /// forgotten.
+    /// Replaces a name. If the old file is a link or a directory, cached directories are forgotten, because their paths
+    /// may lead through the old file.
     fn replace(&mut self, parent: InodeId, name: &[u8], temporary: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
         let is_dir = self.fs.lookup(parent, temporary)?.is_dir();

@@ -1,7 +1,7 @@
 //! An uncompressed archive in a file. This module reads the headers; other code reads the data from the file.
 //!
-//! - I1. Readahead of [`AHEAD`] bytes is requested explicitly, because the kernel does not recognize two
-//!   alternating reader threads as sequential.
+//! - I1. Readahead of [`AHEAD`] bytes is requested explicitly, because two threads read alternately, which the kernel
+//!   does not recognize as a sequential read.
 
 use std::fs::File;
 use std::io;

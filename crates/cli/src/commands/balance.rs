@@ -120,7 +120,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                     print_out(&format!("No balance found on '{}'\n", path.filesystem()))?;
                     Ok(ExitCode::SUCCESS)
                 }
-                // As in btrfs-progs, the exit status shows that there is a balance.
+                // As in btrfs-progs, the exit status is 1 if there is a balance.
                 Some(status) => {
                     print_out(&shown(&path.filesystem(), &status, args.verbose))?;
                     Ok(ExitCode::FAILURE)

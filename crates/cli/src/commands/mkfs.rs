@@ -258,7 +258,8 @@ fn room_for(dir: &Path) -> u64 {
             }
         }
     }
-    // The items of each file and the checksums (a 1024th of the data), each counted twice for DUP.
+    // Metadata consists of the items of each file, and of checksums (a 1024th of the data). With DUP, all metadata is
+    // stored twice.
     let metadata = nr_entries * 4096 * 2 + data / 512;
     ((data + metadata) / 4 * 5 + 256 * MIB).next_multiple_of(MIB)
 }
