@@ -36,8 +36,8 @@ pub struct ExportReport {
     pub failed: u64,
 }
 
-/// Writes a file, or a directory with everything below it, as a tar archive. `name` is the archive's name for a file; a
-/// directory is named `.`.
+/// Writes a file, or a directory with everything below it, as a tar archive. In the archive, a file is called `name`,
+/// and a directory is called `.`.
 ///
 /// # Errors
 /// `out` cannot be written, or the directory cannot be read.

@@ -27,7 +27,7 @@ pub enum Event<'e> {
     Bytes(u64),
     /// A member or file was skipped, or is incomplete in the archive.
     Failed(&'e anyhow::Error),
-    /// A file of this path was left out, because tar cannot store sockets.
+    /// The socket at this path was left out, because tar cannot store sockets.
     Socket(&'e [u8]),
 }
 

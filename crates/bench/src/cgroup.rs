@@ -50,7 +50,7 @@ impl MemoryLimit {
         &self.dir
     }
 
-    /// The maximum memory charged so far, in bytes.
+    /// The largest memory use of the cgroup so far, in bytes.
     pub(crate) fn peak_bytes(&self) -> Option<u64> {
         let file = match self.version {
             Version::One => "memory.max_usage_in_bytes",

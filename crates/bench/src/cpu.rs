@@ -47,10 +47,10 @@ impl CpuMark {
         }
     }
 
-    /// Returns the time used since this mark.
+    /// Returns the processor times that were used since `self` was read.
     pub(crate) fn elapsed(&self) -> CpuTimes {
         let now = Self::now(self.server);
-        // A thread that has ended since the mark is not counted. A new thread is counted from its start.
+        // A thread that has ended since then is not counted. A new thread is counted from its start.
         let kernel = now.kernel.iter().map(|(pid, used)| used - self.kernel.get(pid).copied().unwrap_or(0.0)).sum();
         CpuTimes {
             user: now.own.user - self.own.user,

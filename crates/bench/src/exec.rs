@@ -16,7 +16,7 @@ pub(crate) struct Args {
     /// Directory of the cgroup
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
-    /// Processor to stay on
+    /// Processor to run the program on
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
     /// The program and its arguments

@@ -14,7 +14,7 @@ use crate::machine;
 use crate::record::Latencies;
 use crate::rng::Rng;
 
-/// Measure what memory, checksums and the disk below can do
+/// Measure how fast memory, checksums and a disk are
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     /// Directory on the disk to be measured
@@ -60,7 +60,7 @@ fn measure(args: &Args) -> Result<[(&'static str, f64); 6]> {
     Rng::new(1).fill(&mut block);
     let rounds = (args.bytes / BLOCK as u64).max(1);
 
-    // The copies are larger than the processor's caches.
+    // The copies are larger than the processor's caches, so that the speed of memory is measured.
     let mut copies = vec![0; 64 * BLOCK];
     let started = Instant::now();
     for round in 0..rounds {

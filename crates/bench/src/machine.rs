@@ -13,7 +13,7 @@ pub(crate) fn is_root() -> bool {
 /// Returns the path of a program in the build directory of this program.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    // Test binaries are one directory deeper.
+    // Test binaries are one directory deeper than other programs, so the parent directory is searched too.
     let places = own.ancestors().skip(1).take(2).map(|dir| dir.join(name));
     let found = places.into_iter().find(|path| path.is_file());
     found.with_context(|| format!("{name} is missing beside {}; build it with: cargo build --release", own.display()))

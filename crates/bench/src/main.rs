@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The allocator that the program `ubtrfs` uses, so that the engine has equal speed here.
+/// The allocator of the program `ubtrfs`, so that the engine is as fast in `bench` as in `ubtrfs`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

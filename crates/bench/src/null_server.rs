@@ -26,19 +26,19 @@ use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Place, Tr
 pub(crate) struct Args {
     /// Directory to mount on
     dir: PathBuf,
-    /// Threads that read requests from /dev/fuse; 0 for as many as `ubtrfs mount` uses
+    /// Number of threads that read requests from /dev/fuse; 0 for as many as `ubtrfs mount` uses
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// Do not use io_uring
     #[arg(long)]
     no_io_uring: bool,
-    /// Let the kernel collect small writes
+    /// Let the kernel collect small writes in its page cache
     #[arg(long)]
     writeback_cache: bool,
     /// Keep a processor awake while requests come one after the other
     #[arg(long)]
     idle_poll: bool,
-    /// Open and close files without requests
+    /// Let the kernel open and close files without sending requests
     #[arg(long)]
     no_open: bool,
     /// Mount for root alone, whose permissions the kernel does not check
@@ -116,7 +116,8 @@ struct Node {
     dir: Names,
 }
 
-/// The names of a directory in the order of their creation, so that positions stay valid.
+/// The names of a directory in the order of their creation. So a position in the directory stays valid when other names
+/// are added or removed.
 #[derive(Default)]
 struct Names {
     by_name: HashMap<Vec<u8>, (u64, u64)>,

@@ -66,7 +66,8 @@ pub(crate) struct LatencySummary {
 /// The operations and bytes of the measured part of a workload, and their latencies.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// Operations: files, entries, blocks.
+    /// The number of operations. Each operation handles a file, a directory entry or a block, depending on the
+    /// workload.
     pub(crate) ops: u64,
     /// Bytes of file data read or written.
     pub(crate) bytes: u64,

@@ -52,14 +52,14 @@ pub(crate) struct Args {
     /// Keep the files
     #[arg(long)]
     keep: bool,
-    /// Process id of a server whose processor time counts too
+    /// Process id of a server whose processor time is measured too
     #[arg(long, value_name = "PID")]
     server_pid: Option<u32>,
     #[command(flatten)]
     sizes: Sizes,
 }
 
-/// Parts of a run.
+/// The part of a run that is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Phase {
     All,

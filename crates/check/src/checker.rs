@@ -163,8 +163,8 @@ impl<'a> Checker<'a> {
             self.verify_data();
         }
         if self.has_gaps && !self.sink.has_errors() {
-            // The cause of a gap should have been reported already. If no cause was reported, this report prevents
-            // the filesystem from counting as clean.
+            // The cause of a gap (a part that could not be read) should have been reported already. If no cause was
+            // reported, this report prevents the filesystem from counting as clean.
             self.sink.report(Code::BlockRead, Place::default(), "a part of a tree could not be checked");
         }
         true

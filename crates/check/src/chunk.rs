@@ -23,8 +23,8 @@ impl<'a> Checker<'a> {
     /// Reads the chunk tree. Returns `false` if no part of the chunk tree can be read.
     pub(crate) fn chunk_tree(&mut self) -> bool {
         let root = self.super_root(RootId::CHUNK_TREE);
-        // Collect all items first, because only the superblock's system chunks are known until the
-        // tree is read completely.
+        // Collect all items before any of them is processed: until the whole tree is read, only the superblock's system
+        // chunks are known.
         let mut found: Vec<(Key, Vec<u8>, Place)> = Vec::new();
         let complete = self.walk_tree(root, &mut |_, event| {
             let Event::Leaf(leaf) = event else { return };

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks are in the block table.
-//! - I2. References go into the ledger as they are read. This module compares only the number of references with the
-//!   reference count in the extent item.
+//! - I2. References are added to the ledger when they are read. This module compares only the number of references with
+//!   the reference count in the extent item.
 
 use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::hash::extent_data_ref_hash;

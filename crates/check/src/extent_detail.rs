@@ -17,7 +17,7 @@ impl<'a> Checker<'a> {
         self.refs.keep_disagreements();
         self.second_walk();
         let (facts, overflowed) = self.refs.disagreements();
-        // Extents with a reported reference. For these extents, a wrong length is not reported too.
+        // Extents for which a wrong reference was reported. A wrong length of such an extent is not reported as well.
         let mut told = std::collections::HashSet::new();
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind != LENGTH) {
             told.insert(fact.subject);

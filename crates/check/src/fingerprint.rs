@@ -5,7 +5,7 @@
 //! Otherwise a second walk keeps the facts of the non-zero buckets and finds the facts that disagree.
 //!
 //! Invariants:
-//! - I1. The hash is keyed from the system's random numbers, so a crafted image cannot make wrong facts cancel out.
+//! - I1. The hash has a random key, so a crafted image cannot make wrong facts cancel out.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -140,12 +140,12 @@ impl Ledger {
         self.total = self.total.wrapping_add(sum);
     }
 
-    /// Whether the total is zero, so that both sides agree so far.
+    /// Whether the total is zero, which means that both sides list equal facts so far.
     pub(crate) fn agrees(&self) -> bool {
         self.total == 0
     }
 
-    /// Whether every bucket is zero, so that both sides agree.
+    /// Whether every bucket is zero, which means that both sides list equal facts.
     pub(crate) fn buckets_agree(&self) -> bool {
         self.buckets.iter().all(|&sum| sum == 0)
     }

@@ -16,7 +16,7 @@ use crate::walk::{Event, Leaf};
 struct Listed {
     /// Start, end, info and place of the current block group.
     group: Option<(u64, u64, FreeSpaceInfo, Place)>,
-    /// The free ranges of the current block group, joined.
+    /// The free ranges of the current block group. Ranges that touch are joined.
     ranges: Vec<(u64, u64)>,
     /// End of the last item that was read.
     last_end: u64,
@@ -88,7 +88,8 @@ impl<'a> Checker<'a> {
         let (Ok(info), Some(end)) = (FreeSpaceInfo::decode(data), key.objectid.checked_add(key.offset)) else { return };
         let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
         let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
-        // mkfs.btrfs 6.2 and older leaves entries of its temporary block groups behind, in unused address space.
+        // mkfs.btrfs 6.2 and older leaves entries of its temporary block groups behind, in unused address space. Such
+        // entries are stale, but harmless.
         let before_end = self.groups.list.partition_point(|group| group.start < end);
         let last = before_end.checked_sub(1).and_then(|at| self.groups.list.get(at));
         let touches = last.is_some_and(|group| key.objectid < group.end);

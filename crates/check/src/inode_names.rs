@@ -46,7 +46,7 @@ impl<'a> Checker<'a> {
                 let text = format!("inode {}: the extended reference {key} has a name with another hash", inode.ino);
                 self.sink.report(Code::InodeNames, leaf.place(slot), text);
             }
-            // The root directory has a reference to itself.
+            // The root directory has a reference to itself, to which no directory entry belongs.
             if inode.ino == objectid::FIRST_FREE && parent == inode.ino && name == b".." {
                 continue;
             }
@@ -62,7 +62,7 @@ impl<'a> Checker<'a> {
         let place = leaf.place(slot);
         let mut at = 0;
         let mut nr_entries: u64 = 0;
-        // Duplicates of a name have one hash, so they are in one item.
+        // Duplicates of a name have equal hashes, so they are in the same item.
         let mut seen = HashSet::new();
         while at < data.len() {
             let rest = data.get(at..).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
 //! The checker shares with the engine only the format, the devices and the chunk map. So a bug in the rest of the
-//! engine cannot hide damage that this bug causes. In the stack of crates, the checker is above `volumes`, like `tree`
+//! engine cannot hide the damage that it causes. In the stack of crates, the checker is above `volumes`, like `tree`
 //! and `transaction`.
 //!
 //! The checker visits every tree once, in key order. A block that several trees share is visited only once. `walk`
@@ -11,10 +11,10 @@
 //!
 //! Invariants:
 //! - I1. Nothing is written, not even a repair.
-//! - I2. Memory is bounded for any input: 40 bytes a tree block, 16 bytes a data extent, 16 bytes for each contiguous
-//!   range with checksums or free space, about 100 bytes a leaf that subvolumes may share, and the chunks, block groups
-//!   and subvolumes. Time is also bounded: blocks that subvolumes share are read again only a limited number of times
-//!   (`E-LIMIT`).
+//! - I2. Memory is bounded for any input: 40 bytes for each tree block, 16 bytes for each data extent, 16 bytes for
+//!   each contiguous range with checksums or free space, about 100 bytes for each leaf that subvolumes may share, and a
+//!   record for each chunk, block group and subvolume. Time is also bounded: blocks that subvolumes share are read
+//!   again only a limited number of times (`E-LIMIT`).
 //! - I3. Arithmetic on values from disk uses checked, saturating or wrapping functions, never bare operators.
 
 #![forbid(unsafe_code)]
@@ -64,7 +64,7 @@ pub trait Progress {
     /// Reports that a new part of the check begins. `total_bytes` is the number of bytes that the part will read, if
     /// known.
     fn stage(&self, name: &'static str, total_bytes: Option<u64>);
-    /// Tells that `bytes` more bytes were read.
+    /// Reports that `bytes` more bytes were read.
     fn advance(&self, bytes: u64);
 }
 

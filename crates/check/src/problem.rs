@@ -10,7 +10,8 @@ use ubtrfs_format::RootId;
 
 macro_rules! codes {
     ($($variant:ident = $text:literal, $doc:literal;)*) => {
-        /// The stable code of a problem. `E-` codes are damage, `W-` codes are oddities that harm nothing.
+        /// The stable code of a problem. A code that begins with `E-` means damage, a code that begins with `W-` means
+        /// an oddity that harms nothing.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code { $(#[doc = $doc] $variant),* }
 
@@ -90,7 +91,7 @@ codes! {
 }
 
 impl Code {
-    /// Whether the code is damage.
+    /// Whether the code means damage.
     pub fn is_error(self) -> bool {
         self.as_str().starts_with('E')
     }
@@ -142,7 +143,7 @@ pub struct Problem {
     pub code: Code,
     /// The place of the problem.
     pub place: Place,
-    /// The finding, and the expected state.
+    /// A description of what was found and what was expected.
     pub text: String,
 }
 

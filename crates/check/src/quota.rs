@@ -244,9 +244,8 @@ impl<'a> Checker<'a> {
         if !self.quota.active || self.has_gaps {
             return;
         }
-        // Skip the comparison until deleted subvolumes are gone, because their remains count as users of shared
-        // extents.
-        // Simple quotas do not count users.
+        // Skip the comparison while the blocks of a deleted subvolume are not all freed, because the remaining blocks
+        // count as users of shared extents. Simple quotas do not depend on the users of an extent.
         let is_simple = self.quota.simple_since.is_some();
         if !is_simple && self.roots.trees.values().any(|root| root.refs == 0) {
             return;

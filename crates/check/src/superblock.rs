@@ -27,13 +27,14 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
         }
         if raw.iter().all(|&byte| byte == 0) {
             if mirror == 0 {
-                // mkfs writes the first copy, and Linux mounts only from that copy.
+                // mkfs always writes the first copy, so zeros mean that the copy was overwritten. Linux mounts only
+                // from this copy.
                 let text = format!("{name} was overwritten with zeros; Linux does not mount the filesystem without it");
                 sink.report(Code::SuperMirror, place, text);
                 continue;
             }
-            // The image was restored from a metadata dump, which has only the first copy. The next commit writes the
-            // other copies.
+            // An image that was restored from a metadata dump has only the first copy. The next commit writes the other
+            // copies, so zeros in their place are no damage.
             sink.report(Code::SuperMissing, place, format!("{name} was never written"));
             continue;
         }
@@ -97,7 +98,7 @@ pub(crate) fn check_backups(checker: &mut Checker<'_>) {
     let sb = &checker.sb;
     let backups = &sb.super_roots;
     let Some(newest) = backups.iter().max_by_key(|backup| backup.tree_root_gen) else { return };
-    // mkfs writes no backups.
+    // mkfs writes no root backups.
     if newest.tree_root_gen.0 == 0 {
         return;
     }

@@ -87,7 +87,7 @@ fn ours(image: &Image, lines: &mut Vec<String>) -> bool {
     let options = Options { data_csums: true, ..Options::default() };
     let mut tell = |problem: Problem| lines.push(problem.to_string());
     match ubtrfs_check::check(vec![device], options, &(), &mut tell) {
-        // Some versions of mkfs.btrfs leave stale free space in every image.
+        // Some versions of mkfs.btrfs leave stale entries in the free space tree of every image.
         Ok(report) => !report.is_clean() || report.counts.keys().any(|code| *code != Code::FreeSpaceStale),
         Err(error) => {
             lines.push(format!("cannot be checked: {error}"));

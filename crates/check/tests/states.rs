@@ -1,6 +1,6 @@
-//! Tests that the checker finds nothing in rare states: while Linux deletes subvolumes or balances, with quotas, with a
-//! log to replay, with open files without names; and after random operations of the engine in every format that it
-//! makes.
+//! Tests that the checker finds nothing in rare states of a filesystem: Linux is deleting subvolumes or balancing,
+//! quotas are on, a log must be replayed, or open files have no names. Also tests that the checker finds nothing after
+//! random operations of the engine, in every format that the engine makes.
 //!
 //! By default, only a sample runs. `UBTRFS_CLEAN=100` makes at least that many images of each kind.
 

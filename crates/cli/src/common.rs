@@ -43,7 +43,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         return Err(wrong());
     }
     let parts: u128 = [whole, fraction].concat().parse().map_err(|_| too_large())?;
-    // A fraction has at most 18 digits here, so the power of ten fits.
+    // The fraction has at most 18 digits, so the power of ten fits into a `u128`.
     let scale = 10u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
     let bytes = parts.checked_mul(1 << shift).ok_or_else(too_large)? / scale;
     // The limit is the largest file offset on Linux.
@@ -79,7 +79,8 @@ pub(crate) fn format_size(bytes: u64) -> String {
     format!("{:.2}{}", last as f64 / 1024.0, UNITS[unit])
 }
 
-/// Prints an error as one line on stderr, even if its text has line breaks, and returns exit status 1 (I1 of `main`).
+/// Prints an error as one line on stderr, even if its text has line breaks, and returns exit status 1 (I1 of the
+/// crate).
 pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(NO_READER);
@@ -249,8 +250,8 @@ pub(crate) fn stdout() -> Stdout {
 /// Standard output. Writing fails if standard output is closed or its reader has gone away.
 pub(crate) struct Stdout(io::StdoutLock<'static>);
 
-/// The error of a write to standard output if it is a pipe whose reader has ended. For example, `head` ends before it
-/// has read everything.
+/// The error of a write to standard output when standard output is a pipe whose reader has ended. For example, `head`
+/// ends before it has read everything.
 #[derive(Debug)]
 struct ReaderGone;
 

@@ -100,7 +100,8 @@ pub fn main() -> ExitCode {
         Err(error) => {
             let named = named_commands(&args);
             let status = common::print_usage(&error, &named);
-            // `check` exits with another status, because its status 1 means a damaged filesystem.
+            // For wrong arguments, `check` does not exit with status 1, because its status 1 means a damaged
+            // filesystem.
             let is_check = named == "ubtrfs check" && error.use_stderr();
             return if is_check { ExitCode::from(commands::check::CANNOT_CHECK) } else { status };
         }

@@ -75,7 +75,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let large = vec![0u8; 60 << 20];
-    // Directories whose attributes must be kept until the end of the import: 40 directories with 60 MiB each.
+    // 40 directories, each with an extended attribute of 60 MiB, which must be kept until the end of the import.
     packed(dir, "directories.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record("SCHILY.xattr.user.a", &large))).unwrap();
@@ -222,7 +222,7 @@ fn a_hard_link_does_not_remove_its_own_target() {
     archive(dir, "layer.tar", &["g => a"]);
     refused(&run(dir, 0, "import --oci-layer layer.tar a.img:/"), &["is a directory"]);
     assert_eq!(paths(dir), before);
-    // The directory is replaced by a hard link to a file elsewhere.
+    // The layer replaces the directory `e` by a hard link to a file in another directory.
     archive(dir, "layer.tar", &["e => a/b"]);
     ok_but_output(&run(dir, 0, "import --oci-layer layer.tar a.img:/"));
     assert_eq!(ok(run(dir, 0, "cat a.img:/e")), "a/b");
@@ -386,7 +386,7 @@ fn layers_hide_what_their_whiteouts_name() {
         ];
         assert_eq!(paths(dir), expected, "whiteouts come last: {is_last}");
         ok(run(dir, 0, "check a.img"));
-        // Without the option, whiteouts are ordinary files.
+        // Without `--oci-layer`, whiteouts are ordinary files.
         refused(&run(dir, 0, "import layer.tar plain.img:/"), &["directory of that name exists"]);
     }
 }

@@ -183,7 +183,7 @@ fn a_block_device_is_mounted_again_after_every_end() {
     assert_eq!(fs::read(bed.join("file")).unwrap(), b"2", "it was synced before the server was killed");
 
     fs::write(bed.join("file"), b"3").unwrap();
-    // The server unmounts itself.
+    // After SIGTERM, the server unmounts the filesystem by itself.
     signal("-TERM", server_of(bed.dir.path()));
     wait_until("the server unmounts", || bed.kind().is_none());
     bed.mount("noio_uring");
@@ -194,7 +194,7 @@ fn a_block_device_is_mounted_again_after_every_end() {
     assert_eq!(bed.on_disk("file").as_deref(), Some(&b"3"[..]));
 }
 
-/// A name and content that the server has accepted and not committed.
+/// Writes files that the server accepts but does not commit yet.
 fn write_uncommitted(bed: &Bed) {
     for nr in 0..300 {
         fs::write(bed.join(&format!("n{nr}")), vec![b'x'; 5000]).unwrap();
@@ -248,7 +248,7 @@ fn a_server_writes_nothing_to_a_device_that_linux_mounted_after_umount_by_force(
         for word in [bed.device.path(), "nothing more is written", "all changes after the commit of generation"] {
             assert!(told.contains(word), "{flag}: '{word}' is missing: {told}");
         }
-        // Linux reads the device, not its cache.
+        // Drop Linux's cache, so that Linux reads the device.
         fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
         assert_eq!(fs::read(theirs.path().join("n299")).unwrap(), vec![b'a'; 5000], "{flag}");
         run("btrfs", ["filesystem", "sync", point]).unwrap();

@@ -87,7 +87,7 @@ fn what_cannot_be_checked_is_told_apart_from_damage() {
     let noise = Image::empty(64 << 20).unwrap();
     let missing = noise.path().with_extension("missing");
     let future = made();
-    // Bit 40 of the incompat features.
+    // Set the unknown bit 40 of the incompat features.
     future.patch_superblocks(|raw| raw[193] = 1).unwrap();
     for image in [noise.path(), &missing, future.path()] {
         let output = check(&[], image);
@@ -104,7 +104,7 @@ fn what_cannot_be_checked_is_told_apart_from_damage() {
 #[test]
 fn unknown_features_that_allow_reading_are_tolerated() {
     let image = made();
-    // Bit 40 of the compat_ro features.
+    // Set the unknown bit 40 of the compat_ro features.
     image.patch_superblocks(|raw| raw[185] = 1).unwrap();
     let output = check(&[], image.path());
     assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));

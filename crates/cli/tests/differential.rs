@@ -24,8 +24,8 @@ fn options(time: Duration) -> Options {
         steps: 600,
         time,
         stop_at_first: true,
-        // A fixed number of rounds makes runs equal on every machine. The example `differential` searches for new
-        // failing cases, so that CI does not find such cases by chance.
+        // With a fixed number of rounds, runs are equal on every machine, so CI does not find new failing cases by
+        // chance. The example `differential` searches for such cases.
         rounds: 24,
         shrink_time: Duration::from_secs(120),
     }

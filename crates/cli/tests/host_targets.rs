@@ -457,7 +457,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     ok(ubtrfs(&["umount", &point]));
     btrfs_check(Path::new(&image)).unwrap();
 
-    // When the image is no longer in use, one device at a time is accepted.
+    // The image is no longer in use, so commands accept one of its devices at a time.
     drop(stacked);
     if let Some(mapped) = Mapped::over(plain.path()) {
         ok(ubtrfs(&["mount", &mapped.path(), &point]));

@@ -81,7 +81,7 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
                 assert!(is_refused(output), "{title}: {what}: {output:?}");
             }
         }
-        // The archive contains only members inside the tree.
+        // No member of the archive leads out of the tree.
         no_member_leads_out(&title, &fs::read(work.join("target/a.tar")).unwrap_or_default());
         let streamed = ends(&title, &work, &["export", &at("/")]);
         no_member_leads_out(&title, &streamed.stdout);

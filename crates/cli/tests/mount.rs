@@ -443,7 +443,7 @@ fn a_write_that_does_not_fit_fails_when_it_is_made() {
         assert!(taken < 256 << 20, "more was taken than there is");
     };
     assert_eq!(error.raw_os_error(), Some(Errno::NOSPC.raw_os_error()), "ENOSPC: {error}");
-    // All data is kept that was written before the error.
+    // All data that was written before the error is kept.
     file.sync_all().unwrap();
     drop(file);
     mount.umount();
@@ -610,8 +610,8 @@ fn set_group_id_goes_with_a_change_by_one_who_is_not_of_the_group() {
     mount.umount();
 }
 
-/// If only root may enter, the kernel does not check permissions, which saves a request for every file that root makes
-/// or removes. In all other respects, a mount that only root may enter behaves as any other mount.
+/// If only root may enter a mount, the kernel does not check permissions, which saves a request for every file that
+/// root makes or removes. In all other respects, such a mount behaves as any other mount.
 #[test]
 fn roots_own_mount_works_without_permission_checks() {
     if !ready() || !capability::program("setpriv") || !capability::program("setfacl") {

@@ -114,7 +114,7 @@ fn sh(dir: &Path, out: &Path, script: &str) -> String {
     text
 }
 
-/// Fails with the first line of each script that differs.
+/// Fails unless each script printed the expected lines. The message shows the first wrong line of each script.
 #[track_caller]
 fn compare(scripts: &[&str], printed: &[String], expected: &[String]) {
     let mut differences = Vec::new();

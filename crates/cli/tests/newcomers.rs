@@ -125,7 +125,7 @@ fn o_means_mount_options() {
     for line in ["ls -o ro a.img:/", "export -o ro a.img:/", "export -o subvolid=5 -o ro --output a.tar a.img"] {
         assert!(bed.run(line).status.success(), "{line}");
     }
-    // The option `-o` of `export` once named the output file.
+    // The option `-o` of `export` once named the output file, and still does if its value is not a mount option.
     ok(bed.run("export -o b.tar a.img:/"));
     assert!(fs::read(bed.join("a.tar")).unwrap() == fs::read(bed.join("b.tar")).unwrap());
 }

@@ -425,8 +425,8 @@ fn a_file_that_comes_again_replaces_the_one_before() {
     fs::create_dir(&root).unwrap();
     let tar = dir.join("a.tar").display().to_string();
     let root_name = root.display().to_string();
-    // Each round has different contents and sizes; names repeat while data of the previous round is still being
-    // written.
+    // The archive has every name once for each round, with different contents and sizes. So the import meets a name
+    // again while the data of the previous round is still being written.
     for round in 0..3u32 {
         for index in 0..200u32 {
             let len = (index * 977 + round * 50_021) % 300_000;

@@ -296,7 +296,7 @@ fn what_files_share_is_counted_as_by_btrfs_progs() {
         ["filesystem", "du", "--raw"].map(str::to_owned).into_iter().chain(asked.iter().map(word)).collect()
     };
     let lines = |text: &str, place: &str| -> Vec<String> {
-        // Lines are in the order of the directory. Paths differ only in `place`.
+        // Both outputs are in the order of the directory, and their paths differ only in `place`.
         text.lines().map(|line| line.replace(place, "").trim_end_matches('/').to_owned()).collect()
     };
     let place = format!("{}/", linux.path().display());

@@ -407,7 +407,7 @@ fn elsewhere() -> Failure {
     Failure::new(Errno::XDEV, "the files are not in the same filesystem")
 }
 
-/// The failure of a request whose answer is of another kind.
+/// Makes the failure for an answer that does not fit its request.
 pub fn unexpected() -> Failure {
     Failure::new(Errno::PROTO, "the server's answer is not understood; unmount and mount with this version of ubtrfs")
 }

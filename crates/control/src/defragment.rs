@@ -21,9 +21,9 @@ use crate::failure::{Failure, Result};
 pub struct Request {
     /// The file or directory.
     pub file: FileNr,
-    /// The first byte to look at.
+    /// Offset of the first byte to defragment.
     pub start: u64,
-    /// The number of bytes to look at.
+    /// The number of bytes to defragment.
     pub len_bytes: u64,
     /// Extents of at least this many bytes are not rewritten.
     pub small_bytes: u64,

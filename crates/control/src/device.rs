@@ -57,7 +57,7 @@ pub enum Response {
         /// Bytes that the filesystem uses after the resize.
         now: u64,
     },
-    /// A size in bytes.
+    /// The smallest size of the device, in bytes.
     MinSize(u64),
 }
 

@@ -1,4 +1,4 @@
-//! The bytes that files use, and how many of these they share: `filesystem du`.
+//! The bytes that files use, and how many of these bytes are shared: `filesystem du`.
 //!
 //! | command     | needs                                                                        |
 //! |-------------|------------------------------------------------------------------------------|

@@ -230,7 +230,7 @@ fn set_compression(context: &Context<'_>, of: FileNr, method: &[u8]) -> Result<(
         Err(Error::NoData) if method.is_empty() => return Ok(()),
         done => done?,
     }
-    // The change set ctime.
+    // The change of the property also updated the file's ctime.
     context.host.forget_attributes(id);
     Ok(())
 }
@@ -262,9 +262,9 @@ fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
     Ok(())
 }
 
-/// The mode of a file after its content was changed by a caller who may not keep the set-id bits: without
-/// set-user-id, and usually without set-group-id. Set-group-id stays if the group cannot execute the file and the caller
-/// is in the group (the bit once meant mandatory locking).
+/// The mode of a file after its content was changed by a caller who may not keep the set-id bits: without set-user-id,
+/// and usually without set-group-id. Set-group-id stays if the group cannot execute the file and the caller is in the
+/// group. (On such a file, the bit once meant mandatory locking.)
 pub fn without_set_id(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
     const GROUP_EXECUTE: u32 = 0o010;
     let kept = file_mode & !mode::SETUID;

@@ -4,7 +4,7 @@
 //! |-------------|----------------------------------------------------------------------------------------|
 //! | sync, stats | nothing but a file of the filesystem                                                   |
 //! | info, label | nothing but a file of the filesystem                                                   |
-//! | usage       | nothing but a file of the filesystem; what each device holds is for administrators     |
+//! | usage       | nothing but a file of the filesystem; only administrators see what each device holds   |
 //! | set label, trim | the rights of an administrator ([`Context::require_admin`])                        |
 
 use serde::{Deserialize, Serialize};
@@ -34,11 +34,11 @@ pub enum Request {
     },
     /// Tells the devices which space is free: [`Response::Trimmed`].
     Trim {
-        /// The first logical address.
+        /// The first logical address of the range to trim.
         start: u64,
-        /// The number of bytes from `start` on.
+        /// The length of the range.
         len_bytes: u64,
-        /// Free ranges with fewer bytes are left alone.
+        /// Free ranges with fewer bytes are not discarded.
         min_bytes: u64,
     },
 }

@@ -76,6 +76,6 @@ pub use message::{Request, Response};
 pub use process::{FileId, LocalProcesses, Processes};
 pub use server::{Canceller, Server};
 
-/// The extended attribute, on every file of a mount, that holds the name of the control socket. The server has no other
-/// attribute; everything else goes through the socket.
+/// The extended attribute, on every file of a mount, that holds the name of the control socket. This is the only
+/// attribute that the server adds; all other information comes through the socket.
 pub const CONTROL_XATTR: &str = "ubtrfs.control";

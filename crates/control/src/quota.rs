@@ -46,14 +46,14 @@ pub enum Request {
     },
     /// Removes the groups of subvolumes that no longer exist: [`Response::Removed`].
     ClearStale,
-    /// Puts a group into another one: [`Response::NeedsRescan`].
+    /// Puts a group into a group of a higher level: [`Response::NeedsRescan`].
     Assign {
         /// The member.
         member: u64,
         /// The group of a higher level that `member` joins.
         parent: u64,
     },
-    /// Takes a group out of another one: [`Response::NeedsRescan`].
+    /// Takes a group out of a group of a higher level: [`Response::NeedsRescan`].
     Remove {
         /// The member.
         member: u64,

@@ -9,7 +9,7 @@
 //! images, whose bytes they can change anyway.
 //!
 //! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when bytes
-//!   are available, and given up when the command ends.
+//!   are available, and reading stops when the command ends.
 //! - V2. The kernel caches names and data of a subvolume that programs read while it is being received. When the
 //!   receive ends, the server makes the kernel forget the names and data of the received subvolumes.
 
@@ -45,11 +45,11 @@ pub struct Request {
     /// Whether to verify each subvolume before it is marked as complete: its content is read again and compared with
     /// the stream.
     pub verify: bool,
-    /// Whether to share data with the sent subvolume, if that subvolume is on this filesystem. Not sent if false, so that
-    /// servers without this field receive too.
+    /// Whether to share data with the sent subvolume, if that subvolume is on this filesystem. The field is sent only
+    /// if it is true, so that a server that does not know the field accepts all other requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares: bool,
-    /// Bytes of the stream, if known, for the progress.
+    /// Length of the stream in bytes, if known, for showing the progress.
     pub total_bytes: Option<u64>,
 }
 
@@ -201,7 +201,8 @@ impl Read for Input<'_> {
             }
             let mut files = [PollFd::new(&self.stream, PollFlags::IN)];
             match poll(&mut files, Some(&PAUSE)) {
-                // poll reports files that do not support polling, and failed files, as ready.
+                // poll also reports files that do not support polling, and files with an error, as ready. The next read
+                // then returns data or the error.
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),

@@ -170,7 +170,8 @@ impl Write for Output<'_> {
             let mut files = [PollFd::new(&self.stream, PollFlags::OUT)];
             match poll(&mut files, Some(&PAUSE)) {
                 Ok(0) | Err(Errno::INTR) => continue,
-                // poll reports files that do not support polling, and failed files, as ready.
+                // poll also reports files that do not support polling, and files with an error, as ready. The next
+                // write then succeeds or returns the error.
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),
             }

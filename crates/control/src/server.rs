@@ -206,7 +206,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     let pid = u32::try_from(peer.pid()).unwrap_or(0);
     let peer = Peer { uid: user, gid: peer.gid(), pid };
     let thread = thread::Builder::new().name("control-client".to_owned());
-    // If no thread can be started, the guard and the connection are dropped.
+    // If no thread can be started, `guard` and `wire` are dropped, which closes the connection.
     let _ = thread.spawn(move || {
         let guard = guard;
         handle_connection(wire, peer, &guard.shared);

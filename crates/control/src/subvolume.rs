@@ -10,7 +10,7 @@
 //! | set read-only      | ownership of the subvolume's root directory                                              |
 //! | set default, list, sync | the rights of an administrator ([`Context::require_admin`])                         |
 //!
-//! rmdir also removes an empty subvolume, with the rights that it needs for any directory.
+//! rmdir also removes an empty subvolume. It needs the rights that are needed to remove a directory.
 //!
 //! - U1. Root may run every command. Only root and the user who mounted see the paths of all subvolumes. Other users
 //!   see only the path of the subvolume that holds their file.

@@ -154,7 +154,7 @@ fn garbage_is_refused_and_harms_nobody() {
                 }
                 text
             }
-            // Deep nesting.
+            // Deeply nested JSON.
             _ => [b'['].repeat(len * 20),
         };
         let told = match round % 8 {
@@ -316,7 +316,7 @@ fn answers_of_another_version_are_an_error_in_one_line() {
 #[test]
 fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
     let bed = Bed::new();
-    // Each attempt to unmount a busy mount leaves a connection that is closed at once.
+    // Each attempt to unmount a busy mount makes a connection, which is closed at once.
     for _ in 0..2000 {
         drop(connect_to_unmount(bed.server.name()));
     }

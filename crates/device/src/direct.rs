@@ -14,9 +14,10 @@
 //! also end together, and the device would idle while all threads prepare their next write.
 //!
 //! Invariants:
-//! - I1. A result of 0 bytes means that direct I/O was not used and nothing was transferred; the caller does the I/O.
-//! - I2. After the filesystem refused direct I/O, direct I/O is not tried again. After the kernel denied a ring, the
-//!   ring is dropped.
+//! - I1. A result of 0 bytes means that direct I/O was not used and nothing was transferred; the caller then reads or
+//!   writes through the page cache.
+//! - I2. After the filesystem refused direct I/O, direct I/O is not tried again. When the kernel denies the use of a
+//!   ring, the ring is dropped.
 //! - I3. All rings are made at open, before the process gives up the right to make rings.
 
 use std::fs::File;
@@ -181,16 +182,16 @@ fn suits<'b>(offset: u64, bufs: impl Iterator<Item = &'b [u8]> + Clone) -> bool 
 
 /// Smallest direct read or write. For fewer bytes the page cache is faster, because it merges adjacent writes.
 const MIN_BYTES: usize = 64 << 10;
-/// Bytes of a ring's request.
+/// Number of bytes that one request of a ring transfers.
 const PIECE_BYTES: usize = 1 << 20;
 /// Smallest read or write that uses a ring.
 const RING_MIN_BYTES: usize = 2 * PIECE_BYTES;
-/// Buffers with a smaller average size are copied together.
+/// Buffers with a smaller average size are copied into one large buffer.
 const SMALL_BUF: usize = 5 << 10;
 /// Buffers with a smaller average size do not use a ring, because their I/O costs less on the calling thread than on a
 /// kernel worker.
 const LARGE_BUF: usize = 64 << 10;
 /// Number of concurrent large reads and writes with a ring: enough for the writeback and readahead threads.
 const NR_RINGS: usize = 8;
-/// Maximum number of bytes that are copied together for a write.
+/// Maximum number of bytes of small buffers that are copied into one buffer for a write.
 const JOINED_BYTES: usize = RING_MIN_BYTES;

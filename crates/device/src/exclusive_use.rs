@@ -8,7 +8,8 @@
 //!
 //! - I1. The lock on a block device includes its parts (the file behind a loop device, the devices below a device
 //!   mapper's device), because a file and the loop device over it are one image.
-//! - I2. O_EXCL passes to the kernel's mount of type `fuseblk`, if this process serves one; the flock stays.
+//! - I2. If this process serves a mount of type `fuseblk`, the exclusive claim (O_EXCL) passes to the kernel's mount,
+//!   and the process keeps the flock.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -36,8 +37,8 @@ pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
     claim_image(path, Access::ReadOnly, &metadata).map(drop)
 }
 
-/// Takes the kernel's exclusive claim on the block device at `path`, which must have this number. The claim lasts until
-/// the file is closed. It excludes mounts and other claims, but no other opens.
+/// Takes the kernel's exclusive claim on the block device at `path`, which must have the device number `rdev`. The
+/// claim lasts until the file is closed. It excludes mounts and other claims, but no other opens.
 pub fn claim_block_device(path: &Path, rdev: u64) -> io::Result<File> {
     let file = mounted::open_exclusive(path)?;
     match file.metadata()?.rdev() == rdev {

@@ -50,8 +50,9 @@ enum Owner {
 }
 
 impl FuseRing {
-    /// Makes a ring with room for `payload_len` bytes besides the header; [`enable`](Self::enable) starts it. Untouched
-    /// memory costs nothing. Fails if the kernel does not support such rings or denies them to this process.
+    /// Makes a ring with room for `payload_len` bytes besides the header; [`enable`](Self::enable) starts it. Memory
+    /// that is never touched takes no physical pages. Fails if the kernel does not support such rings or denies them to
+    /// this process.
     pub fn new(payload_len: usize) -> io::Result<Self> {
         let flags = IoringSetupFlags::SQE128
             | IoringSetupFlags::NO_SQARRAY
@@ -129,7 +130,7 @@ impl Drop for FuseRing {
         if self.owner == Owner::Kernel
             && let Some(memory) = self.memory.take()
         {
-            // I2
+            // The kernel may still write to the memory, so keep it mapped (I2).
             memory.leave();
         }
     }

@@ -112,7 +112,8 @@ impl IoRing {
                 turn = None;
             }
             let nr_results = if turn.is_some() { nr_waiting - half } else { nr_waiting };
-            // SAFETY: the caller guarantees the memory until this function returns, which is after all results.
+            // SAFETY: the caller guarantees that the memory stays valid until this function returns. The function
+            // returns after the results of all requests that the kernel took have arrived.
             match unsafe { self.queues.enter(nr_results) } {
                 Ok(()) | Err(Errno::INTR) => {}
                 // The kernel has no memory for a request, or has begun to deny the call. Requests that the kernel has
@@ -137,7 +138,7 @@ impl IoRing {
     }
 }
 
-/// A request of a call.
+/// One of the requests into which a read or write is split.
 #[derive(Debug)]
 struct Request {
     command: Command,
@@ -207,7 +208,8 @@ struct Command {
 }
 
 impl Command {
-    /// Makes a command. `len` is the number of bytes at `addr`, or of buffers if `addr` is an array of buffers.
+    /// Makes a command. `len` is the number of bytes at `addr`. If `addr` is the address of an array of buffers, `len`
+    /// is the number of buffers.
     fn new(opcode: u8, file: &File, offset: u64, addr: usize, len: usize) -> Self {
         Self {
             opcode,

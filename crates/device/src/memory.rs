@@ -1,7 +1,8 @@
 //! A sparse device in memory, for tests.
 //!
 //! Invariants:
-//! - I1. Pages are stored in [`NR_SHARDS`] maps, each with its own lock. A page that is in none of them reads as zeros.
+//! - I1. Pages are stored in [`NR_SHARDS`] maps, each with its own lock. A page that is in none of the maps reads as
+//!   zeros.
 
 use std::collections::HashMap;
 use std::io;

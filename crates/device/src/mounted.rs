@@ -74,7 +74,7 @@ pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
     let mut todo = vec![sysfs_dir(rdev)];
     while let Some(dir) = todo.pop() {
         let Ok(dir) = fs::canonicalize(dir) else { continue };
-        // The directory of a partition is inside the directory of its disk.
+        // In sysfs, the directory of a partition is inside the directory of its disk.
         let disk = if dir.join("partition").exists() { dir.parent().unwrap_or(&dir).to_owned() } else { dir.clone() };
         let mut found: Vec<PathBuf> = Vec::new();
         if let Ok(file) = fs::read_to_string(disk.join("loop/backing_file")) {

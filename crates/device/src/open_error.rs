@@ -223,7 +223,7 @@ pub(crate) fn classify(path: &Path, access: Access, source: io::Error) -> OpenEr
     }
 }
 
-/// Maximum size in bytes of a file that this process writes; `None` if there is no limit.
+/// Maximum size in bytes of a file that this process may write; `None` if there is no limit.
 pub(crate) fn file_size_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current
 }

@@ -87,7 +87,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
     /// Enables the ring. With `SINGLE_ISSUER`, only the calling thread may use the ring from then on.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) fn enable(&mut self) -> io::Result<()> {
-        // SAFETY: this operation takes no memory.
+        // SAFETY: this operation gets no pointer to memory.
         unsafe { io_uring_register(&self.ring, IoringRegisterOp::RegisterEnableRings, null_mut(), 0) }?;
         Ok(())
     }
@@ -142,7 +142,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
     /// The memory that the commands name must stay valid for their reads and writes until their results have arrived.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) unsafe fn enter(&self, nr_results: u32) -> Result<(), Errno> {
-        // SAFETY: the caller guarantees the memory.
+        // SAFETY: the caller guarantees that the memory stays valid.
         unsafe { io_uring_enter(&self.ring, self.nr_unsent(), nr_results, IoringEnterFlags::GETEVENTS) }.map(drop)
     }
 
@@ -217,7 +217,7 @@ impl Mapping {
         Self::at(start.cast(), len)
     }
 
-    /// Maps zeroed private memory. Untouched pages cost nothing.
+    /// Maps zeroed private memory. Memory that is never touched takes no physical pages.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);

@@ -3,7 +3,8 @@
 //! The kernel's claim on the block device of a `fuseblk` mount can end before the server's last commit. The server then
 //! makes writes wait until it knows whether another program got the device.
 //!
-//! - I1. No write begins after [`WriteGate::pause`] returned, until [`WriteGate::resume`] permits writes.
+//! - I1. No write passes the gate after [`WriteGate::pause`] returned, until [`WriteGate::resume`] permits writes. A
+//!   write that passed before may still run.
 //! - I2. Once `resume` has refused writes, they fail for ever.
 
 use std::io;
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 
 #[derive(Debug, Default)]
 pub(crate) struct WriteGate {
-    /// Written under `lock`.
+    /// Changed only while `lock` is held.
     state: AtomicU8,
     lock: Mutex<()>,
     changed: Condvar,

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 
-/// Runs a command and returns its output, `None` if it failed.
+/// Runs a command and returns its output, or `None` if the command failed.
 fn run(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())

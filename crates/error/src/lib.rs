@@ -20,7 +20,7 @@ pub enum Error {
     /// A device failed.
     #[error("{op} of {len_bytes} bytes at {offset} of {device} failed: {source}")]
     Io {
-        /// "read", "write", "flush", "discard", "open".
+        /// The operation that failed: "read", "write", "flush", "discard" or "open".
         op: &'static str,
         /// The device, as it describes itself.
         device: String,
@@ -61,7 +61,7 @@ pub enum Error {
     BlockGroupBusy {
         /// The start of the block group.
         start: Logical,
-        /// "moved", "emptied", "written", "used by writers".
+        /// The current use of the block group: "moved", "emptied", "written" or "used by writers".
         work: &'static str,
     },
     /// The caller cancelled a long operation.

@@ -11,7 +11,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Starts at the head of `data`; `what` names the structure in errors.
+    /// Makes a reader that begins at the start of `data`; `what` names the structure in errors.
     pub fn new(what: &'static str, data: &'a [u8]) -> Self {
         Self { what, data, at: 0 }
     }
@@ -62,7 +62,7 @@ pub trait Field: Sized {
     const SIZE: usize;
     /// Reads the value.
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError>;
-    /// Writes the value over `out`, which has [`Field::SIZE`] bytes.
+    /// Overwrites `out`, which has [`Field::SIZE`] bytes, with the value.
     fn store(&self, out: &mut [u8]);
     /// Appends the value to `out`.
     fn write(&self, out: &mut Vec<u8>) {

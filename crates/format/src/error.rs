@@ -13,7 +13,7 @@ pub enum FormatError {
     Short {
         /// The structure.
         what: &'static str,
-        /// Bytes it needs.
+        /// Number of bytes that the structure needs.
         need: usize,
         /// Bytes available.
         have: usize,

@@ -78,7 +78,7 @@ mod tests {
         }
     }
 
-    /// Compares with keys that the kernel and mkfs.btrfs wrote.
+    /// Compares computed hashes with those in keys that the kernel and mkfs.btrfs wrote.
     #[test]
     fn hashes_equal_the_kernels() {
         assert_eq!(name_hash(b"default"), 0x8dbf_c2d2);

@@ -55,7 +55,8 @@ macro_rules! address {
                 self.0.checked_add(len_bytes).map(Self)
             }
 
-            /// The end of the range of `len_bytes` bytes that starts at this address. For lengths read from disk.
+            /// The end of the range of `len_bytes` bytes that starts at this address. Meant for lengths that are read
+            /// from disk.
             ///
             /// # Errors
             ///
@@ -65,8 +66,8 @@ macro_rules! address {
                 self.checked_add(len_bytes).ok_or(FormatError::Value { what, field, value: len_bytes, expected })
             }
 
-            /// The address `offset` bytes further on, inside a range whose end was checked when it was read. An offset
-            /// past `u64::MAX` is a bug: it panics in debug builds, and gives the last address otherwise.
+            /// The address `offset` bytes further on, inside a range whose end was checked when it was read. A result
+            /// past `u64::MAX` is a bug: the call panics in debug builds, and returns the last address otherwise.
             pub fn advance(self, offset: u64) -> Self {
                 debug_assert!(self.0.checked_add(offset).is_some(), "{self} + {offset} lies in a checked range");
                 Self(self.0.saturating_add(offset))
@@ -149,7 +150,7 @@ pub mod objectid {
     pub const EXTENT_CSUM: u64 = (-10i64).cast_unsigned();
     /// Free space cache headers (v1) in the root tree.
     pub const FREE_SPACE: u64 = (-11i64).cast_unsigned();
-    /// Reserved free inode cache.
+    /// Reserved for the cache of free inode numbers.
     pub const FREE_INO: u64 = (-12i64).cast_unsigned();
     /// First inode number of a subvolume: its root directory.
     pub const FIRST_FREE: u64 = 256;

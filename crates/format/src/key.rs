@@ -40,7 +40,7 @@ key_types! {
 /// A key: `(objectid, type, offset)`. Keys are compared by these parts in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// The owner of the item: an inode number, a bytenr, a tree id, ...
+    /// The number of the object that the item belongs to: an inode number, a bytenr, a tree id, ...
     pub objectid: u64,
     /// The item's type.
     pub item_type: KeyType,

@@ -20,7 +20,7 @@
 //! Internal pointer, 33 bytes: key 17, blockptr u64, generation u64.
 //!
 //! Invariants:
-//! - I1. Readers never panic: a slot or range outside the block reads as `None`.
+//! - I1. Reading never panics: a slot or range outside of the block gives `None`.
 //! - I2. [`LeafBuilder`] and [`NodeBuilder`] write blocks that pass [`crate::check`].
 
 mod build;

@@ -104,7 +104,7 @@ disk_struct! {
         root: Logical,
         /// Chunk tree.
         chunk_root: Logical,
-        /// Tree of log trees, or 0.
+        /// Address of the root node of the tree of log trees; 0 if there is none.
         log_root: Logical,
         /// Unused (always 0).
         log_root_transid: u64,

@@ -557,7 +557,8 @@ fn leaves_and_headers() {
     fails(&|raw| raw[100] = 8, "level");
     fails(&|raw| raw[96..100].fill(255), "nritems");
     fails(&|raw| raw[96] = 0, "nritems");
-    // Item heads at 101 and 126: key 17, offset u32, size u32.
+    // The first two item heads begin at bytes 101 and 126. A head is a key (17 bytes), an offset (u32) and a size
+    // (u32).
     fails(&|raw| raw[126..134].copy_from_slice(&256u64.to_le_bytes()), "ascend");
     fails(&|raw| raw[118..122].copy_from_slice(&20000u32.to_le_bytes()), "data range");
     fails(&|raw| raw[118..122].copy_from_slice(&16000u32.to_le_bytes()), "data end");

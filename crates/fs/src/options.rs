@@ -46,7 +46,7 @@ pub enum AtimeMode {
     /// A read updates the access time if it is older than the last change, or more than a day old.
     #[default]
     Relatime,
-    /// At every read.
+    /// Every read updates the access time.
     Strictatime,
 }
 
@@ -188,8 +188,8 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 impl MountOptions {
-    /// Parses a comma-separated list of options; a later option overrides an earlier one. An unknown option is an
-    /// error that names it.
+    /// Parses a comma-separated list of options; a later option overrides an earlier one. Fails if an option is
+    /// unknown; the error contains the option.
     pub fn parse(text: &str) -> Result<Self> {
         let (options, unknown) = Self::parse_known(text)?;
         match unknown.into_iter().next() {

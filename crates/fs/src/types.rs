@@ -37,7 +37,7 @@ impl InodeId {
     }
 }
 
-/// Bit set in the numbers of [`InodeId::stub`]. Numbers of inodes on disk count up from 257 and stay below this bit.
+/// Bit set in the numbers of [`InodeId::stub`]. Inodes on disk have numbers from 256 on, which stay below this bit.
 const STUBS: u64 = 1 << 63;
 /// The largest size of a file, in bytes.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
@@ -302,7 +302,7 @@ pub struct DirEntryOut<'a> {
     pub name: &'a [u8],
     /// The type of the inode.
     pub file_type: FileType,
-    /// Cookie that continues after this entry.
+    /// The cookie for the call that continues after this entry.
     pub next_cookie: u64,
 }
 

@@ -162,8 +162,8 @@ fn a_device_shrinks_and_grows_with_its_content() {
     judge(image.path(), "", &[(&model.entries(), Compare::MODEL)]).unwrap();
 }
 
-/// Below the new end, the device has no room for another chunk, but the block groups there have room for the extents
-/// that lie past the new end.
+/// Shrinking moves the extents that lie past the new end into block groups below the new end: the device has no room
+/// for another chunk there, but the block groups have free space.
 #[test]
 fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
     if !capability::kernel_oracle() {

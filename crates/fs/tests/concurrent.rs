@@ -54,7 +54,8 @@ fn one(fs: &Fs, dirs: &[InodeId], rng: &mut Rng) -> Result<(), ubtrfs_fs::Error>
     }
 }
 
-/// Runs `work` in threads, each with its number, with commits in between. Ends the program if the threads hang.
+/// Runs `work` in several threads, passing the thread's number, while another thread commits. Ends the program if the
+/// threads hang.
 fn side_by_side(fs: &Fs, seed: u64, work: &(dyn Fn(u64) + Sync)) {
     let done = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -141,7 +142,8 @@ fn files_are_removed_before_anyone_has_loaded_them() {
         let mut rng = Rng::new(seed * 1000 + thread);
         let removes = thread < NR_THREADS / 2;
         for step in 0..NR_FILES {
-            // Keep the numbers of the threads close to each other, so that they meet at the same files.
+            // Keep the file numbers that the threads choose close to each other, so that several threads use the same
+            // file at once.
             let number = (step + rng.below(8)) % NR_FILES;
             let result = match removes {
                 true => fs.unlink(root, &name(number)),

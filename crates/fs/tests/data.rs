@@ -426,7 +426,7 @@ fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
     fs.write(source, 0, &[0xaa; 16_384]).unwrap();
     fs.write(file, 0, &[1; 1151]).unwrap();
     fs.sync().unwrap();
-    // The inline data becomes pending data of a sector.
+    // Growing the file turns its inline data into pending data of a whole sector.
     set_size(file, 19_343);
     fs.clone_range(source, 0, file, 8192, 16_384).unwrap();
     set_size(file, 8192 + 2370);

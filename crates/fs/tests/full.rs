@@ -310,7 +310,7 @@ fn files_are_shortened_and_punched_on_a_full_filesystem() {
         fs.setxattr(id, CAPABILITY, b"value", XattrFlags::empty(), &Caller::ROOT).unwrap();
         fs.setattr(id, &SetAttr { mode: Some(0o6755), ..SetAttr::default() }, &Caller::ROOT).unwrap();
     }
-    // Clones of one block, and a snapshot that shares their items, so that each change needs much metadata.
+    // Make clones of one block, and a snapshot that shares their items, so that each change needs much metadata.
     for at in 1..4000 {
         fs.clone_range(files[0], 0, files[0], (16 + at) * 4096, 4096).unwrap();
     }

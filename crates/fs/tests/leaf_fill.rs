@@ -1,7 +1,8 @@
 //! How full leaves are, and how many leaves are written, by the engine's own counters.
 //!
 //! For 100,000 files in one directory, Linux inserted directory index items in 1,658 batches. After a change to Linux
-//! that collects the items of a whole leaf, the number was 839. In ubtrfs each leaf counts as one batch.
+//! that collects the items of a whole leaf, the number was 839. For ubtrfs, the index items of one leaf count as one
+//! batch.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -50,8 +51,8 @@ fn files_in_one_directory_and_one_commit_fill_each_leaf_once() {
     assert_eq!(made, written, "a leaf was made more than once");
     assert!(fill > 0.95, "leaves are {fill} full");
     assert!(items >= FILES as f64 && batches <= 839.0, "{items} index items in {batches} leaves");
-    // At any time, the commit held only a few pieces of 2 MiB of the subvolume's unwritten nodes in memory, and in
-    // addition the nodes of other trees.
+    // At any time, the commit held at most a few pieces of the subvolume's unwritten nodes in memory (2 MiB each), and
+    // in addition the nodes of other trees.
     let (waited, all) = (metric(&fs, "ubtrfs_unwritten_nodes_max_bytes", ""), written * 16384.0);
     println!("{waited} bytes of nodes waited at most, {all} were written");
     assert!(waited <= f64::from(12 << 20) && all >= f64::from(32 << 20), "{waited} of {all}");

@@ -1,5 +1,5 @@
-//! Sequential reads of a file that changes between the reads or during them. Although data is read ahead, each read
-//! returns the content that the file has at the moment of the read.
+//! Tests sequential reads of a file that changes between the reads or during a read. Although data is read ahead, each
+//! read returns the content that the file has at the moment of the read.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 

@@ -1,4 +1,4 @@
-//! Receiving streams made by hand: changes that a stream must not make, the state after a failure, and resuming a
+//! Tests receiving streams made by hand: changes that a stream must not make, the state after a failure, and resuming a
 //! receive.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -103,7 +103,7 @@ fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
     writer.into_inner()
 }
 
-/// A stream that makes the subvolume `name` with these commands.
+/// Returns a stream that makes the subvolume `name`, then has `commands`, and ends with `End`.
 fn full(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
     let first = Command::Subvol { path: name.as_bytes(), uuid: SENT, ctransid: 7 };
     stream(Version::V2, &[&[first], commands, &[Command::End]].concat())
@@ -525,7 +525,7 @@ fn a_parent_that_changed_is_refused() {
 
 #[test]
 fn a_cancelled_receive_ends_soon_and_leaves_nothing() {
-    /// An input that never ends.
+    /// An input that returns the bytes, then waits until the flag is set, and only then ends.
     struct Slow(Vec<u8>, Arc<std::sync::atomic::AtomicBool>);
     impl Read for Slow {
         fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
@@ -667,7 +667,7 @@ fn flags_do_not_change_the_method_of_compression() {
     bed.close();
 }
 
-/// Receives the first `len` bytes of a stream. This fails, and leaves an incomplete subvolume.
+/// Receives the first `len` bytes of a stream. The receive fails, and leaves an incomplete subvolume.
 fn stop_at(bed: &Bed, stream: &[u8], len: usize) {
     let options = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
     bed.receive_with(&stream[..len], &options).unwrap_err();

@@ -1,5 +1,5 @@
-//! `receive --clone` (`ReceiveOptions::shares`) where data that was compared cannot be shared. `testkit::send::check_cloned`
-//! tests receives whose data can be shared.
+//! Tests receives with `--clone` (`ReceiveOptions::shares`) in which data equals the data of a source file, but cannot
+//! be shared with it. `testkit::send::check_cloned` tests receives whose data can be shared.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +18,8 @@ const LEN: usize = 4 << 20;
 /// Data of one command.
 const PIECE: usize = 64 << 10;
 
-/// A filesystem with the snapshot `sent`, which has the files `a` and `b` of [`LEN`] bytes, and the stream of this snapshot.
+/// A filesystem with the snapshot `sent`, which has the files `a` and `b` of [`LEN`] bytes, and the stream of this
+/// snapshot.
 struct Bed {
     device: Arc<MediumDevice>,
     fs: Arc<Fs>,
@@ -94,8 +95,8 @@ impl Bed {
     }
 }
 
-/// An input with the stream of a bed. In the middle of the data of `a`, it waits until the receiver has applied the
-/// commands before this point, and then calls a function.
+/// An input with the stream of a bed. In the middle of the data of `a`, at [`STOP`], the input waits until the receiver
+/// has applied nearly all commands before `STOP`, and then calls a function.
 struct Stops<'b, F> {
     bed: &'b Bed,
     job: &'b Job,
@@ -112,7 +113,8 @@ impl<F: FnOnce(InodeId)> Read for Stops<'_, F> {
         if self.at < STOP {
             rest = &rest[..STOP - self.at];
         } else if let Some(call) = self.call.take() {
-            // The reader has at most one command that is incomplete, and one batch that is not full.
+            // The last MiB before `STOP` may not be applied yet: the receiver may hold an incomplete command, and a
+            // batch that is not full.
             while self.job.progress().done < (STOP - (1 << 20)) as u64 {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
@@ -131,7 +133,7 @@ const IMMUTABLE: u32 = 0x10;
 #[test]
 fn equal_data_that_cannot_be_shared_is_written() {
     let bed = Bed::new();
-    // Nothing of `a` is shared yet, so it is empty and can still become a file without checksums.
+    // No data of `a` is shared yet, so `a` is empty and can still become a file without checksums.
     let report = bed
         .receive_and(ReceiveOptions::default(), |id| bed.fs.set_inode_flags(id, NOCOW, &Caller::ROOT).unwrap())
         .unwrap();

@@ -1,5 +1,5 @@
-//! Receiving with verification: a good stream passes. If the data has no checksums and the device stores it wrongly,
-//! verification finds the difference.
+//! Tests receiving with verification: a good stream passes. If the data has no checksums and the device stores it
+//! wrongly, verification finds the difference.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

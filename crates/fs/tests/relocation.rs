@@ -1,4 +1,4 @@
-//! Emptying block groups.
+//! Tests emptying block groups.
 //!
 //! Method: Linux, and random operations of the engine, make filesystems with snapshots, reflinks and preallocated
 //! extents. All block groups of a filesystem are emptied, one after the other. Then each file is as before, both in the
@@ -29,7 +29,7 @@ fn entries_of_linux(image: &Image) -> Vec<TreeEntry> {
     entries
 }
 
-/// Empties all block groups that exist now.
+/// Empties all block groups that exist at the time of the call.
 fn empty_all_groups(fs: &Fs) {
     for group in fs.block_groups() {
         let report = fs.relocate_block_group(group.start, &Job::new());

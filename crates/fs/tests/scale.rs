@@ -15,7 +15,7 @@ fn nr_entries() -> u64 {
     std::env::var("UBTRFS_SCALE").ok().and_then(|value| value.parse().ok()).unwrap_or(100_000)
 }
 
-/// Measures `op` for each of `count` numbers, and prints the rate.
+/// Calls `op` with each number, and prints the time that a call takes on average. Returns the total time.
 fn timed(what: &str, numbers: impl Iterator<Item = u64>, mut op: impl FnMut(u64)) -> Duration {
     let mut count = 0u32;
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! Calls that must fail while a subvolume is being sent, and sends that must fail. Linux judges the streams themselves
-//! in `testkit/tests/send.rs`.
+//! Tests calls that must fail while a subvolume is being sent, and sends that must fail. Linux judges the streams
+//! themselves in `testkit/tests/send.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -78,7 +78,7 @@ fn a_subvolume_that_is_sent_stays_and_stays_read_only() {
             assert!(busy(fs.delete_subvolume(fs.root(), name, None)));
             assert!(busy(fs.set_subvolume_read_only(id, false)));
         }
-        // All other calls work during the send.
+        // Other calls, such as a snapshot and a sync, work during the send.
         snapshot(&fs, "s2");
         fs.sync().unwrap();
     }));
@@ -180,7 +180,8 @@ fn an_output_that_fails_ends_the_send_with_its_error() {
     fs.delete_subvolume(fs.root(), b"s0", None).unwrap();
 }
 
-/// The receiver's truncation drops what is preallocated past the new end, so the stream must allocate it again.
+/// When the receiver truncates a file, the space that is preallocated past the new end is lost, so the stream must
+/// preallocate it again.
 #[test]
 fn space_that_is_preallocated_past_the_end_of_a_shortened_file_arrives() {
     let fs = filesystem();

@@ -1,4 +1,4 @@
-//! Power cuts during snapshots and deletions of subvolumes.
+//! Tests power cuts during snapshots and deletions of subvolumes.
 //!
 //! Method: random operations in a subvolume are recorded once, while snapshots of it are taken and deleted, and block
 //! groups are emptied. The power is cut at many points of the recording. After each cut, the filesystem can be opened,

@@ -1,4 +1,4 @@
-//! Creating and deleting subvolumes and snapshots.
+//! Tests creating and deleting subvolumes and snapshots.
 //!
 //! Method: random operations change a subvolume and a model of it. When a snapshot is taken, the model's state is
 //! saved. At the end, each snapshot that was not deleted must hold the saved state, both in the engine and under Linux.
@@ -265,7 +265,8 @@ fn a_deletion_is_taken_up_where_it_was() {
         let mut victim = "origin";
         if keep != "nothing" {
             fs.snapshot(origin.root, TOP, b"snapshot", false).unwrap();
-            // Give both subvolumes unshared blocks, and the origin also unshared blocks below shared ones.
+            // Give `origin` and `snapshot` blocks that are not shared, and `origin` also such blocks below shared
+            // blocks.
             for (root, dirs) in [("origin", 0..20), ("snapshot", 10..30)] {
                 let root = fs.lookup(TOP, root.as_bytes()).unwrap().id;
                 for dir in dirs {
@@ -392,8 +393,8 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     second_opinion(image.path()).unwrap();
 }
 
-/// Unlinked files that are open in the source are in no snapshot: they have no users there, and a read-only snapshot
-/// would keep their space forever.
+/// A snapshot does not contain files that are unlinked but open in its source: nobody has them open in the snapshot,
+/// and a read-only snapshot would keep their space forever.
 #[test]
 fn a_snapshot_holds_no_files_without_names() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
@@ -435,8 +436,8 @@ fn a_snapshot_holds_no_files_without_names() {
 }
 
 /// Deletes the subvolume with the highest id before any subvolume is made in this session. As in Linux, the next
-/// subvolume does not get the deleted subvolume's id, because state of deleted subvolumes is kept until the filesystem
-/// is closed.
+/// subvolume does not get the deleted subvolume's id, because the state of deleted subvolumes is kept until the
+/// filesystem is closed.
 #[test]
 fn an_id_is_given_once_while_the_filesystem_is_open() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
@@ -461,7 +462,7 @@ fn an_id_is_given_once_while_the_filesystem_is_open() {
 
 /// Threads keep writing and creating files while snapshots are taken. Each snapshot is the state of one moment: if a
 /// thread writes a counter first to one file and then to a second file, the counter in the second file is never ahead.
-/// The snapshot holds everything that was written before the call that took it.
+/// The snapshot holds everything that was written before the call that made the snapshot.
 #[test]
 fn snapshots_amid_writers_are_of_one_moment() {
     for options in ["", "nodatacow"] {

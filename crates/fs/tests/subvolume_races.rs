@@ -1,4 +1,4 @@
-//! Creating and deleting subvolumes while other threads work in them.
+//! Tests creating and deleting subvolumes while other threads work in them.
 //!
 //! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors, while the subvolume is
 //! snapshotted into its own directories, or deleted. The filesystem must stay writable, and both checkers must find
@@ -27,7 +27,7 @@ fn rounds(default: u64) -> u64 {
     std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Makes one change in one of these directories. Errors about inodes that are gone are ignored.
+/// Makes one random change in one of the directories `dirs`. Errors about inodes that are gone are ignored.
 fn change(fs: &Fs, rng: &mut Rng, dirs: &[InodeId], number: u64) -> Result<(), Error> {
     let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
     let name = format!("file-{}-{}", number % 500, "n".repeat(rng.index(150)));
@@ -68,7 +68,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Lets threads change these directories while `meanwhile` runs.
+/// Lets three threads change the directories `dirs` while `meanwhile` runs.
 fn amid_changes(fs: &Arc<Fs>, dirs: &[InodeId], seed: u64, meanwhile: impl FnOnce(&mut Rng)) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -168,7 +168,7 @@ fn snapshots_go_into_their_source_amid_changes_of_it() {
     }
 }
 
-/// Names and attributes of everything in these directories.
+/// Returns the names and attributes of all entries of the directories `dirs`.
 fn list(fs: &Fs, dirs: &[InodeId]) -> Vec<(Vec<u8>, Attr)> {
     let mut all = Vec::new();
     for dir in dirs {
@@ -182,7 +182,7 @@ fn list(fs: &Fs, dirs: &[InodeId]) -> Vec<(Vec<u8>, Attr)> {
             found.into_iter().map(|name| (fs.lookup(*dir, &name), name)).map(|(attr, name)| (name, attr.unwrap())),
         );
     }
-    // Reading a directory may change its atime, which does not count as a change.
+    // Reading a directory may change its atime, so replace each atime by the creation time before comparisons.
     all.iter_mut().for_each(|(_, attr)| attr.atime = attr.otime);
     all
 }

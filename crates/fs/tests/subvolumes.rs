@@ -1,5 +1,5 @@
-//! Subvolumes and snapshots that Linux made: selecting the subvolume to mount, entering and changing subvolumes;
-//! `statfs` as `df` shows it.
+//! Tests subvolumes and snapshots that Linux made: selecting the subvolume to mount, and entering and changing
+//! subvolumes. Also tests `statfs`, as `df` shows it.
 //!
 //! Method: Linux makes the image on a loop mount. Both before and after the engine changes the image, the directory
 //! tree that the engine shows is compared with the one that Linux shows.
@@ -162,7 +162,7 @@ fn subvolumes_with_many_changes_are_committed_side_by_side() {
     let target = FsTarget::open(image.path(), "").unwrap();
     let fs = target.fs();
     for round in 0..3 {
-        // Three of these subvolumes share no blocks with others; `home` shares blocks with its snapshots.
+        // `one`, `two` and `three` share no blocks with other subvolumes; `home` shares blocks with its snapshots.
         std::thread::scope(|scope| {
             for path in ["one", "two", "three", "home/docs", "rw/docs"] {
                 scope.spawn(move || {

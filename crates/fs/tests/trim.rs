@@ -1,4 +1,4 @@
-//! Discarding free space punches holes into the image file, but only where space is free.
+//! Tests that discarding free space punches holes into the image file, but only where space is free.
 //!
 //! Method: threads write, overwrite and remove files. Each thread remembers the content of its files, while another
 //! thread discards free space without a pause. `UBTRFS_SEED` repeats a run.
@@ -144,7 +144,7 @@ fn discards_go_on_while_a_block_group_cannot_be_emptied_because_of_a_send() {
             .filter(|number| number % 5 != 0)
             .for_each(|number| fs.unlink(TOP, format!("f{number}").as_bytes()).unwrap());
         fs.sync().unwrap();
-        // Now the background thread tries to empty block groups.
+        // Give the background thread time to try to empty block groups during the send.
         std::thread::sleep(std::time::Duration::from_secs(5));
         write("gone", 60 << 20);
         fs.sync().unwrap();

@@ -1,4 +1,5 @@
-//! Walks through many directories: their leaves are read ahead, and concurrent changes do not falsify the results.
+//! Tests walks through many directories: the leaves of the directories are read ahead, and concurrent changes do not
+//! falsify the results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +23,7 @@ fn open(device: &Arc<dyn Device>, memory_bytes: u64) -> Arc<Fs> {
     Fs::open(vec![Arc::clone(device)], options).unwrap()
 }
 
-/// A device with directories full of files. The mode of each file encodes its number.
+/// A device with directories full of files. The mode of each file encodes the number of the file.
 fn full_device() -> Arc<dyn Device> {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(1 << 30));
     ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();

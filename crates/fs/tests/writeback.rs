@@ -1,5 +1,5 @@
-//! Writeback with several threads: batches of one file do not wait for each other, sync waits for all batches, and
-//! after several writes to one place the disk has the last one.
+//! Tests writeback with several threads: batches of one file do not wait for each other, sync waits for all batches,
+//! and after several writes to one place the disk has the last one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -186,7 +186,7 @@ fn sync_writes_a_small_file_that_grows_meanwhile() {
     std::thread::scope(|scope| {
         let sync = scope.spawn(|| fs.sync());
         let is_under_way = gate.has_waiting(1, LONG);
-        // The sync was about to store the whole file inline. The file grows before that happens.
+        // The sync has begun, and would store `small` inline. `small` grows before the sync reaches it.
         fs.write(small, 100, &[2; 100]).unwrap();
         gate.open();
         assert!(is_under_way);

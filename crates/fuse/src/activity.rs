@@ -4,8 +4,9 @@
 //! a mount that was busy and then falls quiet commits after [`QUIET`], not at the next periodic commit.
 //!
 //! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. While
-//!     changes continue, only the periodic commit commits them. If such a commit fails, it is not repeated before the next
-//!     change: otherwise a file that can never be written would cause a commit and a message every second.
+//!     changes continue, only the periodic commit commits them. If the commit after a burst fails, it is not repeated
+//!     before the next change: otherwise a file that can never be written would cause a commit and a message every
+//!     second.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -60,7 +61,8 @@ impl Activity {
         loop {
             {
                 let mut guard = self.lock.lock();
-                // `stop` notifies under the lock, so it is not missed between this test and the wait.
+                // `stop` notifies under the lock, so no notification is missed between the test of `stopped` and the
+                // wait.
                 if !self.stopped.load(Ordering::Relaxed) {
                     self.wake.wait_for(&mut guard, TICK);
                 }
@@ -77,7 +79,8 @@ impl Activity {
             if quiet < QUIET || !self.has_changes.load(Ordering::Relaxed) || fs.read_only().is_some() {
                 continue;
             }
-            // A change during the commit sets `is_busy` again.
+            // Clear the flag before the commit: a change during the commit sets `is_busy`, and then the next tick sets
+            // `has_changes` again.
             self.has_changes.store(false, Ordering::Relaxed);
             match fs.sync() {
                 // Closing commits everything itself.

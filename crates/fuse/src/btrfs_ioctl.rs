@@ -55,7 +55,7 @@ impl From<Vec<u8>> for Answer {
 pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Result<Answer>> {
     Some(match cmd {
         SYNC => sync(command).map(|()| Answer::default()),
-        // START_SYNC also waits: the answer is sent when the transaction is durable.
+        // Unlike on Linux, START_SYNC waits: the answer is sent when the transaction is durable.
         START_SYNC => {
             sync(command).and_then(|()| info(command)).map(|info| info.generation.to_le_bytes().to_vec().into())
         }

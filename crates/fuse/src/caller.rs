@@ -29,8 +29,8 @@ impl Groups {
 
     /// Returns the request with a caller filled in, if the request needs a caller but does not name one
     /// ([`UNKNOWN_ID`]); otherwise `None`. The caller is root if the calling process has CAP_SYS_ADMIN in the server's
-    /// user namespace, else a user without rights, because through an idmapped mount, the user id of the process does
-    /// not tell which files the process owns.
+    /// user namespace; otherwise it is a user without rights. The user id of the process is not used: through an
+    /// idmapped mount, it does not tell which files the process owns.
     pub(crate) fn known_caller<'r>(&self, req: &Request<'r>) -> Option<Request<'r>> {
         let needs_caller = || match req.operation {
             Operation::Setattr(set) => set.is_empty(),
@@ -71,8 +71,8 @@ impl Groups {
         self.is_capable(req, CAP_FOWNER)
     }
 
-    /// The caller to pass to `fs` for a change of this attribute. `fs` knows no capabilities and lets only root change
-    /// `trusted` attributes. Linux requires CAP_SYS_ADMIN, which root may lack and another user may have.
+    /// The caller to pass to `fs` for a change of the attribute `name`. `fs` knows no capabilities and lets only root
+    /// change `trusted` attributes. Linux requires CAP_SYS_ADMIN, which root may lack and another user may have.
     pub(crate) fn xattr_caller(&self, req: &Request<'_>, name: &[u8]) -> Result<Caller> {
         let caller = caller(req, 0);
         if !name.starts_with(b"trusted.") {
@@ -94,12 +94,12 @@ impl Groups {
         self.is_capable(req, CAP_FSETID)
     }
 
-    /// A file's mode after this caller changed its owner or group; `gid` is the old group.
+    /// The mode of a file after the caller changed the file's owner or group; `gid` is the file's old group.
     pub(crate) fn mode_after_chown(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_set_id(file_mode, || self.has(req, gid) || self.may_keep_set_id(req))
     }
 
-    /// A file's mode after this caller changed its content.
+    /// The mode of a file after the caller changed the file's content.
     pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_set_id(file_mode, || self.has(req, gid))
     }

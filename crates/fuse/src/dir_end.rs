@@ -20,7 +20,7 @@ pub(crate) struct DirectoryReaders {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Maps a node and the offset at which a reader continues to the reader's end and age.
+    /// The end and the age of each reader. The key is the reader's node and the offset at which the reader continues.
     readers: HashMap<(u64, u64), (u64, u64)>,
     by_age: BTreeMap<u64, (u64, u64)>,
     next_age: u64,
@@ -38,7 +38,7 @@ impl DirectoryReaders {
         Some(end)
     }
 
-    /// Remembers that the reader with this end will continue at `cookie`.
+    /// Remembers that a reader that must stop at `end` will continue at `cookie`.
     pub(crate) fn remember(&self, node: u64, cookie: u64, end: u64) {
         let inner = &mut *self.inner.lock();
         let age = inner.next_age;

@@ -42,8 +42,8 @@ pub(crate) struct MountHost {
 }
 
 impl MountHost {
-    /// Makes the current user of this process the mount's owner. So call this before confinement, which may change the
-    /// process's user.
+    /// Makes the current user of this process the mount's owner. So call this function before confinement, which may
+    /// change the process's user.
     pub(crate) fn new(
         fs: &Arc<Fs>,
         groups: Groups,
@@ -93,7 +93,7 @@ impl MountHost {
         execute(&Context { fs, host: self, caller: &caller, files: &files, stream: None, job: &Job::new() }, request)
     }
 
-    /// The inode that the caller of an ioctl has open as a descriptor.
+    /// The inode that the caller of an ioctl has open under the number `descriptor`.
     pub(crate) fn inode_of(&self, req: &protocol::Request<'_>, descriptor: u32) -> ubtrfs_control::Result<InodeId> {
         let closed = || Failure::new(Errno::INVAL, "no such descriptor, or /proc does not show it");
         let file = self.groups.file_of(req.pid, descriptor).ok_or_else(closed)?;

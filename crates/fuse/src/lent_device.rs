@@ -54,7 +54,7 @@ enum State {
 }
 
 impl LentDevice {
-    /// `device` will be mounted on `dir`.
+    /// Makes the value for a `device` that will be mounted on `dir`.
     pub(crate) fn new(device: Arc<dyn Device>, dir: &Path) -> io::Result<Self> {
         let path = PathBuf::from(device.location());
         let place = Place { rdev: std::fs::metadata(&path)?.rdev(), device: path, dir: dir.to_owned() };
@@ -65,7 +65,8 @@ impl LentDevice {
         &*self.device
     }
 
-    /// The filesystem was closed while the kernel had the claim, so the claim is not needed any more.
+    /// Notes that the filesystem was closed while the kernel had the claim, so this process need not take the claim
+    /// again.
     pub(crate) fn closed(&self) {
         let mut state = self.state.lock();
         if matches!(*state, State::Lent) {
@@ -122,8 +123,9 @@ impl Place {
         }
     }
 
-    /// Opens the mount point without a request to the server, which keeps the mount and its claim. Returns `None` if the
-    /// mount is gone. This comes after [`PATIENCE`], because an open file would make a running umount(2) fail.
+    /// Opens the mount point, without a request to the server. While the returned file is open, the mount and its claim
+    /// on the device stay. Returns `None` if the mount is gone. Call this function only after [`PATIENCE`], because the open file would make a running
+    /// umount(2) fail.
     fn keep_mount(&self) -> Option<File> {
         let flags = i32::try_from((OFlags::PATH | OFlags::DIRECTORY).bits()).ok()?;
         let file = File::options().read(true).custom_flags(flags).open(&self.dir).ok()?;

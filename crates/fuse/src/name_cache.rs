@@ -43,16 +43,18 @@ impl NameCache {
         self.forget_with(dir, name, Vec::new);
     }
 
-    /// Makes the kernel soon forget the name of a directory and everything below it. The names that `used` returns are
-    /// forgotten again and again: the kernel keeps names that were in use, with their inodes, until memory is short. A
-    /// name that is in use keeps working.
+    /// Makes the kernel soon forget the name of a directory and everything below it. The kernel keeps a name that was
+    /// in use when it was told to forget the name, and the name's inode, until memory is short. So the kernel is told
+    /// again, at growing intervals, to forget the names that `used` returns, until `used` returns none. A name that is
+    /// in use keeps working.
     pub(crate) fn forget_with(&self, dir: u64, name: &[u8], used: impl Fn() -> Vec<(u64, Vec<u8>)> + Send + 'static) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         let ticket = Ticket::new(&self.untold);
         let name = name.to_vec();
         let thread = std::thread::Builder::new().name("fuse-forget-name".to_owned());
         let started = thread.spawn(move || {
-            // The kernel may not know the name, but still have a cached list of the directory's names.
+            // Invalidate the directory too: the kernel may not know the name, but still have a cached list of the
+            // directory's names.
             if let Err(error) = notifier.inval_entry(dir, &name).and_then(|()| notifier.inval_inode(dir, 0, 0)) {
                 tracing::debug!("node {dir}: the kernel keeps a name: {error}");
             }

@@ -68,8 +68,8 @@ impl Identity {
     }
 }
 
-/// Gives up every right that serving a mount does not need (X1, X2). A process of root becomes `identity` (X5). The
-/// confinement cannot be undone.
+/// Gives up every right that serving a mount does not need (X1, X2). If the process runs as root, it runs as `identity`
+/// afterwards (X5). The confinement cannot be undone.
 pub fn confine(identity: Identity) -> Confinement {
     let mut done = Confinement::default();
     match become_unprivileged(identity) {
@@ -143,7 +143,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     let own = u64::from(std::process::id());
     let to_itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, own)?;
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![to_itself])?]);
-    // Only the listed ioctls are allowed, none that types into a terminal or queries one.
+    // Only the listed ioctls are allowed. None of them types into a terminal or queries one.
     let ioctl = |number: u64| {
         let is_it = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, number)?;
         SeccompRule::new(vec![is_it])
@@ -285,7 +285,8 @@ const CAPABILITY: u8 = b'c';
 /// Question: the file that the process has open as the descriptor. The answer "ok" is followed by the device and the
 /// inode, 8 bytes each.
 const FILE: u8 = b'f';
-/// Question: does the process reach the device (two numbers, the low half first) through read-only mounts alone?
+/// Question: is every file that the process has open on the device (two numbers, the low half first) open through a
+/// read-only mount?
 const READ_ONLY: u8 = b'r';
 /// Question: can the block device with this number (the low half first) be claimed? If so, the helper keeps the claim.
 const TAKE_DEVICE: u8 = b'd';
@@ -325,7 +326,8 @@ impl PrivilegedHelper {
         self.ask_whether(CAPABILITY, [pid, capability, 0])
     }
 
-    /// Whether a process reaches a device through read-only mounts alone; `None` if the answer is unknown.
+    /// Whether every file that a process has open on a device is open through a read-only mount; `None` if the process
+    /// has no such file, or if the answer is unknown.
     pub(crate) fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
         let [low, high] = halves(device);
         self.ask_whether(READ_ONLY, [pid, low, high])

@@ -1,4 +1,4 @@
-//! SEEK_DATA and SEEK_HOLE on files whose newest data is still in the kernel's page cache.
+//! Makes SEEK_DATA and SEEK_HOLE right for files whose newest data is still in the kernel's page cache.
 //!
 //! The kernel sends LSEEK requests without first writing its dirty pages. A file that is being written would look like
 //! a hole, and a program that copies only data would lose data. Only files that are open for writing can have dirty
@@ -8,8 +8,8 @@
 //! The server also fetches dirty pages before it answers with the attributes of a file that seems to have no data:
 //! programs trust `st_blocks` and never seek.
 //!
-//! K1. To give up pages, the kernel sends write requests and waits for them. So the server makes the kernel give up
-//!     pages only while another thread receives requests.
+//! K1. To give up dirty pages, the kernel sends write requests and waits for the answers. So the server makes the
+//!     kernel give up pages only while another thread receives requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -19,11 +19,11 @@ use ubtrfs_fs::{Attr, mode};
 
 use crate::transport::{Notifier, Place};
 
-/// Counts the opens for writing of each file.
+/// Makes the kernel write back dirty pages. For this, counts how often each file is open for writing.
 #[derive(Debug)]
 pub(crate) struct PageFlusher {
-    /// The number of opens for writing of each node. The map is split into parts by node id, so that threads that open
-    /// and close different files seldom wait for each other.
+    /// For each node, how often it is open for writing. The map is split into parts by node id, so that threads that
+    /// open and close different files seldom wait for each other.
     writers: [Mutex<HashMap<u64, u32>>; NR_PARTS],
     notifier: Arc<OnceLock<Notifier>>,
     /// Whether the kernel keeps all written data for a while (`writeback_cache`), not only data written through
@@ -57,9 +57,9 @@ impl PageFlusher {
     }
 
     /// Whether the kernel may have data that `st_blocks` of a file does not count. If the kernel keeps only data
-    /// written through mappings, the function returns true only for files without blocks. In files with blocks, missing
-    /// blocks do no harm: programs find their data with SEEK_DATA, and the server fetches the pages before it answers
-    /// that request.
+    /// written through mappings, the function returns true only for files without blocks. If a file has some blocks, it
+    /// does no harm that others are not counted: programs find the data with SEEK_DATA, and the server fetches the
+    /// pages before it answers that request.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,

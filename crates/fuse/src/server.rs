@@ -1,8 +1,8 @@
 //! Requests: each handler turns one request into one call of `fs`, and the result into the answer.
 //!
 //! Invariants:
-//! S1. A handler answers exactly once. A failure of `fs` becomes its errno. A panic becomes EIO and turns the
-//!     filesystem read-only, so that no half-done change is ever committed.
+//! S1. A handler answers exactly once. If `fs` fails, the answer is the errno of its error. After a panic, the answer
+//!     is EIO and the filesystem is read-only, so that no half-done change is ever committed.
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
 //!     fit into the answer gives its reference back.
 //! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
@@ -315,8 +315,8 @@ impl Handler for Server {
         }
     }
 
-    /// Closes the filesystem. In umount(2) of a `fuseblk` mount, the kernel waits until this function returns. Then the
-    /// kernel no longer claims the device, so nothing may be written any more.
+    /// Closes the filesystem. In umount(2) of a `fuseblk` mount, the kernel waits until this function returns. After
+    /// the return, the kernel no longer claims the device, so nothing may be written to it any more.
     fn destroy(&self) {
         self.activity.stop();
         // `fs` keeps the outcome, and the session reports it.
@@ -449,7 +449,9 @@ impl Server {
                     }
                 };
                 while from_cache && written < data.len() {
-                    // The kernel ignores a short answer for its dirty pages, so find out why the rest is not written.
+                    // If the kernel writes back dirty pages, it ignores an answer that reports fewer bytes than
+                    // requested. So try to write the rest: the attempt fails with the reason why the first write was
+                    // short.
                     written += self.fs.write_opened(id, offset + written as u64, &data[written..], true)?;
                 }
                 if clear_suid_sgid {

@@ -54,9 +54,9 @@ impl Session {
         Self::mount_device(fs, dir, config, None)
     }
 
-    /// Mounts like [`mount`](Self::mount). A block device gets the type `fuseblk` if possible: the kernel then claims the
-    /// device, sync(2) reaches the server, and umount(2) waits for the last commit. `block_device` must be the first
-    /// device of `fs`, open for writing, and `config.fsname` its path.
+    /// Mounts like [`mount`](Self::mount). A mount of a block device gets the type `fuseblk` if possible: the kernel
+    /// then claims the device, sync(2) reaches the server, and umount(2) waits for the last commit. `block_device` must
+    /// be the first device of `fs`, open for writing, and `config.fsname` its path.
     ///
     /// After `umount -f`, the session claims the device again before it commits. If another program has claimed the
     /// device by then, nothing is written, and [`run`](Self::run) fails.
@@ -122,14 +122,14 @@ impl Session {
         }
     }
 
-    /// Whether the mount has the type `fuseblk`. If not, although [`mount_device`](Self::mount_device) got a block device,
-    /// returns the reason.
+    /// Whether the mount has the type `fuseblk`. If not, although [`mount_device`](Self::mount_device) got a block
+    /// device, returns the reason.
     pub fn is_fuseblk(&self) -> Result<bool, &str> {
         self.is_fuseblk.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Gives up every right that serving does not need, and becomes `identity` if this process is root. Afterwards,
-    /// `unmounter` unmounts for this process.
+    /// Gives up every right that serving does not need. If this process runs as root, it runs as `identity` afterwards.
+    /// In every case, `unmounter` unmounts for it from then on.
     pub fn confine(&mut self, unmounter: PrivilegedHelper, identity: Identity) -> Confinement {
         let unmounter = Arc::new(unmounter);
         self.groups.ask(Arc::clone(&unmounter));

@@ -63,7 +63,7 @@ const HANDLED: [u32; 10] = [
     BTRFS_IOC_GET_SUBVOL_INFO,
 ];
 
-/// An ioctl's file, and its caller.
+/// The file of an ioctl, and the caller of the ioctl.
 pub(crate) struct Command<'c> {
     pub(crate) fs: &'c Fs,
     pub(crate) host: &'c MountHost,
@@ -172,8 +172,8 @@ fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
     done.map(|_| Vec::new())
 }
 
-/// The flags of a `struct btrfs_ioctl_vol_args_v2`: fd, transid, flags, each 8 bytes; 32 bytes for quota groups; the
-/// name. Fails if a flag is not in `known`.
+/// Returns the flags in a `struct btrfs_ioctl_vol_args_v2`. The struct has the fields fd, transid and flags, each of 8
+/// bytes; 32 bytes for quota groups; and the name. Fails if a flag is not in `known`.
 fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     match word(data.get(16..).unwrap_or_default())? {
         flags if flags & !known == 0 => Ok(flags),
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn fields_are_where_the_table_says() {
-        // A different value in each field.
+        // Give each field a different value, so that exchanged fields are noticed.
         let info = Subvolume {
             id: 300,
             path: b"dir/name".to_vec(),

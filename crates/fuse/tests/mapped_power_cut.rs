@@ -1,5 +1,5 @@
-//! Power cuts under shared mappings: pages that msync reported as written are on disk afterwards; other pages have old
-//! or new content.
+//! Tests power cuts while files are mapped shared: pages that msync reported as written are on disk afterwards; other
+//! pages have old or new content.
 //!
 //! Method: this process serves a mount over a device that records every write. A program in another process writes
 //! files through shared mappings and syncs some of them; after each sync it waits until the recording notes the sync.

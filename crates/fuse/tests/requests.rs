@@ -32,7 +32,7 @@ impl Mount {
         Self::prepared(config, |_| ())
     }
 
-    /// Mounts a filesystem that `prepare` changed before.
+    /// Makes a filesystem, lets `prepare` change it, and mounts it.
     fn prepared(config: MountConfig, prepare: impl FnOnce(&Fs)) -> Self {
         let below = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
         let options = MountOptions { track_lookups: true, ..MountOptions::parse("commit=300").unwrap() };

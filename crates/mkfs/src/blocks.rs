@@ -1,4 +1,5 @@
-//! Packs items into tree blocks: the number of leaves of each tree, their addresses, and their bytes.
+//! Packs items into tree blocks: determines the number of leaves of each tree, and the addresses and the content of all
+//! blocks.
 //!
 //! The extent tree describes its own blocks, and the free space tree describes the space between the blocks. So the
 //! number of blocks is found by iteration: items are made for an assumed number of blocks until each tree needs exactly
@@ -120,14 +121,14 @@ struct Plan<'a> {
     trees: Vec<RootId>,
     /// The assumed number of leaves of each tree.
     nr_leaves: BTreeMap<RootId, usize>,
-    /// The first keys of each tree's leaves in the last round. They are needed for non-skinny extent items, which
+    /// The first keys of each tree's leaves in the previous round. They are needed for non-skinny extent items, which
     /// contain the first key of their tree block.
     first_keys: BTreeMap<RootId, Vec<Key>>,
 }
 
 impl Plan<'_> {
-    /// Runs a round. Returns `None` if a tree needs more or fewer leaves than assumed; the next round then assumes the
-    /// number that the tree needs.
+    /// Runs a round. Returns `None` if a tree needs another number of leaves, or leaves with other first keys, than
+    /// assumed. The next round then assumes what this round has found.
     fn try_build(&mut self) -> Result<Option<Filesystem>> {
         let addresses = self.allocate()?;
         let mut roots = BTreeMap::new();

@@ -112,7 +112,8 @@ impl<'o> Layout<'o> {
     }
 }
 
-/// Computes a fraction of the device, rounded down to stripe elements and limited to `min..=max`.
+/// Divides the size of the device by `divisor`, rounds down to a multiple of the stripe length, and limits the result
+/// to `min..=max`.
 fn share(total_bytes: u64, divisor: u64, min: u64, max: u64) -> u64 {
     (total_bytes / divisor / ChunkItem::STRIPE_LEN * ChunkItem::STRIPE_LEN).clamp(min, max)
 }

@@ -52,7 +52,7 @@ const SIGNATURES: [Signature; 34] = [
     signature("a partition table or boot sector", 510, b"\x55\xaa"),
 ];
 
-/// Names the device's content, such as "an XFS filesystem". `None` if no known format is found.
+/// Returns a name for the device's content, such as "an XFS filesystem". `None` if no known format is found.
 pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
     let len = (SUPERBLOCK_OFFSETS[0] * 3).min(device.len_bytes()) as usize;
     let mut head = vec![0; len];

@@ -135,7 +135,7 @@ mod tests {
         let mut mirror = [0; SUPERBLOCK_SIZE];
         device.read_at(SUPERBLOCK_OFFSETS[1], &mut mirror).unwrap();
         assert_eq!(mirror, [0; SUPERBLOCK_SIZE]);
-        // Reads return the content of held superblocks, also in part.
+        // A read that covers a held superblock, or a part of it, returns the held content.
         let mut seen = vec![0; 3 << 16];
         unfinished.read_at(0, &mut seen).unwrap();
         assert_eq!(seen[(1 << 16) + 64..][..8], MAGIC);

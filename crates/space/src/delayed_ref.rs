@@ -1,7 +1,7 @@
 //! Delayed refs: changes of reference counts, queued until the extent tree is updated.
 //!
 //! Updating references changes the extent tree, which in turn allocates and frees blocks of the extent tree. So changes
-//! are collected here, netted per reference, and run as one sorted batch.
+//! are collected here, added up for each reference, and applied to the extent tree as one sorted batch.
 //!
 //! Invariants:
 //! - I1. A head exists for an extent only while one of its deltas is not zero, flags are to be set, or quotas must

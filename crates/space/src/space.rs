@@ -122,7 +122,8 @@ impl Space {
         self.inner.state(kind).lock().group(start).is_some_and(|group| group.read_only)
     }
 
-    /// Whether nothing in the block group that starts here is used, allocated or pinned. True if there is no such group.
+    /// Whether no space is used, allocated or pinned in the block group that starts at `start`. True if there is no
+    /// such group.
     pub fn is_empty(&self, start: Logical) -> bool {
         self.inner.state_of_group(start).is_none_or(|state| state.group(start.0).is_none_or(Group::is_empty))
     }
@@ -145,8 +146,9 @@ impl Space {
     }
 
     /// Allocates a contiguous extent of `want` bytes. If there is none, allocates the longest extent of at least `min`
-    /// bytes. Pass `min == want` first if a new chunk is better than a shorter extent. If this returns `None`, make a
-    /// chunk and try again. Start and length of metadata and system extents are multiples of the node size.
+    /// bytes. If a new chunk is better than a shorter extent, first call this function with `min == want`; if it
+    /// returns `None`, make a chunk and call it again. Start and length of metadata and system extents are multiples of
+    /// the node size.
     pub fn allocate(&self, kind: SpaceKind, want: u64, min: u64, hint: Option<Logical>) -> Option<Extent> {
         let align = self.inner.align(kind);
         let round = |bytes: u64| bytes.max(1).checked_next_multiple_of(align);

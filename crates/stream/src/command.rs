@@ -124,7 +124,7 @@ numbered! {
     Utimes = 20, "utimes";
     /// Ends the stream.
     End = 21, "end";
-    /// Names a changed range whose data was not sent.
+    /// States the range of a file that changed, without the data.
     UpdateExtent = 22, "update_extent";
     /// Preallocates space, or punches a hole; version 2.
     Fallocate = 23, "fallocate";

@@ -241,8 +241,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Appends the attribute `DATA`, and returns the place for its `len` bytes. Since version 2 the length of `DATA` is
-    /// not written: the data extends to the end of the command.
+    /// Appends the attribute `DATA`, and returns the part of the output to which the caller must write its `len` bytes.
+    /// Since version 2 the length of `DATA` is not written: the data extends to the end of the command.
     fn data(&mut self, len: usize) -> Result<&mut [u8], EncodeError> {
         if self.version >= Version::V2 {
             if len > MAX_COMMAND_BYTES {

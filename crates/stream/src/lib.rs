@@ -1,9 +1,9 @@
 //! The send stream of btrfs: [`Command`], an encoder ([`Writer`], [`encode`]) and a parser ([`FrameReader`],
 //! [`parse`]).
 //!
-//! Like `format`, this crate decides no policy. The crate does I/O only through `Read` and `Write`. A stream is
-//! untrusted input. The source of the facts is the page "Send stream format" of btrfs's documentation and streams
-//! written by Linux.
+//! Like `format`, this crate only encodes, decodes and checks, and makes no policy decisions. The crate does I/O only
+//! through `Read` and `Write`. A stream is untrusted input. The facts come from the page "Send stream format" of
+//! btrfs's documentation, and from streams that Linux wrote.
 //!
 //! ```text
 //! stream    "btrfs-stream\0"  u32 version  command*
@@ -15,7 +15,7 @@
 //! `END` or at the end of the input. If another stream follows in the input, it starts with its own header.
 //!
 //! - I1. No function panics, whatever bytes the input contains.
-//! - I2. A frame's buffer grows only as bytes arrive, up to [`MAX_COMMAND_BYTES`].
+//! - I2. The buffer for a command grows only as bytes of the command arrive, up to [`MAX_COMMAND_BYTES`].
 //! - I3. `encode(parse(bytes)) == bytes` for every command that Linux writes.
 
 #![forbid(unsafe_code)]
@@ -47,7 +47,7 @@ pub use path::{PathProblem, StreamPath};
 pub const MAGIC: &[u8; 13] = b"btrfs-stream\0";
 /// Bytes of a stream's header: the magic and the version.
 pub const STREAM_HEADER_BYTES: usize = 17;
-/// Maximum length of a command, header included. Linux writes at most some 150 KiB; the bound leaves room for other
+/// Maximum length of a command, header included. Linux writes at most about 150 KiB; the bound leaves room for other
 /// writers.
 pub const MAX_COMMAND_BYTES: usize = 16 << 20;
 /// Maximum length of a command of version 1 that other receivers accept, header included.

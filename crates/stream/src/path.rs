@@ -1,7 +1,7 @@
 //! [`StreamPath`]: a path of a stream, split into names that a receiver can look up one by one.
 //!
-//! - I1. No name is empty, `.`, `..`, longer than 255 bytes, or contains a slash or a zero byte. So a walk that looks
-//!   up one name after the other, and follows no symbolic link, never leaves the directory where it starts.
+//! - I1. No name is empty, is `.` or `..`, is longer than 255 bytes, or contains a slash or a zero byte. So a walk that
+//!   looks up one name after the other, and follows no symbolic link, never leaves the directory where it starts.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ impl<'a> StreamPath<'a> {
         Ok(Self(path))
     }
 
-    /// The names, from the top.
+    /// The names in the path, in order.
     pub fn names(self) -> impl DoubleEndedIterator<Item = &'a [u8]> {
         self.0.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
     }

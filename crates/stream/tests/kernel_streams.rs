@@ -1,4 +1,5 @@
-//! Streams of Linux's `btrfs send`, in all versions and forms: each command is parsed and written again byte for byte.
+//! Tests with streams of Linux's `btrfs send`, in all versions and forms: each command is parsed and encoded again, and
+//! must equal the original byte for byte.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

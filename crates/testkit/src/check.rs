@@ -50,7 +50,8 @@ fn opinion_but_on(image: &Path, none_of: &[Code]) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(Unlocked::open(image)?);
     let mut lines = Vec::new();
     let mut tell = |problem: Problem| {
-        // Wrong quota numbers are only a warning to users, but the engine must keep them exact.
+        // The checker reports wrong quota numbers only as a warning. Here they count as an error, because the engine
+        // must keep quota numbers exact.
         let counts = problem.code.is_error() || problem.code == Code::Qgroup;
         if counts && !none_of.contains(&problem.code) {
             lines.push(problem.to_string());
@@ -80,7 +81,7 @@ pub fn btrfs_check_output(image: &Path, args: &[&str]) -> Result<(bool, String)>
 /// Referenced and exclusive bytes of each quota group, by the group's id.
 pub type QuotaNumbers = BTreeMap<String, (u64, u64)>;
 
-/// Returns the quota numbers that `btrfs check` counts, and those that the image has.
+/// Returns the quota numbers that `btrfs check` counts, and the quota numbers that the image stores.
 pub fn quota_report(image: &Path) -> Result<(QuotaNumbers, QuotaNumbers)> {
     let (_, text) = btrfs_check_output(image, &["--readonly", "--qgroup-report"])?;
     let (mut counted, mut stored) = (QuotaNumbers::new(), QuotaNumbers::new());
@@ -125,8 +126,8 @@ fn is_complaint(line: &str) -> bool {
     !harmless && bad.iter().any(|word| lower.contains(word))
 }
 
-/// An image that is read without taking its lock, as `btrfs check` reads it: a test that has closed its filesystem may
-/// still hold the lock.
+/// An image that is read without taking its lock, as `btrfs check` does: a test that has closed its filesystem may
+/// still hold the image's device, and with it the lock.
 #[derive(Debug)]
 struct Unlocked {
     file: File,

@@ -141,7 +141,7 @@ pub struct Corruptor<'i> {
     chunks: Vec<(u64, ChunkItem)>,
 }
 
-/// A block, and an item in it.
+/// A block and its content, and the slot and the key of one of its items.
 type ItemPlace<'c> = (&'c RawBlock, &'c [u8], usize, Key);
 
 impl<'i> Corruptor<'i> {
@@ -163,7 +163,8 @@ impl<'i> Corruptor<'i> {
         Ok(this)
     }
 
-    /// Damages the image in this way. Returns `None` if the image contains nothing that can be damaged in this way.
+    /// Damages the image in the given way. Returns `None` if the image contains nothing that can be damaged in this
+    /// way.
     pub fn apply(&self, way: Corruption, rng: &mut Rng) -> Result<Option<Damage>> {
         use Corruption as C;
         let random = |rng: &mut Rng| 1 + rng.below(1 << 20);
@@ -498,7 +499,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, raw, true, text)
     }
 
-    /// Swaps two adjacent item heads or pointers, or only their first bytes.
+    /// Swaps two adjacent item heads or pointers, or only their first `len` bytes.
     fn swap(&self, rng: &mut Rng, level: u8, step: usize, len: usize) -> Result<Option<Damage>> {
         let fits = |block: &RawBlock| block.level.min(1) == level && block.nritems > 1;
         let fitting: Vec<_> = self.blocks.iter().filter(|(block, _)| fits(block)).collect();

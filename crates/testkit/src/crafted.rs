@@ -64,7 +64,7 @@ pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirEntry)) -> Resul
     Ok(())
 }
 
-/// Replaces a name by another, in the directory entries and in the inode references.
+/// Replaces the name `old` by `new`, in the directory entries and in the inode references.
 pub fn rename(image: &Image, old: &[u8], new: &[u8]) -> Result<()> {
     edit_entries(image, &mut |entry| {
         if entry.name == old {
@@ -85,7 +85,7 @@ pub fn rename(image: &Image, old: &[u8], new: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Points a name to the directory that another name points to.
+/// Points the name `name` to the directory that the name `to` points to.
 pub fn redirect(image: &Image, name: &[u8], to: &[u8]) -> Result<()> {
     let mut location = None;
     edit_leaves(image, &mut |items| {

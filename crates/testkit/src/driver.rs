@@ -33,11 +33,11 @@ pub struct Driver {
 enum Rest {
     /// Set the mode.
     Mode(Vec<u8>, u32),
-    /// Write this many bytes to the file at this path.
+    /// Write content of this length to the file at this path.
     Content(Vec<u8>, u64),
 }
 
-/// The number of operations done, by name, and the number of those that failed as predicted.
+/// The number of operations of each name, and the total number of operations that failed as predicted.
 #[derive(Clone, Debug, Default)]
 pub struct DriverReport {
     counts: BTreeMap<&'static str, usize>,
@@ -75,7 +75,7 @@ impl Driver {
         self
     }
 
-    /// Performs this many operations. Fails at the first operation whose answer differs from its prediction.
+    /// Performs `operations` random operations. Fails at the first operation whose answer differs from its prediction.
     pub fn run(&mut self, model: &mut Model, target: &mut dyn Target, operations: usize) -> Result<DriverReport> {
         for _ in 0..operations {
             self.one(model, target)?;
@@ -168,8 +168,8 @@ impl Driver {
         let mode = *self.rng.pick(&[0o755, 0o700, 0o1777, 0o2755]);
         let made = mode & 0o1777;
         self.both("mkdir", show(&path), model, target, |to| to.create(&path, NodeKind::Directory, made, (0, 0)))?;
-        // mkdir keeps only the permission bits and the sticky bit, so a chmod follows, which also sets or clears the
-        // set-group-id bit.
+        // mkdir uses only the permission bits and the sticky bit of the mode, so a chmod follows, which also sets or
+        // clears the set-group-id bit.
         self.rest = Some(Rest::Mode(path, mode));
         Ok(())
     }

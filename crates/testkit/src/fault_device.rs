@@ -2,7 +2,7 @@
 //!
 //! I1. A failed or short write writes part of its range, as on a real device: the first half, in whole sectors
 //!     of 4096 bytes, because disks do not tear sectors. A short read fills the first half of its range.
-//! I2. The device counts a request, and decides its fault, before passing it to the device below.
+//! I2. The device counts a request, and decides its fault, before it passes the request to the device below.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -36,11 +36,11 @@ pub enum FaultKind {
 /// The requests that fail. Each kind of request is counted from 0. With `None`, no request of the kind fails.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultPlan {
-    /// The read that fails.
+    /// The number of the read that fails.
     pub read: Option<u64>,
-    /// The write that fails.
+    /// The number of the write that fails.
     pub write: Option<u64>,
-    /// The flush that fails.
+    /// The number of the flush that fails.
     pub flush: Option<u64>,
     /// Whether all later requests of the kind fail as well.
     pub persistent: bool,
@@ -90,7 +90,7 @@ impl FaultDevice {
         self.faults.load(Ordering::SeqCst)
     }
 
-    /// Names of the threads that met a fault.
+    /// Names of the threads that made a request with a fault.
     pub fn threads(&self) -> BTreeSet<String> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

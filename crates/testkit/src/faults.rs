@@ -60,7 +60,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// Returns the beginning of a script, with this content of the device.
+    /// Returns the place before the first step of a script. `content` is the content of the device at this place.
     pub fn empty(content: Medium) -> Self {
         Self { content, model: Model::new(), step: 0, counts: (0, 0, 0) }
     }
@@ -79,7 +79,7 @@ pub struct FaultOutcome {
     pub told: bool,
     /// Whether the filesystem ended read-only.
     pub read_only: bool,
-    /// Names of the threads that met the fault.
+    /// Names of the threads that made a request with a fault.
     pub threads: std::collections::BTreeSet<String>,
     /// The content of the device at the end.
     pub content: Medium,
@@ -277,7 +277,8 @@ fn perform(step: &Step, target: &mut FsTarget, history: &mut History) -> Result<
     Ok(Done::Fine)
 }
 
-/// Checks that the filesystem's behaviour after a failed step fits the failure (F2, F3).
+/// Checks what a filesystem does after a failed step: after a failed flush it is read-only, a read-only filesystem does
+/// not sync, and a sync fails only because of the fault (F2, F3).
 fn after_failure(
     target: &mut FsTarget,
     step: &Step,
@@ -300,7 +301,7 @@ fn after_failure(
             ensure!(device.faults() > 0, "a sync fails without a fault");
         }
     }
-    // A failed step may still have been done completely, so its result is a possible state too.
+    // A failed step may have taken effect completely, so also accept the state after the step.
     if let Step::Do(_, action) = step {
         let mut model = history.model().clone();
         if action(&mut model).is_ok() {
@@ -340,7 +341,7 @@ enum Request {
 }
 
 impl Request {
-    /// Selects the count of this kind of request from (reads, writes, flushes).
+    /// Selects the number of requests of this kind from the numbers of (reads, writes, flushes).
     fn of(self, (reads, writes, flushes): (u64, u64, u64)) -> u64 {
         match self {
             Self::Read => reads,
@@ -451,8 +452,8 @@ fn configs() -> Vec<(&'static str, MkfsOptions, &'static str)> {
 pub fn silence_planned_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // The first opening of a filesystem also changes the panic hook. Open a filesystem here, before the change
-        // below: if both changes were made concurrently, one of them would be lost.
+        // The first opening of a filesystem also changes the panic hook. So open a filesystem here, before the hook is
+        // changed below: if a run changed the hook at the same time, one of both changes would be lost.
         let base =
             Medium::formatted(128 << 20, &MkfsOptions::default()).expect("an empty filesystem can be made in memory");
         drop(FsTarget::on_device(Arc::new(MediumDevice::new(base)), MountOptions::default()));

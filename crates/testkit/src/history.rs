@@ -65,7 +65,7 @@ pub struct History {
     /// States besides the promised ones that a commit may have made durable. `None` means any state, because the times
     /// of commits are not known.
     commits: Option<BTreeSet<usize>>,
-    /// Whether a commit may have happened in the middle of a step.
+    /// Whether commits may have happened in the middle of steps, not only between them.
     within: bool,
 }
 
@@ -115,7 +115,7 @@ impl History {
         self.promises.len()
     }
 
-    /// Records that this path of the last state was fsynced. Returns the number of promises.
+    /// Records that the inode that has the path `path` in the last state was fsynced. Returns the number of promises.
     pub fn fsync(&mut self, path: &[u8]) -> usize {
         self.promises.push(Promise::Fsync(self.last(), path.to_vec()));
         self.promises.len()
@@ -135,9 +135,9 @@ impl History {
         }
     }
 
-    /// Checks that the found filesystem keeps the first `made` promises, and is not newer than the next promise, which
-    /// was in progress. `read` reads a whole file of the found filesystem. If `told` is set, a failure was reported,
-    /// and changes that were not promised may be lost or present.
+    /// Checks that the found filesystem keeps the first `made` promises, and that it contains nothing newer than the
+    /// state of the next promise, which was in progress. `read` reads a whole file of the found filesystem. If `told`
+    /// is set, a failure was reported, and changes that were not promised may be lost or present.
     pub fn verify(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize, told: bool) -> Result<()> {
         let made = made.min(self.promises.len());
         let promised = &self.promises[..made];
@@ -198,7 +198,7 @@ impl History {
     }
 
     /// Works like [`History::verify`], for a filesystem on which other threads commit at any time: any state may be
-    /// found, and parts of any state.
+    /// found, or a mix of parts of several states.
     pub(crate) fn verify_among_others(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize) -> Result<()> {
         let made = made.min(self.promises.len());
         let base = self.promises[..made].iter().rev().find_map(|promise| match promise {
@@ -216,8 +216,8 @@ impl History {
         self.verify_window(found, read, base..=self.state_of(made), &fsyncs)
     }
 
-    /// Checks a copy (a snapshot) that was taken between the first and the last of these states. The copy must not be
-    /// older than the first of them.
+    /// Checks a snapshot whose creation began in the first of the states `states` and ended in the last. The snapshot
+    /// must not be older than the first of these states.
     pub(crate) fn verify_copy(
         &self,
         found: &[TreeEntry],
@@ -333,8 +333,8 @@ impl History {
         };
         let allowed: BTreeSet<Vec<u8>> =
             if id == ROOT { BTreeSet::from([Vec::new()]) } else { later.iter().flat_map(&names).collect() };
-        // An entry at one of these paths may be another file: the state found may be older than the moment when this
-        // file got the name. So one entry that matches this file suffices.
+        // An entry at one of these paths may be another file, because the found state may be older than the moment when
+        // the fsynced file got the name. So it suffices that one of the entries matches the fsynced file.
         let places: Vec<&TreeEntry> = allowed.iter().filter_map(|path| found.get(path.as_slice()).copied()).collect();
         let mut verdict = Err(anyhow::anyhow!(
             "it is lost; it had the names {:?}",
@@ -427,8 +427,8 @@ impl History {
         Ok(())
     }
 
-    /// H2: each block equals one of its versions, and the size lies between the smallest and the largest of the
-    /// versions.
+    /// H2: each block equals one of its versions, and the size of the file lies between the smallest and the largest
+    /// size of its versions.
     fn verify_blocks(&self, entry: &TreeEntry, read: ReadFound<'_>, versions: &[(usize, u64)]) -> Result<()> {
         ensure!(entry.kind == NodeKind::File, "it is {:?}, of {} bytes", entry.kind, entry.size);
         let nodes = versions.iter().filter_map(|(state, id)| self.states[*state].model.nodes.get(id));

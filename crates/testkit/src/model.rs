@@ -112,7 +112,7 @@ impl Model {
         Ok(())
     }
 
-    /// Keeps the driver from changing anything at or below this path.
+    /// Forbids the driver to change the node at this path and everything below it.
     pub fn fix(&mut self, path: &[u8]) -> Result<(), ModelError> {
         let mut stack = vec![self.find(path)?];
         while let Some(id) = stack.pop() {
@@ -173,7 +173,7 @@ impl Model {
         entries
     }
 
-    /// Returns a path of this node, through its `choice`-th link.
+    /// Returns a path that leads to the node `id` through the node's `choice`-th link.
     pub(crate) fn path_of(&self, id: u64, choice: usize) -> Vec<u8> {
         let mut names = Vec::new();
         let (mut at, mut choice) = (id, choice);

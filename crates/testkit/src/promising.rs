@@ -24,7 +24,7 @@ impl RecordingTarget {
         Self { inner, device, fresh: Vec::new(), generation }
     }
 
-    /// Records background commits since the last step.
+    /// Tells the history if a background commit has happened since the last step.
     pub(crate) fn before(&mut self, history: &mut History) {
         let generation = self.inner.fs().superblock().generation;
         if generation != std::mem::replace(&mut self.generation, generation) {
@@ -37,7 +37,7 @@ impl RecordingTarget {
         let generation = self.inner.fs().superblock().generation;
         let committed = generation != std::mem::replace(&mut self.generation, generation);
         if committed && self.fresh.is_empty() {
-            // The commit happened at an unknown time within the step.
+            // The step contains no sync or fsync, so the commit happened at an unknown time within the step.
             history.may_commit();
             history.may_commit_within();
         }

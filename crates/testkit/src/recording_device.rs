@@ -48,7 +48,7 @@ pub struct CutOutcome {
     pub dropped: usize,
     /// Writes after the last completed flush that were torn.
     pub torn: usize,
-    /// The number of promises that were recorded in lane 0 before the cut; `None` without any.
+    /// The number of promises that were recorded in lane 0 before the cut; `None` if there was no promise.
     pub promised: Option<u64>,
     /// For each lane, the number of promises that were recorded before the cut.
     pub promised_by: [Option<u64>; LANES],
@@ -63,7 +63,7 @@ impl CutOutcome {
     }
 }
 
-/// Determines the requests that a device delays, and the length of the delays (I4).
+/// The rules by which a device chooses the requests to delay, and the length of the delays (I4).
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
     /// Seed of the choice of requests.
@@ -93,8 +93,8 @@ pub struct RecordingDevice {
     stopped: AtomicUsize,
 }
 
-/// Builds the states that the medium could have at points of a recording. Points must ascend, because the builder only
-/// keeps the durable state at the last point.
+/// Builds the states that the medium could have after power cuts at several points of a recording. The points must
+/// ascend, because the builder keeps only the durable state at the last point.
 #[derive(Debug)]
 pub struct CutBuilder {
     events: Vec<Event>,

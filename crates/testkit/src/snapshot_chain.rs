@@ -27,13 +27,13 @@ pub struct SnapshotChain {
 /// The options for sending a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SendOptions {
-    /// The snapshot that is the parent.
+    /// The index of the parent snapshot.
     pub parent: Option<usize>,
-    /// Snapshots that are clone sources.
+    /// The indexes of the snapshots that are clone sources.
     pub clone_sources: Vec<usize>,
     /// Version of the stream.
     pub proto: u32,
-    /// Whether compressed extents are sent as they are.
+    /// Whether compressed extents are sent in compressed form.
     pub compressed_data: bool,
 }
 
@@ -47,9 +47,10 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// Fails if a snapshot refers to a different amount of data than in `other`, or if the data takes more space on
-    /// disk. A difference of 64 KiB is allowed, because a small file can be inline or not. Exclusive and shared bytes
-    /// are not compared, because they depend on how partly shared extents were cut.
+    /// Fails if a snapshot refers to a different amount of data than in `other`, or if the data of all snapshots takes
+    /// more space on disk than in `other`. A difference of 64 KiB is allowed, because a small file can be inline or
+    /// not. Exclusive and shared bytes are not compared, because they depend on the points at which partly shared
+    /// extents were split.
     pub fn check(&self, other: &Self) -> Result<()> {
         const SLACK: u64 = 64 << 10;
         let totals = self.totals.iter().zip(&other.totals).all(|(one, other)| one.abs_diff(*other) <= SLACK);

@@ -58,7 +58,7 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
     let linux = walk_path(mount.path()).unwrap();
     mount.close().unwrap();
     let mut rng = Rng::new(31);
-    // The trees that reading every file needs: root, chunk, checksum and subvolume trees.
+    // The blocks of the trees that are read when every file is read: root, chunk, checksum and subvolume trees.
     let blocks = RawBlock::live(image).unwrap();
     let read: Vec<_> = blocks.iter().filter(|block| [1, 3, 7].contains(&block.owner) || block.is_subvolume()).collect();
     assert!(read.len() > 100, "only {} blocks", read.len());
@@ -177,7 +177,8 @@ fn damaged_data_with_a_second_copy_is_mended() {
     target.close().unwrap();
     assert_eq!(places(&image, &content[..4096]).len(), 2);
     let mount = LoopMount::new(image.path(), "").unwrap();
-    // The first scrub may still find a bad copy, because reads do not always use the same copy first.
+    // The first scrub may still find a bad copy, because a read does not notice a bad second copy if the first copy is
+    // good.
     let _ = mount.scrub();
     mount.scrub().unwrap();
     assert!(std::fs::read(mount.join("file")).unwrap() == content);

@@ -68,7 +68,8 @@ fn places(seed: &SeedImage) -> BTreeSet<(u64, KeyType, Place)> {
     let places = RefCell::new(BTreeSet::new());
     for owner in OWNERS {
         seed.edited(&|of| of == owner, &|key, data| {
-            // In a file extent item, the numbers follow one byte for the kind; in a directory entry, they follow a key.
+            // Some numbers are not at multiples of 4: in a file extent item, those after the byte for the kind; in a
+            // directory entry, those after the key.
             let (first, unaligned): (usize, &[usize]) = match key.item_type {
                 KeyType::EXTENT_DATA => (16, &[21, 29, 37, 45]),
                 KeyType::DIR_ITEM | KeyType::DIR_INDEX => (4, &[9, 17]),

@@ -13,8 +13,8 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{FsTarget, Image, Medium, MediumDevice, NodeKind, PowerCuts, RenameOp, Rng, Target, capability};
 
-/// Records the workloads of these seeds and cuts the power in them. Thirteen consecutive seeds cover every kind of
-/// workload.
+/// Records the workload of each seed in `seeds`, and cuts the power at `cuts` points of each recording. Thirteen
+/// consecutive seeds cover every kind of workload.
 fn cut(seeds: std::ops::Range<u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();

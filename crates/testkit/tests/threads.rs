@@ -18,7 +18,7 @@ use ubtrfs_testkit::{
     btrfs_check_after_failures, capability, silence_planned_panics,
 };
 
-/// Records runs of these seeds and cuts the power in them.
+/// Records a run of each seed in `seeds`, and cuts the power at `cuts` points of each recording.
 fn cut(record: impl Fn(u64) -> anyhow::Result<ThreadedCuts>, seeds: impl Iterator<Item = u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();

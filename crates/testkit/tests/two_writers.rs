@@ -1,7 +1,7 @@
-//! Tests filesystems that another writer changes while they are open, because the kernel attaches a loop device to an
-//! image file without respecting its lock. Before its next write, ubtrfs notices the other writer, turns read-only
-//! and writes nothing more. Also tests images that are removed or truncated: nothing is reported as durable
-//! afterwards.
+//! Tests filesystems that another writer changes while ubtrfs has them open. This can happen although ubtrfs locks
+//! image files, because the kernel attaches loop devices to locked files. Before its next write, ubtrfs notices the
+//! other writer, turns read-only and writes nothing more. Also tests images that are removed or truncated: nothing is
+//! reported as durable afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -86,8 +86,8 @@ fn data_is_not_written_back_over_another_writers_after_a_quiet_time() {
     after.close().unwrap();
 }
 
-/// sync and close fail, because writes to a deleted image are lost when it is closed, and a truncated image has lost
-/// blocks.
+/// If the image was removed or truncated, sync and close fail: writes to a removed image are lost when it is closed,
+/// and a truncated image has lost blocks.
 #[test]
 fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
     for (cut, has_changes) in [(false, false), (false, true), (true, false), (true, true)] {

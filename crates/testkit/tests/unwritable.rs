@@ -89,7 +89,7 @@ fn a_file_that_cannot_be_written_stops_no_commit() {
         let id = bed.create(name);
         bed.fs.write(id, 0, &vec![7; 100 * (number + 1)]).unwrap();
     }
-    // The test does not request writeback: the commit thread must start it.
+    // The test itself does not start writeback, so the commit thread must.
     let start = Instant::now();
     let missing = loop {
         let durable = bed.durable();

@@ -210,7 +210,7 @@ fn folders_import_only_from_folders_below() {
     assert!(wrong.is_empty(), "rooms:\n  {}", wrong.join("\n  "));
 }
 
-/// Whether a source file, without its tests and comments, names this folder of its crate.
+/// Whether the code of a source file, apart from its tests and comments, names the folder `room` of its crate.
 fn imports(text: &str, room: &str) -> bool {
     let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").map(str::trim_start);
     let code: String = lines.filter(|line| !line.starts_with("//")).collect::<Vec<_>>().join(" ");

@@ -1,4 +1,5 @@
-//! Crafted values that the tree checker cannot bound, and missing trees: each causes an error that names its field.
+//! Tests that crafted values for which the tree checker has no bounds, and missing trees, cause errors. A corruption
+//! error must name the tree and the field.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ fn engine() -> (Arc<Engine>, Arc<Tree>) {
     (engine, tree)
 }
 
-/// The tree and the field that an error of corruption names.
+/// Returns the tree and the field that a corruption error names.
 fn named<T: std::fmt::Debug>(result: Result<T, Error>) -> (Option<RootId>, &'static str) {
     match result {
         Err(Error::Corrupt(corrupt)) => match corrupt.cause {

@@ -83,7 +83,7 @@ pub struct Geometry {
     pub mixed: bool,
 }
 
-/// Space by kind, and space of the devices.
+/// Use of space: by the block groups of each kind, and on the devices.
 #[derive(Clone, Debug)]
 pub struct Usage {
     /// Data block groups.
@@ -108,8 +108,8 @@ pub struct Usage {
 /// numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirtyData {
-    /// Upper bound of the number of contiguous dirty ranges. A range that extends over several buffers counts once in
-    /// each.
+    /// Upper bound of the number of contiguous dirty ranges. A range that extends over several buffers counts once for
+    /// each buffer.
     pub nr_ranges: u64,
     /// Maximum length in bytes of files that are stored inline, in their file extent item.
     pub max_inline_bytes: u64,
@@ -134,16 +134,16 @@ pub trait Flusher: Send + Sync {
         true
     }
 
-    /// Waits until all writes into existing extents that began before this call have ended and their items are put.
-    /// Writes that begin after this call ask [`Engine::extent_is_shared`] anew.
+    /// Waits until all writes into existing extents that began before this call have ended, and until the items of
+    /// these writes are put. Writes that begin after this call ask [`Engine::extent_is_shared`] anew.
     fn wait_for_writes_in_place(&self) {}
 
     /// Waits until every thread that looked up an address of data before this call has finished using that address.
     /// Also drops the cache of data that is kept by address.
     fn wait_for_readers(&self) {}
 
-    /// Calls `moves`, which moves extents to other addresses, while no other thread reads a whole subvolume by address.
-    /// Waits for such threads, and can be cancelled meanwhile.
+    /// Calls `moves`, which moves extents to other addresses, while no other thread sends a subvolume, because a send
+    /// reads extents by their addresses. Waits for running sends; the wait can be cancelled.
     ///
     /// # Errors
     ///
@@ -415,7 +415,7 @@ impl Engine {
         self.volumes.devices()
     }
 
-    /// Bytes of device extents by device, and by the bits of type and profile.
+    /// Bytes of device extents, for each device and for each combination of type and profile bits.
     pub fn allocated_by_device(&self) -> BTreeMap<(DevId, u64), u64> {
         let mut bytes = BTreeMap::new();
         for (logical, chunk) in self.volumes.chunks() {
@@ -468,7 +468,7 @@ impl Engine {
         out
     }
 
-    /// Error counters of the devices, including those of earlier mounts.
+    /// Error counters of the devices, including errors of earlier mounts.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.volumes.stats()
     }

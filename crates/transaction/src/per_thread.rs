@@ -56,12 +56,13 @@ impl Gate {
     /// Closes the gate: waits until every operation has left, and blocks new operations until the returned value is
     /// dropped.
     pub(crate) fn close(&self) -> Closed<'_> {
-        // All threads lock the copies in this order, so two threads that close the gate at once cannot deadlock.
+        // All threads lock the copies in this order, so two threads that close the gate at the same time cannot
+        // deadlock.
         Closed { _copies: self.copies.all().map(RwLock::write).collect() }
     }
 }
 
-/// Assigns the copies to threads in turn.
+/// Returns the index of the calling thread's copy. Threads are given indexes in turn.
 fn slot_of_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

@@ -109,8 +109,8 @@ fn reading_agrees_with_an_ordered_map() {
     }
 }
 
-/// Commits run concurrently with readers and a writer. Half of the keys never change; the values of the other half
-/// contain their key.
+/// Commits run concurrently with readers and a writer. Half of the keys never change; for the other half, each value
+/// contains its key.
 #[test]
 fn readers_see_no_gap_while_items_move() {
     let (engine, tree) = engine();

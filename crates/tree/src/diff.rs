@@ -33,7 +33,7 @@ pub struct ItemChange {
     pub new: Option<Item>,
 }
 
-/// Walks the difference of two trees. The trees must not change meanwhile.
+/// Walks the difference of two trees. The trees must not change during the walk.
 pub struct Diff<'s> {
     source: &'s dyn NodeSource,
     old: Side,
@@ -48,7 +48,7 @@ struct Side {
     root: Option<RootPtr>,
     tree: RootId,
     path: Vec<(Arc<Node>, usize)>,
-    /// Number of leading children of the current level-1 node that were announced.
+    /// The first children of the current level-1 node, up to this number, were announced.
     announced: usize,
     last: Option<Key>,
 }
@@ -112,8 +112,8 @@ impl<'s> Diff<'s> {
         }
     }
 
-    /// Continues at the first difference at or after this key, without reading earlier ones. Does nothing if the walk
-    /// is already past the key.
+    /// Continues at the first difference at or after this key, without reading the earlier differences. Does nothing if
+    /// the walk is already past the key.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl<'s> Diff<'s> {
         place(&self.old) == place(&self.new)
     }
 
-    /// Whether both positions are at the same node, and none of its items must be reported.
+    /// Whether both positions are at the same node, and no equal item of the node must be reported.
     fn is_shared(&self) -> bool {
         let (Some(old), Some(new)) = (self.old.child(), self.new.child()) else { return false };
         let is_same = (old.bytenr, old.generation, old.level) == (new.bytenr, new.generation, new.level);

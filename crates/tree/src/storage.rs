@@ -10,7 +10,7 @@ use crate::node::{Node, NodePtr};
 
 /// A source of nodes: a cache over checked blocks of a device, or a map in a test.
 pub trait NodeSource: Send + Sync {
-    /// Reads a node. The implementation checks the node's content as untrusted, and compares the node with the
+    /// Reads a node. The implementation checks the node's content, which is untrusted, and compares the node with the
     /// pointer's promise: address, generation, level and first key ([`Node::verify`]).
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>>;
 

@@ -51,8 +51,8 @@ struct Shared {
     fs: Arc<Fs>,
     /// The name of the first device, for errors.
     device: PathBuf,
-    /// Held while an append finds the file's end and writes there, so that concurrent appends do not overwrite each
-    /// other.
+    /// This lock is held while an append finds the file's end and writes there, so that concurrent appends do not
+    /// overwrite each other.
     append: Mutex<()>,
     /// Whether a mount's session closes the engine (I1).
     #[cfg(feature = "fuse")]
@@ -460,7 +460,7 @@ impl Filesystem {
         self.engine().link(attr.id, dir, name).map(drop).while_doing("link", link)
     }
 
-    /// Makes a symbolic link to `target`, which can be any path, also one that does not exist.
+    /// Makes a symbolic link to `target`, which can be any path, even a path that does not exist.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -21,7 +21,7 @@ pub(crate) fn resolve(fs: &Fs, path: &Path, follow: Follow) -> Result<Attr, Erro
     fs.lookup_path(bytes(path), follow == Follow::Yes)
 }
 
-/// Returns the directory of the last name of a path, and that name. Trailing slashes are ignored.
+/// Returns the last name of a path, and the directory that the name lies in. Trailing slashes are ignored.
 ///
 /// Fails with `InvalidArgument` if the path has no last name: it is empty, the root, or ends in `.` or `..`.
 pub(crate) fn parent_and_name<'p>(fs: &Fs, path: &'p Path) -> Result<(InodeId, &'p [u8]), Error> {

@@ -32,7 +32,7 @@ const REFUSED_FLAGS: [(u64, &str); 4] = [
     (1 << 34, "it is a metadata dump without data"),
 ];
 
-/// Names the bits: "RAID56, bit 15".
+/// Returns a list of these bits for messages, with the numbers of unknown bits: "RAID56, bit 15".
 fn names(known: impl Iterator<Item = (&'static str, u64)>, bits: u64) -> String {
     let mut rest = bits;
     let mut names = Vec::new();

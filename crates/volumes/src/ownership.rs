@@ -151,7 +151,7 @@ fn is_damaged_copy(found: &[u8], ours: &[u8]) -> bool {
     found_sb.magic == ours_sb.magic && found_sb.fsid == ours_sb.fsid && check_superblock(&found_sb, found).is_err()
 }
 
-/// A check older than this is repeated before anything is written.
+/// A check that is older than this duration is repeated before anything is written.
 const RECENT: Duration = Duration::from_millis(20);
 /// Number of reads that must all differ from the expected superblock before the difference counts, because a single
 /// read may return wrong bytes.

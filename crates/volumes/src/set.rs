@@ -1,7 +1,8 @@
 //! [`Volumes`]: the open devices of a filesystem, their items, chunks and superblocks.
 //!
 //! Invariants:
-//! - I1. Device ids in the set are unique. A device that has a device item but was not given has no backend.
+//! - I1. Device ids in the set are unique. A device that has a device item, but was not passed to [`Volumes::open`],
+//!   has no backend.
 //! - I2. A device item equals the device item in the chunk tree, or the device item that the running commit will
 //!   store there; callers that record device extents update `bytes_used`. The chunk map may differ from the chunk
 //!   tree: it includes chunks not recorded yet, and chunks whose removal is not durable yet.
@@ -45,7 +46,7 @@ pub struct DeviceSummary {
     pub devid: DevId,
     /// Device UUID.
     pub uuid: Uuid,
-    /// Size in bytes that the filesystem uses.
+    /// Number of bytes of the device that the filesystem uses.
     pub total_bytes: u64,
     /// Bytes in device extents.
     pub bytes_used: u64,
@@ -185,8 +186,8 @@ impl Volumes {
     }
 
     /// The reason why the filesystem cannot be written, if any, such as unsupported features or profiles, or several
-    /// devices. The reason also names missing devices. The answer is final once all device items and chunks are added.
-    /// The answer does not depend on [`OpenOptions::read_only`].
+    /// devices. The reason also names missing devices. The result is final once all device items and chunks are added.
+    /// The result does not depend on [`OpenOptions::read_only`].
     pub fn write_refusal(&self) -> Option<String> {
         let reason = self.write_refusal.clone().or_else(|| {
             let is_other = |chunk: &&Arc<Chunk>| {
@@ -231,8 +232,8 @@ impl Volumes {
         self.superblock_mirror
     }
 
-    /// Whether fewer devices were given than the superblock counts. A filesystem without all of its devices is never
-    /// written.
+    /// Whether fewer devices were passed to [`Volumes::open`] than the superblock says that the filesystem has. A
+    /// filesystem without all of its devices is never written.
     fn may_lack_devices(&self) -> bool {
         self.superblock.num_devices > self.nr_given
     }
@@ -280,7 +281,7 @@ impl Volumes {
         self.chunks.add(logical, chunk, self.superblock.sectorsize)
     }
 
-    /// Removes a chunk from the map. The chunk's device space is free at once, so call this function after the
+    /// Removes a chunk from the map. The chunk's device space is free immediately, so call this function after the
     /// removal is committed. The chunk's logical addresses are not used again while the filesystem is open.
     pub fn remove_chunk(&self, logical: Logical) {
         self.chunks.remove(logical);
@@ -455,7 +456,7 @@ impl Volumes {
         changed.map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
     }
 
-    /// Adds the counters that the device tree holds.
+    /// Adds the error counts from the device tree to the counters of a device.
     pub fn set_stats(&self, devid: DevId, stats: &DevStatsItem) {
         let Some(member) = self.member(devid) else { return };
         for (counter, value) in member.stats.iter().zip(stats.values) {

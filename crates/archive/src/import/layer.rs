@@ -83,7 +83,7 @@ impl Layer {
         }
     }
 
-    /// Fails if a directory contains something of this layer. Does not remove anything.
+    /// Fails if a directory contains anything that this layer added. Does not remove anything.
     pub(super) fn check_replaceable(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<()> {
         if !self.walk_lower(fs, dir, LowerFiles::Stays)? {
             bail!("the layer has a directory and another file of that name");

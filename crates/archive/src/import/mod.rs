@@ -5,13 +5,13 @@
 //!   the way are resolved as if the directory that the archive is unpacked into were the root directory.
 //! - I2. Times and extended attributes of a directory are set at the end, after the last change in it. Otherwise new
 //!   files would change the directory's times and inherit its default ACL.
-//! - I3. A member that cannot be unpacked is reported and skipped, as by tar. Errors that
-//!   would also affect the other members end the import ([`is_fatal`]); the first such error in archive order is
-//!   reported.
+//! - I3. As in tar, a member that cannot be unpacked is reported and skipped. Errors that would also affect the other
+//!   members end the import ([`is_fatal`]); the first such error in archive order is reported.
 //! - I4. Data that is kept until the end takes at most [`HELD_MAX`] bytes. This data is the times of directories and,
 //!   if the archive is a layer, the names that the layer added.
-//! - I5. A member whose name exists is first made under a temporary name, with its data and attributes. The existing
-//!   file is removed only when the member is complete and may replace it, so a failed member removes nothing.
+//! - I5. If a file with the name of a member exists, the member is first made under a temporary name, with its data and
+//!   attributes. The existing file is removed only when the member is complete and may replace it, so a failed member
+//!   removes nothing.
 
 mod contents;
 mod layer;
@@ -140,7 +140,7 @@ pub fn import(
     Ok(import.counts)
 }
 
-/// The parts of an import that do not change while it runs. Both threads use them.
+/// The parts of an import that do not change while it runs. The main thread and the separate thread use them.
 struct Job<'a> {
     options: &'a ImportOptions,
     watch: Watch<'a>,
@@ -217,12 +217,12 @@ struct PendingDir {
     xattrs: Xattrs,
 }
 
-/// Known directories by their path below the target. Known directories are forgotten when a link or directory on a path
-/// may have been replaced.
+/// A cache of directories: maps their paths below the target to their inodes. The cache is emptied when a link or
+/// directory on a path may have been replaced.
 #[derive(Default)]
 struct DirCache {
     paths: HashMap<Vec<u8>, InodeId>,
-    /// Total length of the known directories' paths.
+    /// Total length of all paths in the cache.
     bytes: usize,
 }
 
@@ -266,7 +266,7 @@ struct Import<'a> {
     /// The number of further bytes that may be kept until the end (I4).
     held_left: usize,
     counts: ImportReport,
-    /// The bytes of file data that were written when the last commit started.
+    /// The number of bytes of file data that had been written when the last commit started.
     committed_bytes: u64,
 }
 
@@ -450,7 +450,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Fails if the existing file must stay. An empty directory is replaced, as by tar. A layer also replaces a
+    /// Fails if the existing file must stay. As in tar, an empty directory is replaced. A layer also replaces a
     /// directory if everything in it comes from the layers below.
     fn check_replaceable(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
@@ -585,7 +585,8 @@ impl<'a> Import<'a> {
     /// Returns all directories on the path that consists of `names`, from the target directory to the last name. Makes
     /// missing directories.
     fn directories_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
-        // Keep all directories on the way, because `..` in a symbolic link leads back to the previous one.
+        // Keep all directories on the path, because `..` in the target of a symbolic link leads back to the directory
+        // before.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut nr_links = 0;
@@ -627,9 +628,9 @@ impl<'a> Import<'a> {
 const COMMIT_BYTES: u64 = 256 << 20;
 /// Limit for symbolic links on one path, as on Linux.
 const MAX_LINKS: usize = 40;
-/// The largest number of known directories.
+/// The largest number of directories in [`DirCache`].
 const MAX_DIRS: usize = 1 << 16;
-/// The largest number of bytes in the paths of known directories.
+/// The largest total length of the paths in [`DirCache`], in bytes.
 const MAX_DIRS_BYTES: usize = 8 << 20;
 /// The most memory for data kept until the end (I4), enough for about three million directories.
 const HELD_MAX: usize = 256 << 20;

@@ -106,7 +106,8 @@ fn id_of(file: &str, name: &str) -> Option<u32> {
     })
 }
 
-// The tag of a named entry is twice the tag of the owner's entry.
+// The tag of a named user is twice the tag of the owner, and the tag of a named group is twice the tag of the owning
+// group.
 const USER_OBJ: u16 = 1;
 const GROUP_OBJ: u16 = 4;
 const MASK: u16 = 0x10;

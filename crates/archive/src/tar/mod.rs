@@ -93,6 +93,6 @@ impl Member {
 
 /// The number of bytes from `len` to the next multiple of [`BLOCK`].
 pub(crate) fn padding(len: u64) -> usize {
-    // The remainder is less than a block.
+    // The result is less than a block, so it fits into a `usize`.
     (len.wrapping_neg() % BLOCK as u64) as usize
 }

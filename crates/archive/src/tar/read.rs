@@ -383,7 +383,7 @@ fn until_zero(mut data: Vec<u8>) -> Vec<u8> {
     data
 }
 
-/// Subtracts memory from an allowance (I2).
+/// Subtracts `bytes` from `left`, the memory that may still be used (I2).
 fn charge(left: &mut usize, bytes: usize) -> anyhow::Result<()> {
     *left = left.checked_sub(bytes).context("the archive is damaged: its headers take too much memory")?;
     Ok(())
@@ -485,7 +485,8 @@ const GLOBAL_MAX: usize = 64 << 10;
 const PATH_MAX: usize = 4096;
 /// The memory that a record takes in addition to its bytes.
 const RECORD_OVERHEAD: usize = 128;
-/// The memory charged for each number of a sparse map, which covers the number and all data made from it.
+/// The memory charged for each number of a sparse map: enough for the number itself and for all data that is computed
+/// from it.
 const SPARSE_NUMBER: usize = 16;
 
 #[cfg(test)]

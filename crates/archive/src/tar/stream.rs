@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. At most `QUEUE_LEN` buffers are in flight, so memory is bounded. Buffers are reused.
-//! - I2. When the stream is dropped, the thread ends at its next send.
+//! - I2. When the stream is dropped, the separate thread ends as soon as it tries to send the next buffer.
 
 use std::io::{self, Read};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! `bench compare`: runs workloads on fresh filesystems of several kinds, in turn.
 //!
-//! For each workload, n times, and for each side: make a new filesystem in the scratch directory; make the files that
-//! the workload needs, durably; mount the filesystem again and drop the machine's caches; run the workload in a new
-//! process. Medians are over the n runs.
+//! Each workload runs n times on each side. Each of these runs has the following steps: make a new filesystem in the
+//! scratch directory; make the files that the workload needs, durably; mount the filesystem again and drop the
+//! machine's caches; run the workload in a new process. The report shows the medians of the n runs.
 //!
 //! - C1. All sides use images in one directory, and the time of a side ends when the work is durable in its image (see
 //!   `run`). The engine and our mount commit and flush the image. For Linux, syncfs(2) is called, and the loop device
@@ -52,13 +52,13 @@ pub(crate) struct Args {
     /// Size of the filesystems (sparse files)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "32G")]
     image_size: u64,
-    /// Bytes of tree blocks [default: that of mkfs]
+    /// Size of a tree block in bytes [default: that of mkfs]
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     nodesize: Option<u64>,
     /// Memory limit for randwrite, page cache included; 0 for none. The file is twice as large unless --bytes is given
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "1G")]
     memory_limit: u64,
-    /// Limit memory for every workload
+    /// Limit memory for every workload, not only for randwrite
     #[arg(long)]
     limit_all: bool,
     /// Memory budget of the engine [default: half of the memory limit, if there is one]

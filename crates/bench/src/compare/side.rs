@@ -59,13 +59,14 @@ pub(crate) struct Setup {
     pub(crate) scratch: PathBuf,
     /// Size of the images, which are sparse.
     pub(crate) image_bytes: u64,
-    /// Bytes of tree blocks, if not the default.
+    /// Size of a tree block in bytes; `None` for the default of mkfs.
     pub(crate) nodesize: Option<u32>,
     /// Whether the loop device bypasses the page cache of the image.
     pub(crate) loop_direct_io: bool,
-    /// `-o` options of `ubtrfs mount`; those of [`NULL_SERVER_FLAGS`] and `threads=` apply to the null server too.
+    /// `-o` options of `ubtrfs mount`; the options in [`NULL_SERVER_FLAGS`] and `threads=` apply to the null server
+    /// too.
     pub(crate) mount_options: String,
-    /// `--memory` of the engine.
+    /// The memory budget of the engine (`--memory`).
     pub(crate) memory_bytes: Option<u64>,
     /// The arguments of `bench exec` with which servers are started.
     pub(crate) exec_args: Vec<OsString>,

@@ -45,7 +45,7 @@ pub(crate) enum Admin {
     /// Convert data to DUP
     #[value(name = "dup")]
     ConvertDup,
-    /// Enable quotas, and wait until all is counted
+    /// Enable quotas, and wait until the rescan has ended
     #[value(skip)]
     EnableQuotas,
 }
@@ -99,8 +99,8 @@ pub(crate) trait Target: Sync {
     fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
     /// Deletes a subvolume. The space of the subvolume is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
-    /// Appends the stream of a read-only snapshot to a file: the whole snapshot, or its difference to `parent` in the
-    /// same directory.
+    /// Appends the stream of a read-only snapshot to a file: the whole snapshot, or only what differs from the snapshot
+    /// `parent` in the same directory.
     fn send(&self, dir: &Self::Dir, name: &[u8], parent: Option<&[u8]>, output: &Path) -> Result<()>;
     /// Receives the streams in a file.
     fn receive(&self, dir: &Self::Dir, stream: &Path) -> Result<()>;

@@ -1,4 +1,4 @@
-//! seqwrite, seqread, randwrite and randread: each thread has one file; all files together have `bytes`.
+//! seqwrite, seqread, randwrite and randread: each thread has one file; the sizes of all files add up to `bytes`.
 
 use anyhow::{Result, ensure};
 

@@ -49,7 +49,7 @@ pub(crate) enum Workload {
     Balance,
     /// Overwrite every block of a file that a snapshot shares, in random order
     Overwrite,
-    /// Send a snapshot, or its difference to another one, into /dev/null
+    /// Send a snapshot, whole or only what differs from another snapshot, into /dev/null
     Send,
     /// Receive the stream of a snapshot
     Receive,
@@ -58,22 +58,22 @@ pub(crate) enum Workload {
 /// The sizes in the arguments. An omitted size has a default that depends on the workload.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Sizes {
-    /// Files to make (fsmark, and synthetic archives)
+    /// Number of files to make (fsmark, and synthetic archives)
     #[arg(long, value_name = "N")]
     pub(crate) files: Option<u64>,
-    /// Directories to spread the files over (fsmark)
+    /// Number of directories to spread the files over (fsmark)
     #[arg(long, value_name = "N")]
     pub(crate) dirs: Option<u64>,
-    /// Threads that make requests
+    /// Number of threads that make requests
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
     /// Bytes of file data (seqwrite, seqread, randwrite, randread, snapshot, send, receive)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) bytes: Option<u64>,
-    /// Bytes of a read or write
+    /// Number of bytes of each read or write
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) block: Option<u64>,
-    /// Operations (randread, fsync, mixed, snapshot, send, receive)
+    /// Number of operations (randread, fsync, mixed, snapshot, send, receive)
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
     /// Archive to unpack (untar, rm, find, send, receive); a synthetic source tree if left out
@@ -88,10 +88,10 @@ pub(crate) struct Sizes {
     /// Content of the snapshots (send, receive)
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Sent::Tree)]
     pub(crate) of: Sent,
-    /// Send the difference to an earlier snapshot (send, receive)
+    /// Send only what differs from an earlier snapshot (send, receive)
     #[arg(long)]
     pub(crate) incremental: bool,
-    /// Where the stream is made (receive)
+    /// File to store the stream in (receive)
     #[arg(long, value_name = "FILE")]
     pub(crate) stream: Option<PathBuf>,
     /// Enable quotas before the measurement (fsmark, balance, overwrite)
@@ -204,7 +204,7 @@ impl Workload {
         matches!(self, Self::Untar | Self::Rm | Self::Find | Self::Send | Self::Receive)
     }
 
-    /// Whether `prepare` makes files, so that the caches must be emptied.
+    /// Whether `prepare` makes files. If so, the caches must be emptied before `measure`.
     pub(crate) fn has_preparation(self) -> bool {
         matches!(
             self,

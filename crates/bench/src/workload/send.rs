@@ -8,12 +8,13 @@
 //! | database  | one file, written from start to end          | random overwrites (`--ops`)                                   |
 //! | snapshots | an unpacked archive, `--ops` snapshots of it | three files                                                   |
 //!
-//! Without `--incremental`, the first snapshot is sent whole; with it, the second one is sent as the difference to the
-//! first. The content `snapshots` is a chain: the first snapshot is sent whole, and each later snapshot as the
-//! difference to its predecessor. With `--incremental`, the first snapshot is not sent.
+//! Without `--incremental`, only the first snapshot is sent, and it is sent whole. With `--incremental`, only the
+//! second snapshot is sent, as the difference to the first snapshot. The content `snapshots` is a chain: the first
+//! snapshot is sent whole, and each later snapshot as the difference to its predecessor. With `--incremental`, the
+//! first snapshot is not sent.
 //!
-//! For `receive`, each side makes its streams itself, in one file, and receives them next to the snapshots. The
-//! receiver finds the parents by their own UUIDs.
+//! For `receive`, each side makes its streams itself, in one file, and receives them next to the snapshots. The parents
+//! are on the same filesystem, so the receiver finds them by their own UUIDs, not by received UUIDs.
 
 use std::path::Path;
 use std::time::Instant;
@@ -134,7 +135,7 @@ fn stream(params: &Params) -> Result<&Path> {
     params.stream.as_deref().context("no place for the stream was given; use --stream FILE")
 }
 
-/// Appends the streams to a file.
+/// Sends the snapshots of the plan, and appends their streams to a file.
 fn send_all<T: Target>(target: &T, params: &Params, base: &T::Dir, output: &Path) -> Result<()> {
     for (number, parent) in plan(params) {
         let parent = parent.map(snapshot_name);
@@ -143,8 +144,8 @@ fn send_all<T: Target>(target: &T, params: &Params, base: &T::Dir, output: &Path
     Ok(())
 }
 
-/// Changes random files of a tree. Of 200 files, it writes into 5, renames 1 and removes 1 on average, and makes 1 new
-/// file.
+/// Changes random files of a tree. On average, of 200 files 5 are written, 1 is renamed and 1 is removed; in addition,
+/// 1 new file is made.
 fn change_tree<T: Target>(target: &T, params: &Params, tree: &T::Dir) -> Result<()> {
     let mut rng = Rng::new(params.seed);
     let mut dirs = vec![tree.clone()];
@@ -156,7 +157,7 @@ fn change_tree<T: Target>(target: &T, params: &Params, tree: &T::Dir) -> Result<
             }
             let named = |prefix: &[u8]| [prefix, &name].concat();
             match rng.below(200) {
-                // A symbolic link cannot be opened.
+                // A symbolic link cannot be opened, so it stays unchanged.
                 0..=4 => match target.open(&dir, &name, true) {
                     Ok(file) => target.write(&file, 0, b"changed")?,
                     Err(_) => continue,

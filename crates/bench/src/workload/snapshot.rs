@@ -81,7 +81,8 @@ fn write_until<T: Target>(
     while !stop.load(Ordering::Relaxed) {
         let done = target.write(&file, offset, &block);
         if done.is_err() {
-            // After an error, end the thread that waits for written data, because it would never return.
+            // After an error, also end the thread that takes the snapshots: it may wait for written data that never
+            // comes.
             stop.store(true, Ordering::Relaxed);
         }
         done?;

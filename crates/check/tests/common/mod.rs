@@ -14,7 +14,7 @@ pub(crate) fn check(image: &Path) -> (Report, Vec<Problem>) {
     let mut problems = Vec::new();
     let options = Options { data_csums: true, ..Options::default() };
     let report = ubtrfs_check::check(vec![device], options, &(), &mut |problem| problems.push(problem)).unwrap();
-    // Some versions of mkfs.btrfs leave stale free space in every image.
+    // Some versions of mkfs.btrfs leave stale entries in the free space tree of every image.
     problems.retain(|problem: &Problem| problem.code != Code::FreeSpaceStale);
     (report, problems)
 }

@@ -315,7 +315,7 @@ fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), Strin
 }
 
 const ENOTCONN: i32 = 107;
-/// Exit status of a command on a balance that does not exist.
+/// Exit status of a command that pauses, resumes or cancels a balance, if there is no balance.
 const NO_BALANCE: u8 = 2;
 
 #[cfg(test)]

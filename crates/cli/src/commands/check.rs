@@ -20,7 +20,7 @@ use crate::common::{format_size, is_broken_pipe, print_error, print_out, progres
 /// Check an unmounted filesystem for damage, without changing it
 ///
 /// Prints a line for each problem, which begins with a code (docs/check.md explains them). There is no --repair. Exit
-/// status: 0 if the filesystem is whole, 1 if problems were found, 2 if it could not be checked or an argument was
+/// status: 0 if the filesystem is undamaged, 1 if problems were found, 2 if it could not be checked or an argument was
 /// wrong.
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -4,8 +4,8 @@
 //! - I1. An error leaves the target unchanged. A new image file has a temporary name until it is complete.
 //! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a failed or
 //!   interrupted run with `--force` leaves no filesystem on the device.
-//! - I3. A file that cannot be copied is reported, and all other files are copied. A filesystem without some of the
-//!   files is completed too, but the exit status is 1.
+//! - I3. A file that cannot be copied is reported, and all other files are copied. The filesystem is then completed
+//!   without this file, but the exit status is 1.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -44,10 +44,10 @@ pub(crate) struct Args {
     /// Use this many bytes of the device (suffixes K, M, G, T); the size of a new image file.
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_size)]
     byte_count: Option<u64>,
-    /// Bytes of a tree block: 4K to 64K; 16K by default.
+    /// Size of a tree block: 4K to 64K; 16K by default.
     #[arg(short = 'n', long, value_name = "SIZE", value_parser = parse_size)]
     nodesize: Option<u64>,
-    /// Bytes of a data block: 4K (default) to 64K.
+    /// Size of a data block: 4K (default) to 64K.
     #[arg(short = 's', long, value_name = "SIZE", value_parser = parse_size)]
     sectorsize: Option<u64>,
     /// Checksums: crc32c (default), xxhash, sha256 or blake2.
@@ -246,7 +246,7 @@ fn room_for(dir: &Path) -> u64 {
     let (mut data, mut nr_entries) = (0u64, 0u64);
     let mut todo = vec![dir.to_owned()];
     while let Some(dir) = todo.pop() {
-        // A directory that cannot be read is reported when it is copied.
+        // Errors are ignored, because a directory that cannot be read is reported when it is copied.
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
             let Ok(metadata) = entry.metadata() else { continue };
             nr_entries += 1;

@@ -127,7 +127,7 @@ impl Target {
         }
     }
 
-    /// Names the filesystem in messages.
+    /// Returns the name of the filesystem for messages: the path of the image, or the path in the mount.
     pub(crate) fn filesystem(&self) -> String {
         match self {
             Self::Image(at) => at.image.display().to_string(),

@@ -30,8 +30,9 @@ enum Command {
 
 /// Rewrite bad copies of the superblock from the newest good one
 ///
-/// Refuses if no copy is good, if the filesystem cannot be opened with it, and while the image is in use. Changes that
-/// fsync made durable since the last commit may be recorded only in the first copy, and are lost if this copy is bad.
+/// Refuses if no copy is good, if the filesystem cannot be opened with the newest good copy, and while the image is in
+/// use. Changes that fsync made durable since the last commit may be recorded only in the first copy, and are lost if
+/// this copy is bad.
 #[derive(clap::Args)]
 struct SuperRecoverArgs {
     /// The image file or block device; all devices if the filesystem has several

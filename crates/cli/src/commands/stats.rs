@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long, conflicts_with = "prometheus")]
     json: bool,
-    /// Print as the text that Prometheus reads
+    /// Print in the text format of Prometheus
     #[arg(long)]
     prometheus: bool,
 }

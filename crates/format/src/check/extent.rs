@@ -1,6 +1,7 @@
 //! Extent items and references to extents.
 //!
-//! Inline references ascend by type. Inline references of one type descend by address, tree or hash.
+//! Inline references are in ascending order of type; those of one type are in descending order of address, tree id or
+//! hash.
 
 use super::bad;
 use super::item::{Check, Item};

@@ -34,7 +34,8 @@ fn check_inline(item: &Item<'_>, ram_bytes: u64, compression: u8) -> Check {
     if item.key.offset != 0 {
         return Err(bad(WHAT, "file offset", item.key.offset, "expected 0 for inline data"));
     }
-    // For compressed data, ram_bytes does not follow from the length of the data. Decompression checks it.
+    // For compressed data, `ram_bytes` does not follow from the length of the item, so it is not compared here. The
+    // code that decompresses the data limits the length.
     let data_len = u64::try_from(item.data.len().saturating_sub(FileExtent::HEADER_SIZE));
     if compression == 0 && data_len != Ok(ram_bytes) {
         return Err(bad(WHAT, "ram_bytes", ram_bytes, "expected the length of the inline data"));

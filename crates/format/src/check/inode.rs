@@ -89,7 +89,8 @@ fn check_names(item: &Item<'_>, what: &'static str, len_at: usize, head: usize) 
     }
 }
 
-/// Checks that a directory entry may have this name, because programs join it to paths.
+/// Checks that a directory entry may have this name. Programs join names to paths, so a wrong name could lead
+/// elsewhere.
 pub(super) fn check_name(what: &'static str, name: &[u8]) -> Result<(), FormatError> {
     if is_entry_name(name) {
         return Ok(());

@@ -1,4 +1,5 @@
-//! A leaf item under check: its key and bytes, the preceding item, and small readers that name the item in errors.
+//! A leaf item under check: its key and bytes, the preceding item, and small functions that read a field and name the
+//! item in errors.
 
 use super::{CheckContext, bad};
 use crate::error::FormatError;

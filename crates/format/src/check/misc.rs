@@ -18,7 +18,7 @@ pub(super) fn check_qgroup_status(item: &Item<'_>) -> Check {
     if item.key.objectid != 0 || item.key.offset != 0 {
         return Err(bad(WHAT, "key offset", item.key.objectid | item.key.offset, "expected the key (0 240 0)"));
     }
-    // With simple quotas, the generation in which they were enabled follows.
+    // With simple quotas, the item has 8 more bytes: the generation in which simple quotas were enabled.
     if item.data.len() == QgroupStatus::SIZE + 8 {
         return Ok(());
     }

@@ -71,7 +71,8 @@ pub struct Expected {
     pub tree: Option<RootId>,
     /// The block's generation.
     pub generation: Option<Generation>,
-    /// The block's first key. It is given only for blocks other than roots, and these blocks must not be empty.
+    /// The block's first key; `None` for a root node, or if the key is not known. A block whose first key is expected
+    /// must not be empty.
     pub first_key: Option<Key>,
 }
 
@@ -91,7 +92,7 @@ impl CheckContext {
         }
     }
 
-    /// Replaces the expectations.
+    /// Replaces [`Self::expected`].
     #[must_use]
     pub fn expecting(mut self, expected: Expected) -> Self {
         self.expected = expected;

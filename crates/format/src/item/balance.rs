@@ -10,8 +10,8 @@ bitflags! {
     pub struct BalanceFilters: u64 {
         /// `profiles`
         const PROFILES = 1 << 0;
-        /// Block groups of which less than `usage` percent is used. `usage` is a 64-bit number, whose low half is
-        /// `usage_min`.
+        /// Block groups of which less than `usage` percent is used. `usage` is the 64-bit number whose low half is the
+        /// field `usage_min` and whose high half is the field `usage_max`.
         const USAGE = 1 << 1;
         /// `devid`
         const DEVID = 1 << 2;
@@ -19,7 +19,8 @@ bitflags! {
         const DRANGE = 1 << 3;
         /// `vstart..vend`
         const VRANGE = 1 << 4;
-        /// At most `limit` block groups. `limit` is a 64-bit number, whose low half is `limit_min`.
+        /// At most `limit` block groups. `limit` is the 64-bit number whose low half is the field `limit_min` and whose
+        /// high half is the field `limit_max`.
         const LIMIT = 1 << 5;
         /// `limit_min..limit_max`
         const LIMIT_RANGE = 1 << 6;
@@ -68,7 +69,7 @@ disk_struct! {
         vstart: u64,
         /// End of the range of logical addresses.
         vend: u64,
-        /// Profile to convert to, as in `profiles`.
+        /// Profile to convert to, in the same form as `profiles`.
         target: u64,
         /// Bits of [`BalanceFilters`].
         flags: u64,
@@ -76,9 +77,9 @@ disk_struct! {
         limit_min: u32,
         /// Maximum number of block groups, or the high half of `limit`.
         limit_max: u32,
-        /// Number of stripes.
+        /// Minimum number of stripes.
         stripes_min: u32,
-        /// Number of stripes.
+        /// Maximum number of stripes.
         stripes_max: u32,
         /// Unused.
         unused: [u64; 6],

@@ -14,9 +14,9 @@ bitflags! {
     pub struct BlockGroupFlags: u64 {
         /// File data.
         const DATA = 1 << 0;
-        /// The chunk tree.
+        /// Blocks of the chunk tree.
         const SYSTEM = 1 << 1;
-        /// All other trees.
+        /// Blocks of all other trees.
         const METADATA = 1 << 2;
         /// Striped.
         const RAID0 = 1 << 3;

@@ -38,7 +38,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// The type for the byte on disk, `None` if it is unknown.
+    /// The type that a byte on disk stands for, or `None` if the byte is unknown.
     pub fn from_disk(value: u8) -> Option<Self> {
         Some(match value {
             1 => Self::Regular,

@@ -178,7 +178,7 @@ impl InlineRef {
 /// | 24 or 42 | | inline references |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtentItem {
-    /// All references, inline and keyed.
+    /// Number of references to the extent, inline and keyed references together.
     pub refs: u64,
     /// Transaction that allocated the extent.
     pub generation: Generation,
@@ -186,7 +186,8 @@ pub struct ExtentItem {
     pub flags: ExtentFlags,
     /// Present in an `EXTENT_ITEM` of a tree block.
     pub tree_block: Option<TreeBlockInfo>,
-    /// References in disk order: ascending by type, within a type descending by offset or hash.
+    /// Inline references in disk order: in ascending order of type; within a type, in descending order of address, tree
+    /// id or hash.
     pub inline_refs: Vec<InlineRef>,
 }
 

@@ -9,7 +9,7 @@ use crate::ids::{Generation, Logical};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Compression {
-    /// Not at all.
+    /// The extent is not compressed.
     #[default]
     None = 0,
     /// zlib stream.
@@ -31,7 +31,7 @@ impl Compression {
         }
     }
 
-    /// The algorithm for the byte on disk, `None` if it is unknown.
+    /// The algorithm that a byte on disk stands for, or `None` if the byte is unknown.
     pub fn from_disk(value: u8) -> Option<Self> {
         Some(match value {
             0 => Self::None,

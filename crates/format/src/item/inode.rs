@@ -68,7 +68,8 @@ impl Timespec {
 }
 
 impl From<SystemTime> for Timespec {
-    /// Converts a time for the disk. A time beyond 64 bits of seconds becomes the nearest possible one.
+    /// Converts a time to its form on disk. A time that 64 bits of seconds cannot express becomes the nearest time that
+    /// they can.
     fn from(time: SystemTime) -> Self {
         match time.duration_since(SystemTime::UNIX_EPOCH) {
             Ok(after) => Self { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },
@@ -161,7 +162,7 @@ impl InodeRef {
         Ok(refs)
     }
 
-    /// The index of this name in an item, `None` if the item does not hold the name.
+    /// The index of this name in an item, or `None` if the item does not hold the name.
     pub fn find_index(data: &[u8], name: &[u8]) -> Result<Option<u64>, FormatError> {
         let mut reader = Reader::new("InodeRef", data);
         while !reader.is_empty() {

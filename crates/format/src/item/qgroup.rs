@@ -3,7 +3,8 @@
 use crate::disk_struct;
 
 disk_struct! {
-    /// `QGROUP_STATUS`, key `(0 QGROUP_STATUS 0)`. With simple quotas, the generation that enabled them follows (u64).
+    /// `QGROUP_STATUS`, key `(0 QGROUP_STATUS 0)`. With simple quotas, the generation in which they were enabled (u64)
+    /// follows these fields.
     QgroupStatus {
         /// Always 1.
         version: u64,

@@ -40,7 +40,7 @@ pub struct PrintOptions {
 }
 
 impl PrintOptions {
-    /// The options for a filesystem with this superblock, with everything optional off.
+    /// The options for a filesystem with this superblock. All optional output is switched off.
     pub fn new(superblock: &Superblock) -> Self {
         Self {
             csum_type: superblock.csum_type().unwrap_or_default(),

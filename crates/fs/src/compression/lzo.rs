@@ -35,7 +35,7 @@ const NEAR_LEN: usize = 8;
 const MIDDLE_DISTANCE: usize = 16384;
 const MAX_DISTANCE: usize = 49151;
 
-/// The position in the sector at which each hash of 4 bytes was last seen.
+/// For each hash of 4 bytes: the position in the sector at which it was last seen.
 pub(super) struct Workspace {
     table: Box<[u16; 1 << HASH_BITS]>,
 }
@@ -73,8 +73,8 @@ impl Workspace {
     /// Appends one LZO1X stream.
     fn segment(&mut self, input: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
-        // The search starts at byte 1, so 0 stands for "not seen". Byte 0 is then the candidate, and the comparison
-        // shows whether it matches.
+        // An entry is 0 until its hash is seen. An entry of 0 makes byte 0 the candidate, and the comparison shows
+        // whether it matches. The search starts at byte 1, so the candidate always lies before the current position.
         self.table.fill(0);
         let mut literals_from = 0;
         let mut at = 1;
@@ -118,7 +118,7 @@ fn word_at(input: &[u8], at: usize) -> u32 {
     }
 }
 
-/// Number of bytes in which the slices agree from the start.
+/// Length in bytes of the start that both slices have in common.
 #[inline]
 #[allow(clippy::arithmetic_side_effects, reason = "lengths inside of one sector of at most 64 KiB")]
 fn common_prefix(a: &[u8], b: &[u8]) -> usize {

@@ -8,7 +8,7 @@
 //! - I2: a decoder fills the whole output: bytes past the end of the stream become zeros.
 //! - I3: corrupt input gives an error, never a panic.
 //!
-//! Contexts are expensive to set up (hundreds of KiB for zstd), so a pool keeps them for all threads.
+//! Setting up a compression context is expensive (hundreds of KiB for zstd), so all threads share a pool of contexts.
 //!
 //! This folder has the algorithms, and in `heuristic` the estimate whether data is compressible. `writeback/policy.rs`
 //! decides whether a file is compressed. `writeback/ordered_data.rs` decides when an attempt is skipped or given up.
@@ -36,7 +36,7 @@ pub(crate) struct Method {
     pub level: i32,
 }
 
-/// Contexts for every algorithm, made when first needed.
+/// Compression contexts of every algorithm. A context is made when it is first needed.
 #[derive(Default)]
 struct Workspace {
     zlib: zlib::Workspace,
@@ -77,7 +77,7 @@ pub(crate) fn compress(method: Method, input: &[u8], max_len: usize, sectorsize:
 }
 
 /// Decompresses a whole extent into `out`, of at most 128 KiB. Padding may follow the stream in `input`. Bytes of `out`
-/// that the stream does not fill become zeros. LZO's segments depend on the sector size.
+/// that the stream does not fill become zeros. `sectorsize` matters for LZO only, whose segments depend on it.
 pub fn decompress(kind: Compression, input: &[u8], out: &mut [u8], sectorsize: usize) -> Result<(), FormatError> {
     if out.len() > MAX_UNCOMPRESSED || input.len() > MAX_UNCOMPRESSED {
         return Err(FormatError::Value {

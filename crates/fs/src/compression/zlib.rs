@@ -7,7 +7,7 @@ use super::bad_stream;
 
 const DEFAULT_LEVEL: u32 = 3;
 
-/// Contexts that are reset between extents.
+/// The contexts for compressing and decompressing, which are reset between extents.
 #[derive(Default)]
 pub(super) struct Workspace {
     deflate: Option<(u32, Compress)>,

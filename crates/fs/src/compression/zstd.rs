@@ -11,7 +11,7 @@ const DEFAULT_LEVEL: i32 = 3;
 const MIN_LEVEL: i32 = -15;
 const MAX_LEVEL: i32 = 15;
 
-/// Contexts that are reset between extents.
+/// The contexts for compressing and decompressing, which are reset between extents.
 #[derive(Default)]
 pub(super) struct Workspace {
     compress: Option<(i32, CCtx<'static>)>,
@@ -31,7 +31,8 @@ impl Workspace {
             }
         };
         let mut out = Vec::with_capacity(max_len);
-        // Compression fails if the frame does not fit. The reset keeps the parameters for the next frame.
+        // Compression fails if the frame does not fit into `out`. Then the context is reset for the next frame; the
+        // reset keeps the parameters.
         let written = context.compress2(&mut out, input);
         if written.is_err() {
             context.reset(ResetDirective::SessionOnly).ok()?;

@@ -21,7 +21,8 @@ impl Fs {
     }
 
     /// Moves a block group to another place on the devices, or changes its number of copies, while it is in use. Only
-    /// the chunk and device trees change, however many snapshots share the content. `job` counts the bytes of one copy.
+    /// the chunk and device trees change, however many snapshots share the content. `job` counts each byte of the block
+    /// group once, regardless of the number of copies.
     ///
     /// # Errors
     ///

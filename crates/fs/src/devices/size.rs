@@ -36,8 +36,8 @@ impl Fs {
     }
 
     /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end of
-    /// the device to places below the new end. Before extents get other logical addresses in this way, the call waits
-    /// until no send runs. `job` counts the bytes that move. The new size is durable on return.
+    /// the device to places below the new end. If extents must get other logical addresses for this, the call first
+    /// waits until no send runs. `job` counts the bytes that move. The new size is durable on return.
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ pub struct SpaceUsage {
     pub groups: Vec<GroupUsage>,
     /// The size of the global reserve, and how much of it is in use.
     pub global_reserve: (u64, u64),
-    /// Devices, including missing ones, by their ids.
+    /// Devices, including missing ones, in the order of their ids.
     pub devices: Vec<DeviceUsage>,
 }
 

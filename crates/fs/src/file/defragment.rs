@@ -3,8 +3,8 @@
 //!
 //! Content, size and times stay as they are. Shared extents stay shared unless the caller asks to unshare them.
 //!
-//! I1. The state lock of the inode is held from the first look at a piece's extents until their bytes are dirty, so
-//! that no newer data is replaced.
+//! I1. The file is rewritten in pieces. The inode's state lock is held from the search for a piece's extents until the
+//! bytes of these extents are dirty, so that no newer data is replaced.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -39,7 +39,7 @@ pub struct Defragment {
 }
 
 impl Default for Defragment {
-    /// The whole file is defragmented: its extents below 32 MiB, as in btrfs-progs.
+    /// By default, all extents of the file that are smaller than 32 MiB are defragmented, as in btrfs-progs.
     fn default() -> Self {
         Self { range: 0..u64::MAX, small_bytes: 32 << 20, compress: None, unshare: false }
     }
@@ -166,7 +166,7 @@ impl Fs {
     }
 }
 
-/// The length in bytes of a file extent item's range.
+/// The length in bytes of the file range that an extent item covers.
 fn on_disk(extent: &ExtentAt) -> u64 {
     extent.end - extent.start
 }

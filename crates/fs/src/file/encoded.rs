@@ -1,7 +1,7 @@
 //! Writing data that is compressed already: receive stores the compressed extents of a send stream without compressing
 //! them again.
 //!
-//! - I1. The compressed bytes come from outside: they are decompressed before they are stored.
+//! - I1. The compressed bytes are untrusted, so they are stored only after they were decompressed without an error.
 //! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like other
 //!   data.
 
@@ -33,7 +33,7 @@ pub(crate) struct Encoded<'d> {
     pub(crate) ram_bytes: u64,
     /// Offset in the decompressed bytes at which the file's range begins.
     pub(crate) skip: u64,
-    /// Bytes of the file.
+    /// Length of the file's range in bytes.
     pub(crate) len: u64,
 }
 

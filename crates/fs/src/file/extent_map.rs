@@ -30,7 +30,7 @@ pub enum ExtentKind {
 pub struct ExtentInfo {
     /// Offset in the file.
     pub offset: u64,
-    /// Bytes of the file.
+    /// Length in the file, in bytes.
     pub len_bytes: u64,
     /// Its kind.
     pub kind: ExtentKind,
@@ -45,8 +45,8 @@ pub struct ExtentInfo {
 }
 
 impl Fs {
-    /// Returns the extents of the file's items in file order, then, also in file order, its pending ranges (dirty or
-    /// under writeback). Holes are listed only if the filesystem stores explicit holes.
+    /// Returns the extents of a file's items, followed by the file's pending ranges (dirty or under writeback). Each of
+    /// the two lists is in file order. Holes are listed only if the filesystem stores explicit holes.
     pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
         Ok(self.extents_from(id, 0, usize::MAX)?.0)
     }
@@ -125,7 +125,7 @@ impl Fs {
         (is_covered && !state.has_flags(InodeFlags::PREALLOC)).then_some(disk_end)
     }
 
-    /// Counts the bytes of a range that have extents.
+    /// Returns how many bytes of a range have extents.
     fn bytes_with_extents(&self, inode: &Inode, range: &Range<u64>) -> Result<u64> {
         let (mut from, mut bytes) = (range.start, 0);
         loop {
@@ -143,7 +143,7 @@ impl Fs {
     }
 }
 
-/// Maximum number of pending ranges for which `st_blocks` searches extents.
+/// Maximum number of pending ranges whose extents are searched to compute `st_blocks`.
 const MAX_SEARCHED: usize = 256;
-/// Number of items in one step.
+/// Number of extent items in one lookup.
 const STEP: usize = 256;

@@ -6,7 +6,7 @@
 //! Invariants:
 //! - I1: both locks of the inode are held while changes of its extents are planned and put.
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
-//! - I3: data is dropped, and the size changed, only when the space for the change is reserved.
+//! - I3: data is dropped, and the size changes, only after the space for the change is reserved.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -117,8 +117,8 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
         drop(self.reserve(8)?);
-        // Reserve space for the parts of the range that are missing now. Concurrent writes can only reduce the space
-        // that is needed.
+        // Reserve space for the parts of the range that must be allocated if nothing changes before the locks are
+        // taken. Concurrent writes can only reduce the space that is needed.
         let missing: u64 = {
             let _writeback = inode.writeback.lock();
             let state = inode.read()?;
@@ -183,7 +183,7 @@ impl Fs {
         Ok(gaps)
     }
 
-    /// Puts preallocated extents into `gaps`.
+    /// Fills the ranges in `gaps` with preallocated extents.
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn put_prealloc(
         &self,
@@ -396,5 +396,5 @@ fn prealloc_extent(extent: DataExtent) -> ubtrfs_format::item::FileExtent {
 
 /// Maximum length of a preallocated extent.
 const MAX_PREALLOC: u64 = 256 << 20;
-/// Number of items in one step.
+/// Number of extent items in one lookup or operation.
 const STEP: usize = 256;

@@ -35,8 +35,8 @@ impl Fs {
         Ok(buf)
     }
 
-    /// Fills `buf` from `offset` on. Returns the number of bytes read, which is less than the length of `buf` only at
-    /// the end of the file.
+    /// Fills `buf` with the file's bytes from `offset` on. Returns the number of bytes read, which is less than the
+    /// length of `buf` only at the end of the file.
     pub fn read_into(&self, id: InodeId, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let inode = self.inode(id)?;
         let read = self.read_keeping_atime(&inode, offset, buf)?;

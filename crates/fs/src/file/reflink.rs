@@ -1,16 +1,16 @@
 //! Sharing extents between files, and copying data that cannot be shared.
 //!
 //! Invariants:
-//! - I1: the writeback and state locks of both inodes are held, taken in ascending order of their ids, from the first
-//!   look at the source's extents until the last item is put. The source has no pending data in its range.
+//! - I1: the writeback and state locks of both inodes are held from the search for the source's extents until the last
+//!   item is put. They are taken in ascending order of the inodes' ids. The source has no pending data in its range.
 //! - I2: shared ranges are whole sectors. The one exception is the source's last sector, which may become the last
 //!   sector of the destination.
 //! - I3: one operation both removes a range of the destination and puts the shared extents there, so no commit or log
 //!   shows zeros in place of data.
 //! - I4: pending data of the destination is dropped only after space for its replacement is reserved. A copy that fails
 //!   leaves the rest of the range unchanged, and leaves no extent past the end of the file.
-//! - I5: cloning and deduplication change no access time, as on Linux. Only [`Fs::copy_range`] updates the source's, and
-//!   only if it copied bytes through memory.
+//! - I5: cloning and deduplication change no access time, as on Linux. Only [`Fs::copy_range`] updates the access time
+//!   of the source, and only if it copied bytes through memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +68,8 @@ impl Fs {
                 0 => {}
                 _ => match self.share(&source, src_off, &target, dst_off, shared, None) {
                     Ok(len) => done = len,
-                    // Only one of the files has checksums, or the source became shorter: copy.
+                    // Sharing is not possible, because only one of the files has checksums or the source became
+                    // shorter. Copy instead.
                     Err(Error::InvalidArgument(_)) => {}
                     Err(error) => return Err(error),
                 },
@@ -222,9 +223,9 @@ impl Fs {
 
     /// Shares a range. Returns the number of bytes shared, which is lower than `len` if an error occurs after some
     /// bytes. Both offsets must be sector-aligned. The end of the source's range must be aligned too, unless it is the
-    /// end of the source and the target's range does not end before the end of the target. `same_at` holds the sequence
-    /// numbers that the files had when they were found equal: the call then fails with [`Error::Busy`] if a sequence
-    /// number has changed since, and changes no times.
+    /// end of the source and the target's range does not end before the end of the target. For deduplication, `same_at`
+    /// holds the sequence numbers that the files had when their content was found equal. With `same_at`, the call fails
+    /// with [`Error::Busy`] if a sequence number has changed since, and changes no times.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn share(
         &self,
@@ -240,7 +241,7 @@ impl Fs {
         let src_range = src_off..src_off + wide_len;
         let dst_range = dst_off..dst_off + wide_len;
         drop(self.reserve(16)?);
-        // Quotas count the extent for the source's subvolume already.
+        // If both files are in one subvolume, its quota counts the extents already, so no quota is reserved.
         let quota = match source.id.root == target.id.root {
             true => QuotaReservation::default(),
             false => self.engine.reserve_quota(target.id.root, wide_len)?,
@@ -255,7 +256,7 @@ impl Fs {
             let mut locked = LockedPair::lock(source, target)?;
             let source_state = locked.source_state();
             if !source_state.data.pending_in(src_range.clone()).is_empty() {
-                // The source was written again since the flush.
+                // The source was written again since the flush, so flush it once more.
                 continue;
             }
             if source_state.item.size < src_off + len {

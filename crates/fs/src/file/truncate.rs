@@ -3,8 +3,8 @@
 //! Invariants:
 //! - I1: the state stays locked for writing from the first change to the last, so that no other thread sees or extends
 //!   a partly truncated file.
-//! - I2: extents are dropped from the end of the file, and the size on disk follows, so after a crash no data lies past
-//!   the size on disk.
+//! - I2: extents are dropped step by step, the last ones first, and each step reduces the size on disk, so after a
+//!   crash no data lies past the size on disk.
 //! - I3: the last sector's bytes past the new size are zero on disk before the size on disk becomes the new size.
 //! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at
 //!   a size between the old and the new one.

@@ -1,4 +1,5 @@
-//! POSIX ACLs as stored in attributes, and their relation to the mode.
+//! POSIX ACLs as stored in attributes, and their relation to the mode. The checks of accesses are elsewhere: the kernel
+//! checks requests, and `access.rs` of crate `ubtrfs-control` checks commands.
 //!
 //! Layout (Linux's `posix_acl_xattr.h`; btrfs stores the same bytes): version u32 = 2, then entries of tag u16,
 //! permissions u16, id u32.

@@ -3,7 +3,7 @@
 //! - I1. An inode is in memory at most once: one thread loads it while others wait. An inode is evicted only while
 //!   nothing but the cache holds its `Arc`.
 //! - I2. Inodes that were created and not looked up since are evicted first. So creating many inodes does not evict
-//!   inodes in use, and the few created inodes that stay in memory fit into a processor's cache.
+//!   inodes that were looked up, and the few created inodes that stay in memory fit into a processor's cache.
 //! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes. A kernel that remembers a
 //!   million names does not keep a million inodes in memory.
 
@@ -41,7 +41,7 @@ struct ShardMap {
     young: VecDeque<InodeId>,
     loading: HashSet<InodeId, IdHash>,
     users: HashMap<InodeId, Users, IdHash>,
-    /// Number of inodes that triggers the next sweep.
+    /// The next eviction of unused inodes waits until the shard has at least this many inodes.
     sweep_at: usize,
 }
 
@@ -364,7 +364,7 @@ mod tests {
         let id = |number: u64| InodeId { root: RootId(5 + number / 5000), ino: Ino(257 + number % 5000) };
         let all: HashSet<_> = (0..50_000).map(|number| hash.hash_one(id(number))).collect();
         assert_eq!(all.len(), 50_000);
-        // The low 16 bits stand for the bits that a hash table uses.
+        // A hash table uses some of the low bits of a hash; this test looks at the low 16.
         let low: HashSet<_> = all.iter().map(|hash| hash & 0xffff).collect();
         assert!(low.len() > 30_000, "{}", low.len());
     }

@@ -1,11 +1,12 @@
 //! [`ChangeGate`]: admits changes while it is open, and waits for running changes when it closes.
 //!
-//! A check alone cannot make something read-only: an operation that has passed the check may change things later. So
-//! each operation is counted as inside the gate before the check, and leaves the gate when it ends.
+//! A check before each change is not enough to make a subvolume or the filesystem read-only: an operation that has
+//! passed the check may make its change later. So each operation is counted as inside the gate before the check, and
+//! leaves the gate when it ends.
 //!
 //! - I1. When [`ChangeGate::close`] returns, no change is inside, and none enters until [`ChangeGate::open`].
-//! - I2. Closing waits for other threads, so its caller must hold no lock that a change takes, and must not be
-//!   inside.
+//! - I2. Closing waits for other threads, so its caller must hold no lock that a change takes, and must not be inside
+//!   the gate.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,7 +24,7 @@ pub(crate) struct ChangeGate {
 }
 
 impl ChangeGate {
-    /// Makes a gate that is closed or open.
+    /// Makes a gate, which is closed if `closed` is true and open otherwise.
     pub(crate) fn new(closed: bool) -> Self {
         Self { closed: AtomicBool::new(closed), ..Self::default() }
     }

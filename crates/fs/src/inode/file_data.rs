@@ -278,7 +278,8 @@ impl FileData {
                 buf.make_room(len);
                 return (*before, len);
             }
-            // The buffer before is full, so the writer is probably sequential and will fill the whole next buffer too.
+            // The preceding buffer is full, so the writer is probably sequential and will fill the whole next buffer
+            // too.
             new_size = BUF_MAX;
         }
         let buf = pool.take(new_size);
@@ -377,8 +378,8 @@ impl FileData {
         self.discard(sector_end..u64::MAX)
     }
 
-    /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). Data that
-    /// hides a range under writeback stays dirty (I5).
+    /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). Dirty data
+    /// that overlaps a range under writeback stays dirty (I5).
     pub(crate) fn start_writeback(&mut self, range: Range<u64>, max_bytes: u64) -> Vec<Run> {
         let is_alone = self.writeback.is_empty();
         let mut runs: Vec<Run> = Vec::new();
@@ -431,8 +432,8 @@ impl FileData {
         }
     }
 
-    /// Makes a failed run dirty again. Two parts of the run do not become dirty: parts that newer data hides, and the
-    /// ranges in `put` (ascending), whose items were put. Returns how many bytes are dirty again.
+    /// Makes a failed run dirty again. Two kinds of parts do not become dirty: parts that newer dirty data replaces,
+    /// and the ranges in `put` (in ascending order), whose items were put. Returns how many bytes are dirty again.
     pub(crate) fn fail_writeback(&mut self, run: Run, put: &[Range<u64>]) -> u64 {
         let mut at = run.offset;
         let before = self.dirty_bytes;

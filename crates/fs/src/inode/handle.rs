@@ -32,8 +32,8 @@ impl Drop for ChangeGuard<'_> {
 #[derive(Debug)]
 pub(crate) struct InodeToChange<'f> {
     inode: Arc<Inode>,
-    /// Whether the change has entered the gate of the inode's subvolume, which then cannot become read-only before this
-    /// value is dropped.
+    /// Whether the change has entered the gate of the inode's subvolume. If so, the subvolume cannot become read-only
+    /// before this value is dropped.
     in_subvolume: bool,
     _changing: ChangeGuard<'f>,
 }
@@ -71,7 +71,8 @@ impl Fs {
         if let Some(inode) = self.inodes.peek(id) {
             return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
-        // Get the subvolume before loading the inode: the first use of a subvolume loads its orphans to delete them.
+        // Get the subvolume before loading the inode: the first use of a subvolume loads and deletes its orphans.
+        // During the load of an orphan, this would wait for the same load.
         let subvolume = self.subvolume(id.root)?;
         let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
         // Check after loading: the deletion of a subvolume removes its inodes from memory, but misses inodes that are

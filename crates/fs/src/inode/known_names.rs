@@ -107,7 +107,7 @@ fn spread(hash: u64) -> u64 {
     (mixed ^ mixed >> 32).wrapping_mul(SPREAD)
 }
 
-/// Returns the line of a filter that holds a name's bits, chosen by the high bits.
+/// Returns the line of a filter in which a name's bits lie. The high bits of `spread` choose the line.
 #[allow(clippy::arithmetic_side_effects, reason = "a filter has at least one line")]
 fn line_of(filter: &[Line], spread: u64) -> usize {
     // The number of lines is a power of two, and at most 2^32.

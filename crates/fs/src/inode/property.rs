@@ -17,7 +17,7 @@ pub(crate) const COMPRESSION: &[u8] = b"btrfs.compression";
 pub(crate) enum Value {
     /// The empty value: removes the property and its flags.
     Reset,
-    /// `no` or `none`.
+    /// The value `no` or `none`: never compress.
     Never,
     /// Compress with this method.
     Method(Compression),
@@ -70,7 +70,7 @@ pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Resu
     let value = xattr::read(tree, ino, COMPRESSION)?;
     Ok(match value.as_deref().map(Value::parse) {
         Some(Ok(Value::Method(method))) => CompressionProperty::Method(method),
-        // A newer program may have set a value that this program does not know. Then only the inode's flag counts.
+        // A newer program may have set a value that this program does not know. Then the inode's flag alone decides.
         _ => CompressionProperty::Unset,
     })
 }

@@ -5,7 +5,8 @@
 //!             \--copy_to()----> Void <--failed--/
 //! ```
 //!
-//! Slots hold the data of the file's extent items. Where the file has dirty data, readers get the dirty data instead.
+//! A slot is a part of a file that is read ahead. It holds the data of the file's extent items. Where the file has
+//! dirty data, readers get the dirty data instead.
 //!
 //! Invariants:
 //! - I1. Slots of a file are dropped under the file's state lock, held for writing, whenever the file's extent items
@@ -176,8 +177,8 @@ impl Readahead {
 }
 
 impl Shared {
-    /// Counts a new slot. Returns false if there are `max_slots` already (I3). Dropping the slot reduces the count
-    /// again.
+    /// Adds a new slot to the number of slots. Returns false if there are `max_slots` already (I3). Dropping the slot
+    /// reduces the count again.
     fn acquire(&self, max_slots: usize) -> bool {
         let taken = self.nr_slots.fetch_add(1, Ordering::Relaxed) < max_slots;
         if !taken {

@@ -106,7 +106,7 @@ impl Fs {
             return Ok(false);
         }
         drop(inode);
-        // As in `drop_privileges`.
+        // As in `drop_privileges`, the file was open, so its flags or a read-only subvolume do not prevent the removal.
         let inode = self.inode_of_open_file(id)?;
         let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
@@ -123,8 +123,9 @@ impl Fs {
         Ok(true)
     }
 
-    /// Applies the attributes in memory only, until the directory leaves memory. Linux does so too, so that `chown -R`
-    /// and `chmod -R` do not fail at the names of nested subvolumes in a snapshot.
+    /// Changes the attributes of a stub directory in memory only; the change is lost when the directory leaves memory.
+    /// Linux does so too, so that `chown -R` and `chmod -R` do not fail at the names of nested subvolumes in a
+    /// snapshot.
     fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
         let _changing = self.begin_change()?;
         let inode = self.inode(id)?;
@@ -208,8 +209,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets the flags of `mask` to those in `flags`. The compression method stays as it is, whereas FS_IOC_SETFLAGS
-    /// would reset it.
+    /// Sets each flag that `mask` contains to its state in `flags`. The compression method stays as it is, whereas
+    /// FS_IOC_SETFLAGS would reset it.
     pub(crate) fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
         let inode = self.inode_to_change(id)?;
         let reservation = self.reserve(SETATTR_ITEMS)?;
@@ -303,8 +304,8 @@ fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
             flags.set(*disk, new & ioctl != 0);
         }
     }
-    // As on Linux, a file with content keeps its NOCOW setting, because its extents either have checksums or lack
-    // them.
+    // As on Linux, a file with content keeps its NOCOW setting, because the setting decides whether extents have
+    // checksums, and the file has extents already.
     let wants_nocow = new & FS_NOCOW != 0;
     if !state.is_regular() {
         flags.set(InodeFlags::NODATACOW, wants_nocow);

@@ -1,11 +1,11 @@
 //! An inode in memory: the single place for its current state, between the tree and the callers.
 //!
 //! - I1. `state.item` is the inode's current state. The `INODE_ITEM` in the tree may show a smaller size (`disk_size`)
-//!   while data past that size is not on disk yet. Otherwise the two items are equal, except while written data waits
-//!   for writeback: then other fields of the item in the tree may be older too, and the dirty data keeps the inode in
-//!   memory.
-//! - I2. Everything that belongs to the inode's items changes under its state lock, held for writing around the
-//!   [`TransHandle`] that puts the items.
+//!   while data past that size is not on disk yet. Apart from the size, the two items are equal unless written data
+//!   waits for writeback. While it waits, other fields of the item in the tree may be older too, and the dirty data
+//!   keeps the inode in memory.
+//! - I2. Everything that belongs to the inode's items changes only while its state lock is held for writing. The lock
+//!   is held before the [`TransHandle`] that puts the items begins, and until it ends.
 //! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards
 //!   of the inode cache. Inside an operation no code waits for a state lock, a reservation or I/O.
 
@@ -60,7 +60,7 @@ pub(crate) struct InodeState {
     pub(crate) xattrs: KnownXattrs,
     /// All names of the directory, if it was empty at some time since it was loaded.
     pub(crate) known_names: Option<KnownNames>,
-    /// Attributes that new entries inherit from this directory, once they are read. The attributes are read again after
+    /// Attributes that new entries inherit from this directory. `None` until the attributes are read, and again after
     /// an attribute of the directory changes.
     pub(crate) inherit: Option<Arc<Inherited>>,
     /// Whether the inode's items are being deleted or are gone; see [`Inode::write`].
@@ -148,7 +148,7 @@ impl InodeState {
     }
 
     /// Whether this is a directory with many known names. The cache does not evict such a directory, because the known
-    /// names could not be collected again. A separate budget bounds their memory.
+    /// names could not be collected again. The memory for known names has a budget of its own.
     pub(crate) fn knows_many_names(&self) -> bool {
         self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
     }
@@ -158,8 +158,8 @@ impl InodeState {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }
 
-    /// Counts a change of the content, as NFS servers expect. The count wraps, because the number that is read from
-    /// disk may be the maximum.
+    /// Increments the inode's change counter, which NFS servers use to detect changes. The counter wraps, because the
+    /// number that is read from disk may be the maximum.
     pub(crate) fn count_change(&mut self) {
         self.item.sequence = self.item.sequence.wrapping_add(1);
     }

@@ -38,7 +38,8 @@ pub(crate) struct Subvolume {
     pub(crate) orphans_deleted: Mutex<bool>,
 }
 
-/// The choice of numbers for new inodes. Inodes of one row share locks ([`INODES_PER_ROW`]).
+/// The choice of numbers for new inodes. A row is a group of [`INODES_PER_ROW`] consecutive numbers; the inodes of a
+/// row share locks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NewInos {
     /// The next free number.
@@ -74,9 +75,9 @@ impl Deref for Home {
 }
 
 impl Subvolume {
-    /// Enters a subvolume: loads it into memory. `takes_changes` is whether the filesystem is writable. If it is, the
-    /// highest inode number is read from the tree, so the caller must not have changed anything in the subvolume since
-    /// the filesystem was opened (I1).
+    /// Enters a subvolume: loads it into memory. `takes_changes` is whether the filesystem is writable. If the
+    /// filesystem is writable, the highest inode number is read from the tree, so the caller must not have changed
+    /// anything in the subvolume since the filesystem was opened (I1).
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
@@ -101,9 +102,9 @@ impl Subvolume {
         self.changes.is_closed()
     }
 
-    /// Makes the subvolume read-only or writable. A read-only subvolume does not change, so the highest inode number
-    /// can be looked up afterwards (I1). Waits for running changes, so the caller must hold no lock that a change
-    /// takes.
+    /// Makes the subvolume read-only or writable. If the highest inode number is not known yet, it is looked up when
+    /// the subvolume becomes writable. That is early enough, because a read-only subvolume does not change (I1). Waits
+    /// for running changes, so the caller must hold no lock that a change takes.
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {

@@ -6,8 +6,8 @@
 //! Invariants:
 //! - I1: while a holder is exclusive, no other task has data of the file under writeback.
 //! - I2: batches that share the lock have disjoint ranges of the file (I5 of [`crate::inode::file_data`]) and write
-//!   into new extents only. Each batch plans and puts its items under [`WritebackLock::extents`], so no other batch
-//!   changes extents between a plan and its items.
+//!   into new extents only. Each batch holds [`WritebackLock::extents`] from planning its items until it has put them,
+//!   so no other batch changes extents in between.
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -59,7 +59,7 @@ impl WritebackLock {
         }
     }
 
-    /// Locks the extents while a batch replaces some of them (I2).
+    /// Takes the lock that a batch holds from planning its items until it has put them (I2).
     pub(crate) fn extents(&self) -> MutexGuard<'_, ()> {
         self.extents.lock()
     }

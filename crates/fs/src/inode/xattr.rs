@@ -286,8 +286,8 @@ impl Fs {
         if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
             return Err(Error::InvalidArgument("files without copy-on-write cannot be compressed"));
         }
-        // Only regular files and directories have this property. As on Linux, a valid value for another inode is
-        // accepted and not stored.
+        // Only regular files and directories have this property. As on Linux, a valid value for an inode of another
+        // type is accepted but not stored.
         if !(state.is_regular() || state.is_dir()) {
             return Ok(());
         }

@@ -7,8 +7,9 @@
 //! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
 //! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | index and name of links for which the `INODE_REF` has no room |
 //!
-//! Changes are first planned as a list of [`Change`]s, which may read the tree. Then the changes are put in an
-//! operation, which reads nothing. Planning sees the earlier changes of the list, and the tree for all other items.
+//! Changes are first planned as a list of [`Change`]s; planning may read the tree. Then the changes are put in an
+//! operation; putting reads nothing. For an item that the list changes already, planning uses the change; all other
+//! items are read from the tree.
 
 use std::ops::Range;
 
@@ -30,11 +31,12 @@ pub(crate) const FIRST_INDEX: u64 = 2;
 pub(crate) enum Change {
     Put(Key, Vec<u8>),
     Delete(Key),
-    /// Entries of one item; an entry of transaction [`PENDING`] gets the operation's transaction.
+    /// Puts an item that holds these entries. In entries of transaction [`PENDING`], the operation's transaction
+    /// replaces [`PENDING`].
     PutEntries(Key, Vec<DirEntry>),
 }
 
-/// Puts planned changes. Entries of transaction [`PENDING`] get this operation's transaction.
+/// Puts planned changes. In entries of transaction [`PENDING`], this operation's transaction replaces [`PENDING`].
 pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<Change>) {
     let mut put = op.changes(tree);
     for change in changes {
@@ -73,7 +75,8 @@ pub(crate) fn max_item_bytes(geometry: &Geometry) -> usize {
     item_len_max(geometry.nodesize as usize)
 }
 
-/// Maximum size of an item that an entry is added to. Linux counts the item header twice when it extends an item.
+/// Maximum size of an existing item after an entry is added to it. The maximum is smaller than that of a new item by an
+/// item header, because Linux counts the item header twice when it extends an item.
 pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
     max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
@@ -513,7 +516,7 @@ pub(crate) fn subvolume_location(id: RootId) -> Key {
     Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX)
 }
 
-/// The file type of an entry's type byte; unknown bytes are corrupt.
+/// The file type that an entry's type byte stands for. Fails with a corruption error for an unknown type byte.
 pub(crate) fn file_type_of(value: u8) -> Result<FileType> {
     FileType::from_disk(value)
         .filter(|file_type| *file_type != FileType::Xattr)

@@ -1,6 +1,7 @@
 //! File extent items: finding them, and planning replacements of file ranges.
 //!
-//! Changes are planned first, which may read the tree, and then put in an operation, which reads nothing.
+//! Changes are planned first; planning may read the tree. Then the changes are put in an operation; putting reads
+//! nothing.
 //!
 //! Invariants:
 //! - I1: items of one file do not overlap; each item except an inline one starts and ends on a sector boundary.
@@ -250,7 +251,7 @@ impl ExtentPlan {
         before.saturating_add(self.bytes_added).saturating_sub(self.bytes_removed)
     }
 
-    /// Drops `range` (sector-aligned) from all of the file's items. Ranges that one plan drops do not overlap.
+    /// Drops `range` (sector-aligned) from all of the file's items. The ranges dropped in one plan must not overlap.
     pub(crate) fn drop_range(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
         // Most ranges are new or part of one item, and one lookup shows that.
         match last_extent_before(tree, ino, range.end, sectorsize)? {

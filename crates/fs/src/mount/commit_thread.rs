@@ -35,7 +35,7 @@ struct Shared {
     commit_requested: AtomicBool,
     /// Whether the engine requests a flush of its delayed items.
     flush_requested: AtomicBool,
-    /// Guards the sleep; true wakes the thread.
+    /// Set to true to wake the thread from its sleep.
     wake: Mutex<bool>,
     changed: Condvar,
 }
@@ -154,11 +154,11 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         has_failed = synced.is_err();
         match synced {
-            // Closing commits everything itself.
+            // If the filesystem is being closed, the closing thread commits everything.
             Ok(()) | Err(Error::Closed) => {}
             Err(error) => tracing::error!("the commit failed: {error}"),
         }
-        // Start over after a failure too: time or freed space may help.
+        // Wait for the next interval or for new changes, after a failure too: by then, a commit may succeed.
         dirty_since = None;
         shared.has_new_changes.store(false, Ordering::Release);
         last_news = Instant::now();

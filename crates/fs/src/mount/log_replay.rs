@@ -206,7 +206,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes the attributes that the log does not have: the log has all attributes of an inode.
+    /// Removes the inode's attributes that are missing from the log. The log holds all attributes that a logged inode
+    /// had, so a missing attribute was removed.
     fn remove_xattrs(&self, ino: Ino) -> Result<()> {
         let (start, end) = items_of(ino, KeyType::XATTR_ITEM);
         for (key, item) in self.tree.range(&start, &end, usize::MAX)? {

@@ -40,9 +40,9 @@ impl Fs {
         })
     }
 
-    /// The reserve that Linux keeps free so that removing and committing work, in bytes; `df` shows the reserve as
-    /// used. The reserve is the size of the trees that account for space, but at least room for an unlink and its
-    /// references, and at most `RESERVE_MAX`.
+    /// The reserve in bytes that Linux keeps free for removing files and for commits; `df` shows the reserve as used.
+    /// The reserve is the size of the trees that account for space, but at least room for an unlink and its references,
+    /// and at most `RESERVE_MAX`.
     fn linux_reserve(&self) -> Result<u64> {
         let superblock = self.engine.superblock();
         let free_space_tree = superblock.compat_ro().contains(CompatRo::FREE_SPACE_TREE);

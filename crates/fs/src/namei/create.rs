@@ -32,7 +32,7 @@ pub(crate) struct Draft {
 struct Plan {
     item: InodeItem,
     attributes: Vec<(&'static [u8], Vec<u8>)>,
-    /// The compression method, if it is among the attributes.
+    /// The compression method, if the attributes include the `btrfs.compression` property.
     compression: Option<Compression>,
 }
 
@@ -321,8 +321,8 @@ pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
     Ok(index)
 }
 
-/// Updates a directory's inode and its set of known names after a change of entries. Each name counts twice in the
-/// size: in `DIR_ITEM` and in `DIR_INDEX`.
+/// Updates a directory's inode and its set of known names after a change of entries. The length of each name is in the
+/// directory's size twice: once for the `DIR_ITEM`, once for the `DIR_INDEX`.
 pub(crate) fn entry_changed(
     dir: &mut InodeState,
     time: Timespec,

@@ -190,8 +190,8 @@ impl Fs {
         }
     }
 
-    /// Deletes a file that is not in memory together with its only name, without loading the file. Returns false and
-    /// changes nothing if the directory has changed, or if the file must be loaded.
+    /// Removes the only name of a file that is not in memory, and deletes the file without loading it. Returns false
+    /// and changes nothing if the directory has changed, or if the file must be loaded.
     fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
         let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
         let mut dir_state = dir.write()?;

@@ -23,8 +23,8 @@ impl Fs {
         attr
     }
 
-    /// Looks up the inode at a path from [`Fs::root`]. With `follow`, a symbolic link at the end is followed. `..`
-    /// does not lead above the root. Counts no lookups.
+    /// Looks up the inode at a path from [`Fs::root`]. With `follow`, a symbolic link at the end is followed. `..` does
+    /// not lead above the root. The call takes no reference that [`Fs::forget`] would have to release.
     pub fn lookup_path(&self, path: &[u8], follow: bool) -> Result<Attr> {
         let id = self.walk(&mut vec![self.root()], path, follow, &mut { MAX_SYMLINKS })?;
         self.getattr(id)
@@ -127,8 +127,8 @@ impl Fs {
         state.next_index.map_or_else(|| dir_item::load_next_index(&inode.home.tree, dir.ino), Ok)
     }
 
-    /// Passes the entries from `cookie` on to `emit`, until `emit` returns false because it did not take the entry.
-    /// Cookie 0 is the start, including `.` and `..`. Cookies stay valid when the directory changes.
+    /// Calls `emit` for each entry, beginning at `cookie`, until `emit` returns false because it did not take the
+    /// entry. Cookie 0 is the start, including `.` and `..`. Cookies stay valid when the directory changes.
     pub fn readdir(&self, dir: InodeId, cookie: u64, emit: &mut dyn FnMut(DirEntryOut<'_>) -> bool) -> Result<()> {
         let inode = self.inode(dir)?;
         {

@@ -1,7 +1,8 @@
 //! Inodes without links. An inode without links is deleted after its last use, or by the next session after a crash. An
 //! unused inode with few items is deleted with its last name, in one operation.
 //!
-//! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as its last item.
+//! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as the last item of the
+//!   inode.
 //! - I2. The `INODE_ITEM` of an inode without links is deleted last, so an interrupted deletion can continue.
 //! - I3. If the deletion of an inode fails, each sync tries it again, and so does closing the filesystem.
 
@@ -138,7 +139,7 @@ impl Fs {
 
     /// Deletes an inode if it has no links and no users.
     pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
-        // Closing the filesystem deletes all unlinked inodes itself.
+        // If the filesystem is being closed, the closing thread deletes all unlinked inodes.
         let Ok(_changing) = self.begin_change() else { return };
         let Ok(inode) = self.inode(id) else { return };
         if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
@@ -191,7 +192,7 @@ impl Fs {
         if has_extents {
             crate::file::truncate::forget_all_dirty(self, inode);
         }
-        // All items before `start` are deleted.
+        // All items of the inode before `start` are deleted, except the `INODE_ITEM` (I2).
         let mut start = inode.item_key().successor().unwrap_or(Key::MAX);
         let end = inode.last_key();
         loop {

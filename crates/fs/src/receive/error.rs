@@ -83,7 +83,7 @@ pub enum ReceiveProblem {
     Incomplete {
         /// The name.
         name: Vec<u8>,
-        /// What to do.
+        /// The next step for the user.
         hint: &'static str,
     },
     /// Verification failed: data or attributes on the devices differ from the stream.

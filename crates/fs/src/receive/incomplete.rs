@@ -15,7 +15,8 @@
 //! - I2. A receive is resumed only with a stream that is equal up to the last complete command: the mark has a checksum
 //!   over the checksums of these commands.
 //! - I3. A stopped subvolume is resumed only if no inode in it has changed since: no change time is later than the
-//!   mark. Only nodes of the mark's transaction and later ones are searched. Reading files changes only access times.
+//!   mark. Only nodes of the mark's transaction and later ones are searched. Reading files changes only access times,
+//!   so it does not prevent resuming.
 
 use std::sync::Arc;
 
@@ -57,7 +58,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Counts a command.
+    /// Adds a command to the number of commands and to the digest.
     pub(crate) fn add(&mut self, header: &FrameHeader) {
         self.nr_commands = self.nr_commands.saturating_add(1);
         self.digest = crc32c_raw(self.digest, &header.crc.to_le_bytes());
@@ -132,7 +133,7 @@ impl Fs {
         Ok(id.root)
     }
 
-    /// Marks the subvolume as being received or, with `stopped`, as stopped after these commands.
+    /// Marks the subvolume as being received or, with `stopped`, as stopped after the commands that `stopped` counts.
     pub(crate) fn set_mark(&self, root: RootId, sent: &Sent, stopped: Option<Progress>) -> Result<()> {
         let reservation = self.reserve(COMPLETE_ITEMS)?;
         let inode = self.inode(InodeId::root_of(root))?;
@@ -150,9 +151,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether an inode of a subvolume changed after its mark was set (I3).
+    /// Whether an inode of a subvolume changed after the subvolume was marked (I3).
     fn has_changed_since(&self, root: RootId, mark: &Mark) -> Result<bool> {
-        // Changes of the running transaction count, too.
+        // Write back dirty data and commit first, so that the search also finds changes that are not committed yet.
         self.flush_tagged(Some(root))?;
         self.engine.commit()?;
         let found = self.engine.with_committed_tree(root, |tree| is_any_newer(&tree, mark))?;

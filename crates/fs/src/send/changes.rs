@@ -123,7 +123,7 @@ impl Fs {
     }
 }
 
-/// Lines of `find-new`.
+/// A page of lines of `find-new`, and the place at which the next page begins.
 struct Page {
     lines: Vec<Vec<u8>>,
     /// The key at which the next page begins.
@@ -132,7 +132,8 @@ struct Page {
     generation: Generation,
 }
 
-/// Reads a page of extents from a key on. Nodes older than `since` hold none of these extents, and are skipped.
+/// Reads a page of extents of generation `since` or later, beginning at the key `start`. Nodes older than `since` are
+/// skipped, because they hold no extents of generation `since` or later.
 fn new_extents(fs: &Fs, tree: &SentTree, start: &Key, since: Generation) -> Result<Page> {
     let root = tree.root();
     let mut page = Page { lines: Vec::new(), next: None, generation: tree.item().generation };
@@ -365,7 +366,7 @@ fn finish(
     found(Change { ranges, attributes, ..changed })
 }
 
-/// Adds a range to ranges in ascending order, and joins those that overlap or touch.
+/// Adds a range to a list in ascending order, and joins ranges that overlap or touch.
 fn add_range(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     ranges.push(range);
     ranges.sort_unstable_by_key(|range| range.start);

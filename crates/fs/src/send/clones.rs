@@ -98,7 +98,7 @@ pub(super) struct Clones<'t> {
 }
 
 impl<'t> Clones<'t> {
-    /// Creates the sources for sending `own` to a receiver that has `roots`.
+    /// Creates the search for clone sources while `own` is sent to a receiver that has `roots`.
     pub(super) fn new(fs: &'t Fs, own: &'t SentTree, roots: impl Iterator<Item = &'t SentTree>) -> Self {
         let root = |tree: &'t SentTree| CloneRoot {
             tree,
@@ -192,8 +192,8 @@ impl<'t> Clones<'t> {
         })
     }
 
-    /// The number of bytes that can be cloned from a source of `len` bytes (C2). `is_end` says that the source's file
-    /// ends at the end of the source.
+    /// The number of bytes that can be cloned from a source of `len` bytes (C2). `is_end`: whether the source ends at
+    /// the end of its file.
     fn usable(&self, len: u64, is_end: bool, wanted: &Wanted) -> Option<u64> {
         let is_end = is_end && len <= wanted.len;
         let len = len.min(wanted.len);

@@ -247,7 +247,7 @@ impl FileDiff {
     fn clone_holes(&mut self, clones: &Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let Some(longest) = self.holes.iter().map(|hole| hole.end - hole.start).max() else { return Ok(()) };
         let start = self.size.max(self.present).next_multiple_of(u64::from(self.sectorsize));
-        // Items may lie far past the end of a crafted file.
+        // In a crafted file, holes may be so long that the sum overflows.
         let end = start.checked_add(longest).ok_or(crate::Error::FileTooBig)?;
         pipeline.command(&Command::Truncate { path: &self.path, size: end })?;
         for hole in std::mem::take(&mut self.holes) {
@@ -496,7 +496,7 @@ fn is_equal(old: &ExtentAt, new: &ExtentAt) -> bool {
     }
 }
 
-/// Adds a change, or extends the last one.
+/// Adds a change to `ops`. If the change continues the last one, extends the last one instead.
 fn join(ops: &mut Vec<Op>, op: Op) {
     match (ops.last_mut(), &op) {
         (Some(Op::Hole(last)), Op::Hole(next)) | (Some(Op::Allocate(last)), Op::Allocate(next))

@@ -11,9 +11,9 @@
 //! request   the subvolumes to send, and their parent
 //! ```
 //!
-//! [`ubtrfs_tree::Diff`] walks the difference of two trees. An incremental send walks it twice: once for names, once
-//! for inodes. A subvolume is sent in its last committed state. While a subvolume is being sent, the subvolume, its
-//! parent and its clone sources can neither be deleted nor become writable, and no extents are moved
+//! [`ubtrfs_tree::Diff`] walks the difference of two trees. An incremental send walks this difference twice: once for
+//! names, once for inodes. A subvolume is sent in its last committed state. While a subvolume is being sent, the
+//! subvolume, its parent and its clone sources can neither be deleted nor become writable, and no extents are moved
 //! ([`crate::subvolume::sends`]).
 
 pub(crate) mod changes;

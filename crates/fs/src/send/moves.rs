@@ -52,14 +52,14 @@ pub(super) enum NameChange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) change: NameChange,
-    /// Directories of the old tree.
+    /// The directories of the old tree whose times the change touches.
     pub(super) touched: Vec<u64>,
 }
 
 /// The result of [`Moves::run`].
 #[derive(Debug, Default)]
 pub(super) struct Moved {
-    /// New directories that were made.
+    /// Inode numbers of the new directories that commands have made so far.
     pub(super) made: HashSet<u64>,
     /// Inodes of both trees that the old tree has in a directory whose inode number belongs to another directory in the
     /// new tree. The paths of these inodes may have changed, although both trees have equal reference items for them.
@@ -80,7 +80,7 @@ pub(super) struct Moves<'t> {
     places: HashMap<Node, Place>,
     /// Movers and late directories, by their current places.
     occupants: HashMap<Place, Node>,
-    /// New directories that were made.
+    /// Inode numbers of the new directories that commands have made so far.
     made: HashSet<u64>,
     /// Inodes whose names were compared.
     compared: HashSet<u64>,
@@ -512,7 +512,7 @@ impl<'t> Moves<'t> {
         self.places.insert(node, to.clone());
         let is_file = self.index.get(&node).is_some_and(|mover| !self.movers[*mover].is_dir);
         if !is_file {
-            // Paths of everything below the directory have changed.
+            // The paths of everything below the directory have changed, so forget the remembered paths.
             self.paths.clear();
         }
         let to_path = self.path(node)?;

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Commands and small runs of data are collected in batches, each of which is one job. Random writes of one file, and
-//! new files, are often neighbors on disk, so a reader reads the neighbors in its batch by one request.
+//! new files, are often neighbors on disk, so a reader uses one request for data of its batch that lies side by side on
+//! disk.
 //!
 //! - P1. The queue holds at most [`QUEUE_BYTES`] of data, read or still to be read, and at most [`QUEUE_JOBS`] jobs.
 //! - P2. After a failure nothing more is written, and no thread waits. The first failure is reported.
@@ -75,9 +76,9 @@ struct Batch {
     /// Encoded commands, and the data that follows them.
     runs: Vec<(Vec<u8>, Run)>,
     nr_parts: usize,
-    /// Bytes of both.
+    /// Number of bytes of the commands and of the data in `runs`.
     bytes: u64,
-    /// Encoded commands after all data.
+    /// Encoded commands that follow all data of the batch.
     end: Vec<u8>,
 }
 
@@ -125,7 +126,7 @@ struct Shared<'e> {
 pub(super) struct Pipeline<'p, 'e> {
     shared: &'p Shared<'e>,
     job: &'p Job,
-    /// Encoded commands after the batch.
+    /// Encoded commands that follow the batch in the stream.
     pending: Vec<u8>,
     run: Option<Run>,
     batch: Batch,

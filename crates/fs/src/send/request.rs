@@ -53,7 +53,7 @@ impl Fs {
         let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
         let _sending = self.begin_send(used.copied(), job)?;
         if self.read_only().is_none() {
-            // A send reads the last commit, which may be older than a snapshot that will be sent.
+            // A send reads the last commit, which may be older than a snapshot that will be sent. So commit first.
             self.engine.commit()?;
         }
         let nr = request.subvolumes.len();
@@ -77,8 +77,9 @@ impl Fs {
         output.flush().map_err(Error::Output)
     }
 
-    /// Begins a send of subvolumes. A send reads by address, so the call first waits for the block group that is being
-    /// moved. Then it keeps the subvolumes as they are.
+    /// Begins a send of subvolumes. A send reads by address, so the call first waits until the extents of the block
+    /// group that is being moved are in place, and no other move begins before the send ends. Then the call prevents
+    /// deletion and change of the subvolumes, as described in [`crate::subvolume::sends`].
     pub(super) fn begin_send(
         &self,
         ids: impl Iterator<Item = RootId> + Clone,

@@ -11,8 +11,8 @@
 //! - S2. A directory exists before anything is made in it: the directories above a new inode are made first, regardless
 //!   of their inode numbers.
 //! - S3. The owner is sent before the mode, because a change of the owner clears set-id bits. Capabilities are sent
-//!   after owner and data, whose changes clear them. Times are sent last. The times of a directory change with each
-//!   name in it, so they are sent when no name in it has changed for a while, or at the end.
+//!   after owner and data, because changing the owner or the data clears them. Times are sent last. The times of a
+//!   directory change with each name in it, so they are sent when no name in it has changed for a while, or at the end.
 //! - S4. New files inherit the default ACL and the compression of their directory. So a directory has no default ACL
 //!   and no compression while names are created in it: both are first removed from a directory that the receiver has,
 //!   and are sent for all directories at the end.
@@ -50,7 +50,8 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
     inherited: Vec<u64>,
     /// Directories for which `bare` was called (S4).
     bared: HashSet<u64>,
-    /// Directories that [`Self::make_above`] found to exist at the receiver, so that it does not look them up again.
+    /// Directories that exist at the receiver, as [`Self::make_above`] found out. They are remembered so that they are
+    /// not looked up again.
     there: HashSet<u64>,
 }
 
@@ -99,7 +100,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         }
     }
 
-    /// Writes all commands between the first and the last one of the subvolume.
+    /// Writes all commands of the subvolume except the first and the last.
     pub(super) fn send(mut self, source: &dyn NodeSource) -> Result<()> {
         if let Some(old) = self.old {
             self.send_names(old)?;
@@ -334,7 +335,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     fn add_names(&mut self, ino: u64) -> Result<Vec<u8>> {
         let Some(old) = self.old else { return self.new.any_path(ino) };
         let (_, stays, comes) = Moves::new(old, self.new).compare(ino)?;
-        // If no name stays, the inode was already renamed to the first new name.
+        // If no old name stays, a move has already renamed the inode to the first new name.
         let nr_done = usize::from(stays.is_empty());
         let first = stays.first().or(comes.first()).cloned();
         let first = first.ok_or_else(|| self.new.wrong("inode without a name", ino, "expected an INODE_REF"))?;
@@ -375,7 +376,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
             self.moved.made.insert(dir);
             self.touch(link.parent)?;
         }
-        // A name will be created in the directory next.
+        // The next command creates a name in the directory, so remove the attributes that new files would inherit.
         if self.old.is_some() { self.bare(dir, &self.new.dir_path(dir)?, dir < ino) } else { Ok(()) }
     }
 

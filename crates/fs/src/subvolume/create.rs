@@ -24,10 +24,10 @@ use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 
 impl Fs {
-    /// Creates an empty subvolume under a name of `dir`, durable on return. The root directory of the subvolume belongs
-    /// to the caller. The mode of the root directory depends on the umask, and is no wider than a default ACL of `dir`
-    /// allows. As on Linux, the root directory inherits no group, flag, ACL or property from `dir`. Returns the root
-    /// directory.
+    /// Creates an empty subvolume with this name in `dir`, durable on return. The root directory of the subvolume
+    /// belongs to the caller. The mode of the root directory depends on the umask, and is no wider than a default ACL
+    /// of `dir` allows. As on Linux, the root directory inherits no group, flag, ACL or property from `dir`. Returns
+    /// the root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         self.create_subvolume_in(dir, name, caller, &[])
     }
@@ -69,8 +69,8 @@ impl Fs {
         })
     }
 
-    /// Creates a snapshot of a subvolume under a name of `dir`, durable on return. The snapshot holds everything that
-    /// was written before the call (I1). Returns the root directory of the snapshot.
+    /// Creates a snapshot of a subvolume, with this name in `dir`, durable on return. The snapshot holds everything
+    /// that was written before the call (I1). Returns the root directory of the snapshot.
     pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
         self.snapshot_in(source, dir, name, read_only, &[])
     }
@@ -129,8 +129,8 @@ impl Fs {
         self.make_subvolume(dir, name, kind, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
 
-    /// Creates a subvolume. `content` gets the creation time, the transaction and the default ACL of `dir`, and returns
-    /// the subvolume's content.
+    /// Creates a subvolume. Calls `content` with the creation time, the transaction, and the default ACL of `dir`;
+    /// `content` returns the subvolume's content.
     fn make_subvolume(
         &self,
         dir: InodeId,

@@ -1,6 +1,5 @@
-//! Deleting subvolumes. The name of a deleted subvolume is removed at once. The inodes of a deleted subvolume are
-//! removed when none of them is in use any more, and the space is freed in the commits after that
-//! ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes. Deletion removes the subvolume's name at once. The inodes are removed when none of them is in
+//! use any more, and later commits free the space ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
@@ -9,7 +8,8 @@
 //! - I1. After [`Deletions::add`], no lookup finds the subvolume, and its root directory is empty and takes no names.
 //!   Users that hold inodes by lookups or opens can still read, write, and make files in other directories.
 //! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead. Earlier work, such as deleting
-//!   the items of an unlinked inode, may still be running: the engine accepts no more changes for the tree.
+//!   the items of an unlinked inode, may still be running, but the engine discards changes that are put into the tree
+//!   afterwards.
 //! - I3. A subvolume without a name has an `ORPHAN_ITEM` in the root tree until all of it is dropped, so the next mount
 //!   after a crash continues the deletion.
 //! - I4. Lock order: `Deletions::used` -> shards of the inode cache.
@@ -222,7 +222,7 @@ impl Fs {
         self.commit_thread.note_change();
     }
 
-    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes left. An error from
+    /// Frees the space of deleted subvolumes now. Calls `progress` with the number of subvolumes left. An error from
     /// `progress` ends the call, and the work continues in the background. Fails if the tree of a subvolume cannot be
     /// read; the rest of that tree stays allocated.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {

@@ -79,7 +79,7 @@ pub(crate) fn root_ref(roots: &Tree, parent: RootId, id: RootId) -> Result<Optio
     raw.map(|raw| RootRef::decode(&raw).map_err(in_tree(roots))).transpose()
 }
 
-/// The parent of a subvolume, which holds its name, and the parent's reference to the subvolume.
+/// The parent of a subvolume (the subvolume that holds its name), and the parent's reference to the subvolume.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) parent: RootId,

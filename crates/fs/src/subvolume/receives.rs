@@ -33,14 +33,15 @@ pub(crate) struct Receiving<'r> {
 }
 
 impl Fs {
-    /// Whether a stream is being received into the subvolume, so that it changes without requests of its users.
+    /// Whether a stream is being received into the subvolume. If so, the subvolume changes without requests of its
+    /// users.
     pub fn is_being_received(&self, id: RootId) -> bool {
         self.subvolumes.receives.has(id)
     }
 }
 
 impl Receives {
-    /// Blocks the beginning of other receives.
+    /// Locks the set of running receives, so that no other receive begins.
     pub(crate) fn lock(&self) -> ReceivesGuard<'_> {
         ReceivesGuard { receives: self, ids: self.ids.lock() }
     }

@@ -33,7 +33,7 @@ struct Endpoint {
 }
 
 impl Fs {
-    /// Renames if at least one of the two names leads to a subvolume.
+    /// Renames or exchanges two names, at least one of which leads to a subvolume.
     pub(crate) fn rename_subvolumes(
         &self,
         (dir, name): (&Arc<Inode>, &[u8]),

@@ -1,11 +1,11 @@
 //! [`Sends`]: excludes changes that would disturb a send: deleting or changing the sent subvolumes, and moving extents.
 //!
-//! - N1. A subvolume in [`State::kept`] is read-only. It cannot be deleted or become writable: a call that would do so fails at
-//!   once.
-//! - N2. Sends and moves of extents exclude each other, because a send reads nodes and data by address. They wait for each other.
-//!   A balance or resize moves one block group after the other, and a send comes first: it waits only for the block group that is
-//!   being moved. Moves wait until no send runs or waits, and can be cancelled meanwhile. Chunks that move with their logical
-//!   addresses do not disturb sends.
+//! - N1. A subvolume in [`State::kept`] is read-only. It cannot be deleted or become writable: a call that would delete
+//!   it or make it writable fails at once.
+//! - N2. Sends and moves of extents exclude each other, because a send reads nodes and data by address. Each waits
+//!   until the other has ended. A balance or resize moves one block group after the other, and sends have priority: a
+//!   send waits only for the block group that is being moved. Moves wait until no send runs or waits, and can be
+//!   cancelled while they wait. A chunk that moves on the devices but keeps its logical address does not disturb sends.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -107,7 +107,7 @@ impl Sends {
         waited
     }
 
-    /// Keeps subvolumes as they are. They are read-only and stay so during the call (N1).
+    /// Keeps subvolumes as they are. The caller makes sure that they are read-only and stay so during the call (N1).
     fn keep(&self, ids: impl Iterator<Item = RootId>) -> Kept<'_> {
         let mut state = self.state.lock();
         let ids: Vec<RootId> = ids.collect();
@@ -118,7 +118,7 @@ impl Sends {
         Kept { sends: self, ids }
     }
 
-    /// Fails if a subvolume must not change.
+    /// Fails if the subvolume has to stay as it is (N1).
     pub(crate) fn check_not_kept(&self, id: RootId) -> Result<()> {
         let is_kept = self.state.lock().kept.contains_key(&id);
         if is_kept {

@@ -1,4 +1,5 @@
-//! [`DataPath`]: the memory for dirty data, and the queue of inodes that have dirty data.
+//! [`DataPath`]: the memory for dirty data, and the queue of inodes that have dirty data. Decides how much data may be
+//! dirty before background threads write it, and before writers must wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ pub(crate) struct DataPath {
     pub(crate) hint: Mutex<Option<Logical>>,
     pub(crate) threads: WritebackThreads,
     pub(crate) errors: WritebackErrors,
-    /// Held shared by batches that may write into existing extents of a file, and exclusively while a snapshot is
-    /// made.
+    /// Locked for reading by batches that may write into existing extents of a file, and for writing while a snapshot
+    /// is made.
     pub(crate) in_place: RwLock<()>,
 }
 

@@ -55,11 +55,11 @@ impl Fs {
         self.flush_tagged(None)
     }
 
-    /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Writes little of the data that
-    /// becomes dirty later, however fast writers are: batches of many files are written until as many bytes are written
-    /// as are dirty now. Then each file that may still have data that was dirty at the time of the call is written in
-    /// one pass. For a single subvolume, in which writers may be active all the time, the passes through large files
-    /// come first. The caller must hold no inode lock.
+    /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Writes only little of the data
+    /// that becomes dirty during the call, however fast writers are. Batches of many files are written until as many
+    /// bytes are written as were dirty when the call began. Then each file that may still have data that was dirty at
+    /// the time of the call is written in one pass. For a single subvolume, in which writers may be active all the
+    /// time, the passes through large files come first. The caller must hold no inode lock.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
@@ -254,8 +254,8 @@ impl Fs {
         }
     }
 
-    /// Writes the data of all jobs that can be written, and gives up the other jobs. If a group fails, its halves are
-    /// tried separately, because the error of a joint write does not tell whose data the device refuses.
+    /// Writes the data of each job whose data can be written, and gives up the other jobs. If a group fails, its halves
+    /// are tried separately, because the error of a joint write does not tell whose data the device refuses.
     fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
         let Err(error) = self.write_jobs(group) else { return };
         if group.len() > 1 && self.engine.check_writable().is_ok() {
@@ -278,8 +278,8 @@ impl Fs {
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
         written.failed_bytes += bytes;
-        // If the whole filesystem became read-only, that is no failure of this file, so it is not recorded for the
-        // file.
+        // If the whole filesystem became read-only, the failure does not concern this file alone, so it is not recorded
+        // for the file.
         if self.engine.check_writable().is_ok() {
             self.data.errors.note(inode.id, &error);
             let mut state = inode.state.write();
@@ -571,7 +571,7 @@ struct Job<'i> {
     /// The job's share of the reserved quota, kept here while `reservation` is merged with the reservations of other
     /// jobs.
     quota: QuotaReservation,
-    /// Bytes of `reservation` before it was merged with the reservations of other jobs.
+    /// Number of bytes that `reservation` had before it was merged with the reservations of other jobs.
     promised: u64,
     policy: Policy,
     /// The whole file as an inline extent; the job then has no units.

@@ -17,7 +17,7 @@ impl Fs {
         }
         self.flush_inode(&inode, 0..u64::MAX)?;
         if inode.home.is_deleted() {
-            // The subvolume is deleted: nothing in it can be reached after a crash.
+            // Nothing in a deleted subvolume can be reached after a crash, so there is nothing to make durable.
             return Ok(());
         }
         if self.options.notreelog {

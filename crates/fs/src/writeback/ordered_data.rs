@@ -44,7 +44,7 @@ pub(crate) struct Policy {
     pub csums: bool,
 }
 
-/// A part of a run that becomes one extent.
+/// A part of a run. A unit becomes one new extent, or goes into one existing extent (I2).
 #[derive(Debug)]
 pub(crate) struct Unit {
     /// The index of the unit's run in [`Batch::runs`].
@@ -387,7 +387,7 @@ fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
     }
     let mut pending: Vec<IoSlice<'_>> = Vec::new();
     let mut range = 0..0;
-    // One write may hold units of several files, some of them without checksums.
+    // One write may hold units of several files, so writes are verifiable only if all of these files have checksums.
     let verifiable = batches.iter().all(|batch| batch.policy.csums);
     for batch in &*batches {
         for unit in &batch.units {

@@ -1,4 +1,5 @@
-//! How writeback writes a file: whether it compresses the data, and whether the data gets checksums.
+//! How writeback writes a file: whether it compresses the data, and whether the data gets checksums. Data that does not
+//! shrink stays uncompressed ([`crate::writeback::ordered_data`]).
 
 use ubtrfs_format::item::{Compression, InodeFlags};
 

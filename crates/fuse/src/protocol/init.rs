@@ -39,7 +39,7 @@ bitflags! {
         const CACHE_SYMLINKS = 1 << 23;
         /// The server clears set-user-id of files that change, which saves a getxattr for every write.
         const HANDLE_KILLPRIV_V2 = 1 << 28;
-        /// Both sides exchange more than 32 feature bits.
+        /// The kernel and the server exchange more than 32 feature bits.
         const INIT_EXT = 1 << 30;
         /// The mount can be mounted again with mapped owners (idmapped mounts). The kernel then tells the caller's user
         /// and group only in requests that make inodes; all other requests have [`UNKNOWN_ID`] in their place.
@@ -98,8 +98,8 @@ impl Offer {
     }
 }
 
-/// Makes the answer: the features of `wanted` that the kernel offered. A kernel with a later major version gets only
-/// our version, and then sends INIT again.
+/// Makes the answer: the features of `wanted` that the kernel offered. A kernel with a later major version gets an
+/// answer that contains only the server's version, and then sends INIT again.
 pub(crate) fn answer_init(offer: &Offer, wanted: Features, limits: Limits) -> Vec<u8> {
     let features = if offer.major == MAJOR { offer.features & wanted } else { Features::empty() };
     let [low, high] = [features.bits(), features.bits() >> 32].map(|bits| u32::try_from(bits & u64::from(u32::MAX)));

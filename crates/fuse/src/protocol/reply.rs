@@ -44,7 +44,7 @@ pub struct Statx {
 }
 
 impl Entry {
-    /// A name that does not exist, which the kernel may cache for `ttl`.
+    /// The answer to a lookup of a name that does not exist. The kernel may cache the answer for `ttl`.
     pub fn none(ttl: Duration) -> Self {
         Self { ttl, ..Self::default() }
     }
@@ -121,7 +121,7 @@ impl<'a> Reply<'a> {
         self.put(&AttrOut { valid: ttl.as_secs(), valid_nsec: ttl.subsec_nanos(), padding: 0, attr: *attr });
     }
 
-    /// Writes attributes, those that only statx(2) shows, and how long the kernel may cache them.
+    /// Writes attributes, including the attributes that only statx(2) shows, and how long the kernel may cache them.
     pub fn statx(&mut self, ttl: Duration, attr: &Attr, more: Statx) {
         let time = |sec, nsec| StatxTime { sec, nsec, reserved: 0 };
         self.put(&StatxOut {

@@ -19,7 +19,7 @@ impl Server {
             cookie = entry.next_cookie;
             true
         })?;
-        // An answer with entries is followed by another request, which continues at `cookie`.
+        // After an answer with entries, the reader continues at `cookie`, so remember where the reader must stop.
         if cookie != offset {
             self.dir_ends.remember(node, cookie, end);
         }
@@ -81,7 +81,8 @@ impl Server {
                 cookie = entry.cookie;
             }
             if last_batch {
-                // An answer with entries is followed by another request, which continues at `cookie`.
+                // After an answer with entries, the reader continues at `cookie`, so remember where the reader must
+                // stop.
                 if filled {
                     self.dir_ends.remember(node, cookie, end);
                 }

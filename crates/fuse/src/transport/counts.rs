@@ -1,8 +1,8 @@
 //! [`RequestCounts`]: the number and the duration of requests by opcode, for `ubtrfs stats` and `bench compare`.
 //!
-//! - N1. Each thread counts in its own memory, so that counting causes no contention. Readers may see a request that is
-//!   counted but whose time is not.
-//! - N2. A thread that ends leaves its counts behind; the next new thread continues them.
+//! - N1. Each thread has counters of its own, so that counting causes no cache-line contention. A reader may see that a
+//!   request is counted before the request's time is added.
+//! - N2. The counters of a thread that has ended are used by the next new thread.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -39,7 +39,7 @@ struct OpCounts {
 }
 
 impl RequestCounts {
-    /// Counts for the calling thread (N2).
+    /// Returns the counters that the calling thread is to use (N2).
     pub(super) fn of_thread(&self) -> Arc<ThreadCounts> {
         let mut threads = self.0.lock();
         let free = threads.iter().find(|counts| Arc::strong_count(counts) == 1).cloned();
@@ -100,7 +100,7 @@ impl Default for ThreadCounts {
 }
 
 impl ThreadCounts {
-    /// Counts a request. Only the thread that owns these counts calls this (N1).
+    /// Counts a request. Only the thread that owns the counts calls this function (N1).
     pub(super) fn note(&self, opcode: u32, failed: bool, took: Duration) {
         let op = usize::try_from(opcode).ok().and_then(|number| self.ops.get(number)).unwrap_or(&self.ops[0]);
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);

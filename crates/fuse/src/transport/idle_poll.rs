@@ -36,8 +36,8 @@ pub(super) struct IdlePoll {
     /// Whether the spinning thread is parked until a burst of requests.
     asleep: AtomicBool,
     stopped: AtomicBool,
-    /// The spinning thread. Set by the thread that calls [`IdlePoll::stop`], so that `stop` always finds a thread to
-    /// wake.
+    /// The spinning thread. It is set by `started`, on the thread that later calls [`IdlePoll::stop`], so it is set
+    /// before `stop` needs it.
     thread: OnceLock<Thread>,
 }
 
@@ -64,7 +64,7 @@ impl Budget {
         Self { saved: SAVED_MAX, at: now }
     }
 
-    /// The time that the thread may spin from now on.
+    /// The time that the thread may spin from `now` on.
     fn at(&mut self, now: Instant) -> Duration {
         self.saved = SAVED_MAX.min(self.saved + now.saturating_duration_since(self.at) / SHARE);
         self.at = now;
@@ -86,7 +86,8 @@ impl IdlePoll {
         }
     }
 
-    /// Remembers the thread that runs [`IdlePoll::run`]. Must be called by the thread that calls [`IdlePoll::stop`].
+    /// Remembers `thread`, which runs [`IdlePoll::run`]. Must be called on the thread that later calls
+    /// [`IdlePoll::stop`].
     pub(super) fn started(&self, thread: &Thread) {
         let _ = self.thread.set(thread.clone());
     }

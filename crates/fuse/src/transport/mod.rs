@@ -2,7 +2,7 @@
 //!
 //! | module        | contents                                                                |
 //! |---------------|-------------------------------------------------------------------------|
-//! | `worker_pool` | which thread takes requests in place of a thread that waits             |
+//! | `worker_pool` | the threads that take requests, also in place of threads that wait      |
 //! | `dev_fuse`    | requests read from /dev/fuse: works everywhere                          |
 //! | `ring`        | requests through io_uring: number of threads and their processors       |
 //! | `idle_poll`   | keeping a processor awake while requests arrive                         |
@@ -48,14 +48,14 @@ pub trait Handler: Send + Sync + 'static {
     /// Writes the answer, or returns the error to answer with.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<(), Errno>;
 
-    /// The kernel gives back `count` references to a node.
+    /// Handles FORGET: the kernel gives back `count` references to a node.
     fn forget(&self, node: u64, count: u64);
 
-    /// The kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for its answer.
+    /// Handles DESTROY, the kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for the answer.
     fn destroy(&self) {}
 
-    /// The connection to the kernel has ended, with or without [`Handler::destroy`]. Several threads may call this; other
-    /// threads may still handle requests.
+    /// Called when the connection to the kernel has ended, with or without [`Handler::destroy`]. Several threads may
+    /// call this method, and other threads may still handle requests.
     fn disconnected(&self) {}
 }
 
@@ -185,7 +185,7 @@ struct Shared<H> {
     max_write: usize,
     /// Threads that read /dev/fuse.
     dev: WorkerPool,
-    /// Threads of each processor's queue.
+    /// For each processor, the threads of its queue.
     queues: Vec<WorkerPool>,
     /// Processors that this process may run on.
     processors: Option<CpuSet>,
@@ -213,8 +213,8 @@ fn spawn<H: Handler>(
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         let mut ended = Ended(ended, Err(io::Error::other("a thread that serves requests panicked")));
         let result = work(&own);
-        // Drop this thread's share before the result is sent, because afterwards only the session may hold the
-        // handler.
+        // Drop this thread's reference to the shared state before the result is sent, because afterwards only the
+        // session may hold the handler.
         drop(own);
         ended.1 = result;
     });

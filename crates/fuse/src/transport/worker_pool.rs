@@ -1,8 +1,8 @@
 //! The threads that take requests from one queue, called a worker pool.
 //!
 //! - C1. While threads step aside to wait, at least one other thread takes requests, as long as threads can be started.
-//! - C2. Waiting for the kernel itself is different, because the kernel may have to send requests to the server first.
-//!   The last thread of a queue must not wait for the kernel ([`Place::aside_for_kernel`]).
+//! - C2. While a thread waits for the kernel, the kernel may have to send requests to the server first. The last thread
+//!   of a queue must not wait for the kernel ([`Place::aside_for_kernel`]).
 //! - C3. When a thread that replaced a waiting thread is no longer needed, it rests; after a while without work, it
 //!   ends.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Counts the threads of a queue.
+/// Counts the threads of one queue, and decides which of them take requests, rest or end.
 #[derive(Debug)]
 pub(crate) struct WorkerPool {
     base: usize,
@@ -72,8 +72,8 @@ impl WorkerPool {
         state.nr_serving - state.nr_aside > self.base
     }
 
-    /// Steps aside. If all other threads have stepped aside too, calls back or starts a thread to replace this one.
-    /// Returns whether a thread is left to take requests.
+    /// Steps aside. If all other threads have stepped aside too, calls back a resting thread or starts a new thread to
+    /// replace this thread. Returns whether a thread is left to take requests.
     fn step_aside(&self, grow: &dyn Fn() -> bool) -> bool {
         let mut state = self.state.lock();
         state.nr_aside += 1;
@@ -97,7 +97,7 @@ impl WorkerPool {
     }
 }
 
-/// The place of a handler: one thread of a worker pool.
+/// The thread of a worker pool on which a handler runs.
 pub struct Place<'a> {
     pub(super) pool: &'a WorkerPool,
     /// Starts another thread of the worker pool.

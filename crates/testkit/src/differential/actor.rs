@@ -29,7 +29,7 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Whether the thread's capabilities differ from the capabilities that its user id implies.
+    /// Whether the user has a capability set of its own, independent of the user id.
     pub(crate) fn has_own_capabilities(&self) -> bool {
         self.capabilities.is_some()
     }
@@ -58,8 +58,8 @@ pub const ACTORS: &[Actor] = &[
     Actor { capabilities: Some(CapabilitySet::FOWNER), ..user("other-fowner", 1003, 1003, &[]) },
     Actor { capabilities: Some(CapabilitySet::FSETID), ..user("owner-fsetid", 1001, 1001, &[]) },
     Actor {
-        // This user has FOWNER, because the sides differ without it: Linux refuses a chown that clears a set-id bit,
-        // because the mode changes, and FUSE does not refuse it.
+        // This user has FOWNER, because the sides differ for users without FOWNER: Linux's btrfs refuses a chown that
+        // clears a set-id bit, because the chown changes the mode, and FUSE does not refuse it.
         capabilities: Some(CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::CHOWN).union(CapabilitySet::FOWNER)),
         ..user("other-chown", 1003, 1003, &[])
     },

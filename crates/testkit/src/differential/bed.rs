@@ -31,7 +31,7 @@ pub struct Difference {
     pub ours: String,
     /// The value on Linux.
     pub linux: String,
-    /// Whether an object that the call names is immutable or append-only on Linux.
+    /// Whether any object that the call names is immutable or append-only on Linux's side.
     pub guarded: bool,
     /// Whether the call named an empty directory that a snapshot has in place of a nested subvolume.
     pub left_out: bool,
@@ -41,12 +41,13 @@ pub struct Difference {
     pub is_pipe: bool,
     /// Whether the object was written through a mapping since the mount.
     pub mapped: bool,
-    /// If several threads ran, the earlier steps of this step's thread.
+    /// If several threads ran, the earlier steps of the thread that performed `step`.
     pub before: Vec<Step>,
 }
 
 impl Difference {
-    /// Identifies a failure while its sequence is shrunk: the call, the field, and for `result` both values.
+    /// Returns the text by which a failure is recognized while its sequence is shrunk: the call, the field, and for the
+    /// field `result` the values of both sides.
     pub fn signature(&self) -> String {
         let values = if self.field == "result" { format!(" {} {}", self.ours, self.linux) } else { String::new() };
         format!("{} {}{values}", self.step.call.name(), self.field)
@@ -70,7 +71,8 @@ impl fmt::Display for Difference {
 /// The failure of a sequence.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Identifies the failure. A shorter sequence that fails in the same way has the same signature.
+    /// The text by which the failure is recognized. A shorter sequence that fails in the same way has the same
+    /// signature.
     pub signature: String,
     /// A full description.
     pub text: String,
@@ -102,7 +104,7 @@ pub struct Options {
     pub steps: usize,
     /// No round begins after this time. At least one round runs, even if the time is shorter.
     pub time: Duration,
-    /// Whether to stop at the first failure. If not set, each kind of failure is reported once.
+    /// Whether to stop at the first failure. Otherwise the rounds continue, and each kind of failure is reported once.
     pub stop_at_first: bool,
     /// The largest number of rounds.
     pub rounds: usize,
@@ -208,8 +210,8 @@ impl Source {
 
 /// Performs a sequence on a new pair. An `Err` is a failure of the test bed itself.
 pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
-    // All threads of a process share one umask. From here on, this thread and the threads that it starts have a umask
-    // of their own.
+    // All threads of a process share one umask. After this call, this thread and the threads that it starts later share
+    // a umask that no other thread uses.
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS)?;
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut bed = Bed {
@@ -399,8 +401,8 @@ impl Bed {
     }
 
     fn judge(&mut self, found: Vec<Difference>) {
-        // If a difference ends the round, other differences of the same call are consequences of that difference, so
-        // they are not reported.
+        // If an allowed difference ends the round, do not report the other differences of the call, because they are
+        // its consequences.
         let ending = found.iter().find_map(|difference| allowed(difference).filter(|entry| entry.ends_round));
         if let Some(entry) = ending.filter(|_| !self.survey) {
             *self.outcome.allowed.entry(entry.name).or_default() += 1;
@@ -442,7 +444,8 @@ fn note_left_out(ours: &mut [Entry], linux: &[Entry]) {
     ours.iter_mut().for_each(|entry| entry.left_out |= left_out.contains(entry.entry.path.as_slice()));
 }
 
-/// Keeps only kind and mode of a directory in place of a left-out subvolume, because its other fields are made up.
+/// Keeps only the kind and the mode of a directory that stands in place of a left-out subvolume, because the kernel or
+/// the server makes up the other fields.
 fn made_up(mut fields: Vec<(String, String)>) -> Vec<(String, String)> {
     fields.retain(|(name, _)| name == "kind" || name == "mode");
     fields

@@ -27,7 +27,7 @@ pub enum Kind {
     BlockDevice,
 }
 
-/// The meaning of an lseek offset.
+/// The `whence` argument of lseek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the words of lseek(2)")]
 pub enum Seek {
@@ -246,7 +246,8 @@ pub enum Call {
     Readdir {
         path: String,
     },
-    /// Maps the start of a file into memory, as far as the file reaches; the mapping outlives the slot.
+    /// Maps the start of the file that is open in `slot` into memory, at most `len` bytes of it. The mapping stays when
+    /// the file in the slot is closed.
     Map {
         slot: usize,
         len: usize,

@@ -111,7 +111,7 @@ impl Generator {
         let user = if self.rng.one_in(3) { 0 } else { self.rng.index(NR_DRAWN) };
         let call = self.call();
         // Helpers make the calls on subvolumes, and a helper has only the capabilities that its user id implies (H1).
-        // So root replaces a user with other capabilities.
+        // So if the chosen user has other capabilities, root makes the call instead.
         let user = if call.is_of_subvolumes() && ACTORS[user].has_own_capabilities() { 0 } else { user };
         Step { user, call }
     }
@@ -491,7 +491,7 @@ impl Generator {
         }
     }
 
-    /// Records the effect of a step, judged by Linux's answer.
+    /// Updates the known objects, slots and mappings after a step, according to Linux's answer.
     pub(crate) fn learn(&mut self, step: &Step, linux: &Answer) {
         let good = linux.is_ok();
         match &step.call {

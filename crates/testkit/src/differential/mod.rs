@@ -2,11 +2,11 @@
 //! compares the answers.
 //!
 //! A [`Pair`] holds two equal filesystems, one mounted by `ubtrfs`, one by Linux. A [`Generator`] chooses [`Step`]s
-//! from a seed. [`run`] performs each step on both sides as the same user, and compares the result, the returned
-//! data, and the attributes of all objects that the call names. Whole trees are compared at random steps, before and
-//! after remounts (then each side with itself, including all times), and after [`Call::Swap`], which makes each side
-//! continue with the other's image. At the end, `btrfs check` and our checker must find both images clean, and
-//! Linux's scrub must find no errors.
+//! from a seed. [`run`] performs each step on both sides as the same user, and compares the result, the returned data,
+//! and the attributes of all objects that the call names. Whole trees of both sides are compared at random steps and
+//! before each remount. After a remount, the tree of each image is compared with the tree that it had before, including
+//! all times, also after [`Call::Swap`], in which the sides exchange their images. At the end, `btrfs check` and our
+//! checker must find both images clean, and Linux's scrub must find no errors.
 //!
 //! - D1. A difference is accepted only if [`allowed`] lists it and `docs/conformance.md` gives the reason. Any other
 //!   difference is a failure.

@@ -47,7 +47,7 @@ pub(crate) fn times(stat: &Stat) -> [(i64, i64); 3] {
 /// An object as seen before or after a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Observation {
-    /// `path` and its name, or `slot` and its number.
+    /// The word `path` and the path, or the word `slot` and the number of the slot.
     pub(crate) what: String,
     pub(crate) stat: Result<Stat, Errno>,
     /// Names and values of extended attributes.
@@ -130,7 +130,7 @@ const LEFT_OUT: u64 = 2;
 /// The inode number of each subvolume's root directory on Linux's mount.
 const SUBVOLUME_ROOT: u64 = 256;
 
-/// The changes of an object, as fields on which both filesystems must agree.
+/// Returns how a call changed an object, as fields that must be equal on both sides.
 pub(crate) fn changes(before: Option<&Observation>, after: &Observation) -> Vec<(String, String)> {
     let stat = match &after.stat {
         Ok(stat) => stat,

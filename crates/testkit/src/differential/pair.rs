@@ -134,7 +134,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Reads both trees: first ours, then Linux's.
+    /// Returns all entries of both sides: first those of our mount, then those of Linux's.
     pub(crate) fn walk(&self) -> Result<(Vec<Entry>, Vec<Entry>)> {
         let ours = lock(&self.ours).root.clone();
         let linux = lock(&self.linux).root.clone();

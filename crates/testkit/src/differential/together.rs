@@ -1,7 +1,7 @@
 //! Several threads at once: each works in a separate directory, so that its answers do not depend on the other threads.
 //!
-//! The calls are made on Linux first, because a generator learns from Linux's answers. Then an equal number of
-//! threads makes these calls on our mount.
+//! The calls are made on Linux first, because a generator learns from Linux's answers. Then an equal number of threads
+//! makes the same calls on our mount.
 
 use std::path::Path;
 
@@ -57,7 +57,8 @@ fn on_threads(root: &Path, work: impl Fn(u64, &mut Side) -> Done + Sync) -> Resu
     }))
 }
 
-/// Chooses calls and performs them. Leaves out calls on the whole pair or process, and calls that need a helper.
+/// Chooses random calls and performs them on one side. Skips calls that affect the whole pair or the whole process, and
+/// calls that need a helper.
 fn chosen(side: &mut Side, seed: u64) -> Done {
     let mut generator = Generator::new(seed);
     let mut done = Vec::new();
@@ -68,8 +69,8 @@ fn chosen(side: &mut Side, seed: u64) -> Done {
             Call::Umask { .. } | Call::Sync | Call::Compare | Call::Remount | Call::Swap | Call::Together { .. }
         ) && !step.call.is_of_subvolumes()
             && !step.call.is_of_mapping()
-            // The effect of these calls differs between the sides (`chown-of-nothing`). Such a difference has to end
-            // the round, which is impossible while several threads run.
+            // Skip a chown that sets neither user nor group: its effect differs between the sides (`chown-of-nothing`).
+            // The difference would have to end the round, which is impossible while several threads run.
             && !matches!(step.call, Call::Chown { uid: None, gid: None, .. } | Call::Fchown { uid: None, gid: None, .. });
         if is_of_thread {
             let answer = side.perform(&step.call);

@@ -61,7 +61,7 @@ fn names(items: &Items) -> Vec<Vec<u8>> {
     of_entries.filter_map(|(_, data)| DirEntry::decode_all(data).ok()).flatten().map(|entry| entry.name).collect()
 }
 
-/// Changes every directory entry that has this name, in both of its items, and updates the hash in the key.
+/// Changes every directory entry whose name is `name`, in both items of the entry, and updates the hash in the key.
 fn edit_entries(items: &mut Items, name: &[u8], edit: impl Fn(&mut DirEntry)) {
     for (key, data) in items.iter_mut() {
         let Ok(mut entries) = DirEntry::decode_all(data) else { continue };
@@ -83,7 +83,7 @@ fn rename(items: &mut Items, mutation: Mutation) {
     let names = names(items);
     let Some(name) = pick(&names, mutation.place) else { return };
     let new = match mutation.value % 32 {
-        // The name of another entry, or a name whose length is near the limit or above it.
+        // Take the name of another entry (30), or a name whose length is near the limit or above it (31).
         30 => names[usize::from(mutation.more) % names.len()].clone(),
         31 => vec![b'n'; 250 + usize::from(mutation.more % 8)],
         other => NAMES[usize::from(other) % NAMES.len()].to_vec(),

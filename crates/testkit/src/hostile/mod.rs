@@ -237,7 +237,7 @@ fn send(fs: &Fs) {
     let _ = fs.find_new(new, ubtrfs_format::Generation(0), &Job::new(), &mut |_| Ok(()));
 }
 
-/// Visits names and reads content (I1). Returns some of the paths.
+/// Visits the names of a filesystem and reads file content, up to the limits of I1. Returns some of the paths.
 fn walk(target: &FsTarget) -> Vec<Vec<u8>> {
     let fs = target.fs();
     let mut paths = Vec::new();

@@ -200,8 +200,8 @@ impl SeedImage {
         medium
     }
 
-    /// Chooses the trees to mutate for a walk of files: usually only subvolumes, because the fuzz target `image`
-    /// covers the other trees.
+    /// Chooses the trees to mutate for inputs that test walks of files: usually only subvolume trees, because the fuzz
+    /// target `image` covers the other trees.
     pub fn chosen_by(first: u8) -> impl Fn(u64) -> bool {
         let all = (first / 16).is_multiple_of(4);
         move |owner| all || owner == 5 || (256..1 << 48).contains(&owner)
@@ -319,13 +319,14 @@ impl SeedImage {
                     patch(&mut raw[at..end], mutation, &self.sb);
                 }
             }
-            // Take the content of another block, with this block's address.
+            // Replace this block's content by the content of another block, but keep this block's address in the
+            // header.
             13 => {
                 let address: [u8; 8] = std::array::from_fn(|n| raw[48 + n]);
                 raw.copy_from_slice(other);
                 raw[48..56].copy_from_slice(&address);
             }
-            // Take a pointer or an item head of another block.
+            // Replace a pointer or an item head by one from another block.
             14 => {
                 if let (Some(to), Some(from)) =
                     (raw.get_mut(entry..entry + entry_len), other.get(entry..entry + entry_len))

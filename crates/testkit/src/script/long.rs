@@ -1,7 +1,7 @@
 //! The long script: mixes and repeats the operations of the short scripts, until each kind of request was made
 //! 2,000 times.
 //!
-//! - L1. Each round changes some 20 files, fsyncs nearly every change, and syncs once.
+//! - L1. Each round makes 20 changes of files, fsyncs nearly every change, and syncs once.
 //! - L2. Each round ends with a remount. After a remount, the script reads all files; the content comes from the
 //!   device because the caches are empty.
 
@@ -11,7 +11,7 @@ use crate::target::{FallocateOp, Target};
 
 /// The number of rounds, which is enough for 2,000 reads. Reads are the rarest kind of request.
 const ROUNDS: usize = 54;
-/// Changes in each round.
+/// Number of changes in each round.
 const CHANGES: usize = 20;
 /// The largest number of files kept at a time.
 const MOST_FILES: usize = 30;
@@ -117,7 +117,7 @@ impl Script {
         self.fsync(&path);
     }
 
-    /// Writes content at `at`, compressible or not. Returns the end of the written range.
+    /// Writes content at the offset `at`; some of the content compresses. Returns the end of the written range.
     fn content(&mut self, path: &str, at: u64) -> u64 {
         let len = if self.rng.one_in(3) {
             let len = self.len(90_000);

@@ -17,9 +17,10 @@ use crate::rng::Rng;
 use crate::target::NodeKind;
 use crate::tree_entry::{Compare, compare_entries, join, show};
 
-/// Makes a chain of snapshots, sends it, and receives it into another directory of the same filesystem with sharing. Trees must be
-/// equal, and each block of data must be at the address at which the sent snapshot has it, except in files without checksums.
-/// Returns the total size of the files in bytes, and the number of bytes that the receives shared.
+/// Makes a chain of snapshots, sends it, and receives it into another directory of the same filesystem with sharing.
+/// Trees must be equal, and each block of data must be at the address at which the sent snapshot has it, except in
+/// files without checksums. Returns the total size of the files in bytes, and the number of bytes that the receives
+/// shared.
 ///
 /// # Errors
 ///

@@ -49,7 +49,7 @@ use crate::tree_entry::{Compare, compare_entries, compare_trees};
 pub struct SendRound {
     /// The seed of all random choices.
     pub seed: u64,
-    /// Operations before each snapshot.
+    /// Number of operations before each snapshot.
     pub operations: usize,
     /// The directory for images and streams of a failed round.
     pub keep: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub struct SendRound {
 pub struct Form {
     /// Version of the stream.
     pub version: u32,
-    /// Whether compressed extents are sent as they are.
+    /// Whether compressed extents are sent in compressed form.
     pub compressed_data: bool,
 }
 
@@ -98,7 +98,7 @@ pub fn subvolume(fs: &Fs, path: &str) -> Result<RootId> {
     Ok(found.with_context(|| format!("no subvolume {path}"))?.id)
 }
 
-/// A request for one snapshot.
+/// Makes the request to send one snapshot.
 pub fn request(fs: &Fs, name: &str, parent: Option<&str>, clone_sources: &[&str], form: Form) -> Result<SendRequest> {
     Ok(SendRequest {
         subvolumes: vec![subvolume(fs, name)?],

@@ -31,9 +31,9 @@ pub struct MutationRound {
 /// The number of changed streams of a round, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mutated {
-    /// Streams that were received.
+    /// Number of changed streams that were received without an error.
     pub nr_received: u64,
-    /// Streams that failed.
+    /// Number of changed streams whose receive failed.
     pub nr_failed: u64,
 }
 
@@ -135,7 +135,7 @@ fn mutate(good: &[&[u8]], rng: &mut Rng) -> Vec<u8> {
 }
 
 fn change_command(command: &mut [u8], rng: &mut Rng) {
-    // Most of a long command is data; its fields are at its start.
+    // Most of a long command is data. Usually change the start of the command, which has the other attributes.
     let end = if rng.one_in(4) { command.len() } else { command.len().min(HEADER_BYTES + 100) };
     let start = if rng.one_in(20) { 0 } else { HEADER_BYTES.min(end - 1) };
     let at = start + rng.index(end - start);
@@ -144,7 +144,7 @@ fn change_command(command: &mut [u8], rng: &mut Rng) {
         1 => command[at] ^= 1 << rng.below(8),
         2 => command[at] = *rng.pick(b"/.s\0"),
         3 => command[at] = *rng.pick(&[0, 1, 0x7f, 0x80, 0xff]),
-        // The kind of the command.
+        // Change the kind of the command.
         4 if command.len() > 5 => command[4] = rng.below(30) as u8,
         _ => {
             let from = start + rng.index(end - start);

@@ -8,7 +8,7 @@ use crate::model::CAPABILITY;
 use crate::rng::Rng;
 use crate::target::{FallocateOp, NodeKind, RenameOp, Target};
 
-/// Makes random operations on a tree, and knows the names in the tree.
+/// Makes random operations on a tree, and keeps a list of the names in the tree.
 #[derive(Debug)]
 pub struct Operations {
     rng: Rng,
@@ -28,8 +28,8 @@ impl Operations {
     /// Makes about `count` operations. Operations that the filesystem refuses are ignored.
     pub fn run(&mut self, target: &mut dyn Target, count: usize) {
         let storm = self.rng.below(4);
-        // A snapshot was made since these files were truncated. Grow them, so that the next snapshot has other extents
-        // at their ends.
+        // Grow the files that were truncated before the last snapshot, so that the next snapshot has other extents at
+        // their ends.
         for (path, backup) in std::mem::take(&mut self.shrunk) {
             self.regrow(target, &path, &backup);
         }
@@ -174,7 +174,8 @@ impl Operations {
         }
     }
 
-    /// `a/b` becomes `b/a`, or `a` and `b` swap their names.
+    /// Swaps a directory `a/b` with its parent `a`: the former child becomes the parent, and the two inodes keep or
+    /// swap their names.
     fn swap_with_parent(&mut self, target: &mut dyn Target) {
         let Some(child) = self.any(|kind| kind == NodeKind::Directory) else { return };
         let Some(at) = child.iter().rposition(|byte| *byte == b'/') else { return };

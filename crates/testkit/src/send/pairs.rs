@@ -33,9 +33,9 @@ use crate::{Image, LoopMount, btrfs_check, check_medium};
 pub struct PairRound {
     /// The seed of all random choices.
     pub seed: u64,
-    /// Operations before each snapshot.
+    /// Number of operations before each snapshot.
     pub operations: usize,
-    /// Whether Linux judges, too.
+    /// Whether Linux also judges the received filesystem.
     pub by_linux: bool,
     /// The directory for images and streams of a failed round.
     pub keep: Option<PathBuf>,
@@ -242,7 +242,7 @@ fn receive_chain(sent: &[SentSnapshot], rng: &mut Rng, failed: &mut Failed) -> R
         if rng.one_in(3) {
             let options = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
             let cut = rng.index(input.len());
-            // This receive fails, unless the input is cut between two streams.
+            // Ignore the result: the receive of the cut input fails, unless the cut is between two streams.
             let _ = fs.receive(fs.root(), &input[..cut], &options, &Job::new(), &mut |_| {});
             if rng.one_in(2) {
                 fs = reopen(Some(fs))?;

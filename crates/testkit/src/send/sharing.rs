@@ -62,8 +62,8 @@ pub struct Sent<'n> {
 pub struct Tolerance {
     /// Preallocated blocks may be holes.
     pub prealloc: bool,
-    /// The block in which a file ends may be unshared. Version 1 makes a hole by extending the file, which rewrites
-    /// this block.
+    /// The block in which a file ends may be unshared. A stream of version 1 makes a hole by cloning a hole from past
+    /// the end of the file. For this the receiver extends the file, which rewrites the block in which it ended.
     pub tails: bool,
     /// The block in which a file ends may also be data instead of a hole, and one more block of each file may be
     /// unshared: when Linux changes a file's size or preallocates, it writes zeros into the blocks at the new end and
@@ -71,7 +71,7 @@ pub struct Tolerance {
     pub ends: bool,
 }
 
-/// Compares these snapshots of the top-level subvolumes of two filesystems.
+/// Compares the snapshots `sent` in the filesystem `source` with the received snapshots of equal names in `target`.
 pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Differs> {
     let mut differs = Differs::default();
     // For each snapshot: maps each block in the source to the places where the target stores it.

@@ -15,8 +15,8 @@ use crate::{FsTarget, Rng};
 /// Errors of a balance that is paused or cancelled, or that has no room for its item: ENOSPC, ENOTCONN, EINPROGRESS,
 /// ECANCELED.
 const STOPPED: [i32; 4] = [28, 107, 115, 125];
-/// Errors of a resize: the device is too full, or the end of the device is in use by something that is moving: ENOSPC,
-/// EBUSY.
+/// Errors of a resize: ENOSPC if the device is too full, EBUSY if something at the end of the device is being moved at
+/// the same time.
 const NOT_RESIZED: [i32; 2] = [28, 16];
 
 /// Counts of a run: `begun` is the number of times that a balance was started, resumed or cancelled; `completed` is the
@@ -28,7 +28,7 @@ pub(super) struct Balances {
     groups: u64,
 }
 
-/// Runs balances until the other threads are done, and at least two. A paused balance may be left at the end.
+/// Runs at least two balances, and continues until the other threads are done. A paused balance may be left at the end.
 pub(super) fn balance(target: &FsTarget, is_mixed: bool, shared: &Shared, seed: u64) -> Result<Balances> {
     let mut rng = Rng::new(seed ^ 0xba1a);
     let fs = target.fs();

@@ -238,8 +238,8 @@ fn logs_of_ours_are_replayed_by_both() {
     println!("{nr_logs} of {} images had a log", CASES.len());
 }
 
-/// Checks paths that were fsynced last and not changed afterwards: files are as they were, and directories have their
-/// entries.
+/// Checks paths that were fsynced and not changed afterwards: in `replayed`, files are as in `live`, and directories
+/// have the entries that they have in `live`.
 fn check_fsynced(paths: &[Vec<u8>], live: &[TreeEntry], replayed: &[TreeEntry], what: &str) {
     let find = |entries: &[TreeEntry], path: &[u8]| entries.iter().find(|entry| entry.path == path).cloned();
     let children = |entries: &[TreeEntry], dir: &[u8]| -> Vec<(Vec<u8>, NodeKind)> {
@@ -303,8 +303,8 @@ fn random_logs_of_ours_are_replayed_by_both() {
     }
 }
 
-/// Threads concurrently append and fsync, replace files by rename, and commit. Every fsync that returned before the
-/// power cut holds, and most fsyncs share a log with others.
+/// Threads concurrently append and fsync, replace files by rename, and commit. Everything fsynced before the power cut
+/// exists after the replay, and most fsyncs share a log with fsyncs of other threads.
 #[test]
 fn threads_share_logs() {
     if !capability::kernel_oracle() {

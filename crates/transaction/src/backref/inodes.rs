@@ -29,8 +29,8 @@ pub struct ExtentUse {
 }
 
 impl ExtentUse {
-    /// Whether the item covers a byte of the extent. An item of a compressed extent covers every byte, because any
-    /// read needs the whole extent.
+    /// Whether the item covers the byte at the offset `inside` of the extent. An item of a compressed extent covers
+    /// every byte, because any read needs the whole extent.
     fn covers(&self, inside: u64) -> bool {
         self.compressed || inside.checked_sub(self.extent_offset).is_some_and(|past| past < self.len_bytes)
     }
@@ -111,9 +111,9 @@ fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Resul
 const COMPRESSION_AT: usize = 16;
 
 impl Engine {
-    /// Returns up to `limit` uses of the data at an address by files, as of the last commit. Only items that cover the
-    /// address count, unless `whole_extent` requests all uses of its extent. `None` if no data extent covers the
-    /// address.
+    /// Returns up to `limit` uses of the data at an address by files, as of the last commit. With `whole_extent`,
+    /// returns all uses of the data extent that contains the address, otherwise only items that cover the address.
+    /// `None` if no data extent covers the address.
     ///
     /// # Errors
     ///
@@ -124,7 +124,8 @@ impl Engine {
         let view = TreesView::committed(self)?;
         let mut cursor = Cursor::new(view.source(), *view.extent_root());
         let mut key = cursor.seek_le(&Key::new(at.0, KeyType::EXTENT_ITEM, u64::MAX))?;
-        // Skip items of other types, and keyed references of the extent, which lie after the extent's item.
+        // Go back to the extent's item: items of other types, such as keyed references of the extent, may lie behind
+        // it.
         while key.is_some_and(|key| key.item_type != KeyType::EXTENT_ITEM) {
             key = cursor.prev()?;
         }

@@ -275,8 +275,8 @@ impl Found<'_> {
         self.limit.is_some_and(|limit| self.all.len() >= limit.len())
     }
 
-    /// Returns the users. If the set of the last leaf searched contains all of these users, as is usual, returns that
-    /// set without a copy.
+    /// Returns the subvolumes found. Usually, the set of the last leaf searched contains all of them; then that set is
+    /// returned without a copy.
     fn into_set(self) -> RootSet {
         match self.last {
             Some(set) if set.len() == self.all.len() => set,
@@ -285,8 +285,8 @@ impl Found<'_> {
     }
 }
 
-/// Iterates over the leaves of a subvolume that contain the file extent items for which a data reference `(inode,
-/// offset)` stands. `count` is the number of these items. Leaves that other subvolumes own, or that the extent's
+/// Iterates over the leaves of a subvolume with the file extent items that a data reference `(inode, offset)` counts.
+/// The count of the reference is the number of these items. Leaves that other subvolumes own, or that the extent's
 /// references name by address (`shared`), have references of their own, and are left out.
 pub(crate) struct LeafUses<'v, 's> {
     cursor: Cursor<'v>,

@@ -2,7 +2,7 @@
 //! another.
 //!
 //! One large batch is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Several large batches are applied in
-//! parallel, and each is cut into fewer parts than a single batch.
+//! parallel, and each of them is cut into fewer parts than a batch that is applied alone.
 //!
 //! Invariants:
 //! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one tree changes no
@@ -30,7 +30,7 @@ use crate::nodes::threads::nr_threads;
 type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);
 
 impl Engine {
-    /// Applies the frozen items of these trees and publishes the results. The caller holds the commit lock.
+    /// Applies the frozen items of the trees `trees` and publishes the results. The caller holds the commit lock.
     pub(crate) fn apply_frozen(&self, trees: &[Arc<Tree>], refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
         // Keep the frozen items in memory until no view is locked any more, because dropping many items takes time.
         let items: Vec<_> = trees.iter().map(|tree| tree.frozen()).collect();

@@ -64,8 +64,8 @@ impl Engine {
         self.name_tree(new, &made, &mut work.refs, transid)
     }
 
-    /// Accounts the changes of the delayed refs, counts a part of a rescan if `is_first` is set, and puts changed items
-    /// of the quota tree. Returns whether the quota tree changed.
+    /// Accounts the changes of the delayed refs, performs a part of a running rescan if `is_first` is set, and puts the
+    /// changed items into the quota tree. Returns whether the quota tree changed.
     pub(crate) fn update_quotas(&self, work: &mut CommitWork, transid: Generation, is_first: bool) -> Result<bool> {
         if !self.quotas.is_on() {
             return Ok(false);

@@ -6,10 +6,10 @@
 //! write nodes -> flush -> superblock -> flush -> its mirrors -> unpin
 //! ```
 //!
-//! Crash argument. Until the first superblock copy is written, nothing that the last superblock reaches is overwritten,
-//! neither through its trees nor through a log: freed extents are pinned, new nodes take new addresses, and data that
-//! was written and dropped since the last commit keeps its place, because a log may refer to it. Everything that the
-//! new superblock reaches was flushed before the superblock is written.
+//! Crash argument. Until the first superblock copy is written, nothing that the last superblock reaches through its
+//! trees or through a log is overwritten: freed extents are pinned, new nodes take new addresses, and data that was
+//! written and dropped since the last commit keeps its place, because a log may refer to it. Everything that the new
+//! superblock reaches was flushed before the superblock is written.
 //!
 //! Invariants:
 //! - I1. The rounds end: a node that was copied in a transaction keeps its address, so each round copies fewer nodes.
@@ -95,11 +95,11 @@ impl Engine {
         result
     }
 
-    /// Commits all changes and the device error counters. No other call may follow.
+    /// Commits all changes and the device error counters. No other function of the engine may be called afterwards.
     ///
     /// # Errors
     ///
-    /// As for [`Engine::commit`]; also if the filesystem became read-only while it was open.
+    /// As for [`Engine::commit`]. Also fails if the filesystem became read-only while it was open.
     pub fn close(&self) -> Result<()> {
         self.check_not_aborted()?;
         if self.read_only().is_none() {
@@ -314,7 +314,8 @@ impl Engine {
     /// Moves extents out of a block group. Called when the extent tree records all references of subvolumes.
     fn run_step(&self, step: &mut RelocationStep, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let mut moved = self.move_extents(step, &mut work.refs, transid)?;
-        // Run the refs of moved extents apart from the other refs, because a move changes no users.
+        // Run the refs of moved extents apart from the other refs, because a move does not change which subvolumes
+        // reach an extent.
         self.run_heads(moved.take(), work, transid)?;
         self.quotas_moved(&mut work.quota, step.nr_moved, transid);
         self.move_own_blocks(step, &mut work.refs, transid)?;

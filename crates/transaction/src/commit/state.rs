@@ -41,14 +41,14 @@ pub(crate) struct CommitWork {
     /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock refers
     /// to may use unreferenced extents, so they are freed only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
-    /// Ranges of data extents whose extent items were removed. The checksums of freed data are removed next.
+    /// Ranges of data extents whose extent items were removed, and whose checksums are to be removed next.
     pub(crate) freed_data: Vec<std::ops::Range<u64>>,
     pub(crate) quota: QuotaWork,
     pub(crate) uuid_tree_in_step: bool,
 }
 
 impl CommitState {
-    /// The state after the commit of this superblock.
+    /// Makes the state that follows the commit of `superblock`.
     pub(crate) fn new(superblock: Superblock) -> Self {
         let work = CommitWork {
             refs: DelayedRefs::new(),

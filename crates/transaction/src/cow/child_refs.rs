@@ -1,7 +1,7 @@
 //! [`ChildRefs`]: the references that a tree block holds to its children.
 //!
-//! Each pointer in a block is one reference to the child: under the id of the block's owner or, if the block has full
-//! backrefs, under the block's address.
+//! Each pointer in a block is one reference to the child. The reference is recorded under the id of the block's owner
+//! or, if the block has full backrefs, under the block's address.
 
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, OwnerMark, RefKey};
@@ -49,7 +49,7 @@ impl ChildRefs {
         }
     }
 
-    /// Adds `delta` to a reference to a block.
+    /// Adds `delta` to the count of the reference `reference` to a block.
     pub(crate) fn add_node(&self, refs: &mut DelayedRefs, node: &Node, reference: RefKey, delta: i64, users: Users) {
         let extent = self.extent_at(node.bytenr());
         refs.add_marked(extent, kind_of(node), (reference, delta), self.transid, self.mark(users));
@@ -85,7 +85,7 @@ impl ChildRefs {
         }
     }
 
-    /// Adds `delta` to a reference to one child of an internal node.
+    /// Adds `delta` to the count of a reference to one child of an internal node.
     pub(crate) fn add_child(
         &self,
         refs: &mut DelayedRefs,
@@ -100,7 +100,7 @@ impl ChildRefs {
         refs.add_marked(self.extent_at(child), kind, (reference, delta), self.transid, self.mark(users));
     }
 
-    /// Adds `delta` to a reference to the extent of one file extent item.
+    /// Adds `delta` to the count of a reference to the extent of one file extent item.
     pub(crate) fn add_data(
         &self,
         refs: &mut DelayedRefs,
@@ -118,7 +118,7 @@ impl ChildRefs {
     }
 }
 
-/// The kind of a block's extent: the facts that the extent tree records besides its address.
+/// The kind of a block's extent: the properties that the extent tree records besides the block's address.
 pub(crate) fn kind_of(node: &Node) -> ExtentKind {
     ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() }
 }

@@ -91,12 +91,13 @@ impl Engine {
         let Made { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
-            // Drop freed addresses first: one of them may have been given to a new node.
+            // Drop the nodes at freed addresses before the new nodes are added, because a new node may have a freed
+            // address.
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
             emitted.into_values().for_each(|node| self.store.put_dirty(node));
         });
-        // Remove the replaced nodes from memory. Readers that still descend the old tree read them from the devices
-        // again.
+        // Remove the replaced nodes from memory. Readers that still descend the old tree read the replaced nodes from
+        // the devices again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
         self.commit_state.retire(retired);
         let nodesize = u64::from(self.geometry.nodesize);
@@ -119,7 +120,8 @@ impl Engine {
     }
 }
 
-/// Counts the changes that all applies of one flush have made, and reports the count to the admission of writers.
+/// Counts the changes that all applies of one flush have made so far, and reports the count to `Engine::admission`,
+/// which slows writers during a flush.
 #[derive(Debug)]
 pub(crate) struct ApplyProgress {
     nr_changed: AtomicUsize,
@@ -272,7 +274,8 @@ impl<'a> ApplyJob<'a> {
         ChildRefs { owner: self.owner, nodesize, transid: self.transid, quotas }
     }
 
-    /// Number of parts of the batch; each part is enough work for a thread.
+    /// The number of parts into which the batch is cut, each with at least [`PART_MIN`] changes; 0 if the batch is not
+    /// cut.
     fn nr_parts(&self, max: usize) -> usize {
         if self.ample_room && max > 1 { max.min(self.batch_len / PART_MIN) } else { 0 }
     }
@@ -515,10 +518,10 @@ pub(crate) fn no_references(bytenr: Logical) -> Corrupt {
     .at(bytenr)
 }
 
-/// Minimum number of changes of a batch whose nodes are written as they are made. Smaller batches touch no more leaves
-/// than memory can hold.
+/// A batch of a subvolume tree with at least this many changes writes its nodes while it is being applied. Smaller
+/// batches touch no more leaves than memory can hold.
 const STREAM_MIN: usize = 256;
-/// Number of changes that justify a thread.
+/// Minimum number of changes in each part of a batch: each part is applied by a thread of its own.
 pub(crate) const PART_MIN: usize = 2048;
 /// Number of nodes for which space is allocated at once, if many nodes are made.
 const POOL_NODES: u64 = 64;

@@ -2,14 +2,14 @@
 //! tree as one sorted batch.
 //!
 //! There are two kinds. *Rows* are items whose neighbours usually change with them: the items of an inode, and a
-//! directory's entries by index. *Names* are `DIR_ITEM`s, whose keys are hashes ([`NameMap::takes`]): a few thousand of
-//! them change every leaf of a large directory, so applying more names at once writes fewer leaves. The two kinds are
-//! kept apart so that rows can be frozen alone.
+//! directory's entries by index. *Names* are `DIR_ITEM`s, whose keys are hashes ([`NameMap::takes`]). A few thousand
+//! names change every leaf of a large directory, because their hashes are spread evenly. So leaves are written less
+//! often if more names are applied in one batch. The two kinds are kept apart so that rows can be frozen alone.
 //!
 //! Invariants:
 //! - I1. All entries of a directory are in one shard, and directories with neighbouring numbers use different shards.
-//!   All other items of an objectid are in one shard, with the items of neighbouring inodes. A range inside one
-//!   objectid needs two locks at most.
+//!   All other items of an objectid are in one shard, with the items of neighbouring inodes. So a range of keys inside
+//!   one objectid lies in at most two shards.
 //! - I2. An item moves only from active to frozen to the tree, so a reader that looks in this order misses nothing.
 //! - I3. If a shard deletes names, its names are frozen with its rows: a tree never has the names of a directory
 //!   without the directory's inode.
@@ -326,8 +326,8 @@ impl Objectids {
     }
 
     fn place(objectid: u64) -> (usize, u64) {
-        // A shard has every NR_SHARDS-th row of inodes, so some bits of its objectids are equal. The multiplication
-        // mixes the bits, so that the objectids spread over the whole set.
+        // A shard has every NR_SHARDS-th row of inodes, so all objectids in a shard agree in some bits. The
+        // multiplication mixes the bits, so that the objectids spread over the whole set.
         let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }

@@ -2,8 +2,8 @@
 //! position.
 //!
 //! Invariants:
-//! - I1. An item and the length before it lie in one chunk and begin at an offset below [`CHUNK`]. So the chunk's
-//!   number and the offset together fit into a position of 32 bits.
+//! - I1. An item, with its length stored before it, lies in one chunk and begins at an offset below [`CHUNK`]. So the
+//!   chunk's number and the offset together fit into a position of 32 bits.
 
 /// Items whose positions never change.
 #[derive(Debug, Default)]
@@ -51,8 +51,8 @@ impl ItemLog {
         self.chunks[number][from..from + len].copy_from_slice(item);
     }
 
-    /// Loads the cache lines that [`Self::get`] reads for a short item, by reading a byte of each. Does not wait for
-    /// the item's length.
+    /// Loads the cache lines that [`Self::get`] reads for a short item, by reading a byte of each. The reads do not
+    /// depend on the item's length, so the processor need not load the length first.
     pub(crate) fn touch(&self, place: u32) -> u8 {
         let (chunk, at) = (&self.chunks[place as usize >> CHUNK_BITS], place as usize % CHUNK);
         chunk[at] ^ chunk[(at + SHORT_ITEM).min(chunk.len() - 1)]

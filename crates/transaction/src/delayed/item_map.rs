@@ -21,7 +21,8 @@
 //! Invariants:
 //! - I1. The keys of a page are at or above its lowest key, and below the lowest key of the next page; groups follow
 //!   this rule too. The first page and the first group begin at [`Key::MIN`]. A group has at least one page.
-//! - I2. `recent` holds hints: each hint may name any page, even a page that does not exist.
+//! - I2. `recent` holds hints. A hint may name a wrong page, even a page that does not exist, so it is checked before
+//!   it is used.
 
 use std::sync::Arc;
 
@@ -141,7 +142,7 @@ impl ItemMap {
         changes.take_while(move |(key, _)| *key >= start)
     }
 
-    /// Bytes of memory that the map takes. They equal the sum of the growth of all changes.
+    /// Bytes of memory that the map takes: the sum of [`Growth::memory_bytes`] of all changes.
     #[cfg(test)]
     fn memory_bytes(&self) -> isize {
         self.pages().map(|page| page.items.memory_bytes() + PAGE_OVERHEAD).sum()
@@ -339,7 +340,7 @@ fn is_below(key: &Key, other: &Key) -> bool {
 }
 
 /// The index in `recent` of the hint for a key. The inode items, references and attributes of a row of inodes share a
-/// hint. So do the entries of a directory, and the extents of a file.
+/// hint. The entries of a directory share a hint, and the extents of a file share a hint.
 fn recent_slot(key: &Key) -> usize {
     let kind = u64::from(key.item_type.0 >> 5);
     let row = if kind == 0 { key.objectid / INODES_PER_ROW } else { key.objectid };

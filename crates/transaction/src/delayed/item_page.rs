@@ -1,5 +1,5 @@
-//! [`ItemPage`]: a page of an [`ItemMap`](crate::delayed::item_map::ItemMap), with some item changes and their data in
-//! little more memory than they need.
+//! [`ItemPage`]: a page of an [`ItemMap`](crate::delayed::item_map::ItemMap), with some item changes and the data of
+//! the items, in little more memory than the data needs.
 //!
 //! ```text
 //! heads  key, start, len | key, start, len | ...    ascending

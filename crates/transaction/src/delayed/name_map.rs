@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A full page is split by the next bit of its prefix; if the prefix already has as many bits as the table's place
-//! numbers, the table is doubled first. So a change reads one page, which has four cache lines, and appends to the log
-//! after the previous change.
+//! numbers, the table is doubled first. So recording a change reads one page of four cache lines, and appends to the
+//! end of the log.
 //!
 //! Invariants:
 //! - I1. A page with a prefix of `depth` bits is in all places of the table whose numbers begin with this prefix, and
@@ -39,7 +39,7 @@ pub(crate) struct Dir {
     /// Page numbers, by the first `bits` bits of a hash.
     table: Vec<u32>,
     bits: u32,
-    /// Pages by their numbers, [`GROUP_PAGES`] in each group but the last.
+    /// Pages in the order of their numbers. Each group except the last has [`GROUP_PAGES`] pages.
     groups: Vec<Vec<NamePage>>,
     /// The heads of pages that have more heads than fit into them (I2).
     more: BTreeMap<u32, Vec<Head>>,
@@ -137,7 +137,7 @@ impl NameMap {
         self.dirs.keys().copied()
     }
 
-    /// Bytes of memory that the map takes. They equal the sum of the growth of all changes.
+    /// Bytes of memory that the map takes: the sum of [`Growth::memory_bytes`] of all changes.
     pub(crate) fn memory_bytes(&self) -> isize {
         self.dirs.values().map(|dir| dir.bytes as isize).sum()
     }
@@ -206,7 +206,7 @@ impl Dir {
         }
     }
 
-    /// Records a change. The caller adds the growth of memory to the result.
+    /// Records a change. In the result, [`Growth::memory_bytes`] is 0; the caller sets it.
     fn set(&mut self, hash: u32, value: Option<&[u8]>) -> Growth {
         let data_bytes = value.map_or(0, <[u8]>::len);
         loop {
@@ -349,7 +349,7 @@ impl Dir {
     /// The slot of the name, or the slot at which an absent name would be inserted.
     fn search(&self, number: u32, hash: u32) -> Result<usize, usize> {
         let page = self.page(number);
-        // Reads all cache lines at once. A binary search would wait for one cache line after another.
+        // Reads all cache lines at the same time. A binary search would wait for one cache line after another.
         let within = page.heads.iter().map(|head| usize::from(head.hash < hash)).sum();
         let heads = self.heads(number);
         let slot = if page.len == MORE { heads.partition_point(|head| head.hash < hash) } else { within };

@@ -51,13 +51,14 @@ impl AtVersion for View {
     }
 }
 
-/// An item and its place.
+/// An item that a merge found: in a delayed change, or in a slot of a node.
 enum Found<'i> {
     Delayed(&'i Value),
     Node(&'i Arc<Node>, usize),
 }
 
-/// Merges two lists of changes up to a last key. For equal keys, the active change wins.
+/// Merges the active and the frozen changes up to the key `last`. If both lists have a change of a key, only the active
+/// change counts, because it is newer.
 struct Newest<'c> {
     active: &'c [(Key, Change)],
     frozen: &'c [(Key, Change)],
@@ -201,7 +202,7 @@ impl Tree {
         Ok(count)
     }
 
-    /// Merges active, frozen and tree items.
+    /// Calls `found` for up to `limit` items of `start..=end`, merged from active items, frozen items and nodes.
     fn merge(&self, start: &Key, end: &Key, mut limit: usize, mut found: impl FnMut(Key, Found<'_>)) -> Result<()> {
         let mut from = *start;
         let mut window = limit.saturating_add(WINDOW_MARGIN);
@@ -216,7 +217,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Merges the range that `window` changes of each source cover. Returns the key to continue from.
+    /// Merges the first part of `start..=end`. The part ends where the first `window` changes of the active or of the
+    /// frozen items end. Returns the key to continue from; `None` if the part reaches `end`.
     fn merge_window(
         &self,
         start: &Key,

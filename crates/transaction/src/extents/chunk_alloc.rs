@@ -4,8 +4,8 @@
 //!
 //! Also decides which empty block groups a commit removes ([`Engine::remove_empty_block_groups`]).
 //!
-//! A chunk can be used at once: its content is reachable only through a commit, and every commit records all pending
-//! chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
+//! A new chunk can be used immediately: its content is reachable only through a commit, and every commit records all
+//! pending chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
 //!
 //! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> space,
 //! volumes, the list; no lock is taken under the list's lock.
@@ -28,7 +28,8 @@ use crate::extents::free_space_tree;
 #[derive(Debug, Default)]
 pub(crate) struct PendingChunks {
     list: Mutex<Vec<(Logical, ChunkItem)>>,
-    /// This lock is held while a chunk is made, so that two threads that run out of space at once make one chunk.
+    /// This lock is held while a chunk is made, so that two threads that run out of space at the same time make only
+    /// one chunk.
     making: Mutex<()>,
 }
 
@@ -56,8 +57,8 @@ impl Engine {
         min: u64,
         hint: Option<Logical>,
     ) -> Result<Option<Extent>> {
-        // Accept a piece of a large request rather than make another chunk, because a chunk of one kind takes device
-        // space from the other kinds.
+        // If a large request does not fit, accept a shorter extent rather than make another chunk, because a chunk of
+        // one kind takes device space from the other kinds.
         let fair = want.min(FAIR_PIECE_BYTES).max(min);
         let allocate = || {
             let whole = self.space.allocate(kind, want, want, hint);
@@ -105,7 +106,8 @@ impl Engine {
         }
         let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
         let range = LogicalRange::new("chunk", "length", logical, chunk.length)?;
-        // List the chunk before it can be used, so that a commit that sees the group sees the chunk.
+        // List the chunk before it can be used: a commit that finds the new block group must also find the pending
+        // chunk.
         self.pending_chunks.list.lock().push((logical, chunk));
         let reserved = self.volumes.reserved_ranges(logical);
         let whole = std::iter::once(logical.0..range.end().0).collect();

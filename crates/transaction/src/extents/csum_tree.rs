@@ -200,7 +200,7 @@ impl Layout {
         (csums.len() / self.csum_size) as u64 * self.sectorsize
     }
 
-    /// The end of the range that an item on disk covers.
+    /// Checks an item on disk, and returns the end of the range that the item covers.
     fn check(&self, start: u64, csums: &[u8]) -> Result<u64> {
         let whole = !csums.is_empty() && csums.len().is_multiple_of(self.csum_size);
         let end = start.checked_add(self.covered(csums));

@@ -123,8 +123,8 @@ impl Engine {
     }
 
     /// Reserves less than `bytes` after [`Engine::reserve_data_for`] refused to reserve `bytes`, so that a write can be
-    /// done in part. Returns the reservation and its bytes, at least half of what is left; `None` if less than two
-    /// sectors are left. Neither writes nor commits.
+    /// done in part. Tries half of `bytes`, then a quarter, and so on. Returns the reservation and its bytes; `None` if
+    /// there is room for less than two sectors, or if other reservations are waiting. Neither writes nor commits.
     ///
     /// # Errors
     ///
@@ -137,7 +137,8 @@ impl Engine {
             if bytes < 2 * sectorsize {
                 return Ok(None);
             }
-            // Leave room within the limits for the metadata of writeback, for which nothing is reserved.
+            // Leave room within the limits for the metadata of writeback, because nothing is reserved for this
+            // metadata.
             let metadata = u64::from(self.geometry.nodesize).saturating_mul(METADATA_NODES_LEFT);
             if let Some(quota) = self.try_reserve_quota(root, bytes)
                 && self.try_reserve_quota(root, metadata).is_some()
@@ -159,7 +160,7 @@ impl Engine {
     fn try_reserve_data(&self, bytes: u64) -> Result<Option<Reservation>> {
         loop {
             match self.space.reserve(SpaceKind::Data, bytes) {
-                // In mixed block groups, data leaves room for the metadata that the running transaction needs.
+                // In mixed block groups, data must leave room for the metadata that the running transaction needs.
                 Ok(inner) if self.data_leaves_room_for_metadata() => {
                     return Ok(Some(inner));
                 }
@@ -174,8 +175,8 @@ impl Engine {
         }
     }
 
-    /// Allocates `want` bytes in one piece, or the largest piece of at least `min`; both are multiples of the sector
-    /// size. The reservation shrinks by the allocated bytes.
+    /// Allocates `want` bytes in one piece or, if there is no such piece, a shorter piece of at least `min` bytes. Both
+    /// numbers are multiples of the sector size. The reservation shrinks by the allocated bytes.
     ///
     /// # Errors
     ///

@@ -68,14 +68,15 @@ impl Engine {
         })
     }
 
-    /// Sets the number of bytes that the filesystem uses on a device, rounded down to whole sectors. Durable on return.
-    /// Units of `job` are bytes that have to move.
+    /// Sets the number of bytes that the filesystem uses on a device, rounded down to whole sectors. The new size is
+    /// durable on return. Units of `job` are bytes that have to move.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the device is smaller, or the size is below [`DEVICE_LEN_MIN`]; [`Error::NoSpace`] if the
-    /// extents past the new end find no room below it; [`Error::Cancelled`]; an error of a read, a write or a commit.
-    /// After an error, the size is unchanged, but chunks and extents that were moved stay in their new places.
+    /// [`Error::Refused`] if `len_bytes` is more than the device's size or less than [`DEVICE_LEN_MIN`];
+    /// [`Error::NoSpace`] if the extents past the new end find no room below it; [`Error::Cancelled`]; an error of a
+    /// read, a write or a commit. After an error, the size is unchanged, but chunks and extents that were moved stay in
+    /// their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
         let _resizing = self.resizes.resizing.lock();

@@ -32,8 +32,8 @@ pub(crate) enum Emptying {
 #[derive(Debug, Default)]
 pub(crate) struct Relocations {
     groups: Mutex<BTreeMap<Logical, Emptying>>,
-    /// This lock is held while a relocation makes sure that writers find space in other groups, and closes its own
-    /// group to allocations. Lock order: this lock -> all locks of commits and writeback.
+    /// This lock is held while a relocation makes sure that writers find space in other groups, and forbids allocations
+    /// in the group that it empties. Lock order: this lock -> all locks of commits and writeback.
     closing: Mutex<()>,
 }
 

@@ -7,7 +7,8 @@
 //!
 //! I1. After the delayed refs of an extent (its head) are applied, `refs` of its item is the sum of its inline and
 //! keyed references.
-//! I2. Inline references are ordered by type, and within a type by descending offset or hash.
+//! I2. Inline references are in ascending order of type; references of one type are in descending order of offset or
+//! hash.
 //! I3. A reference is inline or keyed, never both.
 //! I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as objectid.
 
@@ -357,8 +358,8 @@ impl<'a, 's> Record<'a, 's> {
         head.allocated_by.or_else(put).or_else(added)
     }
 
-    /// With simple quotas, counts an extent whose item is made or deleted. The owner of a data extent is in its item;
-    /// the owner of a tree block is the tree that allocated it.
+    /// With simple quotas, charges a new extent to its owner, or takes back the charge of an extent whose item is
+    /// deleted. The item of a data extent names the owner; the owner of a tree block is the tree that allocated it.
     fn charge(&self, changes: &mut ExtentChanges) {
         let Some(simple) = &self.config.simple else { return };
         let recorded = self.item.inline_refs.iter().find_map(|inline| match inline {
@@ -522,7 +523,7 @@ impl<'a, 's> Record<'a, 's> {
         })
     }
 
-    /// The reference with its count lowered by `count`, or `None` if no count is left.
+    /// The reference with its count lowered by `count`, or `None` if the count becomes 0.
     fn less(&self, reference: InlineRef, count: u64) -> Result<Option<InlineRef>> {
         let rest = u64::from(reference.count()).checked_sub(count).ok_or_else(|| {
             self.corrupt("reference count", reference.count().into(), "expected no fewer than are dropped")

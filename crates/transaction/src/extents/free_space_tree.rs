@@ -165,7 +165,7 @@ pub(crate) fn remove_free_space(
 struct Thresholds {
     /// A group with more extents than this number changes to bitmaps.
     high: u64,
-    /// A group whose bitmaps have fewer ranges than this number changes to extents.
+    /// A group whose bitmaps hold fewer free ranges than this number changes to extents.
     low: u64,
 }
 
@@ -224,7 +224,7 @@ fn bitmaps(start: u64, len_bytes: u64, free: &[Range<u64>], sectorsize: u32) -> 
     maps.into_iter().zip(0..).map(|(map, index)| (key(index), map)).collect()
 }
 
-/// Bytes that a full bitmap covers.
+/// Bytes of space that a bitmap of full length covers.
 fn span(sectorsize: u32) -> u64 {
     FREE_SPACE_BITMAP_BITS * u64::from(sectorsize)
 }

@@ -216,8 +216,8 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     }
 }
 
-/// Compares items byte by byte, except those of extents with keyed references: which references of such an extent are
-/// inline depends on the order of earlier changes.
+/// Compares items byte by byte. Items of extents with keyed references are left out, because the order of earlier
+/// changes decides which of the references are inline.
 fn compare(ours: &BTreeMap<Key, Vec<u8>>, before: &BTreeMap<Key, Vec<u8>>, known: &[Known], nodesize: u32) {
     let free_order: Vec<u64> =
         known.iter().filter(|known| known.has_keyed).map(|known| known.extent.bytenr.0).collect();

@@ -2,8 +2,8 @@
 //!
 //! A commit changes trees by copying nodes. A transaction needs room for a copy of every node that it touches (the old
 //! nodes become free when it is committed) and for the items that it adds. A change is admitted only while free space
-//! and possible new chunks cover the need of all changes admitted before it, for which [`Load::need`] is an upper
-//! bound:
+//! and possible new chunks cover the need of all changes admitted before it. [`Load::need`] is an upper bound of this
+//! need:
 //!
 //! ```text
 //!   free + unallocated  >=  frozen transaction + active transaction + future writeback + space that the purpose must leave
@@ -16,9 +16,9 @@
 //!     subvolume with snapshots, removals can take more space than they free: they copy shared nodes, and the snapshots
 //!     keep the old nodes. So removals leave room for the deletion of a subvolume, which ends the sharing.
 //!
-//! While room is ample, a thread gets many changes admitted at once. The thread's operations reserve from the changes
-//! that were admitted in advance (the stock), and the load of these operations is added to the transaction's load only
-//! after many operations ([`Share`]).
+//! While room is ample, many changes are admitted for a thread in one step. The thread's operations reserve from the
+//! changes that were admitted in advance (the stock), and the load of these operations is added to the transaction's
+//! load only after many operations ([`Share`]).
 //!
 //! I4. The stock of a share, and load that the share has not added yet, count as reserved: the counted load is never
 //!     too low.
@@ -149,11 +149,11 @@ struct Load {
     new_bytes: u64,
 }
 
-/// Maximum number of nodes of the extent tree that are copied because a change copies a leaf: the leaf of the extent
-/// tree that loses the item of the old leaf, and a share of the leaves that record the new leaf. The copied leaf itself
-/// and its share of the path are not counted.
+/// When a change copies a leaf, at most this many nodes of the extent tree are copied too: the node with the item of
+/// the old leaf, and a share of the nodes into which the items of new leaves are inserted. The copied leaf itself and
+/// its share of the path are not counted.
 const EXTENT_NODES_PER_CHANGE: u64 = 2;
-/// Nodes that every commit copies: paths to the roots, root tree, block groups, free space.
+/// Number of nodes that every commit copies: paths to the roots, root tree, block groups, free space.
 const NODES_PER_COMMIT: u64 = 24;
 /// Number of changes in the extent tree and the csum tree that each change of a file extent item causes.
 const EXTRA_CHANGES_PER_EXTENT: u64 = 2;
@@ -167,12 +167,13 @@ const CHILD_BYTES: u64 = 72;
 /// Upper bound of the bytes that one more reference to an extent needs in the extent tree, including the space that
 /// leaves may leave empty.
 const REFERENCE_BYTES: u64 = 64;
-/// Maximum number of changes that a removal must be able to make at once.
+/// A removal that makes at most this many changes in one step fits even on a full filesystem: if subvolumes share
+/// blocks, the global reserve has room for these changes.
 const CHANGES_PER_REMOVAL: u64 = 16;
 /// Maximum number of changes that the deletion of a subvolume makes, the dropping of its tree excluded: entry, index,
 /// directory, both references, orphan item, root item, two UUID items.
 pub(crate) const CHANGES_PER_SUBVOLUME_DELETION: u64 = 12;
-/// Changes that writeback makes for each reservation of dirty data, besides the changes for its extents.
+/// Number of changes that writeback makes for each reservation of dirty data, besides the changes for the extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
 /// Upper bound of the bytes that a change of writeback adds to a tree, inline data and checksums excluded.
 const BYTES_PER_CHANGE: u64 = 128;
@@ -193,7 +194,7 @@ const CHANGE_PATIENCE: Duration = Duration::from_millis(20);
 /// Time for which writeback waits for the changes of other threads.
 const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Number of changes that are admitted at once for a thread: about fifty operations.
+/// Number of changes that are admitted for a thread in advance: enough for about fifty operations.
 const SHARE_ITEMS: u64 = 1024;
 
 impl TransactionLoad {
@@ -498,7 +499,8 @@ impl Engine {
     }
 
     fn admit(&self, nr_items: u64, purpose: Purpose) -> bool {
-        // Count before the check, so that two threads that check at once each see the other's changes.
+        // Count the changes before the check: of two threads that check at the same time, each must see the other's
+        // changes.
         self.admission.load.begin(nr_items, purpose);
         let has_room = self.has_room_for_metadata(purpose);
         if !has_room {
@@ -517,7 +519,7 @@ impl Engine {
         self.has_room_for_metadata_and(0, purpose)
     }
 
-    /// Like [`Engine::has_room_for_metadata`], but with `bytes` less of free room.
+    /// Like [`Engine::has_room_for_metadata`], but requires that `bytes` more are free.
     pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: Purpose) -> bool {
         let fits = || {
             let (room, need) = self.metadata_room_and_need(purpose);
@@ -526,8 +528,8 @@ impl Engine {
         fits() || (self.admission.load.add_shares() && fits())
     }
 
-    /// Whether the trees still have the room that they need after a reservation of data. Only in mixed block groups do
-    /// such reservations take that room.
+    /// Whether the trees still have the room that they need after a reservation of data. Such reservations take that
+    /// room only in mixed block groups.
     pub(crate) fn data_leaves_room_for_metadata(&self) -> bool {
         !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change)
     }
@@ -554,8 +556,8 @@ impl Engine {
     }
 
     /// The need of one removal, and of the deletion of a subvolume after it, if subvolumes share blocks: each node that
-    /// they copy may add references to blocks all over the extent tree. 0 if no blocks are shared, because the floor of
-    /// the reserve covers that case.
+    /// they copy may add references to blocks all over the extent tree. 0 if no blocks are shared, because the minimum
+    /// size of the reserve covers that case.
     fn shared_removal_need(&self, metadata: &SpaceInfo) -> u64 {
         let room = self.metadata_use(metadata, Purpose::Removal);
         let removal = Load { nr_changes: CHANGES_PER_REMOVAL + CHANGES_PER_SUBVOLUME_DELETION, new_bytes: 0 };
@@ -634,7 +636,7 @@ impl Engine {
         }
     }
 
-    /// Upper bound of the bytes of all trees by their root items; `None` if the root items cannot be read.
+    /// Upper bound of the bytes of all trees, computed from their root items; `None` if the root items cannot be read.
     fn tree_bytes(&self) -> Option<u64> {
         let roots = self.roots.get(RootId::ROOT_TREE)?;
         let nodesize = u64::from(self.geometry.nodesize);
@@ -701,8 +703,8 @@ impl Engine {
         let nr_changes = |nr_extents: u64| {
             nr_reservations * CHANGES_PER_DIRTY_RESERVATION + nr_extents * (1 + EXTRA_CHANGES_PER_EXTENT)
         };
-        // Besides the extents of the given length, count one more for each dirty range and each free range, because
-        // extents also end where such a range ends.
+        // Besides the extents of `EXTENT_BYTES`, count one more extent for each dirty range and each free range,
+        // because extents also end where such a range ends.
         let nr_extents = (bytes / EXTENT_BYTES + dirty.nr_ranges + nr_free_ranges).min(nr_sectors);
         let inline_bytes = nr_reservations.min(nr_sectors) * dirty.max_inline_bytes;
         Load {

@@ -168,7 +168,7 @@ impl QgroupId {
         u16::try_from(self.0 >> Self::LEVEL_SHIFT).unwrap_or(u16::MAX)
     }
 
-    /// The number within the level.
+    /// The number of the group within its level.
     pub fn number(self) -> u64 {
         self.0 & ((1 << Self::LEVEL_SHIFT) - 1)
     }

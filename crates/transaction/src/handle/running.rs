@@ -76,7 +76,7 @@ impl RunningTransaction {
         self.listed.lock().clone()
     }
 
-    /// Requests that the commit makes, changes or deletes a subvolume. The caller has entered the gate.
+    /// Asks the commit to make, change or delete a subvolume. The caller has entered the gate.
     pub(crate) fn request(&self, change: RootChange) {
         self.root_changes.lock().push(change);
     }

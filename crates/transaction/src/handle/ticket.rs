@@ -9,7 +9,7 @@
 //! The thread of the first ticket in the queue reclaims space itself, so only threads that need space are slowed down.
 //!
 //! Invariants:
-//! - I1. Turns come in order of arrival; a newcomer queues behind the waiters even if it would fit.
+//! - I1. Turns come in order of arrival; a newcomer queues behind the waiters even if its reservation would fit.
 //! - I2. A waiter holds no lock that reclaim takes: callers hold no inode lock. Callers that must reserve under an
 //!   inode lock ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) is false) do not queue, and neither do changes
 //!   that free space.
@@ -128,8 +128,8 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Rounds of reclaim before a reservation fails. Data written in the first round may let the second round free more
-/// space.
+/// Number of rounds of reclaim before a reservation fails. Data written in the first round may let the second round
+/// free more space.
 const RECLAIMS: usize = 2;
 
 #[cfg(test)]

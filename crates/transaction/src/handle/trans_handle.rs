@@ -232,7 +232,7 @@ impl TreeChanges<'_> {
 
     fn set(&mut self, key: Key, value: Option<&[u8]>) {
         if self.items.as_ref().is_some_and(|items| !items.has(&key)) {
-            // Unlock before locking the next items: two shards are never locked at once.
+            // Unlock the current shard before locking the next one: two shards are never locked at the same time.
             self.items = None;
         }
         let items = self.items.get_or_insert_with(|| self.tree.active.lock(&key));

@@ -20,17 +20,17 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// A value that only grows.
+    /// Makes a metric whose value only grows.
     pub fn counter(name: &'static str, help: &'static str, value: f64) -> Self {
         Self { name, suffix: "", help, kind: "counter", labels: Vec::new(), value }
     }
 
-    /// A current value.
+    /// Makes a metric whose value can grow and fall.
     pub fn gauge(name: &'static str, help: &'static str, value: f64) -> Self {
         Self { kind: "gauge", ..Self::counter(name, help, value) }
     }
 
-    /// A part of a histogram.
+    /// Makes a metric that is a part of a histogram.
     pub fn histogram(name: &'static str, suffix: &'static str, help: &'static str, value: f64) -> Self {
         Self { kind: "histogram", suffix, ..Self::counter(name, help, value) }
     }

@@ -1,5 +1,5 @@
-//! Statistics of the engine. Counters count large events, never single operations. Spans time large phases and draw
-//! them into a [timeline](crate::health::timeline) on request.
+//! Statistics of the engine. Counters count large events, never single operations. A span measures the duration of a
+//! large phase, and is drawn into a [timeline](crate::health::timeline) on request.
 //!
 //! - T1. Counters only grow. Each counter is read separately, so two values may be from different moments.
 //! - T2. A node is counted when it is written, so a node that a transaction changed ten times and wrote once counts
@@ -29,7 +29,7 @@ pub enum Span {
     WriteNodes,
     /// The devices flush.
     FlushDevices,
-    /// The superblock is written and durable.
+    /// The superblock is written and made durable.
     Superblock,
     /// Space that only the old superblock reached is freed.
     Unpin,
@@ -125,7 +125,8 @@ struct TreeStat {
     batches: AtomicU64,
     items_put: AtomicU64,
     items_deleted: AtomicU64,
-    /// Leaves that batches made; one leaf may be made several times in a transaction.
+    /// Number of leaves that batches made. A leaf counts each time it is made; this can happen several times in a
+    /// transaction.
     leaves_made: AtomicU64,
     leaves_written: AtomicU64,
     nodes_written: AtomicU64,
@@ -161,12 +162,12 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// Times a span until the guard is dropped.
+    /// Begins a span, which ends when the returned guard is dropped.
     pub fn span(&self, span: Span) -> SpanGuard<'_> {
         SpanGuard { stats: self, span, started: Instant::now() }
     }
 
-    /// Counts dirty data that was written back in order to free memory or space.
+    /// Updates the counters for dirty data that was written back in order to free memory or space.
     pub fn reclaimed(&self, state: Reclaim, asked_bytes: u64, written_bytes: u64) {
         let stat = &self.reclaim[state as usize];
         add(&stat.asked_bytes, asked_bytes);
@@ -182,7 +183,7 @@ impl Stats {
         self.timeline.start(file)
     }
 
-    /// Counts a batch that was applied to a tree.
+    /// Updates the counters for a batch that was applied to a tree.
     pub(crate) fn applied(&self, tree: RootId, stats: &ApplyStats) {
         let stat = &self.trees[class_of(tree)];
         add(&stat.batches, stats.batches);
@@ -191,7 +192,7 @@ impl Stats {
         add(&stat.leaves_made, stats.leaves_written);
     }
 
-    /// Counts a node that is about to be written.
+    /// Updates the counters for a node that is about to be written.
     pub(crate) fn node_written(&self, node: &Node) {
         let stat = &self.trees[class_of(node.owner())];
         add(&stat.nodes_written, 1);

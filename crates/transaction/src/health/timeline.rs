@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// A timeline that writes nothing until it is started.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    /// This flag is checked before the lock is taken, which avoids the lock while no timeline is written.
+    /// This flag is checked first, so that the lock is not taken while no timeline is written.
     is_on: AtomicBool,
     out: Mutex<Option<Output>>,
 }

@@ -72,7 +72,8 @@ impl EngineId {
 /// Turns the filesystems that this thread worked on read-only, as the panic hook does. This function is for programs
 /// that replace the panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
-    // The variable is gone only while the thread ends, when the thread no longer works on a filesystem.
+    // The thread-local variable is missing only while the thread ends, and then the thread no longer works on a
+    // filesystem.
     let used = USED.try_with(|used| used.try_borrow().map(|used| used.clone()).unwrap_or_default()).unwrap_or_default();
     if used.is_empty() {
         return;

@@ -73,8 +73,8 @@ impl LeafHints {
             let oldest = recent.oldest;
             recent.oldest = (oldest + 1) % NR_RECENT;
             let before = recent.hints[oldest].replace(Hint { version, place: place.clone() });
-            // Drop the replaced hint after unlocking: it may be the last handle of its leaf, and freeing a leaf takes
-            // time.
+            // Drop the replaced hint after unlocking: the hint may be the last handle of its leaf, and freeing a leaf
+            // takes time.
             drop(recent);
             drop(before);
         }

@@ -1,5 +1,6 @@
-//! [`LeafReader`]: reads ahead the leaves that a large batch will change or a walk will visit. A thread reads leaves
-//! that are neighbours on the devices in one request and checks them, while the caller works on earlier leaves.
+//! [`LeafReader`]: reads ahead the leaves that a large batch will change or a walk will visit. A thread reads and
+//! checks these leaves while the caller works on earlier leaves. Leaves that are neighbours on the devices are read in
+//! one request.
 //!
 //! ```text
 //! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply

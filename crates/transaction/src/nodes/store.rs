@@ -94,7 +94,7 @@ impl NodeStore {
         }
     }
 
-    /// Adds nodes that are handed to a stream to the number of unwritten nodes.
+    /// Raises the number of unwritten nodes by `nr_nodes`, which are handed to a stream.
     pub(crate) fn streams(&self, nr_nodes: usize) {
         self.count_unwritten(nr_nodes as u64);
     }
@@ -111,8 +111,7 @@ impl NodeStore {
         self.most_unwritten.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// The highest number of bytes of unwritten nodes that were in memory at the same time since the filesystem was
-    /// opened.
+    /// The peak memory of unwritten nodes since the filesystem was opened, in bytes.
     pub(crate) fn most_unwritten_bytes(&self) -> u64 {
         self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
     }

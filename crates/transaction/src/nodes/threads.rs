@@ -1,4 +1,4 @@
-//! The number of threads that work on nodes at once, and [`work_off`] for work that waits for devices.
+//! The number of threads that work on nodes at the same time, and [`work_off`] for work that waits for devices.
 
 use std::panic::resume_unwind;
 

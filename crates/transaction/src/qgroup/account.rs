@@ -36,7 +36,7 @@ pub(crate) struct QuotaWork {
     pub(crate) left: Vec<(RootId, NodePtr)>,
     /// Subvolumes that are dropped completely.
     pub(crate) dropped: Vec<RootId>,
-    /// The trees that changes are counted from, if these are not the trees of the last commit.
+    /// The trees from which the users before a change are read; `None` for the trees of the last commit.
     base: Option<FixedTrees>,
     /// Users of data extents, remembered from earlier changes. The remembered users are kept from commit to commit.
     known: KnownUsers,
@@ -54,7 +54,7 @@ impl QuotaWork {
         *self = Self { known, ..Self::default() };
     }
 
-    /// Forgets the users that were found before.
+    /// Forgets all remembered users (I3).
     pub(crate) fn forget_users(&mut self) {
         self.known.0.clear();
     }
@@ -109,8 +109,8 @@ impl Engine {
     }
 
     /// Notes that extents moved, which changes no numbers. A running rescan, which counts in the order of addresses,
-    /// begins anew: otherwise it would miss extents that moved to addresses that it has passed, or count other extents
-    /// twice.
+    /// begins anew: otherwise it would miss extents that moved to addresses that it has passed, and count extents twice
+    /// that moved away from such addresses.
     pub(crate) fn quotas_moved(&self, work: &mut QuotaWork, nr_extents: u64, transid: Generation) {
         // I3
         work.forget_users();
@@ -233,7 +233,8 @@ impl Account<'_> {
         Ok(found)
     }
 
-    /// Whether a subvolume was never part of a snapshot, so that data to which only its items refer has no other users.
+    /// Whether a subvolume was never part of a snapshot, so that data to which only the subvolume's items refer has no
+    /// other users.
     fn shares_nothing(&self, in_before: bool, change: &OwnerChange, root: RootId) -> Result<bool> {
         let roots = if in_before { &self.before } else { &self.after };
         Ok(!change.is_tree && roots.view().subvolume(root)?.is_some_and(|found| found.last_snapshot.0 == 0))
@@ -277,9 +278,9 @@ impl Account<'_> {
         }
     }
 
-    /// Counts everything below a shared block that a dropped subvolume stopped using. All users of a block also use
-    /// everything below it, so the walk descends only where the change affects a group. The dropped subvolume's own
-    /// group does not count, because it disappears.
+    /// Updates the groups' numbers for everything below a shared block that a dropped subvolume stopped using. All
+    /// users of a block also use everything below it, so the walk descends only where the change affects a group. The
+    /// dropped subvolume's own group does not count, because it disappears.
     fn trace(&mut self, root: RootId, ptr: &NodePtr, seen: &mut HashSet<Logical>) -> Result<()> {
         let own = QgroupId::of_subvolume(root);
         let mut open = vec![*ptr];

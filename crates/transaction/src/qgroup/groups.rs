@@ -264,7 +264,8 @@ impl Groups {
         }
     }
 
-    /// Whether a change of an extent's users from one set to another changes the numbers of any group but `except`.
+    /// Whether a change of an extent's users from one set to another changes the numbers of any group other than
+    /// `except`.
     pub(crate) fn matters(&mut self, before: &[RootId], after: &[RootId], except: QgroupId) -> bool {
         let (nr_before, nr_after) = (before.len(), after.len());
         self.views(before, after).into_iter().any(|(id, view)| {
@@ -300,7 +301,7 @@ impl Groups {
         self.add(id, (referenced, bytes), (exclusive, bytes), transid);
     }
 
-    /// Adds (sign 1) or subtracts (sign -1) bytes of a group's numbers.
+    /// Adds bytes to a group's numbers (sign 1), or subtracts bytes from them (sign -1).
     pub(crate) fn add(&mut self, id: QgroupId, referenced: (i8, u64), exclusive: (i8, u64), transid: Generation) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let mut underflow = false;

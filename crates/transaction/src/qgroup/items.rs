@@ -20,7 +20,7 @@ pub(crate) struct Status {
     pub(crate) enabled: Option<Generation>,
 }
 
-/// [`Status::rescan`] while no rescan runs.
+/// Value of [`Status::rescan`] while no rescan runs.
 pub(crate) const NO_RESCAN: u64 = u64::MAX;
 
 const STATUS_KEY: Key = Key::new(0, KeyType::QGROUP_STATUS, 0);
@@ -79,7 +79,7 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
                 let limit = Limit::from_item(&QgroupLimit::decode(data).map_err(corrupt)?);
                 limits.push((QgroupId(at.offset), limit));
             }
-            // The status, infos and limits of all groups were read before the relations, because their objectid is 0.
+            // The status, info and limit items have objectid 0, so they were read before all relations.
             KeyType::QGROUP_RELATION if at.objectid < at.offset => {
                 is_whole &= groups.relate_as_on_disk(QgroupId(at.objectid), QgroupId(at.offset));
             }

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. When a reservation is granted, the counted and reserved bytes of each group stay below its limits, so any
-//!   number of writers together exceed no limit. Reserved bytes are those before compression; counted bytes are those
-//!   after compression.
+//!   number of writers together exceed no limit. Reserved bytes are the bytes before compression; counted bytes are the
+//!   bytes after compression.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::RootId;

@@ -15,11 +15,13 @@
 //! rescan: a part of the extent tree in each commit
 //! ```
 //!
-//! All of this is full accounting. Simple quotas (`simple`) charge an extent to one subvolume, and need none of it.
+//! All of this is full accounting. Simple quotas (`simple`) charge an extent to one subvolume, and need none of these
+//! steps.
 //!
 //! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and data of
-//! a tree that was never part of a snapshot has one user too. Changes of references that leave the users the same are
-//! not marked: copying a block hands the references to its children over to the copy, and relocation moves references.
+//! a tree that was never part of a snapshot has one user too. A change of references that does not change the users is
+//! not marked: when a block is copied, the copy takes over the references to the block's children, and relocation only
+//! moves references.
 
 pub(crate) mod account;
 pub(crate) mod control;

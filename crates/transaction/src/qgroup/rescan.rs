@@ -20,8 +20,8 @@ use crate::backref::view::TreesView;
 use crate::engine::Engine;
 
 impl Engine {
-    /// Counts the extents of the next part of the extent tree, if a rescan runs. The caller holds the commit lock, and
-    /// the extent tree records all references of subvolumes.
+    /// If a rescan runs, adds the extents in the next part of the extent tree to the groups' numbers. The caller holds
+    /// the commit lock, and the extent tree records all references of subvolumes.
     pub(crate) fn rescan_quotas(&self, transid: Generation) {
         let start = match &*self.quotas.lock() {
             Some(state) if state.is_rescanning() => state.status.rescan,
@@ -44,8 +44,8 @@ impl Engine {
         }
     }
 
-    /// Counts extents from an address on. Returns the first address that is not counted; `None` at the end of the
-    /// extent tree.
+    /// Adds the extents from the address `start` on to the groups' numbers, until the time for one commit is used up.
+    /// Returns the first address that is not counted; `None` at the end of the extent tree.
     fn rescan_part(&self, start: u64, transid: Generation) -> Result<Option<u64>> {
         let began = Instant::now();
         let view = TreesView::running(self)?;

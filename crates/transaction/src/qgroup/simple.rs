@@ -45,7 +45,8 @@ impl QuotaState {
         }
     }
 
-    /// The groups that a new subvolume joins if its creator names none: those of the subvolume that holds its name.
+    /// The groups that a new subvolume joins if its creator names no groups: the parents of the group of `holder`, the
+    /// subvolume that holds the new subvolume's name.
     pub(super) fn inherited_parents(&self, holder: RootId) -> Vec<QgroupId> {
         let group = self.groups.get(QgroupId::of_subvolume(holder));
         group.into_iter().flat_map(|group| group.parents.iter().copied()).collect()

@@ -100,12 +100,12 @@ impl Quotas {
         self.state.lock()
     }
 
-    /// Requests that the next commit removes the quota tree.
+    /// Asks the next commit to remove the quota tree.
     pub(crate) fn request_removal(&self) {
         self.removal.store(true, Ordering::Release);
     }
 
-    /// Takes the request to remove the quota tree.
+    /// Returns whether the removal of the quota tree was requested, and clears the request.
     pub(crate) fn take_removal(&self) -> bool {
         self.removal.swap(false, Ordering::AcqRel)
     }

@@ -5,7 +5,7 @@
 //! descent from that root towards the block's first key finds the parent, or the block is the root itself.
 //!
 //! Invariants:
-//! - I1. If a block is a member, so are all of its parents, up to the roots. An extent that cannot be added leaves
+//! - I1. All parents of a member are members too, up to the roots of the trees. An extent that cannot be added leaves
 //!   the closure unchanged.
 //! - I2. A parent is one level above its child, so a crafted extent tree cannot make the climb endless.
 //! - I3. No member belongs to a subvolume of which a part was dropped, because blocks of a partly dropped subvolume
@@ -46,7 +46,7 @@ pub(crate) struct Closure<'e> {
     extent_root: RootPtr,
     pub(crate) members: BTreeMap<(u8, Logical), Member>,
     pub(crate) data: BTreeMap<Logical, MovedData>,
-    /// The last parent found in each tree, by the level of the child. Neighbouring blocks often have one parent.
+    /// The last parent found in each tree, by the level of the child. Neighbouring blocks often have the same parent.
     near: HashMap<(RootId, u8), Arc<Node>>,
 }
 

@@ -5,8 +5,8 @@
 //!
 //! | the block | its child | references |
 //! |---|---|---|
-//! | full backrefs | any | the child's reference moves from the block's old address to the new one |
-//! | otherwise | copied or moved | the reference to the child moves to its new address, unchanged |
+//! | full backrefs | any | the reference to the child names the block's new address instead of the old one |
+//! | otherwise | copied or moved | the reference to the child moves to the child's new address, else unchanged |
 //! | a root | | the tree's reference moves to the block's new address |
 //!
 //! So the number of each block's users stays the same, and no extent changes its owner.
@@ -79,7 +79,7 @@ impl<'e> CopySpace<'e> {
         extent.ok_or_else(|| Error::Bug { what: "too few addresses were allocated for copies".to_owned() })
     }
 
-    /// Keeps the addresses that are in use.
+    /// Keeps the addresses that copies use; the other addresses are released.
     pub(crate) fn keep(mut self) {
         self.allocated.drain(..self.used.min(self.allocated.len()));
     }

@@ -98,7 +98,8 @@ impl<'e> DataCopies<'e> {
         Ok(Extent::new(place.bytenr, place.len_bytes))
     }
 
-    /// Stores the checksums of the copied data, and gives up the extents that could not be read completely.
+    /// Stores the checksums of the copied data. Extents that could not be read completely are removed from `copies` and
+    /// added to `failures`.
     fn note(&mut self, mut read: Vec<Copied>) {
         let sectorsize = u64::from(self.engine.geometry.sectorsize);
         let csum_size = self.engine.geometry.csum_type.size();
@@ -266,7 +267,7 @@ fn join_runs(all: &mut Vec<(u64, Vec<u8>)>, runs: Vec<(u64, Vec<u8>)>, sectorsiz
 
 /// Maximum bytes of extents that are copied to consecutive addresses.
 const RUN_BYTES: u64 = 16 << 20;
-/// Bytes of one read and write.
+/// Maximum bytes of a stretch, which is read in one request and written in one request.
 const PIECE_BYTES: u64 = 4 << 20;
 
 #[cfg(test)]

@@ -204,7 +204,7 @@ impl Engine {
         any
     }
 
-    /// Adds the checksums of moved data under their new addresses, before readers can find the new addresses.
+    /// Adds the checksums of moved data under the data's new addresses, before readers can find the new addresses.
     fn add_csums_of_copies(
         &self,
         step: &RelocationStep,

@@ -67,7 +67,7 @@ impl Engine {
     }
 
     /// Runs `read` on a subvolume as of the last commit. Other threads may change the subvolume during the call, but no
-    /// commit can run, so `read` must be short. Returns `None` in the cases in which [`Engine::committed_tree`] does.
+    /// commit can run, so `read` must be short. Returns `None` if [`Engine::committed_tree`] would return `None`.
     ///
     /// # Errors
     ///

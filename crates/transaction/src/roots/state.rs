@@ -53,7 +53,7 @@ impl Roots {
         trees
     }
 
-    /// Adds a loaded tree. If two threads load the tree at once, both get the copy of the first thread.
+    /// Adds a loaded tree. If two threads load the tree at the same time, both get the copy of the first thread.
     pub(crate) fn keep(&self, tree: Arc<Tree>) -> Arc<Tree> {
         Arc::clone(self.trees.write().entry(tree.id()).or_insert(tree))
     }

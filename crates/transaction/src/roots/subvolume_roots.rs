@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The source's root item records the transaction that made the snapshot (`last_snapshot`): blocks that are not newer
-//! than that transaction may be shared, so [`crate::cow::sink`] looks up the references of such blocks before it
-//! replaces one. Blocks that this transaction made before the copy may be shared too, so they are treated as shared
-//! when the name is added, and when the same commit takes a second snapshot.
+//! than that transaction may be shared, so [`crate::cow::sink`] looks up the references of such a block before it
+//! replaces the block. Blocks that this transaction made before the copy may be shared too, so they are treated as
+//! shared when the name is added, and when the same commit takes a second snapshot.
 //!
 //! Invariants:
 //! - I1. The name enters its directory after the copy, so a snapshot inside its source does not contain itself.
@@ -346,8 +346,8 @@ impl Engine {
         Ok(Some(ids.map(|id| RootId(word(id))).collect()))
     }
 
-    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree. As on Linux, an id that
-    /// does not fit into a full item is left out.
+    /// Adds a subvolume id to a UUID's item, or removes the id from the item. Does nothing if the filesystem has no
+    /// UUID tree. As on Linux, an id that does not fit into a full item is left out.
     fn set_uuid(
         &self,
         (kind, uuid): (KeyType, Uuid),

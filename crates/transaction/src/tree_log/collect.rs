@@ -1,4 +1,5 @@
-//! Collects the log of an inode: the items that changed since the last commit, and the items that their replay needs.
+//! Collects the log of an inode: the items that changed since the last commit, and the other items that a replay of
+//! these changes needs.
 //!
 //! A replay adds names from `INODE_REF` items, and from `DIR_INDEX` items of directories that were fsynced. A replay
 //! removes names that `DIR_LOG_INDEX` ranges cover and that no logged `DIR_INDEX` item has, and recounts links. So, for
@@ -9,9 +10,9 @@
 //!   old name.
 //! - R3. If the last commit gives one of the inode's names to another inode, that other inode must be dead; the replay
 //!   takes the name from the dead inode. An inode that took a name from a dead inode and lost the name again must have
-//!   lost it to another logged inode, or the dead inode would reappear. A directory index that a name had in the last
-//!   commit must not belong to another name now: a directory that is loaded again reuses the indexes of entries that
-//!   were removed from its end.
+//!   lost it to another logged inode; otherwise a replay would bring the dead inode back. A directory index that a name
+//!   had in the last commit must not belong to another name now: a directory that is loaded again reuses the indexes of
+//!   entries that were removed from its end.
 //! - R4. If a file with several links, or a file of the last commit, has a new name in a directory, the directory is
 //!   logged with its entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the
 //!   other files of the directory.
@@ -20,8 +21,8 @@
 //!
 //! - R5. The inodes of new entries are logged (new directories with their entries), because a replay moves all names of
 //!   an inode together.
-//! - R6. The inodes of removed entries are logged if they still exist; otherwise a replay could remove their last
-//!   name.
+//! - R6. If the inode of a removed entry still exists, the inode is logged too; without its other names in the log, a
+//!   replay could remove its last name.
 //!
 //! An inode number identifies one inode: numbers in use by the last commit are not given to new inodes before the next
 //! commit.
@@ -41,10 +42,10 @@ use super::{LoggedInode, SubvolumeLog};
 use crate::delayed::tree_view::{ItemRef, Tree};
 use crate::engine::Engine;
 
-/// The reason for which no log is made.
+/// The reason why no log is made.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// A commit is needed instead.
+    /// A commit is needed instead of a log, for the given reason.
     Commit(&'static str),
     /// Reading failed.
     Error(Error),
@@ -68,7 +69,7 @@ pub(crate) struct Collector<'a> {
     pub(super) tree: &'a Tree,
     pub(super) log: &'a mut SubvolumeLog,
     batch: BTreeMap<Key, Option<Value>>,
-    /// Keys of logged inodes that changed since the log was written.
+    /// Keys of logged inodes that changed since the log was last written.
     touched: HashMap<u64, Vec<Key>>,
     waiting: VecDeque<(u64, bool)>,
     /// Inodes that were handled, and whether their entries were logged too.

@@ -57,7 +57,7 @@ impl Collector<'_> {
         {
             ranges.push(end..last.end);
         }
-        // Walk through the file once: extents that start before `done` end at or before `done`.
+        // Walk through the file once: the log is up to date below `done`, and no extent crosses `done`.
         let mut done = 0;
         for range in merged(ranges) {
             if range.end > done {
@@ -230,7 +230,7 @@ fn extent_key(ino: u64, offset: u64) -> Key {
     Key::new(ino, KeyType::EXTENT_DATA, offset)
 }
 
-/// Maximum number of changed extent items of an inode for which a log is made.
+/// If more file extent items of an inode changed than this number, a commit is made instead of a log.
 const MAX_CHANGES: usize = 20_000;
 /// Bytes of checksums at which an item is full.
 const CSUM_ITEM_BYTES: usize = 2048;

@@ -1,5 +1,5 @@
 //! Loading the log that is on the devices at open. The blocks and the data of the log are protected from being
-//! overwritten until the replay is committed.
+//! overwritten until the replay is committed. Crate `ubtrfs-fs` decides which logs are replayed (`mount/log_replay.rs`).
 //!
 //! The log root tree has a root item for each subvolume with a log. A log tree holds items under the keys that they
 //! have in the subvolume, and checksums under their keys in the csum tree.

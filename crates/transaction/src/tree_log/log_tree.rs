@@ -234,5 +234,5 @@ impl NodeSink for LogSink<'_> {
     }
 }
 
-/// Number of blocks allocated at once, so that the blocks of one write are often neighbours.
+/// Space is allocated in multiples of this number of blocks, so that the blocks of one write are often neighbours.
 const RUN_BLOCKS: u64 = 8;

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A log belongs to the commit before it: the superblock keeps its generation g, and blocks of the log carry g + 1.
-//! When the filesystem is opened, [`load`] reads the log, and `fs` merges its items into the trees of commit g by their
-//! meaning, and commits.
+//! When the filesystem is opened, [`load`] reads the log. Then `fs` interprets each item of the log, changes the trees
+//! of commit g accordingly, and commits.
 //!
 //! - [`sync`]: fsyncs that share a log, and the order of writes.
 //! - [`collect`]: the items of an inode's log, and the changes that a log cannot express and that therefore force a
@@ -19,13 +19,13 @@
 //! Crash argument. A log is written in this order: file data (earlier, by writeback) and log blocks -> flush -> primary
 //! superblock with `log_root` -> flush. (1) Blocks of a log are never overwritten while the superblock on the devices
 //! may refer to them: a changed block takes a new address, and the old address is reused only when a newer superblock
-//! is durable. So a power cut before the new superblock is written leaves the old log intact, or no log. (2) Everything
-//! that the superblock refers to was flushed before the superblock was written. (3) The extent tree records neither the
-//! log blocks nor the data of a log. The addresses of log blocks and logged data stay allocated in memory until the
-//! commit that drops the log is durable, and all these addresses lie in chunks that the commit before the log recorded.
-//! (4) A commit writes a superblock without a log. The fields for the log and for the roots lie in one sector, so the
-//! log ends at the moment at which its changes are in the trees. Superblock mirrors keep the roots of the commit: the
-//! mirrors are read only if the primary is lost.
+//! is durable. So if the power is cut before the new superblock is written, the old log is intact, if there was one.
+//! (2) Everything that the superblock refers to was flushed before the superblock was written. (3) The extent tree
+//! records neither the log blocks nor the data of a log. The addresses of log blocks and logged data stay allocated in
+//! memory until the commit that drops the log is durable, and all these addresses lie in chunks that the commit before
+//! the log recorded. (4) A commit writes a superblock without a log. The fields for the log and for the roots lie in
+//! one sector, so the log ends at the moment at which its changes are in the trees. Superblock mirrors keep the roots
+//! of the commit: the mirrors are read only if the primary is lost.
 //!
 //! Invariants:
 //! - I1. The log is changed and written under the commit lock, so it always belongs to the last commit. While the log
@@ -104,7 +104,7 @@ struct LogState {
 #[derive(Debug, Default)]
 struct SubvolumeLog {
     tree: LogTree,
-    /// All items of the tree.
+    /// All items of the log tree.
     items: BTreeMap<Key, Value>,
     item_bytes: u64,
     inodes: HashMap<u64, LoggedInode>,
@@ -115,7 +115,7 @@ struct SubvolumeLog {
 /// An inode whose items are in the log, either in their current state or as they were when the log was last written.
 #[derive(Clone, Copy, Debug, Default)]
 struct LoggedInode {
-    /// Whether entries that changed since the last commit are logged too.
+    /// Whether the directory entries that changed since the last commit are logged too.
     entries: bool,
     /// End of the file in whole sectors, as of the last logging of the file's extents.
     end: Option<u64>,

@@ -51,7 +51,7 @@ struct Page {
     nr_inserted: u32,
     /// Number of rows of consecutive inserted items.
     nr_rows: u32,
-    /// Whether the last item was inserted.
+    /// Whether the last item of the page was inserted, not replaced or copied.
     last_inserted: bool,
 }
 

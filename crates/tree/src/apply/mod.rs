@@ -130,7 +130,7 @@ fn check_batch(batch: &dyn Changes, nodesize: usize) -> Result<(), FormatError> 
     Ok(())
 }
 
-/// A node and the changes below it. The first change is known to have an effect.
+/// A node and the changes below it. The first of these changes alters an item; it is not the deletion of an absent key.
 struct TouchedNode {
     node: Arc<Node>,
     changes: Range<usize>,
@@ -515,7 +515,8 @@ fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<
     low
 }
 
-/// Searches a leaf like [`Node::search`], from a slot on; fast if the key is near.
+/// Searches a leaf like [`Node::search`], but only from the slot `from` on. The search is fast if the key is near that
+/// slot.
 #[allow(clippy::arithmetic_side_effects, reason = "slots of a node; steps double up to their number")]
 fn gallop(leaf: &Node, from: usize, key: &Key) -> Result<usize, usize> {
     let (mut low, mut high, mut step) = (from, leaf.nritems(), 1);

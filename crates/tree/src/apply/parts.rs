@@ -9,8 +9,9 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. Only one part touches a node below the root, because parts end between children of the root and never merge
-//!   nodes across that border. So each part leaves at most one underfull node per level at each end.
+//! - I1. Only one part touches a node below the root, because each part ends between two children of the root, and
+//!   never merges its nodes with nodes of another part. So each part leaves at most one underfull node per level at
+//!   each end.
 //! - I2. The calls to each part's sink follow the rules of [`NodeSink`]. The calls for the root and its new nodes go to
 //!   the main sink, before and after all parts.
 //! - I3. If a batch deletes nearly all items, the root may keep a single child until the next batch. Linux accepts such

@@ -1,8 +1,9 @@
 //! A store that keeps nodes in a map, and checks every rule of `NodeSink` during the calls.
 //!
 //! Rules: `leave` is called once per node, after its parent, with its original content, and never for a fresh node.
-//! Content is emitted only to fresh addresses. The new root reaches no node that was freed or left. When `apply`
-//! returns, the fresh addresses are exactly the fresh nodes that the new root reaches.
+//! Content is emitted only to fresh addresses. The new root reaches no node for which `free_fresh` or `leave` was
+//! called. When `apply` returns, the fresh addresses are exactly the addresses of the fresh nodes that the new root
+//! reaches.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file, and the example, uses a part")]
 
@@ -144,7 +145,8 @@ impl Store {
         (store, root)
     }
 
-    /// Ends the transaction: fresh nodes count as written, and left addresses become free.
+    /// Ends the transaction: fresh nodes count as written, and the addresses of nodes for which `leave` was called
+    /// become free.
     pub fn commit(&mut self) {
         self.generation += 1;
         let nodes = self.nodes.get_mut();

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// Files, and with -r directories, in a mount or an image
     #[arg(value_name = "PATH|IMAGE:PATH", required = true)]
     paths: Vec<Target>,
-    /// All files below directories, without other subvolumes
+    /// Defragment all files below directories, but not the files in other subvolumes
     #[arg(short, long)]
     recursive: bool,
     /// Compress with this method: zlib, lzo or zstd
@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// Level of the compression
     #[arg(short = 'L', long, value_name = "N", default_value_t = 0, allow_hyphen_values = true, requires = "compress")]
     level: i32,
-    /// First byte to look at
+    /// Offset of the first byte to defragment in each file
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     start: u64,
-    /// Bytes to look at [default: up to the end]
+    /// Number of bytes to defragment in each file [default: up to the end]
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     len: Option<u64>,
     /// Do not rewrite extents of this size or more

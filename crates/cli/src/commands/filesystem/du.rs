@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Files and directories, in a mount or an image
     #[arg(value_name = "PATH|IMAGE:PATH", required = true)]
     paths: Vec<Target>,
-    /// Show only the sums
+    /// Show only one line with the sums for each path
     #[arg(short, long)]
     summarize: bool,
     /// Print bytes

@@ -47,10 +47,10 @@ struct RangeArgs {
     /// The file to change, in the same mount or image
     #[arg(value_name = "TARGET")]
     target: Target,
-    /// Where the range begins in the source
+    /// Offset of the range in the source
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     source_offset: u64,
-    /// Where the range begins in the target
+    /// Offset of the range in the target
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     target_offset: u64,
     /// Length of the range; up to the end of the source, by default

@@ -19,7 +19,7 @@ use crate::job::with_progress;
                         SIZE IMAGE. After the filesystem shrank, unmount it and truncate the image to the new size: truncate -s SIZE IMAGE."
 )]
 pub(crate) struct Args {
-    /// New size of device DEVID (default 1): bytes or with a suffix (10G), a change (+1G, -1G), or max
+    /// New size of device DEVID (default 1): a size such as 10G, a change such as +1G or -1G, or max
     #[arg(value_name = "[DEVID:][+|-]SIZE|max", allow_hyphen_values = true)]
     size: String,
     /// A path in a mount, or an image that is not mounted
@@ -53,7 +53,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (devid, to) = parse(&args.size)?;
     let target = args.path.clone().or_image();
     with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
-        // The image is open and locked now, so no other program changes it.
+        // Make the image file larger if necessary. The image is open and locked, so no other program changes it
+        // meanwhile.
         if let (Target::Image(at), NewSize::To(bytes)) = (&target, to) {
             let image = &at.image;
             let cannot = || format!("cannot make {} larger", image.display());

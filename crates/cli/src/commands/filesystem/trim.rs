@@ -9,22 +9,22 @@ use crate::commands::place::{Target, with_channel};
 use crate::common::{parse_size, print_out};
 use crate::job::with_progress;
 
-/// Tell the device which space is free; an image file becomes smaller on its own filesystem
+/// Tell the device which space is free; an image file then takes less space on the filesystem that holds it
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// First logical address to look at
+    /// Logical address at which the range to trim starts
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     offset: u64,
-    /// Bytes to look at [default: up to the end]
+    /// Length of the range to trim [default: up to the end]
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     length: Option<u64>,
-    /// Leave free ranges below this size alone
+    /// Do not trim free ranges below this size
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     minimum: u64,
     /// A path in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
     path: Target,
-    /// Print the bytes as JSON
+    /// Print the number of trimmed bytes as JSON
     #[arg(long)]
     json: bool,
 }

@@ -74,7 +74,7 @@ impl Blocks {
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
         // The chunk tree lies in system chunks, which the superblock lists. So the chunk tree can be read before the
-        // other chunks are known, and these are added afterwards.
+        // other chunks are known. The other chunks are added afterwards.
         let walked: Result<(), std::convert::Infallible> =
             self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
                 let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };

@@ -12,8 +12,8 @@ use crate::common::{format_size, print_out};
 
 /// Print a size to which a device can be shrunk
 ///
-/// At this size, whole block groups find room below the new end. A smaller size may work too, because `filesystem
-/// resize` also moves files into the free space of other block groups.
+/// At this size, every block group behind the new end can be moved below it as a whole. A smaller size may work too,
+/// because `filesystem resize` also moves files into the free space of other block groups.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The device

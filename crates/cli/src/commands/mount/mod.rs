@@ -161,8 +161,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a hint for root at a terminal, if requests could go through io_uring and only the kernel's switch prevents
-/// it.
+/// Prints a hint for root at a terminal if requests do not go through io_uring only because it is switched off in the
+/// kernel.
 fn tell_of_rings(config: &MountConfig) {
     let is_asked_for = config.transport == Transport::Auto && ubtrfs_fuse::is_root();
     if is_asked_for && ubtrfs_device::fuse_rings_are_off() && std::io::stderr().is_terminal() {
@@ -302,7 +302,7 @@ fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<PrivilegedHelper> 
 /// server does not keep the command's terminal or pipes open.
 fn report_mounted(null: &std::fs::File) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
-    // The waiting command may have been killed; the mount is still useful.
+    // Errors are ignored: the waiting command may have been killed, but the mount is still useful.
     let _ = out.write_all(b"R").and_then(|()| out.flush());
     rustix::stdio::dup2_stdin(null)?;
     rustix::stdio::dup2_stdout(null)?;

@@ -54,7 +54,8 @@ fn set_flag(config: &mut MountConfig, option: &str) -> bool {
     true
 }
 
-/// Sets an option of the mount point that is not one of the kernel's flags. Returns whether it is such an option.
+/// Sets an option of the mount point that is not one of the kernel's flags. Returns `false` if `option` is any other
+/// option.
 fn set_own(config: &mut MountConfig, option: &str) -> bool {
     match option {
         "allow_other" => config.allow_other = true,
@@ -139,7 +140,7 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<Parsed> {
     Ok(Parsed { config, options, fuseblk })
 }
 
-/// Whether a flag that the kernel enforces concerns btrfs too.
+/// Whether a flag that the kernel enforces is also an option of btrfs.
 fn concerns_btrfs(flag: &str) -> bool {
     matches!(flag, "ro" | "rw" | "atime" | "noatime")
 }
@@ -196,7 +197,7 @@ mod tests {
     fn mapped_owners_need_the_kernels_permission_checks() {
         let idmap = |text: &str| parsed(text).0.idmap;
         assert!(idmap("allow_other,idmap") && !idmap("noatime") && !idmap("allow_other,idmap,noidmap"));
-        // The kernel always checks the permissions in mounts of ordinary users.
+        // The kernel always checks the permissions in mounts of ordinary users, so only root's mount is refused.
         match parse(&["noallow_other,idmap".to_owned()]) {
             Ok(parsed) => assert!(parsed.config.idmap && !ubtrfs_fuse::is_root()),
             Err(error) => assert!(ubtrfs_fuse::is_root() && error.to_string().contains("default_permissions")),

@@ -59,7 +59,7 @@ pub(crate) fn run_mkdir(args: MkdirArgs) -> anyhow::Result<ExitCode> {
     for_each_image(&args.paths, &args.image, |fs, path| make_dir(fs, path, &args))
 }
 
-/// Calls `work` for each path. Consecutive paths in one image share one opening of the image.
+/// Calls `work` for each path. Opens an image only once for consecutive paths in it.
 fn for_each_image(
     paths: &[ImagePath],
     options: &ImageOptions,

@@ -24,7 +24,7 @@ pub(crate) struct LsArgs {
     /// Show mode, links, owner, size and time (UTC)
     #[arg(short, long)]
     long: bool,
-    /// Show all directories below
+    /// Also list all directories below the given ones
     #[arg(short = 'R', long)]
     recursive: bool,
     /// Show directories themselves, not their content

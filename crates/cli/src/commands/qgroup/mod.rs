@@ -30,7 +30,7 @@ enum Command {
     Destroy(GroupArgs),
     /// Put a quota group into a group of a higher level
     Assign(RelationArgs),
-    /// Take a quota group out of another one
+    /// Take a quota group out of a group of a higher level
     Remove(RelationArgs),
     Limit(LimitArgs),
     /// Remove the quota groups of subvolumes that no longer exist

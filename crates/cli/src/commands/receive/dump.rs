@@ -1,6 +1,6 @@
 //! `ubtrfs receive --dump`: prints one line for each command of a stream, as `btrfs receive --dump` does.
 //!
-//! Times are in UTC. Bytes that are not printable ASCII are escaped everywhere, because a stream comes from outside.
+//! Times are in UTC. Bytes that are not printable ASCII are escaped everywhere, because a stream is untrusted input.
 
 use std::io::{BufReader, Write};
 use std::os::fd::BorrowedFd;

@@ -39,13 +39,13 @@ pub(crate) struct Args {
     /// Read the stream from FILE instead of standard input
     #[arg(short, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// End after the first end command, and leave the rest of the input
+    /// Stop after the first end command of the stream, and leave the rest of the input unread
     #[arg(short = 'e')]
     only_first: bool,
     /// Accepted for compatibility; paths are always confined to the directory
     #[arg(short = 'C', long)]
     chroot: bool,
-    /// End after N failed commands; 0: never
+    /// Stop after N failed commands; 0 for no limit
     #[arg(short = 'E', long, value_name = "N", default_value_t = 1)]
     max_errors: u64,
     /// Accepted for compatibility; the mount point of the filesystem is not needed
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// Keep an incomplete subvolume, and continue a subvolume that was kept
     #[arg(long)]
     keep: bool,
-    /// Read everything again before a subvolume is complete, and compare it with the stream
+    /// Before a subvolume is marked as complete, read its content again and compare it with the stream
     #[arg(long)]
     verify: bool,
     /// Share data with the sent subvolume if it is on this filesystem

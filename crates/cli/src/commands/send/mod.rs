@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Read-only subvolumes, all in one mount or one image
     #[arg(value_name = "SUBVOL|IMAGE:/SUBVOL", required = true)]
     subvolumes: Vec<Target>,
-    /// Send the difference to this read-only subvolume
+    /// Send only what differs from this read-only subvolume
     #[arg(short, value_name = "PARENT")]
     parent: Option<Target>,
     /// A read-only subvolume whose data the receiver may clone; can be given several times
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Write the stream to FILE instead of standard output
     #[arg(short, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Write one header and one end for all subvolumes, instead of one for each
+    /// Write one header and one end command for all subvolumes, instead of both for each subvolume
     #[arg(short = 'e')]
     joined: bool,
     /// Version of the stream: 1, 2, or 0 for the highest [default: 1, or 2 with --compressed-data]
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// Send changed ranges without their data
     #[arg(long)]
     no_data: bool,
-    /// Print what changed between two snapshots instead of a stream
+    /// Print the changes between two snapshots instead of sending a stream
     #[arg(long, conflicts_with_all = ["parent", "clone_sources", "joined", "proto", "compressed_data", "no_data"])]
     diff: bool,
     /// With --diff: print JSON, one object a line
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens a file for a stream. Its content is replaced when the stream begins.
+/// Opens a file for a stream. The old content of the file is replaced when the stream begins.
 fn open_output(path: &Path) -> anyhow::Result<File> {
     let opened = File::options().write(true).create(true).truncate(false).open(path);
     opened.with_context(|| format!("cannot create {}", path.display()))

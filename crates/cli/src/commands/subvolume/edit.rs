@@ -19,7 +19,7 @@ use crate::job::with_progress;
 /// Make empty subvolumes
 #[derive(clap::Args)]
 pub(super) struct CreateArgs {
-    /// New names in mounts or images
+    /// Paths of the new subvolumes, in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
     paths: Vec<Target>,
     /// Owner of subvolumes in images: the current user, by default
@@ -38,7 +38,7 @@ pub(super) struct DeleteArgs {
     /// Subvolumes in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
     paths: Vec<Target>,
-    /// Also commit all changes of the mounts
+    /// Commit all changes of the filesystem after each deletion
     #[arg(short, long)]
     commit: bool,
     #[command(flatten)]
@@ -169,8 +169,8 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Calls `work` for each target until one fails. Consecutive targets in one image share one opening of the image. Frees
-/// the space of deleted subvolumes before closing an image.
+/// Calls `work` for each target until one fails. Opens an image only once for consecutive targets in it. Frees the
+/// space of deleted subvolumes before closing an image.
 fn for_each(
     targets: &[Target],
     options: &ImageOptions,

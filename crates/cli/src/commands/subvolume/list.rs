@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// Only read-only subvolumes
     #[arg(short)]
     read_only: bool,
-    /// Only snapshots, with their creation times
+    /// Show only snapshots, with their creation times
     #[arg(short)]
     snapshots: bool,
     /// Print JSON: a list of objects

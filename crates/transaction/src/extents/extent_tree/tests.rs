@@ -1,4 +1,5 @@
-//! Compares the extent tree with a map of references: with and without skinny items, inline and keyed.
+//! Compares the extent tree with a map of references. The tests cover items with and without skinny metadata, and
+//! inline and keyed references.
 
 use std::collections::HashMap;
 

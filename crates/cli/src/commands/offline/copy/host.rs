@@ -355,7 +355,7 @@ impl To for HostTarget {
         })?;
         // Set the size, because the file may end in a hole.
         file.set_size(info.size.max(end))?;
-        // The attributes of a device are not changed.
+        // If the target is a device, its attributes are not changed.
         if !file.is_direct() {
             self.set_file_attributes(file.file(), path, attributes)?;
         }

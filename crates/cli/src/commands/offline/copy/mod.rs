@@ -104,7 +104,7 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 /// Times of the last access and of the last modification.
 type Times = (Timespec, Timespec);
 
-/// Attributes to set on the copy. An attribute that is `None` or empty here keeps the value that a new file has.
+/// Attributes to set on the copy. An attribute that is `None` or empty keeps the value that a new file has.
 struct Attributes {
     /// Owner and group, which are set together with the mode.
     owner: Option<(u32, u32)>,
@@ -142,7 +142,7 @@ trait To {
     /// The target's path; all other paths are below it.
     fn top(&self) -> Vec<u8>;
     /// Returns the file at a path, if there is one. With `follow`, a symbolic link at the path is resolved, as far as
-    /// I1 of `host` and `image` permits.
+    /// the invariant I1 of the module `host` or `image` permits.
     fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>>;
     /// Makes a directory; returns its inode if it is in an image.
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
