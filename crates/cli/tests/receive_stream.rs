@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use ubtrfs_testkit::{Image, LoopMount, SendOptions, SnapshotChain, btrfs_check, capability, run as sh};
+use ubtrfs_testkit::{Image, LoopMount, Rng, SendOptions, SnapshotChain, btrfs_check, capability, run as sh};
 
-use common::{command, ok, refused, text, ubtrfs};
+use common::{command, ok, refused, server_of, text, ubtrfs};
 
 /// A seed whose streams are large.
 const SEED: u64 = 6;
@@ -240,38 +240,71 @@ fn an_interrupted_receive_leaves_nothing_or_can_be_continued() {
     btrfs_check(image.path()).unwrap();
 }
 
-#[test]
-fn a_killed_receive_into_an_image_is_marked_and_clean() {
-    if !capability::kernel_oracle() {
-        return;
-    }
+/// Kills receives, or the servers of the mounts that receive, at random points. `UBTRFS_KILLS` sets the number of
+/// rounds, `UBTRFS_SEED` repeats them.
+fn kill_receives(into_mount: bool) {
     let (chain, [full, _]) = chain();
     let stream = fs::read(full.path()).unwrap();
-    for round in 1..8_usize {
+    let rounds = std::env::var("UBTRFS_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    let seed = Rng::seed_or(1);
+    for round in seed..seed + rounds {
+        let mut rng = Rng::new(round);
+        println!("round {round}");
         let image = Image::kernel_made(1 << 30, &[]).unwrap();
-        let mut child = start(&text(image.path()), &["--keep"]);
+        let place = text(image.path());
+        // With short commits, some of the subvolume is on disk.
+        let options = if rng.one_in(2) { "commit=1" } else { "commit=30" };
+        let dir = TempDir::with_prefix("ubtrfs-receive-").unwrap();
+        let mount = into_mount.then(|| {
+            ok(ubtrfs(["mount", "-o", options, &place, &text(dir.path())]));
+            Mount(dir)
+        });
+        let mut child = match &mount {
+            Some(mount) => start(&text(mount.0.path()), &["--keep"]),
+            None => start(&place, &["--keep", "-o", options]),
+        };
         let mut input = child.stdin.take().unwrap();
-        input.write_all(&stream[..stream.len() * round / 8]).unwrap();
-        std::thread::sleep(Duration::from_millis(100 * round as u64));
-        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-        child.wait().unwrap();
+        input.write_all(&stream[..rng.index(stream.len())]).unwrap();
+        std::thread::sleep(Duration::from_millis(rng.below(2500)));
+        let killed = match &mount {
+            Some(mount) => server_of(mount.0.path()),
+            None => child.id(),
+        };
+        kill_process(Pid::from_raw(killed.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        assert!(!child.wait().unwrap().success());
+        drop(mount);
         btrfs_check(image.path()).unwrap();
-        let mount = LoopMount::new(image.path(), "").unwrap();
-        if mount.join("s0").exists() {
-            let shown = shown(&mount.join("s0"));
+        let linux = LoopMount::new(image.path(), "").unwrap();
+        if linux.join("s0").exists() {
+            let shown = shown(&linux.join("s0"));
             assert!(shown.iter().any(|line| line.starts_with("Received UUID") && line.ends_with('-')), "{shown:?}");
             assert!(shown.iter().any(|line| line.starts_with("Send transid") && !line.ends_with(" 0")), "{shown:?}");
+            assert!(shown.iter().any(|line| line.starts_with("Flags") && !line.contains("readonly")), "{shown:?}");
         }
-        mount.close().unwrap();
-        let place = text(image.path());
+        linux.close().unwrap();
         if ok(ubtrfs(["ls", &format!("{place}:/")])).contains("s0") {
             refused(&ubtrfs(["receive", "--keep", "-f", &text(full.path()), &place]), &["delete it first"]);
             ok(ubtrfs(["subvolume", "delete", &format!("{place}:/s0")]));
         }
         ok(ubtrfs(["receive", "-q", "-f", &text(full.path()), &place]));
-        let mount = LoopMount::new(image.path(), "").unwrap();
-        chain.compare_one(0, mount.path()).unwrap();
-        mount.close().unwrap();
+        btrfs_check(image.path()).unwrap();
+        let linux = LoopMount::new(image.path(), "").unwrap();
+        chain.compare_one(0, linux.path()).unwrap();
+        linux.close().unwrap();
+    }
+}
+
+#[test]
+fn a_killed_receive_into_an_image_is_marked_and_clean() {
+    if capability::kernel_oracle() {
+        kill_receives(false);
+    }
+}
+
+#[test]
+fn a_receive_whose_server_is_killed_is_marked_and_clean() {
+    if capability::kernel_oracle() && capability::fuse() {
+        kill_receives(true);
     }
 }
 

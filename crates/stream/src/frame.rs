@@ -31,6 +31,11 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
+    /// Length of the command, head included.
+    pub fn whole_len(&self) -> usize {
+        usize::try_from(self.len).unwrap_or(usize::MAX).saturating_add(HEADER_BYTES)
+    }
+
     /// Verifies the checksum over the whole command, head included.
     pub fn verify(&self, command: &[u8]) -> Result<(), StreamError> {
         let computed = command_crc(command);
@@ -99,6 +104,14 @@ impl<R: Read> FrameReader<R> {
     ///
     /// After the command `END`, the next call must be [`stream`](Self::stream).
     pub fn command(&mut self, out: &mut Vec<u8>) -> Result<Option<FrameHeader>, StreamError> {
+        let Some(header) = self.head()? else { return Ok(None) };
+        self.body(&header, out)?;
+        Ok(Some(header))
+    }
+
+    /// Reads the head of the next command. Returns `None` at the end of the input. The next call must be
+    /// [`body`](Self::body).
+    pub fn head(&mut self) -> Result<Option<FrameHeader>, StreamError> {
         let mut position = Position { index: self.index.saturating_add(1), offset: self.offset, kind: None };
         let version =
             self.version.ok_or(StreamError { position: Position { index: 0, ..position }, problem: Problem::Empty })?;
@@ -111,22 +124,29 @@ impl<R: Read> FrameReader<R> {
         }
         let [l0, l1, l2, l3, n0, n1, c0, c1, c2, c3] = header;
         let (len, number) = (u32::from_le_bytes([l0, l1, l2, l3]), u16::from_le_bytes([n0, n1]));
-        let whole = usize::try_from(len).unwrap_or(usize::MAX).saturating_add(HEADER_BYTES);
         position.kind = CommandKind::from_number(number);
-        let fail = |problem| StreamError { position, problem };
+        let header = FrameHeader { version, position, len, number, crc: u32::from_le_bytes([c0, c1, c2, c3]) };
         if position.kind.is_none() {
-            return Err(fail(Problem::UnknownCommand(number)));
+            return Err(header.problem(Problem::UnknownCommand(number)));
         }
-        if whole > MAX_COMMAND_BYTES {
-            return Err(fail(Problem::TooLong(u64::from(len))));
+        if header.whole_len() > MAX_COMMAND_BYTES {
+            return Err(header.problem(Problem::TooLong(u64::from(len))));
         }
-        out.extend_from_slice(&header);
-        self.append(usize::try_from(len).unwrap_or(usize::MAX), out).map_err(fail)?;
-        self.index = position.index;
-        if position.kind == Some(CommandKind::End) {
+        Ok(Some(header))
+    }
+
+    /// Appends a command to `out`, whose head was read last: the head, and the attributes that follow in the input.
+    pub fn body(&mut self, header: &FrameHeader, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        out.extend_from_slice(&header.len.to_le_bytes());
+        out.extend_from_slice(&header.number.to_le_bytes());
+        out.extend_from_slice(&header.crc.to_le_bytes());
+        let len = usize::try_from(header.len).unwrap_or(usize::MAX);
+        self.append(len, out).map_err(|problem| header.problem(problem))?;
+        self.index = header.position.index;
+        if header.position.kind == Some(CommandKind::End) {
             self.version = None;
         }
-        Ok(Some(FrameHeader { version, position, len, number, crc: u32::from_le_bytes([c0, c1, c2, c3]) }))
+        Ok(())
     }
 
     /// Appends `len` bytes, growing the buffer only as they arrive.

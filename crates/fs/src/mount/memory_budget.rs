@@ -7,6 +7,7 @@
 //! | reads | a sixteenth | read-ahead |
 //! | engine | a half, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
 //! | inodes | a sixteenth | inodes that are not in use |
+//! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of the three stores of a receive: commands that wait, directories by name, the state that `--verify` expects |
 //!
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
 //! refs, batches.
@@ -22,6 +23,8 @@ pub(crate) struct MemoryBudget {
     pub engine_bytes: u64,
     /// Cached inodes.
     pub inode_bytes: u64,
+    /// Each store of a receive.
+    pub stream_bytes: u64,
 }
 
 impl MemoryBudget {
@@ -34,6 +37,7 @@ impl MemoryBudget {
             read_bytes: rest / 16,
             engine_bytes: (rest / 2).saturating_add((rest / 4).saturating_sub(dirty_bytes)),
             inode_bytes: rest / 16,
+            stream_bytes: (total_bytes / 32).clamp(STREAM_MIN, STREAM_MAX),
         }
     }
 }
@@ -52,6 +56,9 @@ const PROGRAM_BYTES: u64 = 120 << 20;
 /// wait longer.
 const DIRTY_MAX: u64 = 96 << 20;
 const DIRTY_MIN: u64 = 4 << 20;
+/// Two of the largest commands of a stream: one is applied while the next one arrives.
+const STREAM_MAX: u64 = 32 << 20;
+const STREAM_MIN: u64 = 2 << 20;
 const DEFAULT_MAX: u64 = 1 << 30;
 const DEFAULT_MIN: u64 = 64 << 20;
 
@@ -64,7 +71,12 @@ mod tests {
         for mib in [16u64, 64, 128, 512, 1024, 65536] {
             let budget = MemoryBudget::of(mib << 20);
             assert!(
-                budget.dirty_bytes + budget.read_bytes + budget.engine_bytes + budget.inode_bytes < mib << 20,
+                budget.dirty_bytes
+                    + budget.read_bytes
+                    + budget.engine_bytes
+                    + budget.inode_bytes
+                    + 3 * budget.stream_bytes
+                    < mib << 20,
                 "{mib}: {budget:?}"
             );
         }

@@ -50,8 +50,9 @@ impl<'s> Current<'s> {
         sent: Sent,
         resumed: Progress,
         (verifies, sharing): (bool, Option<Sharing<'s>>),
+        stream_bytes: u64,
     ) -> Self {
-        let walk = Walk::new(made.id);
+        let walk = Walk::new(made.id, stream_bytes);
         Self {
             made,
             name,
@@ -62,7 +63,7 @@ impl<'s> Current<'s> {
             walk,
             source_walk: None,
             capability: None,
-            verifier: verifies.then(Verifier::default),
+            verifier: verifies.then(|| Verifier::new(stream_bytes)),
             sharing,
         }
     }
@@ -107,22 +108,38 @@ impl<'s> Current<'s> {
     /// Applies a command that neither begins nor ends a subvolume.
     pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
         let fs = session.fs;
+        let Some(mut verifier) = self.verifier.take() else {
+            self.change(session, command)?;
+            self.note_capability(command);
+            return Ok(());
+        };
         let is_removal = matches!(command, Command::Unlink { .. } | Command::Rmdir { .. });
         let removed = match command.path() {
-            Some(path) if is_removal && self.verifier.is_some() => Some(self.walk.inode(fs, path)?),
+            Some(path) if is_removal => Some(self.walk.inode(fs, path)),
             _ => None,
         };
-        self.change(session, command)?;
-        self.note_capability(command);
-        if let Some(verifier) = &mut self.verifier {
+        let replaced = match command {
+            Command::Rename { to, .. } => self.walk.inode(fs, to).ok(),
+            _ => None,
+        };
+        let changed = self.change(session, command).and_then(|()| {
+            self.note_capability(command);
+            if let Some(id) = replaced {
+                verifier.replaced(id.ino);
+            }
             let id = match (removed, command) {
-                (Some(id), _) => id,
+                (Some(id), _) => id?,
                 (None, Command::Rename { to, .. }) => self.walk.inode(fs, to)?,
                 (None, _) => self.walk.inode(fs, command.path().unwrap_or_default())?,
             };
             verifier.note(id.ino, command);
-        }
-        Ok(())
+            for path in changed_names(command).into_iter().flatten() {
+                verifier.names_changed(self.walk.place(fs, path)?.0.ino);
+            }
+            Ok(())
+        });
+        self.verifier = Some(verifier);
+        changed
     }
 
     /// Shares the data that waits to be shared. After an error, the writes of this data do not count as applied.
@@ -200,12 +217,12 @@ impl<'s> Current<'s> {
             }
             Command::Unlink { path } => {
                 let (dir, name) = self.walk.place(fs, path)?;
-                self.walk.gone(path);
+                self.walk.gone(dir, path);
                 Ok(fs.unlink(dir, name)?)
             }
             Command::Rmdir { path } => {
                 let (dir, name) = self.walk.place(fs, path)?;
-                self.walk.gone(path);
+                self.walk.gone(dir, path);
                 // `rmdir` would also remove an empty subvolume. `entry` fails if the name leads to a subvolume.
                 super::walk::entry(fs, dir, name)?;
                 Ok(fs.rmdir(dir, name)?)
@@ -258,7 +275,7 @@ impl<'s> Current<'s> {
     fn create(&mut self, fs: &Fs, path: &[u8], new: NewInode<'_>) -> Result<()> {
         let (dir, name) = self.walk.place(fs, path)?;
         let made = fs.create(dir, name, NewInode { inherits_nothing: true, ..new }, &Caller::ROOT)?;
-        self.walk.made(path, made.id, made.is_dir());
+        self.walk.made(dir, path, made.id, made.is_dir());
         uncount(fs, made.id);
         Ok(())
     }
@@ -269,7 +286,7 @@ impl<'s> Current<'s> {
         super::walk::entry(fs, dir, name)?;
         let (new_dir, new_name) = self.walk.place(fs, to)?;
         fs.rename(dir, name, new_dir, new_name, RenameFlags::empty())?;
-        self.walk.renamed(path, to);
+        self.walk.renamed((dir, path), (new_dir, to));
         Ok(())
     }
 
@@ -377,12 +394,29 @@ impl<'s> Current<'s> {
     /// The inode at a path in a clone source.
     fn in_source(&mut self, fs: &Fs, root: RootId, path: &[u8]) -> Result<InodeId> {
         if self.source_walk.as_ref().is_none_or(|walk| walk.root() != root) {
-            self.source_walk = Some(Walk::new(root));
+            self.source_walk = Some(Walk::new(root, fs.stream_bytes));
         }
         match &mut self.source_walk {
             Some(walk) => walk.inode(fs, path),
             None => Err(Error::NotFound.into()),
         }
+    }
+}
+
+/// The paths that a command adds or removes.
+fn changed_names<'c>(command: &Command<'c>) -> [Option<&'c [u8]>; 2] {
+    match *command {
+        Command::Rename { path, to } => [Some(path), Some(to)],
+        Command::Mkfile { path, .. }
+        | Command::Mkdir { path, .. }
+        | Command::Mknod { path, .. }
+        | Command::Mkfifo { path, .. }
+        | Command::Mksock { path, .. }
+        | Command::Symlink { path, .. }
+        | Command::Link { path, .. }
+        | Command::Unlink { path }
+        | Command::Rmdir { path } => [Some(path), None],
+        _ => [None, None],
     }
 }
 

@@ -1,8 +1,10 @@
 //! The thread that reads a stream: it cuts the input into commands and verifies their checksums, batch by batch.
 //!
-//! - I1. At most [`NR_BATCHES`] batches wait to be applied. A batch holds about [`BATCH_BYTES`], or one larger command.
-//! - I2. Batches that wait or are being applied have at most [`WAITING_BYTES`] in all ([`Room`]), unless there is only
-//!   one. A batch that was applied keeps no memory of large commands.
+//! - I1. At most [`NR_BATCHES`] batches wait to be applied. A batch holds less than two [`BATCH_BYTES`], or one larger
+//!   command.
+//! - I2. Batches that wait or are being applied have at most the bytes of a [`Room`] in all, unless there is only one. A
+//!   large command is read when it has room, into memory of its exact size, and that memory is freed when the command
+//!   was applied.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -30,6 +32,22 @@ impl Batch {
         self.bytes.len()
     }
 
+    /// Bytes of memory that the commands take.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes.len().saturating_add(self.frames.len().saturating_mul(size_of::<(usize, FrameHeader)>()))
+    }
+
+    /// Reads a command whose head was read.
+    fn read(&mut self, reader: &mut FrameReader<impl Read>, header: FrameHeader) -> Result<(), StreamError> {
+        let start = self.bytes.len();
+        let done = reader.body(&header, &mut self.bytes).and_then(|()| header.verify(&self.bytes[start..]));
+        match done {
+            Ok(()) => self.frames.push((start, header)),
+            Err(_) => self.bytes.truncate(start),
+        }
+        done
+    }
+
     /// Removes the commands, and frees the memory that a large command needed (I2).
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
@@ -38,9 +56,10 @@ impl Batch {
     }
 }
 
-/// Counts the bytes of the batches that wait or are being applied (I2). Dropping the [`Applier`] ends all waiting.
-#[derive(Debug, Default)]
+/// Counts the memory of the batches that wait or are being applied (I2). Dropping the [`Applier`] ends all waiting.
+#[derive(Debug)]
 pub(crate) struct Room {
+    max_bytes: usize,
     state: Mutex<RoomState>,
     changed: Condvar,
 }
@@ -56,10 +75,16 @@ struct RoomState {
 pub(crate) struct Applier<'r>(pub(crate) &'r Room);
 
 impl Room {
+    /// Makes room for batches of `max_bytes` in all.
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        let max_bytes = usize::try_from(max_bytes).unwrap_or(usize::MAX);
+        Self { max_bytes, state: Mutex::default(), changed: Condvar::new() }
+    }
+
     /// Waits until a batch of `len` bytes has room.
     fn take(&self, len: usize) {
         let mut state = self.state.lock();
-        while state.used > 0 && state.used.saturating_add(len) > WAITING_BYTES && !state.is_closed {
+        while state.used > 0 && state.used.saturating_add(len) > self.max_bytes && !state.is_closed {
             self.changed.wait(&mut state);
         }
         state.used = state.used.saturating_add(len);
@@ -122,44 +147,21 @@ fn read_stream(
     used: &Receiver<Batch>,
     room: &Room,
 ) -> Result<bool, StreamError> {
+    // The head of a large command, which gets a batch of its own.
+    let mut large = None;
     loop {
         let mut batch = used.try_recv().unwrap_or_default();
-        let mut result = Ok(false);
-        let began = Instant::now();
-        // The limit on time lets commands of a slow input be applied soon after they arrive.
-        while batch.bytes.len() < BATCH_BYTES && began.elapsed() < BATCH_TIME {
-            let start = batch.bytes.len();
-            let frame = reader.command(&mut batch.bytes).and_then(|header| {
-                let position = Position { offset: reader.offset(), ..Position::default() };
-                let header = header.ok_or(StreamError { position, problem: Problem::NoEnd })?;
-                header.verify(&batch.bytes[start..])?;
-                Ok(header)
-            });
-            match frame {
-                Ok(header) => {
-                    batch.frames.push((start, header));
-                    match header.position.kind {
-                        Some(CommandKind::End) => {
-                            result = Ok(true);
-                            break;
-                        }
-                        // End the batch after a command that begins a subvolume, so that the caller soon sees whether
-                        // the subvolume can be received.
-                        Some(CommandKind::Subvol | CommandKind::Snapshot) => break,
-                        _ => {}
-                    }
-                }
-                Err(error) => {
-                    batch.bytes.truncate(start);
-                    result = Err(error);
-                    break;
-                }
+        let result = match large.take() {
+            Some(header) => read_large(reader, header, &mut batch, room),
+            None => {
+                let result = read_batch(reader, &mut batch, &mut large);
+                room.take(batch.memory_bytes());
+                result
             }
-        }
+        };
         // The commands before an error are applied too: if the subvolume is kept, a later receive continues after these
         // commands.
-        room.take(batch.len_bytes());
-        if batches.send(Ok(batch)).is_err() {
+        if !batch.frames.is_empty() && batches.send(Ok(batch)).is_err() {
             return Ok(false);
         }
         match result {
@@ -169,13 +171,54 @@ fn read_stream(
     }
 }
 
+/// Reads commands into a batch until the batch is full, or until a large command follows, whose head is put into
+/// `large`. Returns whether the stream ended.
+fn read_batch(
+    reader: &mut FrameReader<impl Read>,
+    batch: &mut Batch,
+    large: &mut Option<FrameHeader>,
+) -> Result<bool, StreamError> {
+    let began = Instant::now();
+    // The limit on time lets commands of a slow input be applied soon after they arrive.
+    while batch.memory_bytes() < BATCH_BYTES && began.elapsed() < BATCH_TIME {
+        let position = Position { offset: reader.offset(), ..Position::default() };
+        let header = reader.head()?.ok_or(StreamError { position, problem: Problem::NoEnd })?;
+        if header.whole_len() > BATCH_BYTES {
+            *large = Some(header);
+            return Ok(false);
+        }
+        batch.read(reader, header)?;
+        match header.position.kind {
+            Some(CommandKind::End) => return Ok(true),
+            // End the batch after a command that begins a subvolume, so that the caller soon sees whether the subvolume
+            // can be received.
+            Some(CommandKind::Subvol | CommandKind::Snapshot) => return Ok(false),
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
+/// Reads a command whose head was read, into an empty batch, as soon as it has room (I2). Returns whether the stream
+/// ended.
+fn read_large(
+    reader: &mut FrameReader<impl Read>,
+    header: FrameHeader,
+    batch: &mut Batch,
+    room: &Room,
+) -> Result<bool, StreamError> {
+    room.take(header.whole_len().saturating_add(size_of::<(usize, FrameHeader)>()));
+    // This memory is used only as bytes arrive.
+    batch.bytes.reserve_exact(header.whole_len());
+    batch.read(reader, header)?;
+    Ok(header.position.kind == Some(CommandKind::End))
+}
+
 /// Bytes after which a batch is sent.
 const BATCH_BYTES: usize = 256 << 10;
 const BATCH_TIME: Duration = Duration::from_millis(50);
 /// Number of batches that can wait to be applied.
 pub(crate) const NR_BATCHES: usize = 16;
-/// Maximum number of bytes of the batches that wait or are being applied (I2).
-const WAITING_BYTES: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -204,7 +247,7 @@ mod tests {
         (0..12).for_each(|_| writer.command(&Command::Write { path: b"f", offset: 0, data: &data }).unwrap());
         writer.command(&Command::End).unwrap();
         let input = writer.into_inner();
-        let (count, room) = (&AtomicUsize::new(0), &Room::default());
+        let (count, room) = (&AtomicUsize::new(0), &Room::new(8 << 20));
         let input = &input[..];
         let (send, batches) = sync_channel(NR_BATCHES);
         let (give_back, used) = sync_channel(NR_BATCHES);
@@ -217,11 +260,11 @@ mod tests {
                     before = count.load(Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(200));
                 }
-                // One command is applied, and the next one was read.
-                assert!(before < (nr + 2) * (data.len() + 100), "{before} bytes were read, {nr} commands applied");
+                // Two of the commands do not fit into the room.
+                assert!(before < (nr + 1) * (data.len() + 100), "{before} bytes were read, {nr} commands applied");
                 let mut batch = batches.recv().unwrap().unwrap();
-                let len = batch.len_bytes();
-                assert!(len >= data.len());
+                let (len, capacity) = (batch.memory_bytes(), batch.bytes.capacity());
+                assert!(len >= data.len() && capacity == batch.len_bytes(), "{len} bytes, {capacity} of them taken");
                 batch.clear();
                 assert!(batch.bytes.capacity() <= 2 * BATCH_BYTES);
                 applier.give_back(len);

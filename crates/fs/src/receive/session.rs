@@ -1,4 +1,5 @@
-//! [`Session`]: a whole input, subvolume after subvolume.
+//! [`Session`]: a whole input, subvolume after subvolume. Decides which failures end a receive, and whether a subvolume
+//! that stays incomplete is deleted or kept.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -18,7 +19,7 @@ use super::incomplete::{Progress, Sent};
 use super::input::{Applier, Batch, NR_BATCHES, Room, read_all};
 use super::origin::Part;
 use super::sharing::Sharing;
-use super::verify::Verified;
+use super::verify::{Verified, Verifier};
 use super::walk::entry;
 use crate::subvolume::receives::Receiving;
 use crate::types::InodeId;
@@ -157,7 +158,7 @@ impl Session<'_> {
         let (send, batches) = sync_channel(NR_BATCHES);
         let (give_back, used) = sync_channel(NR_BATCHES);
         let only_first = self.options.only_first;
-        let room = Room::default();
+        let room = Room::new(self.fs.stream_bytes);
         std::thread::scope(|scope| {
             // Drops before the scope waits for the reader, also after a panic.
             let applier = Applier(&room);
@@ -175,7 +176,7 @@ impl Session<'_> {
                         if let Err(error) = self.apply_batch(&batch, job) {
                             break Err(error);
                         }
-                        let len = batch.len_bytes();
+                        let len = batch.memory_bytes();
                         batch.clear();
                         applier.give_back(len);
                         // If the channel is full, enough batches are kept for reuse, and this batch is dropped.
@@ -229,6 +230,9 @@ impl Session<'_> {
             _ => {}
         }
         let no_subvolume = ReceiveProblem::Order("the stream does not begin with a subvolume");
+        if self.current.as_ref().is_some_and(|current| current.verifier.as_ref().is_some_and(Verifier::is_full)) {
+            self.verify_so_far(header.position)?;
+        }
         let Some(current) = &mut self.current else { return Err(at(no_subvolume, path)) };
         // An error of data that waited is the error of earlier commands, so this command is applied nevertheless.
         let shared = current.share_before(self.fs, header.position, command);
@@ -315,7 +319,24 @@ impl Session<'_> {
             nr_resumed: target.nr_commands,
         };
         (self.made)(&made);
-        self.current = Some(Current::new(made, name.to_vec(), sent, target, (self.options.verify, sharing)));
+        self.current =
+            Some(Current::new(made, name.to_vec(), sent, target, (self.options.verify, sharing), self.fs.stream_bytes));
+        Ok(())
+    }
+
+    /// Compares what the current subvolume holds so far with the stream, if that was requested.
+    fn verify_so_far(&mut self, position: Position) -> Result<(), ReceiveError> {
+        let Some(current) = &mut self.current else { return Ok(()) };
+        let shared = current.share_waiting(self.fs);
+        shared.or_else(|error| self.tolerate(error))?;
+        let Some(Current { made, verifier: Some(verifier), .. }) = &mut self.current else { return Ok(()) };
+        let done = verifier.verify(self.fs, made.id, self.job).map_err(|problem| ReceiveError {
+            position: Some(position),
+            path: made.path.clone(),
+            problem: Box::new(problem),
+        })?;
+        *verifier = Verifier::new(self.fs.stream_bytes);
+        self.report.verified.add(&done);
         Ok(())
     }
 
@@ -331,10 +352,13 @@ impl Session<'_> {
             problem: Box::new(problem),
         };
         current.check_resumed().map_err(at)?;
-        if let Some(verifier) = &current.verifier {
-            let done = verifier.verify(self.fs, current.made.id, self.job).map_err(at)?;
-            self.report.verified.add(&done);
-        }
+        self.verify_so_far(position)?;
+        let Some(current) = &mut self.current else { return Ok(()) };
+        let at = |problem| ReceiveError {
+            position: Some(position),
+            path: current.made.path.clone(),
+            problem: Box::new(problem),
+        };
         let transid = self.fs.complete_received(current.made.id, &current.sent).map_err(|error| at(error.into()))?;
         self.last = Some((transid, current.sent, current.made.id));
         self.receiving = None;

@@ -95,12 +95,12 @@ impl<'s> Sharing<'s> {
             Err(Error::NotFound | Error::NotPermitted(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        Ok(Some(Self::new(root, kept)))
+        Ok(Some(Self::new(root, fs.stream_bytes, kept)))
     }
 
-    fn new(root: RootId, kept: Kept<'s>) -> Self {
+    fn new(root: RootId, max_bytes: u64, kept: Kept<'s>) -> Self {
         Self {
-            walk: Walk::new(root),
+            walk: Walk::new(root, max_bytes),
             _kept: kept,
             waiting: None,
             last: None,

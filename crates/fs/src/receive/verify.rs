@@ -1,10 +1,12 @@
 //! [`Verifier`]: compares a received subvolume with its stream before it is complete: all data that the stream wrote is
-//! read from the devices again, and attributes are compared with the last commands that set them.
+//! read from the devices again, and attributes are compared with the last commands that set them. Of each file, the range
+//! from the first to the last byte that the stream wrote is read.
 //!
 //! - V1. Data is compared by checksum, command by command. Where a later command changes a part of a range, the range
 //!   is only read, so that its checksums on disk are verified. When a receive is resumed, only the commands after the
 //!   resumption are compared.
-//! - V2. Memory is bounded: ranges beyond [`RANGES_MAX`] are only read, too.
+//! - V2. Memory is bounded: when the expected state is large, everything so far is compared, and the state begins anew.
+//!   Therefore the expected state is correct after every command, not only at the end of a stream.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -54,17 +56,46 @@ struct Expected {
     times: Option<(Timespec, Timespec)>,
     /// The end and the checksum of each range of data, by the range's offset.
     data: BTreeMap<u64, (u64, u32)>,
+    /// From the first to the last byte that the stream wrote.
+    written: Range<u64>,
     may_be_gone: bool,
 }
 
 /// The expected state of the inodes that a stream changes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Verifier {
     inodes: HashMap<Ino, Expected>,
     nr_ranges: usize,
+    path_bytes: usize,
+    max_bytes: u64,
 }
 
 impl Verifier {
+    /// Makes a verifier that is full at about `max_bytes`.
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        Self { inodes: HashMap::new(), nr_ranges: 0, path_bytes: 0, max_bytes }
+    }
+
+    /// Whether the expected state takes all memory that it may take (V2).
+    pub(crate) fn is_full(&self) -> bool {
+        let bytes = self.inodes.len() * INODE_BYTES + self.nr_ranges * RANGE_BYTES + self.path_bytes;
+        bytes as u64 >= self.max_bytes
+    }
+
+    /// Notes that names in a directory changed, and so the directory's times.
+    pub(crate) fn names_changed(&mut self, dir: Ino) {
+        if let Some(expected) = self.inodes.get_mut(&dir) {
+            expected.times = None;
+        }
+    }
+
+    /// Notes that an inode lost a name, perhaps its last.
+    pub(crate) fn replaced(&mut self, ino: Ino) {
+        if let Some(expected) = self.inodes.get_mut(&ino) {
+            (expected.may_be_gone, expected.times) = (true, None);
+        }
+    }
+
     /// Notes a command that was applied to an inode.
     pub(crate) fn note(&mut self, ino: Ino, command: &Command<'_>) {
         let expected = self.inodes.entry(ino).or_default();
@@ -73,21 +104,22 @@ impl Verifier {
             _ => command.path().unwrap_or_default(),
         };
         if expected.path != path {
+            self.path_bytes = (self.path_bytes + path.len()).saturating_sub(expected.path.len());
             expected.path = path.to_vec();
         }
         let before = expected.data.len();
         match *command {
             Command::Write { offset, data, .. } => {
                 let end = offset.saturating_add(data.len() as u64);
-                expected.changed(offset..end);
+                expected.wrote(offset..end);
                 expected.size = expected.size.map(|size| size.max(end));
-                if self.nr_ranges < RANGES_MAX && !data.is_empty() {
+                if !data.is_empty() {
                     expected.data.insert(offset, (end, crc32c_raw(!0, data)));
                 }
             }
             Command::EncodedWrite { offset, unencoded_file_len: len, .. } | Command::Clone { offset, len, .. } => {
                 let end = offset.saturating_add(len);
-                expected.changed(offset..end);
+                expected.wrote(offset..end);
                 expected.size = expected.size.map(|size| size.max(end));
             }
             Command::Fallocate { offset, size, .. } => {
@@ -126,6 +158,7 @@ impl Verifier {
         inodes.sort_unstable_by_key(|(ino, _)| **ino);
         let mut buf = vec![0; BUFFER];
         for (ino, expected) in inodes {
+            job.check().map_err(Error::from)?;
             let id = InodeId { root, ino: *ino };
             let attr = match fs.getattr(id) {
                 Err(Error::NotFound | Error::Stale) if expected.may_be_gone => continue,
@@ -142,8 +175,8 @@ impl Verifier {
             if attr.mode & mode::TYPE != mode::REGULAR {
                 continue;
             }
-            let mut at = 0;
-            while at < attr.size {
+            let (mut at, end) = (expected.written.start, expected.written.end.min(attr.size));
+            while at < end {
                 job.check().map_err(Error::from)?;
                 if let Some((end, crc)) = expected.data.get(&at) {
                     check(checksum(fs, id, at..*end, &mut buf)? == *crc, "its data")?;
@@ -153,7 +186,7 @@ impl Verifier {
                     continue;
                 }
                 // Up to the next compared range, data is only read. Holes are skipped.
-                let next = expected.data.range(at..).next().map_or(attr.size, |(start, _)| *start);
+                let next = expected.data.range(at..).next().map_or(end, |(start, _)| *start);
                 let start = fs.seek(id, at, SeekWhence::Data).unwrap_or(next).min(next);
                 let hole = fs.seek(id, start, SeekWhence::Hole).ok().filter(|hole| *hole > start).unwrap_or(next);
                 let end = next.min(hole).min(start.saturating_add(BUFFER as u64));
@@ -167,6 +200,15 @@ impl Verifier {
 }
 
 impl Expected {
+    /// Notes that a command writes a range.
+    fn wrote(&mut self, range: Range<u64>) {
+        self.changed(range.clone());
+        self.written = match self.written.is_empty() {
+            true => range,
+            false => self.written.start.min(range.start)..self.written.end.max(range.end),
+        };
+    }
+
     /// Forgets the data of ranges that a command changes (V1).
     fn changed(&mut self, range: Range<u64>) {
         let before = self.data.range(..range.start).next_back().filter(|(_, (end, _))| *end > range.start);
@@ -195,6 +237,7 @@ fn checksum(fs: &Fs, id: InodeId, range: Range<u64>, buf: &mut [u8]) -> Result<u
     Ok(crc)
 }
 
-/// Maximum number of ranges whose checksums are kept, about 50 bytes each.
-const RANGES_MAX: usize = 1 << 20;
+/// Estimated memory of an inode without its path and ranges, and of a range.
+const INODE_BYTES: usize = 400;
+const RANGE_BYTES: usize = 56;
 const BUFFER: usize = 1 << 20;

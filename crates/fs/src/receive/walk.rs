@@ -2,10 +2,10 @@
 //!
 //! - I1. Every name is looked up as an entry of a directory of the subvolume. A path leads only through directories;
 //!   symbolic links are never read, and names of other subvolumes are errors (R1).
-//! - I2. When a command removes or renames a path, the same call removes or renames it in the cache too (`gone`,
-//!   `renamed`).
+//! - I2. When a command removes or renames a name, the same call removes or renames it in the cache too (`gone`,
+//!   `renamed`). The cache has names in directories, not paths, so names below a renamed directory stay valid.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use ubtrfs_format::item::FileType;
 use ubtrfs_format::{Ino, RootId};
@@ -19,18 +19,23 @@ use crate::{Error, Fs, InodeId};
 #[derive(Debug)]
 pub(crate) struct Walk {
     root: RootId,
-    /// Directories by path.
-    dirs: BTreeMap<Vec<u8>, Ino>,
+    /// Directories, by the number of the directory that holds their name and by the name ([`key`]).
+    dirs: HashMap<Box<[u8]>, Ino>,
+    dirs_bytes: u64,
+    max_bytes: u64,
+    /// The path and inode of the last directory.
+    last_dir: Option<(Vec<u8>, Ino)>,
     /// The path and inode of the last command. Most commands are about the same inode as the previous one.
     last: Option<(Vec<u8>, Ino)>,
+    key: Vec<u8>,
 }
 
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
 
 impl Walk {
-    /// Starts at a subvolume's root.
-    pub(crate) fn new(root: RootId) -> Self {
-        Self { root, dirs: BTreeMap::new(), last: None }
+    /// Starts at a subvolume's root. The directories in the cache take about `max_bytes`.
+    pub(crate) fn new(root: RootId, max_bytes: u64) -> Self {
+        Self { root, dirs: HashMap::new(), dirs_bytes: 0, max_bytes, last_dir: None, last: None, key: Vec::new() }
     }
 
     /// The subvolume.
@@ -52,7 +57,7 @@ impl Walk {
         let Some((dir, name)) = StreamPath::new(path)?.split() else { return Ok(InodeId::root_of(self.root)) };
         let dir = self.dir(fs, dir)?;
         let (id, _) = entry(fs, dir, name)?;
-        self.last = Some((path.to_vec(), id.ino));
+        set(&mut self.last, path, id.ino);
         Ok(id)
     }
 
@@ -64,88 +69,115 @@ impl Walk {
     }
 
     fn dir(&mut self, fs: &Fs, path: StreamPath<'_>) -> Result<InodeId> {
-        if path.as_bytes().is_empty() {
-            return Ok(InodeId::root_of(self.root));
-        }
-        if let Some(ino) = self.dirs.get(path.as_bytes()) {
+        if let Some((last, ino)) = &self.last_dir
+            && last == path.as_bytes()
+        {
             return Ok(self.id(*ino));
         }
-        // The directory that holds the last name is often in the cache.
         let mut dir = InodeId::root_of(self.root);
-        let mut rest = path.as_bytes();
-        if let Some((above, name)) = path.split()
-            && let Some(ino) = self.dirs.get(above.as_bytes())
-        {
-            (dir, rest) = (self.id(*ino), name);
+        for name in path.names() {
+            dir = self.dir_in(fs, dir, name)?;
         }
-        for name in rest.split(|byte| *byte == b'/') {
-            let (id, file_type) = entry(fs, dir, name)?;
-            match file_type {
-                FileType::Directory => dir = id,
-                FileType::Symlink => {
-                    return Err(ReceiveProblem::NotFollowed { name: name.to_vec(), what: "a symbolic link" });
-                }
-                _ => return Err(Error::NotDirectory.into()),
-            }
-        }
-        self.keep(path.as_bytes(), dir.ino);
+        set(&mut self.last_dir, path.as_bytes(), dir.ino);
         Ok(dir)
     }
 
-    fn keep(&mut self, path: &[u8], dir: Ino) {
-        if self.dirs.len() >= MOST_DIRS {
-            self.dirs.clear();
+    /// The directory with this name in a directory.
+    fn dir_in(&mut self, fs: &Fs, dir: InodeId, name: &[u8]) -> Result<InodeId> {
+        key(&mut self.key, dir.ino, name);
+        if let Some(ino) = self.dirs.get(&self.key[..]) {
+            return Ok(self.id(*ino));
         }
-        self.dirs.insert(path.to_vec(), dir);
+        let (id, file_type) = entry(fs, dir, name)?;
+        match file_type {
+            FileType::Directory => self.keep(dir.ino, name, id.ino),
+            FileType::Symlink => {
+                return Err(ReceiveProblem::NotFollowed { name: name.to_vec(), what: "a symbolic link" });
+            }
+            _ => return Err(Error::NotDirectory.into()),
+        }
+        Ok(id)
     }
 
-    /// Notes a new inode.
-    pub(crate) fn made(&mut self, path: &[u8], id: InodeId, is_dir: bool) {
+    fn keep(&mut self, above: Ino, name: &[u8], dir: Ino) {
+        if self.dirs_bytes >= self.max_bytes {
+            self.dirs = HashMap::new();
+            self.dirs_bytes = 0;
+        }
+        key(&mut self.key, above, name);
+        if self.dirs.insert(self.key.clone().into_boxed_slice(), dir).is_none() {
+            self.dirs_bytes = self.dirs_bytes.saturating_add(bytes_of(&self.key));
+        }
+    }
+
+    fn take(&mut self, above: Ino, name: &[u8]) -> Option<Ino> {
+        key(&mut self.key, above, name);
+        let taken = self.dirs.remove(&self.key[..])?;
+        self.dirs_bytes = self.dirs_bytes.saturating_sub(bytes_of(&self.key));
+        Some(taken)
+    }
+
+    /// Notes a new inode, whose name is in the directory `above`.
+    pub(crate) fn made(&mut self, above: InodeId, path: &[u8], id: InodeId, is_dir: bool) {
         if is_dir {
-            self.keep(path, id.ino);
+            self.keep(above.ino, name_of(path), id.ino);
         }
-        self.last = Some((path.to_vec(), id.ino));
+        set(&mut self.last, path, id.ino);
     }
 
-    /// Notes that a name is gone, with everything below it (I2).
-    pub(crate) fn gone(&mut self, path: &[u8]) {
-        self.take(path);
+    /// Notes that a name is gone from the directory `above` (I2).
+    pub(crate) fn gone(&mut self, above: InodeId, path: &[u8]) {
+        self.take(above.ino, name_of(path));
+        self.forget_last(path);
     }
 
     /// Notes a rename (I2).
-    pub(crate) fn renamed(&mut self, from: &[u8], to: &[u8]) {
-        let last = self.last.take();
-        self.take(to);
-        for (below, ino) in self.take(from) {
-            self.dirs.insert([to, &below].concat(), ino);
+    pub(crate) fn renamed(&mut self, (above, from): (InodeId, &[u8]), (to_above, to): (InodeId, &[u8])) {
+        self.take(to_above.ino, name_of(to));
+        if let Some(dir) = self.take(above.ino, name_of(from)) {
+            self.keep(to_above.ino, name_of(to), dir);
         }
-        self.last = last.filter(|(path, _)| path == from).map(|(_, ino)| (to.to_vec(), ino));
+        let moved = self.last.take_if(|(path, _)| path == from);
+        self.forget_last(from);
+        self.forget_last(to);
+        if let Some((_, ino)) = moved {
+            set(&mut self.last, to, ino);
+        }
     }
 
-    /// Removes a path and all paths below it from the caches. Returns the directories, each with the part of its path
-    /// below `path`.
-    fn take(&mut self, path: &[u8]) -> Vec<(Vec<u8>, Ino)> {
-        self.last = None;
-        let mut taken = Vec::new();
-        if let Some(ino) = self.dirs.remove(path) {
-            taken.push((Vec::new(), ino));
+    /// Forgets the last paths if they are equal to `path` or below it.
+    fn forget_last(&mut self, path: &[u8]) {
+        for last in [&mut self.last, &mut self.last_dir] {
+            last.take_if(|(last, _)| last.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/'));
         }
-        // A directory below `path` may be in the cache although directories above it are not.
-        let below = [path, b"/"].concat();
-        let paths: Vec<Vec<u8>> = self
-            .dirs
-            .range(below.clone()..)
-            .map(|(path, _)| path)
-            .take_while(|path| path.starts_with(&below))
-            .cloned()
-            .collect();
-        for found in paths {
-            if let Some(ino) = self.dirs.remove(&found) {
-                taken.push((found[path.len()..].to_vec(), ino));
-            }
-        }
-        taken
     }
+}
+
+fn set(last: &mut Option<(Vec<u8>, Ino)>, path: &[u8], ino: Ino) {
+    match last {
+        Some((last, last_ino)) => {
+            last.clear();
+            last.extend_from_slice(path);
+            *last_ino = ino;
+        }
+        None => *last = Some((path.to_vec(), ino)),
+    }
+}
+
+fn name_of(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+/// Makes the key of a name in a directory.
+fn key(out: &mut Vec<u8>, above: Ino, name: &[u8]) {
+    out.clear();
+    out.extend_from_slice(&above.0.to_le_bytes());
+    out.extend_from_slice(name);
+}
+
+/// Estimated memory of a directory in the cache.
+fn bytes_of(key: &[u8]) -> u64 {
+    (key.len() as u64).saturating_add(DIR_BYTES)
 }
 
 /// Finds the entry of a name in a directory. Fails if the name leads to another subvolume (I1).
@@ -164,31 +196,55 @@ pub(crate) fn entry(fs: &Fs, dir: InodeId, name: &[u8]) -> Result<(InodeId, File
     Ok((id, dir_item::file_type_of(found.file_type)?))
 }
 
-/// Maximum number of directories in the cache.
-const MOST_DIRS: usize = 20_000;
+/// Estimated memory of a directory in the cache, without its key: an entry of the table, which is about half full, and
+/// the overhead of an allocation.
+const DIR_BYTES: u64 = 80;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn id(ino: u64) -> InodeId {
+        InodeId { root: RootId(256), ino: Ino(ino) }
+    }
+
+    fn dirs(walk: &Walk) -> Vec<(u64, String, u64)> {
+        let name = |key: &[u8]| String::from_utf8(key[8..].to_vec()).unwrap();
+        let above = |key: &[u8]| u64::from_le_bytes(key[..8].try_into().unwrap());
+        let mut found: Vec<_> = walk.dirs.iter().map(|(key, ino)| (above(key), name(key), ino.0)).collect();
+        found.sort();
+        found
+    }
+
     #[test]
     fn renames_and_removals_reach_all_paths_below() {
-        let mut walk = Walk::new(RootId(256));
-        for (path, ino) in [("a", 1), ("a/b", 2), ("a/b/c", 3), ("a-", 4), ("a0", 5), ("x", 6), ("x/y", 7)] {
-            walk.made(path.as_bytes(), InodeId { root: RootId(256), ino: Ino(ino) }, true);
+        let mut walk = Walk::new(RootId(256), 1 << 20);
+        for (above, path, ino) in [(256, "a", 1), (1, "a/b", 2), (2, "a/b/c", 3), (256, "a-", 4), (256, "x", 6)] {
+            walk.made(id(above), path.as_bytes(), id(ino), true);
         }
         walk.last = Some((b"a/b/file".to_vec(), Ino(9)));
-        walk.renamed(b"a", b"x");
-        let paths = |walk: &Walk| {
-            walk.dirs.iter().map(|(path, ino)| (String::from_utf8(path.clone()).unwrap(), ino.0)).collect::<Vec<_>>()
+        walk.last_dir = Some((b"a/b".to_vec(), Ino(2)));
+        walk.renamed((id(256), b"a"), (id(256), b"x"));
+        let named = |found: &[(u64, &str, u64)]| -> Vec<_> {
+            found.iter().map(|(above, name, ino)| (*above, (*name).to_owned(), *ino)).collect()
         };
-        let expected = [("a-", 4), ("a0", 5), ("x", 1), ("x/b", 2), ("x/b/c", 3)];
-        assert_eq!(paths(&walk), expected.map(|(path, ino)| (path.to_owned(), ino)));
-        assert_eq!(walk.last, None, "a path below the renamed one is not the last any more");
+        assert_eq!(dirs(&walk), named(&[(1, "b", 2), (2, "c", 3), (256, "a-", 4), (256, "x", 1)]));
+        assert_eq!((&walk.last, &walk.last_dir), (&None, &None), "paths below the renamed one");
         walk.last = Some((b"f".to_vec(), Ino(10)));
-        walk.renamed(b"f", b"g");
-        assert_eq!(walk.last, Some((b"g".to_vec(), Ino(10))));
-        walk.gone(b"x");
-        assert_eq!(paths(&walk).len(), 2);
+        walk.last_dir = Some((b"x-".to_vec(), Ino(11)));
+        walk.renamed((id(256), b"f"), (id(1), b"x/g"));
+        assert_eq!(walk.last, Some((b"x/g".to_vec(), Ino(10))));
+        walk.gone(id(256), b"x");
+        assert_eq!(dirs(&walk), named(&[(1, "b", 2), (2, "c", 3), (256, "a-", 4)]));
+        assert_eq!((walk.last.is_none(), walk.last_dir), (true, Some((b"x-".to_vec(), Ino(11)))));
+    }
+
+    #[test]
+    fn directories_stay_within_the_limit() {
+        let mut walk = Walk::new(RootId(256), 10_000);
+        for number in 0..1000 {
+            walk.made(id(256), format!("{number:0>200}").as_bytes(), id(300 + number), true);
+            assert!(walk.dirs.len() <= 36 && walk.dirs_bytes < 10_300);
+        }
     }
 }
