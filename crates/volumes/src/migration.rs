@@ -176,8 +176,9 @@ impl Volumes {
 
     /// Copies a piece of the chunk at `logical` to the fresh stripes. The piece begins `offset` bytes, a multiple of
     /// [`MIGRATION_PIECE_BYTES`], after the start of the chunk. `used` returns the ranges of the piece that hold
-    /// content; it is called while no write to the piece runs. `buf` has room for a piece. Returns the number of
-    /// bytes copied, counted once for all fresh stripes. Several threads may copy pieces of a chunk.
+    /// content; it is called while no write to the piece runs. `inspect` gets the address and the content of each read;
+    /// it must not wait, because writes to the piece wait for it. `buf` has room for a piece. Returns the number of bytes
+    /// copied. A byte that is copied to several fresh stripes counts once. Several threads may copy pieces of a chunk.
     ///
     /// # Errors
     ///
@@ -188,6 +189,7 @@ impl Volumes {
         offset: u64,
         buf: &mut AlignedBuf,
         used: &dyn Fn() -> Vec<Range<u64>>,
+        inspect: &mut dyn FnMut(Logical, &[u8]),
     ) -> Result<u64> {
         let chunk = self.chunks.get(logical).ok_or_else(|| unmapped(logical))?;
         let Some(target) = chunk.target.as_deref() else { return Err(not_begun(logical)) };
@@ -208,6 +210,7 @@ impl Volumes {
                 if last_read != Some(copy) {
                     buf.clear();
                     buf.extend_with(len, |content| self.read_any_copy(Logical(range.start), content, copy))?;
+                    inspect(Logical(range.start), buf);
                     last_read = Some(copy);
                 }
                 let segment = Segment { stripe: index, offset, len_bytes };
@@ -229,8 +232,8 @@ impl Volumes {
         if others.any(|other| self.read_copy(at, buf, other).is_ok()) { Ok(()) } else { Err(error) }
     }
 
-    /// Writes data that was written to a chunk also to the fresh stripes of the chunk's target. The caller has held the
-    /// guards of [`Target::begin_write`] since before it wrote to the chunk (G1).
+    /// Repeats a write to a chunk on the fresh stripes of the chunk's target. The caller has held the guards of
+    /// [`Target::begin_write`] since before it wrote to the chunk (G1).
     pub(crate) fn write_target(&self, target: &Target, offset: u64, bufs: &[IoSlice<'_>], len: usize) -> Result<()> {
         for &index in &target.fresh {
             let segment = Segment { stripe: index, offset, len_bytes: len as u64 };
@@ -313,9 +316,9 @@ fn not_begun(logical: Logical) -> Error {
     Error::Bug { what: format!("chunk {logical} is not being migrated") }
 }
 
-/// Bytes of a chunk that are copied at once, while writes to them wait: about a millisecond.
+/// Bytes of a chunk that are copied in one step. Writes to these bytes wait until they are copied, about a millisecond.
 pub const MIGRATION_PIECE_BYTES: u64 = 4 << 20;
-/// The number of locks, larger than the number of threads that copy at once.
+/// The number of locks, larger than the number of threads that copy at the same time.
 const NR_PIECE_LOCKS: u64 = 16;
 
 #[cfg(test)]

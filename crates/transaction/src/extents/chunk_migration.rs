@@ -9,12 +9,13 @@
 //! Owns the state of each migration, under one lock. No other lock is taken under the lock of the migrations.
 //!
 //! Invariants:
-//! - M1. A block group is never moved and removed at once, because the move and the removal both enter it in the map of
-//!   migrations first. A block group is never moved and emptied at once, nor removed while a relocation begins to empty
-//!   it: moves and removals enter the block group in the map of migrations and then check the map of relocations, and a
-//!   relocation enters it in the map of relocations and then checks the map of migrations.
-//! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is
-//!   durable.
+//! - M1. A block group is never moved and removed at the same time, because the move and the removal both enter it in
+//!   the map of migrations first. A block group is never moved and emptied at the same time, and it is not removed
+//!   while a relocation begins to empty it: moves and removals enter the block group in the map of migrations and then
+//!   check the map of relocations, and a relocation enters it in the map of relocations and then checks the map of
+//!   migrations. So if two of these operations begin at the same time, at least one of them finds the other.
+//! - M2. The copy is complete before a commit records it, and `volumes` writes to the old and the new place until that
+//!   commit is durable.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -56,7 +57,7 @@ enum Stage {
 /// The result of [`Engine::migrate_chunk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigratedChunk {
-    /// Bytes copied, counted once for all copies.
+    /// Bytes of the chunk that were copied. A byte counts once, even if several copies of it were made.
     pub copied_bytes: u64,
     /// Whether the chunk changed. False if the chunk already has the requested place and profile.
     pub has_changed: bool,
@@ -115,7 +116,7 @@ impl Migrations {
         self.stages.lock().remove(&start)
     }
 
-    /// Takes the failure of a migration that a commit could not record.
+    /// Returns the failure of a migration that a commit could not record.
     fn take_failure(&self, start: Logical) -> Option<Error> {
         match self.stages.lock().get(&start) {
             Some(Stage::Failed(error)) => Some(error.clone()),
@@ -131,8 +132,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
-    /// block group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit. After an error, the block group
-    /// stays where it was.
+    /// block group; [`Error::BlockGroupBusy`]; an error of a read, a write or a commit; [`Error::Corrupt`] if data
+    /// contradicts its checksum. After an error, the block group stays where it was.
     pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
         self.check_not_aborted()?;
         if self.pending_chunks.contains(start) {
@@ -185,7 +186,12 @@ impl Engine {
                 self.repair_first_copy(&joined(self.space.taken_ranges(piece.clone())))?;
             }
             let taken = || joined(self.space.taken_ranges(piece.clone()));
-            let copied = self.volumes.copy_piece(start, piece.start.saturating_sub(start.0), buf, &taken)?;
+            let offset = piece.start.saturating_sub(start.0);
+            let mut check = self.begin_check(&piece)?;
+            let copied = self.volumes.copy_piece(start, offset, buf, &taken, &mut |at, content| {
+                check.look(at, content);
+            })?;
+            self.finish_check(check)?;
             copied_bytes.fetch_add(copied, Ordering::Relaxed);
             job.advance(len_of(&piece));
             Ok(())

@@ -1,4 +1,5 @@
-//! Checks the first copy of a chunk before the other copies are given up ([`crate::extents::chunk_migration`]).
+//! Checks the content of a chunk that is copied to another place, and the first copy of a chunk before the other copies
+//! are given up ([`crate::extents::chunk_migration`]).
 //!
 //! The filesystem is in use during the check: extents are allocated, written, freed and allocated again. So even in
 //! undamaged chunks, copies may differ, and content may contradict its checksum.
@@ -10,26 +11,82 @@
 //!   after the read. If they describe the content only before the read, the extent was freed during the read, and the
 //!   content may have been overwritten.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ubtrfs_error::{Error, Result};
+use ubtrfs_format::csum::CsumType;
 use ubtrfs_format::item::{ExtentFlags, ExtentItem};
 use ubtrfs_format::node::verify_csum;
 use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::Cursor;
 
 use crate::engine::Engine;
-use crate::extents::csum_tree::verify_sector;
+use crate::extents::csum_tree::{SectorCsums, verify_sector};
 use crate::extents::extent_tree::lookup_extent;
 
+/// The data sectors of a range that contradict their checksums at first sight.
+pub(crate) struct SectorCheck {
+    start: u64,
+    sectorsize: u64,
+    csum_type: CsumType,
+    /// The checksums before the reads.
+    csums: SectorCsums,
+    suspects: BTreeSet<usize>,
+}
+
+impl SectorCheck {
+    /// Compares what was read at `at`, in the range, with the checksums.
+    pub(crate) fn look(&mut self, at: Logical, content: &[u8]) {
+        let len = usize::try_from(self.sectorsize).unwrap_or(usize::MAX);
+        let first = at.0.saturating_sub(self.start).checked_div(self.sectorsize).unwrap_or(0);
+        for (index, sector) in (usize::try_from(first).unwrap_or(usize::MAX)..).zip(content.chunks_exact(len)) {
+            if let Some(stored) = self.csums.get(index)
+                && verify_sector(self.csum_type, Some(stored), sector).is_err()
+            {
+                self.suspects.insert(index);
+            }
+        }
+    }
+}
+
 impl Engine {
-    /// Makes the first copy of some ranges of a chunk good, before the other copies are given up. If the copies of a
-    /// range differ, reads the range with verification, which repairs the first copy.
+    /// Begins a check of the data in a range, before the range is read.
+    pub(crate) fn begin_check(&self, range: &Range<u64>) -> Result<SectorCheck> {
+        Ok(SectorCheck {
+            start: range.start,
+            sectorsize: u64::from(self.geometry.sectorsize),
+            csum_type: self.geometry.csum_type,
+            csums: self.csums_of(Logical(range.start), range.end.saturating_sub(range.start))?,
+            suspects: BTreeSet::new(),
+        })
+    }
+
+    /// Ends a check. Reads the sectors that looked wrong again, with verification, which repairs the first copy if
+    /// another one is good (V2).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] if the first copy of a sector is still wrong.
+    pub(crate) fn finish_check(&self, check: SectorCheck) -> Result<()> {
+        for index in check.suspects {
+            if let Some(stored) = check.csums.get(index) {
+                let offset = (index as u64).saturating_mul(check.sectorsize);
+                self.verify_sector(Logical(check.start.saturating_add(offset)), stored)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the first copy of some ranges of a chunk is good, before the other copies are given up. If the
+    /// copies of a range differ, reads the range with verification, which repairs the first copy.
+    /// Data is compared with its checksums even if the copies are equal.
     pub(crate) fn repair_first_copy(&self, ranges: &[Range<u64>]) -> Result<()> {
         for range in ranges {
             let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
             let (mut first, mut other) = (vec![0; len], vec![0; len]);
             let at = Logical(range.start);
+            let mut check = self.begin_check(range)?;
             let is_read = self.volumes.read_copy(at, &mut first, 0).is_ok();
             for copy in 1..self.volumes.num_copies(at) {
                 let is_same = is_read && self.volumes.read_copy(at, &mut other, copy).is_ok() && first == other;
@@ -38,6 +95,10 @@ impl Engine {
                     self.verify_sectors(range)?;
                     break;
                 }
+            }
+            if is_read {
+                check.look(at, &first);
+                self.finish_check(check)?;
             }
         }
         Ok(())
@@ -141,5 +202,56 @@ impl Engine {
     }
 }
 
-/// Maximum number of attempts to read content that is freed and written again during each attempt.
+/// Maximum number of attempts to read a block or sector. An attempt is repeated if the content was freed and written
+/// again during the attempt.
 const MAX_TRIES: u32 = 100;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use ubtrfs_device::Device;
+    use ubtrfs_format::item::BlockGroupFlags;
+    use ubtrfs_mkfs::MkfsOptions;
+    use ubtrfs_testkit::{HookDevice, Medium, MediumDevice};
+
+    use crate::{Engine, OpenOptions, QuotaKind};
+
+    /// V1: the first write of a commit is held, so that blocks which the extent tree has are not on the device yet.
+    #[test]
+    fn a_block_that_a_commit_has_not_written_yet_is_no_damage() {
+        let options = MkfsOptions { nodesize: 4096, metadata_profile: BlockGroupFlags::DUP, ..MkfsOptions::default() };
+        let medium = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &options).expect("formatted")));
+        let device = Arc::new(HookDevice::new(Arc::clone(&medium) as Arc<dyn Device>));
+        let engine = Engine::open(vec![Arc::clone(&device) as Arc<dyn Device>], OpenOptions::default()).expect("opens");
+        let metadata = |group: &ubtrfs_space::BlockGroup| group.flags.contains(BlockGroupFlags::METADATA);
+        let group = engine.space.block_groups().into_iter().find(metadata).expect("a metadata block group");
+        let (start, chunk) = engine.volumes.chunk_at(group.start).expect("mapped");
+        // The copies differ in free space, so the content of the chunk is verified.
+        let at = chunk.stripes[1].offset.0 + chunk.length - 4096;
+        medium.write_at(at, &[7; 4096]).expect("written");
+        let range = start.0..start.0 + chunk.length;
+        let (is_held, held) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        device.at_write(0, move || {
+            is_held.send(()).expect("the test waits");
+            released.recv().expect("the test releases the write");
+            Ok(())
+        });
+        std::thread::scope(|scope| {
+            let commit = scope.spawn(|| engine.enable_quotas(QuotaKind::Full));
+            held.recv_timeout(Duration::from_secs(60)).expect("the commit writes");
+            let verify = scope.spawn(|| engine.repair_first_copy(std::slice::from_ref(&range)));
+            // Content that is not on the device is read at once. Otherwise the check waits for the commit.
+            std::thread::sleep(Duration::from_millis(300));
+            let ended_early = verify.is_finished();
+            release.send(()).expect("the write waits");
+            commit.join().expect("no panic").expect("committed");
+            verify.join().expect("no panic").expect("the blocks are not damaged");
+            assert!(!ended_early, "the check waits for the commit");
+        });
+        let errors: Vec<u64> = engine.device_stats().into_iter().flat_map(|(_, stats)| stats.values).collect();
+        assert!(errors.iter().all(|count| *count == 0), "{errors:?}");
+    }
+}

@@ -115,6 +115,11 @@ impl DataLedger {
         extents.active.entry(extent.bytenr).or_insert_with(new).add(referrer);
     }
 
+    /// Number of extents whose items were put in the running transaction.
+    pub(crate) fn nr_put(&self) -> usize {
+        self.extents.lock().active.len()
+    }
+
     /// Returns whether an item with another referrer was put since the last commit, and whether the extent has no
     /// extent item yet.
     pub(crate) fn other_referrers(&self, bytenr: Logical, referrer: &Referrer) -> (bool, bool) {
