@@ -96,6 +96,56 @@ fn a_damaged_extent_is_named_and_stays() {
     btrfs_check(image.path()).unwrap();
 }
 
+/// If block groups are nearly full or converted, their chunks are copied as they are, except for damaged data.
+#[test]
+fn a_damaged_extent_in_a_copied_chunk_is_named_and_stays() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let whole = Image::kernel_made(512 << 20, &[]).unwrap();
+    let mount = LoopMount::new(whole.path(), "").unwrap();
+    let names = 0..56_u8;
+    for number in names.clone() {
+        std::fs::write(mount.join(format!("file-{number}")), vec![number + 1; 4 << 20]).unwrap();
+    }
+    mount.close().unwrap();
+    let at = |image: &Image, wanted: u8| -> Vec<u64> {
+        let is_wanted = |at: &u64| image.read_at(*at, 8192).unwrap().iter().all(|byte| *byte == wanted);
+        (0..1024_u64).map(|number| number << 20).filter(is_wanted).collect()
+    };
+    // With two copies of data, both are damaged.
+    for (profile, filters) in [
+        ("single", &["-dusage=100"][..]),
+        ("single", &["-dconvert=dup"]),
+        ("dup", &["-dconvert=single"]),
+        ("dup", &["-ddevid=1"]),
+    ] {
+        let image = Image::copy_of(whole.path()).unwrap();
+        let path = image.path().to_str().unwrap().to_owned();
+        std::fs::File::options().write(true).open(image.path()).unwrap().set_len(1 << 30).unwrap();
+        ok(ubtrfs(["filesystem", "resize", "max", &path]));
+        if profile == "dup" {
+            ok(balance(&["start", "-dconvert=dup"], &path));
+        }
+        let places = at(&image, 3 + 1);
+        for place in &places {
+            image.write_at(place + 8192, &[0xff; 100]).unwrap();
+        }
+        let output = balance(&[&["start"], filters].concat(), &path);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{profile} {filters:?}: {said}");
+        assert!(said.contains("stays, used by file-3:"), "{profile} {filters:?}: {said}");
+        for number in names.clone().filter(|number| *number != 3) {
+            let content = ok(ubtrfs(["cat", &format!("{path}:/file-{number}")]));
+            assert!(content.bytes().all(|byte| byte == number + 1) && content.len() == 4 << 20, "file-{number}");
+        }
+        assert!(!ubtrfs(["cat", &format!("{path}:/file-3")]).status.success());
+        ok(ubtrfs(["rm", &format!("{path}:/file-3")]));
+        ok(balance(&[&["start"], filters].concat(), &path));
+        btrfs_check(image.path()).unwrap();
+    }
+}
+
 #[test]
 fn a_balance_of_a_full_filesystem_says_so_and_loses_nothing() {
     let image = Image::empty(256 << 20).unwrap();

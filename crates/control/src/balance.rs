@@ -71,7 +71,7 @@ pub struct Filters {
     pub stripes: Option<(u32, u32)>,
 }
 
-/// The result of a command.
+/// The result of a command on the balance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
@@ -93,7 +93,7 @@ pub struct Report {
     /// Block groups that the filters selected.
     #[serde(default)]
     pub expected: u64,
-    /// Block groups that the balance looked at.
+    /// Block groups that were examined, including the block groups that the filters leave out.
     pub considered: u64,
     /// Block groups that were not moved because there was no space for their content.
     pub without_space: u64,
@@ -117,11 +117,11 @@ pub struct Unmoved {
 pub struct Status {
     /// `running`, `paused`, `pausing` or `cancelling`.
     pub state: String,
-    /// Block groups that the filters selected when the balance started.
+    /// Block groups that the filters selected. The number can grow while a conversion runs.
     pub expected: u64,
-    /// Block groups that the balance has looked at.
+    /// Block groups that were examined so far, including the block groups that the filters leave out.
     pub considered: u64,
-    /// Block groups that are finished.
+    /// Block groups that were moved so far.
     pub completed: u64,
     /// The filters of each type of block group: `data`, `metadata` or `system`.
     pub filters: Vec<(String, Filters)>,
@@ -256,7 +256,7 @@ impl Filters {
         if !self.profiles.is_empty() {
             filters |= BalanceFilters::PROFILES;
             for name in &self.profiles {
-                args.profiles |= profile_named(name)?;
+                args.profiles |= if name == NO_PROFILE { 0 } else { profile_named(name)? };
             }
         }
         if let Some((min, max)) = self.usage {
@@ -301,14 +301,7 @@ impl Filters {
         let filters = args.filters();
         let if_set = |filter| filters.contains(filter);
         Self {
-            profiles: match if_set(BalanceFilters::PROFILES) {
-                true => PROFILES
-                    .iter()
-                    .filter(|(_, bit)| args.profiles & bit != 0)
-                    .map(|(name, _)| (*name).to_owned())
-                    .collect(),
-                false => Vec::new(),
-            },
+            profiles: if if_set(BalanceFilters::PROFILES) { names_of_profiles(args.profiles) } else { Vec::new() },
             usage: match () {
                 () if if_set(BalanceFilters::USAGE_RANGE) => Some((args.usage_min, args.usage_max)),
                 () if if_set(BalanceFilters::USAGE) => Some((0, args.usage_min)),
@@ -321,6 +314,8 @@ impl Filters {
             soft: if_set(BalanceFilters::SOFT),
             limit: match () {
                 () if if_set(BalanceFilters::LIMIT_RANGE) => Some((args.limit_min, args.limit_max)),
+                // The limit is a number of 64 bits, whose high half is `limit_max`.
+                () if if_set(BalanceFilters::LIMIT) && args.limit_max != 0 => Some((0, u32::MAX)),
                 () if if_set(BalanceFilters::LIMIT) => Some((0, args.limit_min)),
                 () => None,
             },
@@ -335,6 +330,14 @@ fn profile_named(name: &str) -> Result<u64> {
         let known: Vec<&str> = PROFILES.iter().map(|(name, _)| *name).collect();
         Failure::new(Errno::INVAL, format!("there is no profile '{name}'; use one of {}", known.join(", ")))
     })
+}
+
+/// The names of the profiles with these bits. Without names there would be no filter, so bits that no profile has get
+/// the name [`NO_PROFILE`].
+fn names_of_profiles(bits: u64) -> Vec<String> {
+    let named = PROFILES.iter().filter(|(_, bit)| bits & bit != 0).map(|(name, _)| *name);
+    let names: Vec<String> = named.map(str::to_owned).collect();
+    if names.is_empty() { vec![NO_PROFILE.to_owned()] } else { names }
 }
 
 fn name_of_profile(bits: u64) -> String {
@@ -367,6 +370,9 @@ fn shown(id: ubtrfs_fs::InodeId, path: Option<Vec<u8>>) -> PathBuf {
     }
 }
 
+/// The filter `profiles` with this name selects no block group.
+const NO_PROFILE: &str = "none";
+
 /// Names of the profiles, as in btrfs-progs.
 const PROFILES: &[(&str, u64)] = &[
     ("single", BalanceArgs::SINGLE),
@@ -383,6 +389,21 @@ const PROFILES: &[(&str, u64)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filters_of_an_ioctl_select_as_many_block_groups_as_in_linux() {
+        let args = |filter: BalanceFilters| BalanceArgs { flags: filter.bits(), ..BalanceArgs::NONE };
+        // No block group has a profile with these bits.
+        for profiles in [0, 1 << 60] {
+            let asked = BalanceArgs { profiles, ..args(BalanceFilters::PROFILES) };
+            let taken = Filters::of(&asked).args().unwrap();
+            assert!(taken.filters().contains(BalanceFilters::PROFILES) && taken.profiles == 0, "{profiles}: {taken:?}");
+        }
+        // This limit is 2^32, not 0.
+        let asked = BalanceArgs { limit_min: 0, limit_max: 1, ..args(BalanceFilters::LIMIT) };
+        let taken = Filters::of(&asked).args().unwrap();
+        assert_eq!((taken.limit_min, taken.limit_max), (0, u32::MAX));
+    }
 
     #[test]
     fn filters_come_back_from_their_item() {

@@ -150,13 +150,17 @@ fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
     }
 }
 
-/// The answer to a balance: its argument with the counts.
+/// Returns the answer to a balance ioctl: the ioctl's argument, in which the counts of `report` are filled in.
 fn balanced(data: &[u8], report: &Report) -> Result<Answer> {
     let mut out = data.get(..COUNTS).ok_or_else(short)?.to_vec();
     out[STATE..STATE + 8].fill(0);
     out.extend([report.expected, report.considered, report.completed].map(u64::to_le_bytes).as_flattened());
     // As in Linux, a block group that cannot be moved does not stop the balance, but the ioctl fails at the end.
-    let result = if report.failures.is_empty() { 0 } else { -Errno::IO.raw_os_error() };
+    let result = match report {
+        Report { failures, .. } if !failures.is_empty() => -Errno::IO.raw_os_error(),
+        Report { without_space: 1.., .. } => -Errno::NOSPC.raw_os_error(),
+        _ => 0,
+    };
     Ok(Answer { data: padded(out, BALANCE_LEN), result })
 }
 

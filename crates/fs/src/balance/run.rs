@@ -72,7 +72,8 @@ impl Fs {
     pub fn resume_balance(&self, job: &Job) -> Result<BalanceReport> {
         self.check_open()?;
         if self.balance.is_paused() {
-            // The balance stays paused, so Linux can resume it.
+            // If relocation trees of Linux are left, fail before the balance begins. So the balance stays paused, and
+            // Linux can resume it.
             self.engine.refuse_relocation_trees()?;
         }
         let (mut item, inner) = self.balance.begin(None)?;
@@ -93,18 +94,29 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if no balance runs or is paused; an error of the commit that removes the balance item.
+    /// [`Error::NotRunning`] if no balance runs or is paused; `Refused` if Linux left relocation trees, which belong to
+    /// the balance and which only Linux can complete; an error of the commit that removes the balance item.
     pub fn cancel_balance(&self) -> Result<()> {
-        if self.balance.stop(StopRequest::Cancel) {
-            return Ok(());
+        loop {
+            if self.balance.stop(StopRequest::Cancel) {
+                return Ok(());
+            }
+            // While the item is removed, the balance counts as running, so no other thread resumes it.
+            match self.balance.begin(None) {
+                Ok(_) => break,
+                Err(Error::InProgress(_)) => {}
+                Err(Error::NotRunning(_)) => return Err(Error::NotRunning("there is no balance to cancel")),
+                Err(error) => return Err(error),
+            }
         }
-        if !self.balance.is_paused() {
-            return Err(Error::NotRunning("there is no balance to cancel"));
+        // With relocation trees, the balance stays paused. Linux completes the trees and then resumes the balance.
+        let removed = self.engine.refuse_relocation_trees().map_err(Error::from);
+        let removed = removed.and_then(|()| self.put_balance_item(None));
+        if removed.is_ok() {
+            self.engine.set_conversion(ConversionTargets::default());
         }
-        self.put_balance_item(None)?;
-        self.engine.set_conversion(ConversionTargets::default());
-        self.balance.forget();
-        Ok(())
+        self.balance.end(removed.is_err());
+        removed
     }
 
     /// The balance that runs or is paused, if any.
@@ -255,7 +267,7 @@ impl Fs {
                     Err(error) => return Err(error),
                 }
             }
-            // A resize or another thread is moving these block groups.
+            // A resize or another thread is moving the block groups in `busy`.
             if !busy.is_empty() {
                 nr_waits += 1;
                 std::thread::sleep(WAIT);
@@ -380,6 +392,10 @@ impl Fs {
                 // If there is no space for a copy of the chunk, the block group is emptied instead, because other block
                 // groups may have room.
                 Err(EngineError::NoSpace) => {}
+                // Emptying the block group moves all other extents, and finds the files of those that cannot be read.
+                Err(error @ (EngineError::Corrupt(_) | EngineError::Io { op: "read", .. })) => {
+                    tracing::warn!("balance: the chunk of block group {} is not copied: {error}", group.start);
+                }
                 Err(error) => return Err(error.into()),
             }
         }

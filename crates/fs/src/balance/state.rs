@@ -124,11 +124,6 @@ impl BalanceState {
         self.inner.lock().item = Some(item);
     }
 
-    /// Removes a paused balance.
-    pub(crate) fn forget(&self) {
-        self.inner.lock().item = None;
-    }
-
     pub(crate) fn wish(&self) -> Option<StopRequest> {
         self.inner.lock().running.as_ref().and_then(|running| running.wish)
     }
