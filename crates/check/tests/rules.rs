@@ -77,8 +77,8 @@ fn assert_agreed_clean(image: &Image) {
 }
 
 /// A balance of data moves some of the leaves that refer to the data, together with the internal nodes above these
-/// leaves. A moved node also points to leaves that stay in place, and its pointers are full backrefs, although the
-/// owner of these leaves still reaches them.
+/// leaves. A moved node also points to leaves that stay in place. The references from this node to the leaves are full
+/// backrefs, although the owner of the leaves still reaches them.
 #[test]
 fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     if !capability::kernel_oracle() {
@@ -200,7 +200,7 @@ fn a_restored_metadata_image_is_not_damaged() {
     // A dump has no data, so the data checksums cannot match.
     assert!(errors.iter().all(|problem| problem.code == Code::DataCsum), "{errors:?}");
     assert_eq!(report.counts.get(&Code::SuperMissing), Some(&1), "{problems:?}");
-    // A copy that was written and then damaged is an error.
+    // In contrast to a missing copy, a copy that was written and then damaged is an error.
     restored.write_at((64 << 20) + 100, &[1]).unwrap();
     assert!(codes(&restored).contains(&Code::SuperMirror));
 }
@@ -246,7 +246,7 @@ fn an_inode_without_names_may_be_truncated_half_way() {
             if !dying {
                 return true;
             }
-            // The inode gets no links, no name, and an orphan item.
+            // Set the inode's link count to 0, remove its name, and add an orphan item.
             data[40..44].fill(0);
             items.retain(|(key, _)| {
                 !matches!(key.item_type, KeyType::INODE_REF if key.objectid == 257)
@@ -519,7 +519,7 @@ fn checksums_of_data_that_only_a_log_knows_are_no_damage() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // If the log is removed, the checksums belong to no data.
+    // Remove the log from both superblocks. Then the checksums belong to no data.
     for offset in [64 << 10, 64 << 20] {
         let mut raw = image.read_at(offset, 4096).unwrap();
         number(&mut raw, 96, 0);
@@ -552,4 +552,57 @@ fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
         damage.undo(&image).unwrap();
     }
     assert_eq!(codes(&image), []);
+}
+
+/// A filesystem of Linux with quotas, and a group that contains another group.
+#[test]
+fn wrong_quota_numbers_and_incomplete_groups_are_found() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let whole = made("", |path| {
+        let script = "btrfs -q subvolume create a; head -c 300000 /dev/urandom > a/file
+            btrfs quota enable .; btrfs qgroup create 1/1 .
+            btrfs qgroup assign --rescan 0/256 1/1 .; btrfs quota rescan -w . > /dev/null; btrfs filesystem sync .";
+        run("bash", ["-ec", &format!("cd {} && {script}", path.display())]).unwrap();
+    });
+    assert_agreed_clean(&whole);
+    let (subvolume, parent) = (256, 1 << 48 | 1);
+    let place = |items: &Items, kind: KeyType, objectid: u64, group: u64| {
+        items.iter().position(|(key, _)| (key.item_type, key.objectid, key.offset) == (kind, objectid, group))
+    };
+    let crafted = |change: &dyn Fn(&mut Items) -> Option<()>| {
+        let image = Image::copy_of(whole.path()).unwrap();
+        craft_in(&image, 8, |items| change(items).is_some());
+        codes(&image)
+    };
+    // A group's numbers: bytes referenced at offset 8, exclusive at offset 24.
+    for (group, field) in [(subvolume, 8), (subvolume, 24), (parent, 8), (parent, 24)] {
+        let wrong = |items: &mut Items| {
+            let at = place(items, KeyType::QGROUP_INFO, 0, group)?;
+            number(&mut items[at].1, field, 12 << 20);
+            Some(())
+        };
+        assert_eq!(crafted(&wrong), [Code::Qgroup], "{group} {field}");
+        // Linux marks numbers that may be wrong as inconsistent. The flags are at offset 16 of the status item.
+        let marked = |items: &mut Items| {
+            let at = items.iter().position(|(key, _)| key.item_type == KeyType::QGROUP_STATUS)?;
+            items[at].1[16] |= 4;
+            wrong(items)
+        };
+        assert_eq!(crafted(&marked), [], "{group} {field}");
+    }
+    for (kind, objectid, offset) in [
+        (KeyType::QGROUP_LIMIT, 0, subvolume),
+        (KeyType::QGROUP_INFO, 0, parent),
+        (KeyType::QGROUP_RELATION, subvolume, parent),
+        (KeyType::QGROUP_RELATION, parent, subvolume),
+    ] {
+        let missing = |items: &mut Items| {
+            let at = place(items, kind, objectid, offset)?;
+            items.remove(at);
+            Some(())
+        };
+        assert!(crafted(&missing).contains(&Code::QgroupItem), "{kind:?} {objectid} {offset}");
+    }
 }

@@ -216,8 +216,8 @@ fn many_writers_end_at_the_limit() {
         settle(&fs);
         let (referenced, _) = group(&fs, id);
         let sum: u64 = written.iter().map(|(bytes, _)| bytes).sum();
-        // The counted bytes stay below the limit by less than the reservation of a write of 64 KiB and of the metadata
-        // that the writers reserve.
+        // The limit exceeds the counted bytes by less than two reservations together: that of one write of 64 KiB, and
+        // that of the metadata of all writers.
         println!("{kind:?}: {sum} bytes written, {referenced} of {limit} counted");
         assert!((limit - (4 << 20)..=limit).contains(&referenced), "{referenced} of {limit}");
         fs.close().unwrap();
@@ -380,24 +380,13 @@ fn turn_of_linux(rounds: &mut Rounds, turn: u64) -> String {
         let (file, group) = (rounds.rng.below(60), 1 + rounds.rng.below(3));
         let id = format!("0/$(btrfs inspect-internal rootid {name})");
         script += &match rounds.rng.below(9) {
-            0 if rounds.names.len() < 12 => {
-                let new = format!("l{turn}-{number}");
-                rounds.names.push(new.clone());
-                format!("btrfs -q subvolume snapshot {name} {new}\n")
-            }
-            1 if rounds.names.len() > 3 => {
-                rounds.names.retain(|other| *other != name);
-                format!("btrfs -q subvolume delete {name}\n")
-            }
-            2 => format!("for f in $(seq 40); do head -c 5000 /dev/urandom > {name}/small$f; done\n"),
-            3 => format!("rm -f {name}/f{file} {name}/small{file}\n"),
             4 => "btrfs balance start --full-balance . > /dev/null\n".to_owned(),
             5 => "btrfs balance start -dusage=60 -mconvert=single -sconvert=single -f . > /dev/null\n".to_owned(),
             6 => format!(
                 "btrfs qgroup create 1/{group} . || true\nbtrfs qgroup assign --rescan {id} 1/{group} . || true\n"
             ),
             7 => format!("btrfs qgroup limit 8G {id} .\nbtrfs qgroup remove --rescan {id} 1/{group} . || true\n"),
-            _ => format!("head -c 90000 /dev/urandom | dd of={name}/f{file} conv=notrunc status=none\n"),
+            kind => rounds.command_of_linux(kind, &name, file, format!("l{turn}-{number}")),
         };
     }
     // A commit wakes the kernel's cleaner, which drops deleted subvolumes. Linux marks its numbers as inconsistent
@@ -452,7 +441,7 @@ fn linux_and_ubtrfs_take_turns() {
     settle(&fs);
     fs.close().unwrap();
     drop(fs);
-    // Without atimes, because reading all files would unshare blocks.
+    // Mount with `noatime`: otherwise reading all files would update access times, which unshares blocks.
     for turn in 0..nr_rounds {
         println!("round {turn}");
         let mount = LoopMount::new(image.path(), "noatime").unwrap();
@@ -460,7 +449,7 @@ fn linux_and_ubtrfs_take_turns() {
         run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
         let mut complaints = mount.kernel_complaints();
         // Linux logs this message after a change of relations between groups if it cannot compute the new numbers. The
-        // script ends with a rescan.
+        // message is no failure, because the script ends with a rescan.
         complaints.retain(|line| !line.contains("qgroup marked inconsistent"));
         assert!(complaints.is_empty(), "UBTRFS_SEED={seed} turn {turn}: {complaints:?}");
         let (theirs, files) = (numbers_shown(&mount), walk_path(mount.path()).unwrap());

@@ -1,10 +1,11 @@
-//! Simple quotas: compares the groups' numbers with a count by `ubtrfs check`, and with the numbers that Linux shows.
+//! Tests simple quotas: compares the groups' numbers with a count by `ubtrfs check`, and with the numbers that Linux
+//! shows.
 //!
 //! Method: the engine makes the random changes of `quota_rounds`, with relocations and remounts. After each round,
-//! `ubtrfs check` counts every group of every level from the owners of the extents. Linux must show the same numbers.
-//! Between the turns of the engine, Linux changes the filesystem too. At the end Linux deletes everything, and the
-//! numbers must be those of an empty filesystem. `btrfs check` 6.2 does not open a filesystem with simple quotas.
-//! `UBTRFS_SEED` repeats a failure.
+//! `ubtrfs check` computes the numbers of all groups of all levels from the owners of the extents. Linux must show the
+//! same numbers. Between the turns of the engine, Linux changes the filesystem too. At the end Linux deletes
+//! everything, and the numbers must be those of an empty filesystem. `btrfs check` 6.2 does not open a filesystem with
+//! simple quotas. `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -61,7 +62,7 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     assert_eq!(referenced(&fs, of(257)), Some((100 << 10) + NODE));
     assert_eq!(referenced(&fs, of(5)), Some(NODE));
     second_opinion(image.path()).unwrap();
-    // The group of a deleted subvolume stays as long as its extents are in use.
+    // The quota group of a deleted subvolume stays as long as extents that the subvolume allocated are in use.
     fs.delete_subvolume(TOP, b"a", None).unwrap();
     settle(&fs);
     assert_eq!(referenced(&fs, of(256)), Some(400 << 10));
@@ -70,7 +71,7 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     second_opinion(image.path()).unwrap();
     fs.close().unwrap();
     drop(fs);
-    // Linux shows these numbers, and keeps them right when it changes the filesystem.
+    // Linux shows the same numbers, and keeps them right when Linux changes the filesystem.
     let mount = LoopMount::new(image.path(), "").unwrap();
     let shown = numbers_shown(&mount);
     assert_eq!((shown["0/256"].0, shown["0/257"].0), (400 << 10, (100 << 10) + NODE));
@@ -92,6 +93,27 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     assert_eq!(referenced(&fs, of(257)), Some(NODE));
     second_opinion(image.path()).unwrap();
     fs.close().unwrap();
+}
+
+#[test]
+fn quotas_of_the_other_kind_are_refused_until_quotas_are_disabled() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let fs = open(&image, "");
+    for (enabled, other) in [(QuotaKind::Full, QuotaKind::Simple), (QuotaKind::Simple, QuotaKind::Full)] {
+        fs.enable_quotas(enabled).unwrap();
+        fs.enable_quotas(enabled).unwrap();
+        let refused = fs.enable_quotas(other).unwrap_err();
+        assert!(refused.to_string().contains("enabled already"), "{refused}");
+        assert_eq!(fs.quota_status().unwrap().simple, enabled == QuotaKind::Simple);
+        settle(&fs);
+        fs.disable_quotas().unwrap();
+    }
+    fs.close().unwrap();
+    drop(fs);
+    second_opinion(image.path()).unwrap();
 }
 
 #[test]
@@ -118,7 +140,7 @@ fn nested_subvolumes_join_the_groups_of_their_holder() {
         groups.iter().find(|group| group.id == QgroupId::of_subvolume(root)).unwrap().parents.clone()
     };
     assert_eq!((parents(nested.root), parents(named.root), parents(outside.root)), (vec![one], vec![two], vec![]));
-    // A limit of the group applies to all of its subvolumes together.
+    // A limit of group `one` applies to the sum of all subvolumes in the group.
     fs.limit_qgroup(one, Some(Some(2 << 20)), None).unwrap();
     let (mut at, file) = (0, {
         write(&fs, nested, "f", 0, b"x");
@@ -133,7 +155,7 @@ fn nested_subvolumes_join_the_groups_of_their_holder() {
     assert_eq!(errno, 122);
     assert!(referenced(&fs, one).unwrap() <= 2 << 20);
     fs.unlink(nested, b"f").unwrap();
-    // A subvolume that leaves a group takes its charged bytes out of the group's numbers.
+    // When a subvolume leaves a group, its charged bytes are subtracted from the group's numbers.
     assert!(!fs.remove_qgroup(QgroupId::of_subvolume(p.root), one).unwrap());
     assert_eq!(referenced(&fs, one), referenced(&fs, QgroupId::of_subvolume(nested.root)));
     second_opinion(image.path()).unwrap();
@@ -163,26 +185,15 @@ fn turn_of_linux(mount: &LoopMount, rounds: &mut Rounds, turn: usize) {
         let name = rounds.names[rounds.rng.index(rounds.names.len())].clone();
         let file = rounds.rng.below(60);
         script += &match rounds.rng.below(6) {
-            0 if rounds.names.len() < 12 => {
-                let new = format!("l{turn}-{number}");
-                rounds.names.push(new.clone());
-                format!("btrfs -q subvolume snapshot {name} {new}\n")
-            }
-            1 if rounds.names.len() > 3 => {
-                rounds.names.retain(|other| *other != name);
-                format!("btrfs -q subvolume delete {name}\n")
-            }
-            2 => format!("for f in $(seq 40); do head -c 5000 /dev/urandom > {name}/small$f; done\n"),
-            3 => format!("rm -f {name}/f{file} {name}/small{file}\n"),
             4 => "btrfs balance start -dusage=50 -musage=50 . > /dev/null\n".to_owned(),
-            _ => format!("head -c 90000 /dev/urandom | dd of={name}/f{file} conv=notrunc status=none\n"),
+            kind => rounds.command_of_linux(kind, &name, file, format!("l{turn}-{number}")),
         };
     }
     script += "sync; btrfs subvolume sync -s 1 . > /dev/null; sync\n";
     run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
 }
 
-/// Lets the engine and Linux change the filesystem at random in turns. Both also relocate block groups.
+/// Lets the engine and Linux change the filesystem at random in turns. The engine and Linux also relocate block groups.
 fn random_turns(seed: u64, image: &Image, nr_turns: usize, names: &[&str]) {
     eprintln!("UBTRFS_SEED={seed}");
     let names = names.iter().map(|name| (*name).to_owned()).collect();

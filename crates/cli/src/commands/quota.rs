@@ -41,13 +41,13 @@ struct EnableArgs {
 
 #[derive(clap::Args)]
 struct RescanArgs {
-    /// Show the progress of a running rescan, and start none
+    /// Show the progress of a running rescan; do not start a rescan
     #[arg(short, long)]
     status: bool,
     /// Start a rescan, and wait for its end
     #[arg(short, long, conflicts_with = "status")]
     wait: bool,
-    /// Wait for the end of a running rescan, and start none
+    /// Wait for the end of a running rescan; do not start a rescan
     #[arg(short = 'W', long, conflicts_with_all = ["status", "wait"])]
     wait_norescan: bool,
     #[command(flatten)]
@@ -68,7 +68,13 @@ fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result
     let target = args.path.clone().or_image();
     with_channel(&target, &args.image, Use::Write, |channel| {
         let enables = matches!(request, Request::Enable { .. });
+        let wants_simple = matches!(request, Request::Enable { simple: true });
         call(channel, &target, what, request)?;
+        // As in Linux, enabling quotas that are enabled succeeds, and does not change their kind.
+        if enables && status_of(channel, &target)?.is_some_and(|status| status.simple != wants_simple) {
+            let kind = if wants_simple { "full" } else { "simple" };
+            bail!("{target}: {kind} quotas are on; to change the kind, first run: ubtrfs quota disable {target}");
+        }
         // Wait for the rescan in an image, because the rescan would stop when the image is closed.
         if enables && !channel.is_mount() { wait(channel, &target) } else { Ok(()) }
     })

@@ -1,6 +1,6 @@
 //! Random changes of subvolumes for the tests of quotas.
 
-// No test file uses all of these helpers.
+// No single test file uses all helpers of this module.
 #![allow(dead_code, reason = "compiled once for each test file")]
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) fn numbers_shown(mount: &LoopMount) -> Numbers {
     numbers
 }
 
-/// Writes to a file, which is made if necessary.
+/// Writes to a file. Creates the file if it does not exist.
 pub(crate) fn write(fs: &Fs, dir: InodeId, name: &str, at: u64, content: &[u8]) {
     let id = match fs.lookup(dir, name.as_bytes()) {
         Ok(attr) => attr.id,
@@ -51,11 +51,11 @@ pub(crate) fn write(fs: &Fs, dir: InodeId, name: &str, at: u64, content: &[u8]) 
     fs.write(id, at, content).unwrap();
 }
 
-/// Makes random changes, and knows the subvolumes that exist.
+/// Makes random changes of subvolumes, and keeps the list of the subvolumes that exist.
 pub(crate) struct Rounds {
     /// The source of random choices.
     pub(crate) rng: Rng,
-    /// Names of subvolumes in the top level.
+    /// Names of the existing subvolumes, all in the top-level directory.
     pub(crate) names: Vec<String>,
     /// The number in the name of the next new subvolume.
     pub(crate) next: u32,
@@ -115,6 +115,24 @@ impl Rounds {
                 fs.delete_subvolume(TOP, gone.as_bytes(), None).unwrap();
             }
             _ => fs.sync().unwrap(),
+        }
+    }
+
+    /// Makes a shell command by which Linux changes subvolume `name` at random. `new` is the name of a snapshot.
+    pub(crate) fn command_of_linux(&mut self, kind: u64, name: &str, file: u64, new: String) -> String {
+        match kind {
+            0 if self.names.len() < 12 => {
+                let command = format!("btrfs -q subvolume snapshot {name} {new}\n");
+                self.names.push(new);
+                command
+            }
+            1 if self.names.len() > 3 => {
+                self.names.retain(|other| other != name);
+                format!("btrfs -q subvolume delete {name}\n")
+            }
+            2 => format!("for f in $(seq 40); do head -c 5000 /dev/urandom > {name}/small$f; done\n"),
+            3 => format!("rm -f {name}/f{file} {name}/small{file}\n"),
+            _ => format!("head -c 90000 /dev/urandom | dd of={name}/f{file} conv=notrunc status=none\n"),
         }
     }
 }

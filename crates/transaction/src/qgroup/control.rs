@@ -13,7 +13,7 @@ use ubtrfs_tree::RootPtr;
 
 use super::groups::{Group, Groups, Limit, QgroupId};
 use super::items;
-use super::state::QuotaState;
+use super::state::{QuotaMode, QuotaState};
 use crate::engine::Engine;
 
 /// The state of quotas as a whole.
@@ -81,11 +81,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Enables quotas, and starts a rescan for full accounting. Does nothing if quotas are enabled already.
+    /// Enables quotas, and starts a rescan for full accounting. Does nothing if quotas of this kind are enabled already.
     ///
     /// # Errors
     ///
-    /// As for [`Engine::commit`].
+    /// [`Error::Refused`] if quotas of the other kind are enabled; as for [`Engine::commit`].
     pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
         self.check_writable()?;
         if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
@@ -94,8 +94,20 @@ impl Engine {
         }
         {
             let mut work = self.commit_state.lock();
-            if self.quotas.is_on() {
+            let enabled = match self.quotas.mode() {
+                QuotaMode::Off => None,
+                QuotaMode::Full => Some(QuotaKind::Full),
+                QuotaMode::Simple => Some(QuotaKind::Simple),
+            };
+            if enabled == Some(kind) {
                 return Ok(());
+            }
+            if let Some(enabled) = enabled {
+                let name = if enabled == QuotaKind::Full { "full" } else { "simple" };
+                return Err(Error::Refused {
+                    what: format!("{name} quotas are enabled already"),
+                    hint: "disable them first, which removes all groups and limits: ubtrfs quota disable",
+                });
             }
             work.quota.forget_users();
             let mut groups = Groups::default();
@@ -301,8 +313,8 @@ impl Engine {
             }
             moved.dedup();
             // If all bytes that a group refers to are exclusive, the higher groups gain or lose all these bytes, unless
-            // some of the group's subvolumes reach the higher groups in another way too. In cases that this arithmetic
-            // does not cover, only a rescan can find the shared bytes.
+            // some of the group's subvolumes belong to the higher groups through other relations too. In cases that
+            // this arithmetic does not cover, only a rescan can find the shared bytes.
             let is_simple = referenced == exclusive && moved.len() <= 1;
             if !is_simple && referenced > 0 {
                 needs_rescan = true;
