@@ -41,7 +41,7 @@ pub enum Error {
     /// ENODATA: no such attribute.
     #[error("no such attribute")]
     NoData,
-    /// ERANGE: the caller's buffer is too small, or a value too long.
+    /// ERANGE: the caller's buffer is too small, or a value is too long.
     #[error("result out of range")]
     Range,
     /// E2BIG.
@@ -68,9 +68,14 @@ pub enum Error {
     /// ESHUTDOWN: a change after [`Fs::close`](crate::Fs::close).
     #[error("the filesystem is closed")]
     Closed,
-    /// EIO: an earlier [`Fs::close`](crate::Fs::close) failed for this reason.
-    #[error("{0}")]
-    CloseFailed(String),
+    /// The error number of an earlier [`Fs::close`](crate::Fs::close), which failed.
+    #[error("{reason}")]
+    CloseFailed {
+        /// The error number of that call.
+        errno: i32,
+        /// The message of that call.
+        reason: String,
+    },
     /// ELOOP.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
@@ -162,7 +167,7 @@ impl Error {
             Self::NotSupported(_) => Errno::OPNOTSUPP,
             Self::ReadOnlySubvolume | Self::ReadOnlyMount => Errno::ROFS,
             Self::Closed => Errno::SHUTDOWN,
-            Self::CloseFailed(_) => Errno::IO,
+            Self::CloseFailed { errno, .. } => return *errno,
             Self::SymlinkLoop => Errno::LOOP,
             Self::ItemFull => Errno::NOSPC,
             Self::Overflow => Errno::OVERFLOW,

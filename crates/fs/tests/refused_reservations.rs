@@ -1,10 +1,11 @@
-//! Operations whose space is refused. In each run, one of the operation's reservations or allocations fails with
-//! ENOSPC. (A full filesystem would refuse only some of them, by chance.) After the refusal:
+//! Tests operations for which space is refused. In each run, one of the operation's reservations or allocations fails
+//! with ENOSPC. (A full filesystem would refuse only some of them, by chance.) After the refusal:
 //!
-//! - R1. Each byte of each file is as before or as after the operation; the size of a file lies between both sizes.
-//! - R2. Readers see the state that the next session finds on disk.
+//! - R1. Each byte of each file is as before or as after the operation; the size of a file lies between its size before
+//!   and its size after the operation.
+//! - R2. Readers see the state that is found on disk after a remount.
 //! - R3. A file that grows shows zeros past its old end.
-//! - R4. No space is lost until the next session.
+//! - R4. No space is leaked: a remount does not find more free space.
 //! - R5. Later operations work as if nothing had been refused.
 
 #![cfg(debug_assertions)]
@@ -43,7 +44,7 @@ const OPERATIONS: &[(&str, Operation)] = &[
     ("clone over many", |fs| fs.clone_range(id(fs, "source"), 0, id(fs, "many"), 0, 128 * KIB)),
     ("copy", |fs| fs.copy_range(id(fs, "source"), 5, id(fs, "data"), 10, 70_000).map(drop)),
     ("copy to inline", |fs| fs.copy_range(id(fs, "source"), 0, id(fs, "inline"), 8192, 40_000).map(drop)),
-    ("write", |fs| write_all(fs, id(fs, "data"), 50_000, &[7; 100_000])),
+    ("write", |fs| fs.write_all(id(fs, "data"), 50_000, &[7; 100_000])),
     ("write inline", |fs| fs.write(id(fs, "inline"), 5_000, &[7; 100]).map(drop)),
     ("create", |fs| fs.create(fs.root(), b"new", NewInode::file(0o600), &Caller::ROOT).map(drop)),
     ("create a directory", |fs| fs.create(fs.root(), b"new", NewInode::dir(0o700), &Caller::ROOT).map(drop)),
@@ -77,15 +78,6 @@ const PUNCH: FallocateMode = FallocateMode::PUNCH_HOLE.union(FallocateMode::KEEP
 
 fn id(fs: &Fs, name: &str) -> InodeId {
     fs.lookup(fs.root(), name.as_bytes()).unwrap().id
-}
-
-/// Writes all of `data`. A write that is refused space for all of its data may be done in part.
-fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> Result<()> {
-    while !data.is_empty() {
-        let written = fs.write(id, offset, data)?;
-        (offset, data) = (offset + written as u64, &data[written..]);
-    }
-    Ok(())
 }
 
 fn resize(fs: &Fs, name: &str, size: u64) -> Result<()> {
@@ -190,7 +182,7 @@ fn check_between(
         let (least, most) = (sizes().min().unwrap(), sizes().max().unwrap());
         assert!((least..=most).contains(&seen.content.len()), "{what}: size of {name}: {}", seen.content.len());
         for (at, byte) in seen.content.iter().enumerate() {
-            // Bytes past the end of the shorter of the two states may be zero.
+            // A byte past the end of the file in the shorter of the two states may be zero.
             let may_be = all.iter().any(|one| one.content.get(at).unwrap_or(&0) == byte);
             assert!(may_be, "{what}: byte {at} of {name} is {byte}");
         }
@@ -245,7 +237,7 @@ fn refuse_each(options: &MkfsOptions) {
             nr_refused += 1;
             let found = look(&fs);
             match done {
-                // An operation that succeeds nevertheless must be complete.
+                // An operation that succeeds although a reservation was refused must have been done completely.
                 Ok(()) if !name.starts_with("copy") => assert!(found == after, "{what}: it succeeded, but in part"),
                 Ok(()) => check_between(&what, &before, &after, &found),
                 Err(error) => {

@@ -46,6 +46,8 @@ pub struct Fs {
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
+    /// Memory for each store of a receive.
+    pub(crate) stream_bytes: u64,
     /// Counts running changes and syncs; [`Fs::close`] closes it.
     pub(crate) changes: ChangeGate,
     /// How closing ended, once it has; locked while the filesystem is closed (I3).
@@ -53,7 +55,20 @@ pub struct Fs {
 }
 
 /// How closing ended: the reason of its failure, if it failed.
-type Outcome = std::result::Result<(), String>;
+type Outcome = std::result::Result<(), CloseError>;
+
+/// The failure of a close, for the calls that follow.
+#[derive(Clone, Debug)]
+struct CloseError {
+    errno: i32,
+    reason: String,
+}
+
+impl From<&Error> for CloseError {
+    fn from(error: &Error) -> Self {
+        Self { errno: error.errno(), reason: error.to_string() }
+    }
+}
 
 impl Fs {
     /// Opens the filesystem on these devices: replays the tree log, finds the subvolume to show, deletes inodes that
@@ -85,6 +100,7 @@ impl Fs {
             subvolumes: Subvolumes::default(),
             commit_thread: CommitThread::new(options.commit_secs),
             root: InodeId::root_of(root),
+            stream_bytes: budget.stream_bytes,
             changes: ChangeGate::default(),
             closed: Mutex::default(),
             geometry,
@@ -172,12 +188,13 @@ impl Fs {
     pub fn close(&self) -> Result<()> {
         let mut closed = self.closed.lock();
         if let Some(outcome) = &*closed {
-            return outcome.clone().map_err(Error::CloseFailed);
+            return outcome.clone().map_err(|CloseError { errno, reason }| Error::CloseFailed { errno, reason });
         }
         // This outcome stays if closing panics.
-        *closed = Some(Err("closing the filesystem panicked".to_owned()));
+        let panicked = Error::from(ubtrfs_error::Error::Bug { what: "closing the filesystem panicked".to_owned() });
+        *closed = Some(Err(CloseError::from(&panicked)));
         let done = self.close_once();
-        *closed = Some(done.as_ref().map_err(ToString::to_string).copied());
+        *closed = Some(done.as_ref().map_err(CloseError::from).copied());
         done
     }
 

@@ -40,7 +40,7 @@ impl Engine {
         self.check_not_aborted()?;
         let mut work = self.commit_state.lock();
         self.check_not_failed()?;
-        if !self.rows_are_worth_an_apply() {
+        if !self.rows_are_worth_an_apply(work.refs.len()) {
             drop(work);
             return self.commit();
         }

@@ -20,6 +20,8 @@
 //!   (The writer may be the commit thread itself, which writes file data back before it commits.)
 //! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, plus about a MiB
 //!   of operations that are under way or not counted yet ([`crate::handle::metadata_reservation`]).
+//! - I3. An apply of rows leaves delayed refs, data extents and checksums for the commit. When there are many, the flush
+//!   is a commit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -144,9 +146,12 @@ impl Engine {
         }
     }
 
-    /// Whether a flush should apply rows and leave the names delayed, instead of committing.
-    pub(crate) fn rows_are_worth_an_apply(&self) -> bool {
-        self.admission.load.name_memory_bytes() < self.memory_part(NAMES_PART)
+    /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` are the delayed
+    /// refs of earlier applies.
+    pub(crate) fn rows_are_worth_an_apply(&self, nr_refs: usize) -> bool {
+        let waiting = (nr_refs.saturating_add(self.ledger.nr_put()) as u64).saturating_mul(WAITING_BYTES);
+        waiting < self.memory_part(WAITING_PART)
+            && self.admission.load.name_memory_bytes() < self.memory_part(NAMES_PART)
             && self.admission.load.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
             && !self.tree_log.was_used_lately(self.generation())
             && self.has_ample_room_for_metadata()
@@ -205,6 +210,10 @@ const START_PART: MemoryPart = (5, 16);
 const ROWS_PART: MemoryPart = (2, 16);
 /// Memory of rows and names together at which a flush begins in any case.
 const ROWS_START_MAX: MemoryPart = (8, 16);
+/// Memory of what only a commit takes from memory, at which a flush becomes a commit (I3).
+const WAITING_PART: MemoryPart = (8, 16);
+/// Estimated memory of a delayed ref, or of a data extent with its checksums in the ledger, until its commit ends.
+const WAITING_BYTES: u64 = 256;
 /// Memory of active items below which writers are not slowed.
 const FREE_PART: MemoryPart = (1, 16);
 

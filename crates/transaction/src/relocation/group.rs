@@ -47,8 +47,8 @@ pub struct RelocationFailure {
 }
 
 impl Engine {
-    /// Fails if Linux stopped in the middle of moving a block group. Linux then leaves relocation trees: copies of parts
-    /// of subvolumes, which refer to the extents that would move. Only Linux can complete these trees.
+    /// Fails if Linux stopped in the middle of moving a block group. Linux then leaves relocation trees: copies of
+    /// parts of subvolumes, with references to extents of the block group. Only Linux can complete these trees.
     ///
     /// # Errors
     ///
@@ -56,12 +56,11 @@ impl Engine {
     pub fn refuse_relocation_trees(&self) -> Result<()> {
         let roots = self.own_tree(RootId::ROOT_TREE)?;
         let key = |offset: u64| Key::new(RootId::TREE_RELOC.0, KeyType::ROOT_ITEM, offset);
-        if roots.last_le(&key(u64::MAX), &key(0))?.is_none() {
-            return Ok(());
-        }
+        let Some((key, _)) = roots.last_le(&key(u64::MAX), &key(0))? else { return Ok(()) };
+        let subvolume = key.offset;
         Err(Error::Refused {
-            what: "Linux did not complete the balance of a block group before the filesystem was unmounted".to_owned(),
-            hint: "mount the filesystem with Linux once, which completes it, then balance again",
+            what: format!("Linux stopped while it moved a block group, and left a relocation tree of tree {subvolume}"),
+            hint: "mount the filesystem with Linux once, which completes the move, then try again",
         })
     }
 
@@ -119,7 +118,8 @@ impl Engine {
     fn empty_group(&self, group: &BlockGroup, job: &Job) -> Result<RelocatedGroup> {
         let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
         {
-            // Without this lock, two relocations could each rely on the other's group for the space of writers.
+            // This lock prevents two relocations from each relying on the other's group for the space that writers
+            // need.
             let _closing = loop {
                 job.check()?;
                 if let Some(closing) = self.relocations.try_lock_closing(WAIT) {
@@ -179,16 +179,25 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the group read-only. If dirty data or admitted changes of metadata need its free space, first makes another
-    /// group, or writes the data and the changes.
+    /// Makes the group read-only. If dirty data or admitted changes of metadata need its free space, first makes
+    /// another group, or writes the data and the changes.
     fn close_to_allocations(&self, group: &BlockGroup, job: &Job) -> Result<()> {
+        // A commit that began between the two steps could find no room for its blocks, and would abort.
+        let close = || {
+            if !self.space.try_set_read_only(group.start) {
+                return None;
+            }
+            let is_closed =
+                !group.flags.contains(BlockGroupFlags::METADATA) || self.has_room_for_metadata(Purpose::Change);
+            if !is_closed {
+                self.space.set_writable(group.start);
+            }
+            is_closed.then_some(())
+        };
         for _ in 0..MAX_ATTEMPTS_TO_CLOSE {
             job.check()?;
-            if self.space.try_set_read_only(group.start) {
-                if !group.flags.contains(BlockGroupFlags::METADATA) || self.has_room_for_metadata(Purpose::Change) {
-                    return Ok(());
-                }
-                self.space.set_writable(group.start);
+            if self.try_between_commits(close)?.is_some() {
+                return Ok(());
             }
             if !self.add_chunk(SpaceKind::of(group.flags))? {
                 self.flush_data()?;
@@ -198,8 +207,8 @@ impl Engine {
         Err(Error::NoSpace)
     }
 
-    /// Makes another group if this group is the last writable one of its type: writers need space meanwhile, and new
-    /// chunks take their profile from existing groups.
+    /// Makes another group if this group is the last writable one of its type: writers need space during the
+    /// relocation, and new chunks take their profile from existing groups.
     fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
         let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
         let mut groups = self.space.block_groups();
@@ -249,8 +258,8 @@ impl Engine {
             if matches!(error, Error::NoSpace) {
                 return Err(error);
             }
-            // The extent may have been freed since it was found, and its content discarded on the devices. A failed
-            // read of a freed extent loses no data.
+            // The extent may have been freed since it was found, and its content may have been discarded on the
+            // devices. A failed read of a freed extent loses no data.
             if self.is_gone(bytenr)? {
                 continue;
             }
@@ -335,7 +344,7 @@ const STEP_EXTENTS: usize = 8192;
 const STEP_DATA_BYTES: u64 = 128 << 20;
 /// Maximum number of attempts to close a group to allocations while other threads need its free space.
 const MAX_ATTEMPTS_TO_CLOSE: u32 = 8;
-/// Maximum number of commits to wait for a group to become empty.
+/// Maximum number of commits that a relocation makes while it waits for its group to become empty.
 const MAX_WAITS: u32 = 100;
 const WAIT: Duration = Duration::from_millis(50);
 /// Maximum number of references of an extent that are read to find its files.

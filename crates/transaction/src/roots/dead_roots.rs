@@ -1,12 +1,13 @@
 //! Deleted subvolumes: each commit frees a part of their space.
 //!
 //! The tree of a deleted subvolume, R, is walked from its root, lowest keys first. A block without other users is freed
-//! after everything below it; a block with other users stays, and only R's reference to it is dropped:
+//! after everything below it; a block with other users stays, and only R's reference to it is dropped. R's reference to
+//! a block names R's id or, if R's pointer to the block lies in a node with full backrefs, the address of that node:
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
-//! | only R | lose the references of the block's pointers, after everything below them is freed | loses R's reference |
-//! | several, R owns it, no full backref | R's references to the children, which could not be resolved any more, become references of the block's address; the same is done below each child | full backref is set, loses R's reference |
+//! | only R | lose R's references, after everything below them is freed | loses R's reference |
+//! | several, R owns it, no full backref | R's references name the block's address from now on, because R's id could not be resolved any more; the same is done below each child | full backref is set, loses R's reference |
 //! | several otherwise | keep their references | loses R's reference |
 //!
 //! At the end of a part, the root item records the progress (`drop_progress`, `drop_level`): the first pointer that was
@@ -71,9 +72,11 @@ impl Engine {
     /// Number of references that a commit has room to change.
     fn drop_budget(&self) -> i64 {
         let mut budget = REFS_PER_COMMIT;
-        let bytes = |refs: i64| refs.unsigned_abs() * u64::from(self.geometry.nodesize) / REFS_PER_NODE;
-        while budget > REFS_PER_COMMIT_MIN && !self.has_room_for_metadata_and(bytes(budget), Purpose::SubvolumeDeletion)
-        {
+        let fits = |refs: i64| {
+            let bytes = refs.unsigned_abs() * u64::from(self.geometry.nodesize) / REFS_PER_NODE;
+            self.has_room_for_metadata_and(bytes, Purpose::SubvolumeDeletion)
+        };
+        while budget > REFS_PER_COMMIT_MIN && !fits(budget) {
             budget /= 2;
         }
         budget
@@ -243,7 +246,7 @@ impl Drop<'_> {
     /// addresses. Returns false if the move stopped early (I3).
     fn move_refs(&mut self, ptr: &NodePtr) -> Result<bool> {
         let owner = self.child_refs.owner;
-        // Blocks that are not newer than the snapshot belong to its source.
+        // Blocks that are not newer than the snapshot belong to the snapshot's source.
         if ptr.generation <= self.created {
             return Ok(true);
         }
