@@ -120,19 +120,6 @@ pub fn read_pieces(
     Ok(())
 }
 
-/// Writes all of `data`.
-pub fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> ubtrfs_fs::Result<()> {
-    while !data.is_empty() {
-        let count = fs.write(id, offset, data)?;
-        if count == 0 {
-            return Err(ubtrfs_fs::Error::Engine(ubtrfs_error::Error::NoSpace));
-        }
-        offset += count as u64;
-        data = &data[count.min(data.len())..];
-    }
-    Ok(())
-}
-
 /// Escapes the parts of a name that could disturb a terminal: control characters and bytes that are not UTF-8.
 pub fn printable(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
@@ -158,7 +145,7 @@ pub fn check_name(name: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes copied at once.
+/// Number of bytes that are copied at once.
 pub const COPY_LEN: usize = 1 << 20;
 
 #[cfg(test)]

@@ -61,6 +61,8 @@ fn groups_of_an_image_are_those_that_linux_shows() {
     out(&["quota", "enable", path]);
     let status = out(&["quota", "status", path]);
     assert!(status.contains("Inconsistent:           no") && status.contains("Rescan:                 no"), "{status}");
+    out(&["quota", "enable", path]);
+    fails(&["quota", "enable", "--simple", path], "full quotas are on");
     out(&["qgroup", "create", "1/100", path]);
     out(&["qgroup", "create", "2/5", path]);
     out(&["qgroup", "assign", "0/256", "1/100", path]);
@@ -124,7 +126,8 @@ fn numbers_lead_to_paths() {
     mount.close().unwrap();
     let path = image.path().to_str().unwrap();
     let at = |name: &str| format!("{path}:/{name}");
-    // btrfs-progs prints the paths only of subvolumes that are mounted separately.
+    // The expected paths are written out, because btrfs-progs prints only the paths in subvolumes that are mounted
+    // separately.
     let users = ["/a/copy", "/a/d/file", "/a/link", "/s/copy", "/s/d/file", "/s/link"];
     assert_eq!(sorted(out(&["inspect", "logical-resolve", &bytenr, path])), users);
     assert_eq!(sorted(out(&["inspect", "inode-resolve", &ino, &at("a")])), names);

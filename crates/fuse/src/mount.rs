@@ -271,7 +271,7 @@ pub(crate) struct NewMount {
     pub(crate) is_fuseblk: Result<bool, String>,
 }
 
-/// Mounts. A block device gets the type `fuseblk` if possible; `fsname` must then be the device's path.
+/// Mounts. A mount of a block device gets the type `fuseblk` if possible; `fsname` must then be the device's path.
 pub(crate) fn mount_device(
     dir: &Path,
     config: &MountConfig,
@@ -390,18 +390,19 @@ fn mount_directly(dir: &Path, config: &MountConfig, block_device: Option<&dyn De
     if let Some(block_device) = block_device {
         block_device.release_claim();
         // Retry while the device is busy, because device managers and losetup claim block devices for short times.
-        let mut mounted = mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}"));
-        for _ in 0..BUSY_TRIES {
-            match &mounted {
-                Err(MountError::Mount { source, .. }) if Errno::from_io_error(source) == Some(Errno::BUSY) => {}
-                _ => break,
+        let mut nr_tries = 0;
+        let mounted = loop {
+            match mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}")) {
+                Err(MountError::Mount { source, .. })
+                    if Errno::from_io_error(&source) == Some(Errno::BUSY) && nr_tries < BUSY_TRIES => {}
+                mounted => break mounted,
             }
+            nr_tries += 1;
             std::thread::sleep(BUSY_PAUSE);
-            mounted = mount_as("fuseblk", format!("{data},blksize={BLOCK_BYTES}"));
-        }
+        };
         is_fuseblk = match mounted {
             Ok(()) => return Ok(NewMount { requests: device.into(), is_fuseblk: Ok(true) }),
-            // Some kernels let nobody mount a device that a process has open for writing.
+            // Some kernels refuse to mount a device that any process has open for writing.
             Err(error) => Err(error.to_string()),
         };
         block_device.claim().map_err(failed)?;
@@ -483,7 +484,7 @@ fn find_fusermount() -> Option<PathBuf> {
     std::env::split_paths(&path).chain(fixed).map(|dir| dir.join("fusermount3")).find(|file| file.is_file())
 }
 
-/// Unmounts. With `lazy` the mount disappears at once, and ends after its last use.
+/// Unmounts. With `lazy`, the mount disappears from the directory at once, and ends when no program uses it any more.
 ///
 /// Retries for half a second while the mount is busy: a process that has been forked and has not called exec yet keeps
 /// its parent's files open.
@@ -623,7 +624,7 @@ pub(crate) fn set_read_ahead(dir: &Path) {
     }
 }
 
-/// The read-ahead to set: the size of the usual largest request.
+/// The read-ahead to set: the size of the largest request that kernels make by default.
 const READ_AHEAD_KIB: u32 = crate::server::MAX_WRITE >> 10;
 
 /// The largest write request that the kernel makes: 1 MiB, or more if root raised the limit for all FUSE servers

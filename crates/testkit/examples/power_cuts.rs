@@ -4,7 +4,8 @@
 //! [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`
 //!
 //! With `--linux N`, Linux also replays N of the cuts, and `btrfs check` checks them. The exit status is 1 if a promise
-//! was broken or a check was not clean.
+//! was broken or a check was not clean. The last line also counts the cuts that Linux could judge only in part, because it
+//! ran out of space on a device without unallocated space.
 //!
 //! `--bed alone` (the default) changes the filesystem with one thread, so a run repeats exactly from its seed. `--bed
 //! threads` uses several threads, while the device sometimes delays requests; a seed determines the actions of the
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ubtrfs_testkit::{Cut, CutBuilder, Image, PowerCuts, ThreadedCuts, TreeEntry};
+use ubtrfs_testkit::{Cut, CutBuilder, Image, LinuxVerdict, PowerCuts, ThreadedCuts, TreeEntry};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bed {
@@ -84,7 +85,7 @@ impl Run {
         }
     }
 
-    fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
+    fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<LinuxVerdict> {
         match self {
             Self::Alone(run) => run.verify_by_linux(cut, ours, image),
             Self::Threads(run) => run.verify_by_linux(cut, ours, image),
@@ -131,7 +132,7 @@ fn main() -> ExitCode {
     let deadline = Instant::now() + Duration::from_secs(number("--seconds", 1 << 30));
     let every = (seeds * cuts).checked_div(linux).map_or(u64::MAX, |every| every.max(1));
     let (next, done, checked, recorded) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    let failures = Mutex::new(Vec::new());
+    let (failures, out_of_space) = (Mutex::new(Vec::new()), AtomicU64::new(0));
     let fail = |text: String| {
         println!("FAILED {}", text.chars().take(3000).collect::<String>());
         if let Ok(mut failures) = failures.lock() {
@@ -168,7 +169,7 @@ fn main() -> ExitCode {
                         let result = run.verify(&cut).and_then(|found| {
                             let is_due = match bed {
                                 // Linux gets at most one cut of each seed, from the last two thirds of the seed's cuts.
-                                // The number of cuts for Linux is spread over the seeds.
+                                // The cuts of option `--linux` are distributed evenly over the seeds.
                                 Bed::Balance => {
                                     let is_behind = checked.load(Ordering::Relaxed) * seeds < linux * (index + 1);
                                     is_behind && !is_judged && number as u64 * 3 >= cuts && run.has_balance(&cut)
@@ -177,7 +178,10 @@ fn main() -> ExitCode {
                             };
                             if is_due && linux > 0 {
                                 is_judged = true;
-                                run.verify_by_linux(&cut, &found, image.path())?;
+                                if run.verify_by_linux(&cut, &found, image.path())? == LinuxVerdict::OutOfSpace {
+                                    println!("Linux ran out of space: {}", cut.what);
+                                    out_of_space.fetch_add(1, Ordering::Relaxed);
+                                }
                                 checked.fetch_add(1, Ordering::Relaxed);
                             }
                             Ok(())
@@ -212,10 +216,11 @@ fn main() -> ExitCode {
     });
     let failures = failures.into_inner().unwrap_or_default().len();
     println!(
-        "{} seeds, {} cuts, {} of them replayed by Linux, {failures} failures",
+        "{} seeds, {} cuts, {} of them replayed by Linux, {} of these until Linux ran out of space, {failures} failures",
         recorded.into_inner(),
         done.into_inner(),
-        checked.into_inner()
+        checked.into_inner(),
+        out_of_space.into_inner()
     );
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,7 +1,7 @@
-//! A device that runs a test's hook (a closure) at a chosen flush, in the middle of the engine's work.
+//! A device that runs a test's hook (a closure) at a chosen flush or write, in the middle of the engine's work.
 //!
 //! The hook can stop a commit while other threads continue, look at the medium as a power cut would leave it, or fail
-//! the flush.
+//! the request.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,12 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ubtrfs_device::Device;
 
 type Hook = Box<dyn FnOnce() -> io::Result<()> + Send>;
+/// The number of requests that pass before a hook runs, and the hook.
+type Slot = Mutex<Option<(u64, Hook)>>;
 
-/// A device with a hook that runs once, before a chosen flush.
+/// A device with hooks. Each hook runs once, before a chosen flush or write.
 pub struct HookDevice {
     inner: Arc<dyn Device>,
-    /// The number of flushes that pass before the hook runs, and the hook.
-    hook: Mutex<Option<(u64, Hook)>>,
+    flush: Slot,
+    write: Slot,
 }
 
 impl std::fmt::Debug for HookDevice {
@@ -24,32 +26,46 @@ impl std::fmt::Debug for HookDevice {
 }
 
 impl HookDevice {
-    /// Wraps a device, without a hook yet.
+    /// Wraps a device, without hooks yet.
     pub fn new(inner: Arc<dyn Device>) -> Self {
-        Self { inner, hook: Mutex::default() }
+        Self { inner, flush: Slot::default(), write: Slot::default() }
     }
 
     /// Runs `hook` in the flushing thread, before the flush that follows `passed` other flushes. If the hook fails, the
     /// flush fails.
     pub fn at_flush(&self, passed: u64, hook: impl FnOnce() -> io::Result<()> + Send + 'static) {
-        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some((passed, Box::new(hook)));
+        set(&self.flush, passed, hook);
+    }
+
+    /// Runs `hook` in the writing thread, before the write that follows `passed` other writes. If the hook fails, the
+    /// write fails.
+    pub fn at_write(&self, passed: u64, hook: impl FnOnce() -> io::Result<()> + Send + 'static) {
+        set(&self.write, passed, hook);
     }
 
     /// Whether a hook is set that has not run yet.
     pub fn is_set(&self) -> bool {
-        self.hook.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        [&self.flush, &self.write].iter().any(|slot| slot.lock().unwrap_or_else(PoisonError::into_inner).is_some())
     }
+}
 
-    fn due(&self) -> Option<Hook> {
-        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((passed, _)) = hook.as_mut()
-            && *passed > 0
-        {
-            *passed -= 1;
-            return None;
+fn set(slot: &Slot, passed: u64, hook: impl FnOnce() -> io::Result<()> + Send + 'static) {
+    *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some((passed, Box::new(hook)));
+}
+
+/// Runs the hook of a slot if its request has come.
+fn run_due(slot: &Slot) -> io::Result<()> {
+    let due = {
+        let mut waiting = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        match waiting.as_mut() {
+            Some((passed, _)) if *passed > 0 => {
+                *passed -= 1;
+                None
+            }
+            _ => waiting.take(),
         }
-        hook.take().map(|(_, hook)| hook)
-    }
+    };
+    due.map_or(Ok(()), |(_, hook)| hook())
 }
 
 impl Device for HookDevice {
@@ -62,13 +78,12 @@ impl Device for HookDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        run_due(&self.write)?;
         self.inner.write_at(offset, buf)
     }
 
     fn flush(&self) -> io::Result<()> {
-        if let Some(hook) = self.due() {
-            hook()?;
-        }
+        run_due(&self.flush)?;
         self.inner.flush()
     }
 

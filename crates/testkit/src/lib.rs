@@ -9,7 +9,7 @@
 //! - [`Model`] is a filesystem in memory. [`Driver`] performs random operations on the model and on a [`Target`].
 //! - [`differential`] performs random system calls by several users on our mount and on Linux's, and compares each
 //!   answer.
-//! - [`SnapshotChain`] is a chain of snapshots that Linux made, and sends.
+//! - [`SnapshotChain`] is a chain of snapshots that Linux makes and sends.
 //! - [`RecordingDevice`] records writes and flushes, to replay power cuts; [`FaultDevice`] fails the n-th I/O.
 //!
 //! I1. All randomness comes from a seed that is printed when a test fails.
@@ -75,7 +75,7 @@ pub use medium::{Medium, MediumDevice};
 pub use model::{CAPABILITY, Model, ModelError};
 pub use names::{colliding_names, name_of_len};
 pub use path_target::PathTarget;
-pub use power_cuts::{Cut, PowerCuts, check as check_medium};
+pub use power_cuts::{Cut, LinuxVerdict, PowerCuts, check as check_medium};
 pub use raw_blocks::RawBlock;
 pub use receive_round::receive_round;
 pub use recording_device::{CutBuilder, CutOutcome, Gate, LANES, RecordingDevice};

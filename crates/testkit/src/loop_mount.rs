@@ -1,4 +1,5 @@
-//! An image as a loop device, and mounted by Linux. The loop device and the mount point are released on drop.
+//! Attaches an image to a loop device, and mounts the image with Linux. The loop device and the mount point are
+//! released on drop.
 //!
 //! I1. A [`LoopMount`] owns its mount point and its loop device. Dropping the value unmounts the image, then detaches
 //!     the loop device.
@@ -56,7 +57,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// The kernel's log of a transaction that Linux aborted because it found no space.
+/// The text in the kernel's log about a transaction that Linux aborted because it found no space.
 pub(crate) const NO_SPACE_IN_LOG: &str = "errno=-28 No space left";
 
 /// A mounted image.
@@ -168,7 +169,12 @@ impl LoopMount {
 
     /// Makes Linux compute all quota numbers again. Fails if the numbers change, unless they were marked as
     /// inconsistent. Returns whether quotas are on.
+    ///
+    /// First, Linux completes deletions of subvolumes, because it removes the group of a subvolume at the end of the
+    /// subvolume's deletion.
     pub fn judge_quotas(&self) -> Result<bool> {
+        // After an abort, Linux never completes them, and the next command fails.
+        let _ = run("timeout", ["20", "btrfs", "subvolume", "sync", "-s", "1", &self.path().to_string_lossy()]);
         let Some((before, is_inconsistent)) = self.quota_numbers()? else { return Ok(false) };
         self.rescan_quotas()?;
         let (after, _) = self.quota_numbers()?.unwrap_or_default();
@@ -180,10 +186,9 @@ impl LoopMount {
     pub fn kernel_log(&self) -> String {
         let Ok(text) = run("dmesg", std::iter::empty::<&str>()) else { return String::new() };
         let name = self.device().trim_start_matches("/dev/");
-        let tag = format!("device {name}");
         let since = self.log_mark.unwrap_or(0.0);
         text.lines()
-            .filter(|line| line.contains("BTRFS") && line.contains(&tag))
+            .filter(|line| line.contains("BTRFS") && is_about(line, name))
             .filter(|line| log_seconds(line).is_none_or(|at| at >= since))
             .collect::<Vec<_>>()
             .join("\n")
@@ -203,9 +208,9 @@ impl LoopMount {
             // outdated, and Linux warns about that at mount.
             .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
             // Ignore a failed scan of the UUID tree: if Linux commits while it mounts, it counts the UUID tree as
-            // outdated and scans for missing entries. The scan needs space even if no entry is missing, so it fails
-            // with ENOSPC on a full filesystem. The next mount scans again. Seen with Linux 6.18 on images whose UUID
-            // tree was current.
+            // outdated and scans for missing entries. The scan needs space even if the UUID tree has all entries, so it
+            // fails with ENOSPC on a full filesystem. The next mount scans again. Seen with Linux 6.18 on images whose
+            // UUID tree was current.
             .filter(|line| !line.contains("btrfs_uuid_scan_kthread failed -28"))
             // Also ignore a failed rescan of quotas: Linux continues an interrupted rescan at mount and records the
             // rescan's progress in the quota tree, which also fails with ENOSPC on a full filesystem.
@@ -249,6 +254,14 @@ impl Drop for LoopMount {
     }
 }
 
+/// Whether this line of the kernel's log is about this device. `loop1` is not `loop10`.
+fn is_about(line: &str, device: &str) -> bool {
+    line.match_indices("device ").any(|(at, tag)| {
+        let rest = line[at..].strip_prefix(tag).and_then(|rest| rest.strip_prefix(device));
+        rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric()))
+    })
+}
+
 fn uptime_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/uptime").ok()?;
     text.split(' ').next()?.parse().ok()
@@ -256,4 +269,18 @@ fn uptime_seconds() -> Option<f64> {
 
 fn log_seconds(line: &str) -> Option<f64> {
     line.strip_prefix('[')?.split(']').next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_about;
+
+    #[test]
+    fn a_line_about_another_device_whose_name_begins_equally_is_ignored() {
+        let line = "[ 9.5] BTRFS error (device loop10 state EA): relocation of device loop2 failed";
+        assert!(!is_about(line, "loop1"));
+        assert!(is_about(line, "loop10"));
+        assert!(is_about(line, "loop2"));
+        assert!(is_about("[ 9.5] BTRFS info (device loop1): first mount", "loop1"));
+    }
 }

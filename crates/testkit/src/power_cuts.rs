@@ -22,6 +22,7 @@ use crate::faults::read_all;
 use crate::history::ReadFound;
 use crate::loop_mount::NO_SPACE_IN_LOG;
 use crate::promising::RecordingTarget;
+use crate::target::NOSPC;
 use crate::{
     Compare, CutBuilder, Driver, FsTarget, History, LANES, LoopMount, Medium, MediumDevice, Model, NodeKind,
     RecordingDevice, Rng, Script, Step, Target, TreeEntry, btrfs_check, check_quotas, compare_entries,
@@ -49,6 +50,16 @@ pub struct Cut {
     pub(crate) lanes: [Option<u64>; LANES],
     /// Describes the cut, for messages.
     pub what: String,
+}
+
+/// What Linux made of a cut that it did not find wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinuxVerdict {
+    /// Linux mounted the filesystem, completed its balance, and found everything right.
+    Good,
+    /// Linux aborted a transaction because it found no space on a device without unallocated space, so it judged only
+    /// a part. The filesystem was clean before and after the abort.
+    OutOfSpace,
 }
 
 impl PowerCuts {
@@ -90,8 +101,8 @@ impl PowerCuts {
                 if little_memory || kind % 2 == 0 {
                     driver = driver.names_only();
                 }
-                // With little memory, do not fsync, because an fsync would keep delayed items from being applied
-                // before the commit.
+                // With little memory, do not fsync: after an fsync, delayed items are not applied before the commit,
+                // and this workload tests such applies.
                 let (operations, fsyncs) = if little_memory { (600, false) } else { (140, true) };
                 random(&mut target, &mut history, &mut rng, driver, operations, fsyncs)?;
                 "random".to_owned()
@@ -159,23 +170,25 @@ impl PowerCuts {
 
     /// Verifies the cut with Linux: runs `btrfs check` before and after Linux's replay, and checks the promises on
     /// Linux's mount. Linux must find `ours`, the entries that [`PowerCuts::verify`] returned.
-    pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
+    pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<LinuxVerdict> {
         cut.verify_by_linux(ours, image, |found, read| self.history.verify(found, read, cut.made, false))
     }
 }
 
 impl Cut {
-    /// Runs `btrfs check` before and after Linux's replay. `promises` checks the entries that Linux shows, which must
-    /// equal `ours`, also after the end of a balance that Linux resumes. Linux's rescan of quotas must find the numbers
-    /// that the cut left. Linux 6.18 sometimes miscounts exclusive bytes and simple quotas while it balances. So after
-    /// its balance, quotas are counted by another rescan before they are compared, and simple quotas are not compared.
-    /// If Linux aborts for lack of space (see [`Cut::mount`]), only the check follows.
+    /// Runs `btrfs check` before and after Linux's replay. The entries that Linux shows must pass `promises`, must
+    /// equal `ours`, and must stay equal until the end of a balance that Linux resumes. Linux's rescan of quotas must
+    /// find the numbers that are on the medium after the cut. Linux 6.18 sometimes miscounts exclusive bytes and simple
+    /// quotas while it balances. So after Linux's balance, quotas are counted by another rescan before they are
+    /// compared, and simple quotas are not compared. If Linux aborts for lack of space (see [`Cut::mount`]), all
+    /// remaining verifications except a check of the image are skipped, and the verdict is
+    /// [`LinuxVerdict::OutOfSpace`].
     pub(crate) fn verify_by_linux(
         &self,
         ours: &[TreeEntry],
         image: &Path,
         promises: impl Fn(&[TreeEntry], ReadFound<'_>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<LinuxVerdict> {
         let judge = || {
             self.medium.save(image)?;
             // btrfs-progs before 6.7 do not open filesystems with simple quotas, so only our checker checks these
@@ -184,10 +197,11 @@ impl Cut {
             let check = if has_simple_quotas { second_opinion } else { btrfs_check };
             let check_after_abort = |image: &Path| {
                 let check = if has_simple_quotas { opinion_without_quotas } else { btrfs_check };
-                check(image).context("after Linux's abort for lack of space")
+                check(image).context("after Linux's abort for lack of space")?;
+                Ok(LinuxVerdict::OutOfSpace)
             };
             check(image).context("before the replay")?;
-            let Some(mount) = self.mount(image, "skip_balance")? else { return Ok(()) };
+            let Some(mount) = self.mount(image, "skip_balance")? else { return check_after_abort(image) };
             let counted = if has_simple_quotas { Ok(false) } else { mount.judge_quotas() };
             let is_full = counted.is_err() && self.is_allocated() && mount.ran_out_of_space();
             mount.close()?;
@@ -201,7 +215,7 @@ impl Cut {
                 check(image).context("after the replay")?;
             }
             self.medium.save(image)?;
-            let Some(mount) = self.mount(image, "")? else { return Ok(()) };
+            let Some(mount) = self.mount(image, "")? else { return check_after_abort(image) };
             let found = walk_path(mount.path())?;
             let read = |path: &[u8]| {
                 use std::os::unix::ffi::OsStrExt;
@@ -223,21 +237,25 @@ impl Cut {
             ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
             mount.close()?;
             if has_simple_quotas {
-                return opinion_without_quotas(image).context("after Linux's balance");
+                opinion_without_quotas(image).context("after Linux's balance")?;
+                return Ok(LinuxVerdict::Good);
             }
             check(image).context("after Linux's balance")?;
-            if has_quotas { check_quotas(image).context("after Linux's balance") } else { Ok(()) }
+            if has_quotas {
+                check_quotas(image).context("after Linux's balance")?;
+            }
+            Ok(LinuxVerdict::Good)
         };
         judge().with_context(|| format!("Linux: {}", self.what))
     }
 
-    /// Mounts the image with Linux. Returns `None` if Linux finds no space for that.
+    /// Mounts the image with Linux. Returns `None` if the mount fails because Linux finds no space.
     ///
     /// If chunks take the whole device, Linux 6.18 aborts transactions in two cases, and may then fail to mount. First,
-    /// while metadata is converted to DUP, Linux allocates nothing in block groups of the profile single, even if no DUP
-    /// block group could be made. Images of a conversion that Linux began itself cannot be mounted either. Second, a
-    /// balance deletes an empty block group and then closes the only metadata block group, although the place of the
-    /// deleted one is not free before the next commit.
+    /// while metadata is converted to DUP, Linux allocates nothing in block groups of the profile single, even if there
+    /// is no room for a DUP block group. Linux cannot even mount images of such a conversion that Linux itself began.
+    /// Second, a balance deletes an empty block group and then makes the only metadata block group read-only, although
+    /// a new block group cannot take the place of the deleted one before the next commit.
     fn mount(&self, image: &Path, options: &str) -> Result<Option<LoopMount>> {
         match LoopMount::new(image, options) {
             Err(error) if self.is_allocated() && format!("{error:#}").contains(NO_SPACE_IN_LOG) => Ok(None),
@@ -290,7 +308,8 @@ pub fn check(medium: &Medium) -> Result<()> {
     let options = ubtrfs_check::Options { data_csums: true, ..Default::default() };
     let (mut problems, mut miscounts) = (Vec::new(), false);
     let report = ubtrfs_check::check(vec![device], options, &(), &mut |problem| {
-        // Wrong quota numbers are only a warning to users, but the engine must keep them exact.
+        // The checker reports wrong quota numbers only as a warning. Here they count as an error, because the engine
+        // must keep quota numbers exact.
         miscounts |= problem.code == ubtrfs_check::Code::Qgroup;
         problems.push(problem.to_string());
     })?;
@@ -301,7 +320,7 @@ pub fn check(medium: &Medium) -> Result<()> {
     Ok(())
 }
 
-/// A memory limit so small that some hundred changes trigger a flush of delayed items.
+/// A memory limit so small that a few hundred changes trigger a flush of delayed items.
 const LITTLE_MEMORY: u64 = 1 << 20;
 
 fn filesystem(rng: &mut Rng, mixed: bool) -> (MkfsOptions, String) {
@@ -384,7 +403,6 @@ fn random(
 /// Writes until there is no space, removes some files, and repeats.
 fn fill(target: &mut RecordingTarget, history: &mut History, rng: &mut Rng) -> Result<()> {
     let failed = |errno: i32| anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno));
-    const NOSPC: i32 = 28;
     let mut files: Vec<Vec<u8>> = Vec::new();
     let mut full = 0;
     for index in 0..160 {

@@ -42,6 +42,9 @@ pub enum FallocateOp {
 /// An errno value.
 pub type Errno = i32;
 
+/// The error number of a full filesystem.
+pub(crate) const NOSPC: Errno = rustix::io::Errno::NOSPC.raw_os_error();
+
 /// A filesystem under test.
 pub trait Target {
     /// Creates a file, directory, fifo, socket or device with exactly this mode.

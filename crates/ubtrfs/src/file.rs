@@ -174,18 +174,7 @@ impl File {
     /// `StorageFull`; `FileTooLarge`; `ReadOnlyFilesystem`; EBADF if the file is not open for writing.
     pub fn write_all_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check("write", self.options.write || self.options.append)?;
-        let (mut offset, mut data) = (offset, data);
-        while !data.is_empty() {
-            let count = self.fs.engine().write(self.id, offset, data).while_doing("write", &self.path)?;
-            if count == 0 {
-                let full = io::Error::from(io::ErrorKind::WriteZero);
-                return Err(Error::new("write", &self.path, full));
-            }
-            let count = count.min(data.len());
-            offset = offset.saturating_add(count as u64);
-            data = &data[count..];
-        }
-        Ok(())
+        self.fs.engine().write_all(self.id, offset, data).while_doing("write", &self.path)
     }
 
     /// Reads the whole content, from the start.

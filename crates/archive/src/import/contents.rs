@@ -3,8 +3,8 @@
 //! reads data directly into the buffers that writeback uses.
 //!
 //! Invariants:
-//! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
-//!   failed.
+//! - I1. The code that makes a file also opens the file's inode. This module releases the inode when the file is
+//!   complete or has failed.
 //! - I2. Memory for files that wait for the separate thread is bounded: the queue holds at most [`QUEUE_LEN`] batches,
 //!   and the sender and the receiver hold one more batch each. A batch has at most [`BATCH_FILES`] files, and the
 //!   member of each file takes at most [`QUEUED_MEMBER_MAX`]. Files are batched because waking a thread costs more than
@@ -22,7 +22,7 @@ use ubtrfs_fs::{Caller, Fs, InodeId, SetAttr, SetTime, XattrFlags};
 use super::{Fatal, Job};
 use crate::tar::read::{DATA_CUT_OFF, Reader};
 use crate::tar::{Kind, Member};
-use crate::walk::{printable, write_all};
+use crate::walk::printable;
 
 /// Writes contents and attributes of members, but no names.
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ impl<'a> Contents<'a> {
         {
             return thread.hand_over(QueuedFile { id, member: member.clone(), place });
         }
-        let written = reader.for_each_piece(member, |offset, bytes| Ok(write_all(self.fs, id, offset, bytes)?));
+        let written = reader.for_each_piece(member, |offset, bytes| Ok(self.fs.write_all(id, offset, bytes)?));
         self.complete(member, id, written)
     }
 
@@ -162,8 +162,8 @@ impl<'scope> ContentsThread<'scope> {
         })
     }
 
-    /// Waits until all files are complete, and returns the number of failed ones. Fails with the error of the earliest
-    /// file whose error ends the import.
+    /// Waits until all files are complete, and returns the number of failed ones. If an error of a file ended the
+    /// import, returns this error.
     pub(super) fn finish(mut self) -> anyhow::Result<u64> {
         let sent = self.send();
         drop(self.batches);

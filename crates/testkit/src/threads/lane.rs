@@ -13,18 +13,19 @@ use super::{Scenario, Shared, errno};
 use crate::faults::caught;
 use crate::model::ROOT;
 use crate::prefixed::Prefixed;
-use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
+use crate::target::{Errno, FallocateOp, NOSPC, NodeKind, RenameOp, Target};
 use crate::tree_entry::show;
 use crate::{Driver, FaultDevice, FsTarget, History, Model, RecordingDevice, Rng};
 
 /// The work of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    /// Continuously overwrites, shares, cuts and fsyncs the extents of a few files.
+    /// Continuously overwrites, truncates, punches, reflinks, replaces and fsyncs a few files.
     Busy { steps: usize },
-    /// Works like `Busy`, but without fsyncs. Each step ends with a writeback of the data, during a commit if possible.
+    /// Works like `Busy`, but without fsyncs. Each step ends with a writeback of dirty data, if possible while another
+    /// thread commits.
     Writeback { steps: usize },
-    /// Random operations of [`Driver`], with fsyncs.
+    /// Makes random operations with [`Driver`], and fsyncs.
     Driver { steps: usize },
     /// Works like `Driver`, but without changes of file content.
     Names { steps: usize },
@@ -92,8 +93,6 @@ impl Operation {
     }
 }
 
-/// The error number of a full filesystem.
-pub(super) const NOSPC: Errno = rustix::io::Errno::NOSPC.raw_os_error();
 /// The longest time for which a writeback lane waits until the device delays a request.
 const STOP_LIMIT: Duration = Duration::from_millis(20);
 
@@ -176,7 +175,7 @@ impl Lane {
             );
         }
         self.target.fresh.clear();
-        // A later snapshot may contain the state with or without the operation.
+        // The operation may or may not have taken effect, so a later snapshot may contain the state before or after it.
         let undone = self.history.last();
         self.note(model, shared);
         shared.states[self.number].store(undone, Ordering::SeqCst);
@@ -198,7 +197,8 @@ impl Lane {
     fn busy(&mut self, steps: usize, has_fsyncs: bool, shared: &Shared) -> Result<()> {
         for number in 0..steps {
             if !has_fsyncs && let Some(marks) = &self.marks {
-                // Wait until a commit is in progress, because this lane tests writeback during a commit.
+                // Wait until the device delays a request, which usually means that a commit is in progress: this lane
+                // tests writeback during a commit.
                 marks.wait_for_stop(STOP_LIMIT);
             }
             let files: Vec<Vec<u8>> = self.history.model().nodes[&ROOT].children.keys().cloned().collect();
@@ -212,8 +212,9 @@ impl Lane {
                     Done::Told => return Ok(()),
                     Done::Full(model) => {
                         if let Some(path) = todo.partly_changes {
-                            // The operation may have been done in part, so remove the file that it may have changed.
-                            // A snapshot that is made meanwhile may contain the state with or without the operation.
+                            // The operation may have been done in part, so remove the file that it may have changed. A
+                            // snapshot that is made before the removal may contain the state before or after the
+                            // operation.
                             let undone = self.history.last();
                             self.note(model, shared);
                             shared.states[self.number].store(undone, Ordering::SeqCst);
@@ -397,7 +398,8 @@ impl Lane {
     }
 }
 
-/// Whether this operation must never fail for lack of space (T6), because it frees space or stores accepted data.
+/// Whether the operation `what` must never fail for lack of space (T6), because the operation frees space or stores
+/// accepted data.
 fn must_have_space(what: &str) -> bool {
     ["unlink", "fsync", "sync"].iter().any(|kind| what.starts_with(kind))
 }

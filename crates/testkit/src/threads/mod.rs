@@ -4,7 +4,7 @@
 //! ```text
 //!   lane-N/    a thread's directory: its History has everything the thread does there, and the promises it got
 //!   ballast/   many names that are never removed, so that trees have levels; snapshots are placed among them
-//!   rewritten/ small files that some threads rewrite all the time while another fsyncs them
+//!   rewritten/ small files that some threads rewrite all the time while another thread fsyncs them
 //!   poison     a file whose data the device refuses
 //! ```
 //! In half of the runs, another thread empties block groups. In half of the runs, quotas are on, and another thread
@@ -15,8 +15,8 @@
 //! - T2. A snapshot exists from the return of its creation until its deletion begins. The snapshot contains, for each
 //!   lane, a state between the start and the end of the snapshot's creation. A snapshot deleted before a sync is gone
 //!   after the sync.
-//! - T3. If a version of a rewritten file was complete when an fsync began, then this version or a later one is found
-//!   after the fsync returned.
+//! - T3. If a version of a rewritten file was complete when an fsync began, then a power cut after the return of the
+//!   fsync leaves this version or a later one.
 //! - T4. Data that other threads sync becomes durable even if one file cannot be written and the sync therefore reports
 //!   an error. An fsync of the unwritable file reports the error.
 //! - T5. The seed determines the actions of each thread, the delayed requests and the cuts, but not how the threads
@@ -52,10 +52,10 @@ pub use self::faults::ThreadedFaults;
 use self::lane::{Lane, Work};
 use self::snapshots::{Snapshot, Snapshots};
 use crate::faults::caught;
-use crate::target::Target;
+use crate::target::{NOSPC, Target};
 use crate::{
-    Compare, Cut, CutBuilder, FaultDevice, FaultPlan, FsTarget, Gate, History, LANES, Medium, MediumDevice, NodeKind,
-    RecordingDevice, Rng, TreeEntry, check_medium, compare_entries,
+    Compare, Cut, CutBuilder, FaultDevice, FaultPlan, FsTarget, Gate, History, LANES, LinuxVerdict, Medium,
+    MediumDevice, NodeKind, RecordingDevice, Rng, TreeEntry, check_medium, compare_entries,
 };
 
 /// The number under which the device records promises to the thread that makes and deletes snapshots.
@@ -85,8 +85,8 @@ struct Scenario {
     balances: bool,
     /// The kind of quotas that are on, if any. With quotas, a thread changes quota groups.
     quotas: Option<QuotaKind>,
-    /// The number of bytes left free, or `None` for no limit. With little space, freed space is reused at once, and
-    /// ENOSPC is possible.
+    /// The number of bytes that are left free when the threads start; `None` if free space is not limited. With little
+    /// space, freed space is reused at once, and ENOSPC is possible.
     free: Option<u64>,
 }
 
@@ -256,7 +256,7 @@ impl Scenario {
                     Ok(()) => break,
                     // Try a smaller size: while the last commit of a rescan needs room, the largest possible allocation
                     // is smaller than the free space that `statfs` shows.
-                    Err(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => more = more.saturating_sub(1 << 20),
+                    Err(code) if code == NOSPC => more = more.saturating_sub(1 << 20),
                     Err(code) => return Err(errno(code)).with_context(|| format!("a filler of {more} bytes")),
                 }
             }
@@ -297,7 +297,7 @@ type Versions = Vec<(usize, [u64; MAX_WRITERS])>;
 /// State that the threads of a run share.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The last complete state of each lane.
+    /// For each lane, the number of the state after its last completed operation.
     states: [AtomicUsize; LANES],
     stop: AtomicBool,
 }
@@ -431,7 +431,7 @@ impl ThreadedCuts {
                     ensure!(report.failures.is_empty(), "the resumed balance fails: {:?}", report.failures);
                 }
                 // T9
-                Err(error) if self.record.scenario.free.is_some() && error.errno() == lane::NOSPC => {}
+                Err(error) if self.record.scenario.free.is_some() && error.errno() == NOSPC => {}
                 Err(error) => return Err(error.into()),
             }
             compare_entries(before, &amid?, Compare::ALL).context("during the resumed balance")
@@ -440,8 +440,8 @@ impl ThreadedCuts {
         compare_entries(before, &target.walk()?, Compare::ALL).context("after the resumed balance")
     }
 
-    /// Verifies T1 to T4 and T7 to T9, and that the medium is clean before and after its log is replayed. Returns the entries of
-    /// the filesystem.
+    /// Verifies T1 to T4 and T7 to T9, and that the medium is clean before and after its log is replayed. Returns the
+    /// entries of the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         let verify = || {
             check_medium(&cut.medium).context("check, before the replay")?;
@@ -462,7 +462,7 @@ impl ThreadedCuts {
     }
 
     /// Verifies the cut with Linux, which must find `ours`, the entries that [`ThreadedCuts::verify`] returned.
-    pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
+    pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<LinuxVerdict> {
         cut.verify_by_linux(ours, image, |found, read| self.record.verify(found, read, &cut.lanes))
     }
 }

@@ -6,10 +6,9 @@ use std::sync::atomic::Ordering;
 use anyhow::{Result, ensure};
 use ubtrfs_format::RootId;
 
-use super::lane::NOSPC;
 use super::{SNAPSHOT_LANE, Scenario, Shared};
 use crate::faults::caught;
-use crate::target::Target;
+use crate::target::{NOSPC, Target};
 use crate::{FaultDevice, FsTarget, LANES, RecordingDevice, Rng};
 
 /// A snapshot, and the promises about it.
@@ -19,11 +18,11 @@ pub(super) struct Snapshot {
     pub(super) path: String,
     /// For each lane, the first and the last state that the snapshot may contain.
     pub(super) states: [(usize, usize); LANES],
-    /// The promise that makes the snapshot durable.
+    /// The number of the promise that makes the snapshot durable.
     pub(super) made: u64,
-    /// The last promise before the deletion began.
+    /// The number of the last promise before the deletion began.
     pub(super) deleted: Option<u64>,
-    /// The promise that makes the deletion durable.
+    /// The number of the promise that makes the deletion durable.
     pub(super) gone: Option<u64>,
 }
 
@@ -122,7 +121,8 @@ impl Snapshots {
             None => RootId::FS_TREE,
         };
         let path = if dir.is_empty() { name.clone() } else { format!("{dir}/{name}") };
-        // The snapshot may exist even if its creation fails or the power is cut during the creation.
+        // Add the snapshot to the list before its creation: it may exist even if the creation fails or the power is cut
+        // during the creation.
         let never = (0, usize::MAX - 1);
         self.made.push(Snapshot { path, states: [never; LANES], made: u64::MAX, deleted: None, gone: None });
         match fs.snapshot(source, parent, name.as_bytes(), self.rng.one_in(2)) {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 pub(crate) use ubtrfs_archive::walk::{
-    COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces, write_all,
+    COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};

@@ -14,7 +14,7 @@ use ubtrfs_fs::{
 };
 
 use super::super::text::printable;
-use super::super::{child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of, write_all};
+use super::super::{child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::calling_user;
 
@@ -130,7 +130,7 @@ impl<'f> Image<'f> {
         let mut end = 0;
         fill(&mut |offset, bytes| {
             end = offset + bytes.len() as u64;
-            Ok(write_all(self.fs, id, offset, bytes)?)
+            Ok(self.fs.write_all(id, offset, bytes)?)
         })?;
         if end < info.size {
             self.fs.setattr(id, &SetAttr { size: Some(info.size), ..SetAttr::default() }, &Caller::ROOT)?;
@@ -271,8 +271,8 @@ impl To for Image<'_> {
         self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None, ..NewInode::default() }).map(|_| ())
     }
 
-    /// Makes a file under a temporary name that replaces an existing file when complete. The owner and mode of the
-    /// existing file are kept, as when cp writes into it.
+    /// Makes a file. If a file exists at the path, the new file has a temporary name until it is complete, and then
+    /// replaces the existing file. The owner and mode of the existing file are kept, as when cp writes into it.
     fn make_file(
         &self,
         path: &[u8],
@@ -305,8 +305,8 @@ impl To for Image<'_> {
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
-        // The first copy may have been written through a symbolic link at this path. As with cp, the new name is then a
-        // hard link to that symbolic link.
+        // The path `old` may be a symbolic link through which the file's first copy was written. As with cp, the new
+        // name is then a hard link to that symbolic link.
         let old = self.attr(old, false)?;
         let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
         Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)
