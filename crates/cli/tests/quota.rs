@@ -62,7 +62,7 @@ fn groups_of_an_image_are_those_that_linux_shows() {
     let status = out(&["quota", "status", path]);
     assert!(status.contains("Inconsistent:           no") && status.contains("Rescan:                 no"), "{status}");
     out(&["quota", "enable", path]);
-    fails(&["quota", "enable", "--simple", path], "full quotas are on");
+    fails(&["quota", "enable", "--simple", path], "full quotas are enabled already");
     out(&["qgroup", "create", "1/100", path]);
     out(&["qgroup", "create", "2/5", path]);
     out(&["qgroup", "assign", "0/256", "1/100", path]);
