@@ -4,18 +4,19 @@
 //! command of a new inode, only the owner can access the inode, as with btrfs-progs.
 
 use ubtrfs_format::RootId;
-use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags, Timespec};
+use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags};
 use ubtrfs_stream::{Command, Compression, FrameHeader, Position};
 
 use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{INCOMPLETE_XATTR, Progress, Sent};
+use super::joined::{Joined, attributes_of};
 use super::session::{ReceivedSubvolume, Session};
 use super::sharing::{At, Sharing, Unshared};
 use super::verify::Verifier;
-use super::walk::Walk;
+use super::walk::{Walk, entry};
 use crate::file::encoded::Encoded;
 use crate::inode::xattr::CAPABILITY;
-use crate::types::{Caller, FallocateMode, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode};
+use crate::types::{Caller, FallocateMode, InodeId, NewInode, RenameFlags, SetAttr, XattrFlags, mode};
 use crate::{Error, Fs};
 
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
@@ -190,23 +191,15 @@ impl<'s> Current<'s> {
             Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => {
                 Err(ReceiveProblem::Order("a subvolume inside of another"))
             }
-            Command::Mkfile { path, .. } => self.create(fs, path, NewInode::file(0o600)),
-            Command::Mkdir { path, .. } => self.create(fs, path, NewInode::dir(0o700)),
-            Command::Mknod { path, rdev, mode: of_node, .. } => {
-                let kind = of_node as u32 & mode::TYPE;
-                if of_node > u64::from(u32::MAX) || !matches!(kind, mode::CHAR | mode::BLOCK) {
-                    return Err(Error::InvalidArgument("the mode is not that of a device node").into());
-                }
-                let rdev = u32::try_from(rdev).map_err(|_| Error::InvalidArgument("no such device number"))?;
-                self.create(fs, path, NewInode { mode: kind | 0o600, rdev, ..NewInode::default() })
-            }
-            Command::Mkfifo { path, .. } => {
-                self.create(fs, path, NewInode { mode: mode::FIFO | 0o600, ..NewInode::default() })
-            }
-            Command::Mksock { path, .. } => {
-                self.create(fs, path, NewInode { mode: mode::SOCKET | 0o600, ..NewInode::default() })
-            }
-            Command::Symlink { path, target, .. } => self.create(fs, path, NewInode::symlink(target)),
+            Command::Mkfile { path, .. }
+            | Command::Mkdir { path, .. }
+            | Command::Mknod { path, .. }
+            | Command::Mkfifo { path, .. }
+            | Command::Mksock { path, .. }
+            | Command::Symlink { path, .. } => match new_inode(command) {
+                Some(new) => self.create(fs, path, new?),
+                None => Ok(()),
+            },
             Command::Rename { path, to } => self.rename(fs, path, to),
             Command::Link { path, target } => {
                 let id = self.walk.inode(fs, target)?;
@@ -224,7 +217,7 @@ impl<'s> Current<'s> {
                 let (dir, name) = self.walk.place(fs, path)?;
                 self.walk.gone(dir, path);
                 // `rmdir` would also remove an empty subvolume. `entry` fails if the name leads to a subvolume.
-                super::walk::entry(fs, dir, name)?;
+                entry(fs, dir, name)?;
                 Ok(fs.rmdir(dir, name)?)
             }
             Command::SetXattr { path, name, data } => self.set_xattr(fs, path, name, data),
@@ -251,12 +244,10 @@ impl<'s> Current<'s> {
             Command::Truncate { path, size } => {
                 self.set(fs, path, SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
             }
-            Command::Chmod { path, mode: bits } => {
-                let bits = bits as u32 & mode::PERMISSIONS;
-                self.set(fs, path, SetAttr { mode: Some(bits), ..SetAttr::default() }).map(drop)
+            Command::Chmod { path, .. } | Command::Utimes { path, .. } => {
+                self.set(fs, path, attributes_of(command)?).map(drop)
             }
-            Command::Chown { path, uid, gid } => self.chown(fs, path, uid, gid),
-            Command::Utimes { path, atime, mtime, otime, .. } => self.utimes(fs, path, (atime, mtime), otime),
+            Command::Chown { path, .. } => self.chown(fs, path, attributes_of(command)?),
             // The range was sent without data, so there is nothing to write.
             Command::UpdateExtent { path, .. } => self.walk.inode(fs, path).map(drop),
             Command::Fallocate { path, mode, offset, size } => {
@@ -272,9 +263,32 @@ impl<'s> Current<'s> {
         }
     }
 
+    /// Whether commands may be joined: not while single commands are skipped or recorded, and not if a capability is
+    /// to be set again.
+    pub(crate) fn may_join(&self) -> bool {
+        self.progress.nr_commands >= self.resumed.nr_commands && self.verifier.is_none() && self.capability.is_none()
+    }
+
+    /// Applies joined commands. Returns false, without a change, if they have to be applied one by one.
+    pub(crate) fn apply_joined(&mut self, fs: &Fs, joined: &Joined<'_>) -> bool {
+        let done = match *joined {
+            Joined::Create { temporary, to, new } => match self.is_free(fs, temporary) {
+                true => self.create(fs, to, new),
+                false => return false,
+            },
+            Joined::SetAttr { path, set } => self.set(fs, path, set).map(drop),
+        };
+        done.is_ok()
+    }
+
+    fn is_free(&mut self, fs: &Fs, path: &[u8]) -> bool {
+        let Ok((dir, name)) = self.walk.place(fs, path) else { return false };
+        matches!(entry(fs, dir, name), Err(ReceiveProblem::Fs(Error::NotFound)))
+    }
+
     fn create(&mut self, fs: &Fs, path: &[u8], new: NewInode<'_>) -> Result<()> {
         let (dir, name) = self.walk.place(fs, path)?;
-        let made = fs.create(dir, name, NewInode { inherits_nothing: true, ..new }, &Caller::ROOT)?;
+        let made = fs.create(dir, name, new, &Caller::ROOT)?;
         self.walk.made(dir, path, made.id, made.is_dir());
         uncount(fs, made.id);
         Ok(())
@@ -283,7 +297,7 @@ impl<'s> Current<'s> {
     fn rename(&mut self, fs: &Fs, path: &[u8], to: &[u8]) -> Result<()> {
         let (dir, name) = self.walk.place(fs, path)?;
         // `rename` would also move a subvolume. `entry` fails if the name leads to a subvolume.
-        super::walk::entry(fs, dir, name)?;
+        entry(fs, dir, name)?;
         let (new_dir, new_name) = self.walk.place(fs, to)?;
         fs.rename(dir, name, new_dir, new_name, RenameFlags::empty())?;
         self.walk.renamed((dir, path), (new_dir, to));
@@ -308,29 +322,14 @@ impl<'s> Current<'s> {
         Ok(fs.setxattr(id, name, data, XattrFlags::empty(), &Caller::ROOT)?)
     }
 
-    fn chown(&mut self, fs: &Fs, path: &[u8], uid: u64, gid: u64) -> Result<()> {
-        let number =
-            |id: u64| u32::try_from(id).map_err(|_| Error::InvalidArgument("the user or group id is too large"));
-        let (uid, gid) = (Some(number(uid)?), Some(number(gid)?));
-        let id = self.set(fs, path, SetAttr { uid, gid, ..SetAttr::default() })?;
+    fn chown(&mut self, fs: &Fs, path: &[u8], set: SetAttr) -> Result<()> {
+        let id = self.set(fs, path, set)?;
         if let Some((of, value)) = &self.capability
             && of == path
         {
             fs.setxattr(id, CAPABILITY, value, XattrFlags::empty(), &Caller::ROOT)?;
         }
         Ok(())
-    }
-
-    /// Sets the times that Linux can set, and the creation time. The change time becomes the current time, as on Linux.
-    fn utimes(
-        &mut self,
-        fs: &Fs,
-        path: &[u8],
-        (atime, mtime): (Timespec, Timespec),
-        otime: Option<Timespec>,
-    ) -> Result<()> {
-        let (atime, mtime) = (Some(SetTime::At(atime)), Some(SetTime::At(mtime)));
-        self.set(fs, path, SetAttr { atime, mtime, otime, ..SetAttr::default() }).map(drop)
     }
 
     /// Sets the flags that do not hinder later commands. btrfs-progs ignores all flags. Compression and copy-on-write
@@ -401,6 +400,33 @@ impl<'s> Current<'s> {
             None => Err(Error::NotFound.into()),
         }
     }
+}
+
+/// The inode that a command creates; `None` for a command that creates none. Until the `chmod` of the inode, only its
+/// owner can access it.
+pub(crate) fn new_inode<'c>(command: &Command<'c>) -> Option<Result<NewInode<'c>>> {
+    let new = match *command {
+        Command::Mkfile { .. } => NewInode::file(0o600),
+        Command::Mkdir { .. } => NewInode::dir(0o700),
+        Command::Mknod { rdev, mode, .. } => match device_node(rdev, mode) {
+            Ok(new) => new,
+            Err(error) => return Some(Err(error.into())),
+        },
+        Command::Mkfifo { .. } => NewInode { mode: mode::FIFO | 0o600, ..NewInode::default() },
+        Command::Mksock { .. } => NewInode { mode: mode::SOCKET | 0o600, ..NewInode::default() },
+        Command::Symlink { target, .. } => NewInode::symlink(target),
+        _ => return None,
+    };
+    Some(Ok(NewInode { inherits_nothing: true, ..new }))
+}
+
+fn device_node<'n>(rdev: u64, of_node: u64) -> Result<NewInode<'n>, Error> {
+    let kind = of_node as u32 & mode::TYPE;
+    if of_node > u64::from(u32::MAX) || !matches!(kind, mode::CHAR | mode::BLOCK) {
+        return Err(Error::InvalidArgument("the mode is not that of a device node"));
+    }
+    let rdev = u32::try_from(rdev).map_err(|_| Error::InvalidArgument("no such device number"))?;
+    Ok(NewInode { mode: kind | 0o600, rdev, ..NewInode::default() })
 }
 
 /// The paths that a command adds or removes.

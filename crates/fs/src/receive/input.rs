@@ -22,7 +22,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// The commands.
-    pub(crate) fn frames(&self) -> impl Iterator<Item = (&FrameHeader, &[u8])> {
+    pub(crate) fn frames(&self) -> impl Iterator<Item = (&FrameHeader, &[u8])> + Clone {
         let ends = self.frames.iter().skip(1).map(|(start, _)| *start).chain([self.bytes.len()]);
         self.frames.iter().zip(ends).map(|((start, header), end)| (header, &self.bytes[*start..end]))
     }

@@ -9,6 +9,7 @@
 //! | `input`      | the thread that reads the input                                                              |
 //! | `session`    | the whole input: where each subvolume begins and ends; which errors end the receive          |
 //! | `apply`      | one command on the subvolume that is being received                                          |
+//! | `joined`     | consecutive commands that one change applies                                                 |
 //! | `walk`       | from paths to inodes, which confines the stream to its subvolume                             |
 //! | `origin`     | finding parents and clone sources                                                            |
 //! | `incomplete` | the mark of an incomplete subvolume, resuming it, and the `received_uuid` of a complete one  |
@@ -32,6 +33,7 @@ mod apply;
 mod error;
 mod incomplete;
 mod input;
+mod joined;
 mod origin;
 mod session;
 mod sharing;

@@ -17,6 +17,7 @@ use super::apply::Current;
 use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{Progress, Sent};
 use super::input::{Applier, Batch, NR_BATCHES, Room, read_all};
+use super::joined::Joined;
 use super::origin::Part;
 use super::sharing::Sharing;
 use super::verify::{Verified, Verifier};
@@ -194,17 +195,47 @@ impl Session<'_> {
     }
 
     fn apply_batch(&mut self, batch: &Batch, job: &Job) -> Result<(), ReceiveError> {
-        for (index, (header, bytes)) in batch.frames().enumerate() {
-            if index % COMMANDS_PER_CHECK == 0 {
+        let mut frames = batch.frames();
+        for turn in 0_usize.. {
+            let Some((header, bytes)) = frames.next() else { break };
+            if turn % COMMANDS_PER_CHECK == 0 {
                 job.check().map_err(Error::from)?;
             }
             let command = parse(header, bytes)?;
-            self.step(header, &command)?;
+            match self.step_joined(header, &command, frames.clone())? {
+                0 => self.step(header, &command)?,
+                nr_joined => drop(frames.by_ref().take(nr_joined).last()),
+            }
         }
         let len = batch.len_bytes() as u64;
         self.report.nr_bytes = self.report.nr_bytes.saturating_add(len);
         job.advance(len);
         Ok(())
+    }
+
+    /// Applies a command together with the frames after it that can be joined with it. Returns the number of these frames; with 0,
+    /// nothing was applied.
+    fn step_joined<'c>(
+        &mut self,
+        header: &FrameHeader,
+        command: &Command<'c>,
+        rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])> + Clone,
+    ) -> Result<usize, ReceiveError> {
+        let Some(current) = &mut self.current else { return Ok(0) };
+        if !current.may_join() {
+            return Ok(0);
+        }
+        let Some((joined, nr_joined)) = Joined::new(header, command, rest.clone()) else { return Ok(0) };
+        let shared = current.share_before(self.fs, header.position, command);
+        shared.or_else(|error| self.tolerate(error))?;
+        let Some(current) = &mut self.current else { return Ok(0) };
+        if !current.apply_joined(self.fs, &joined) {
+            return Ok(0);
+        }
+        current.progress.add(header);
+        rest.take(nr_joined).for_each(|(header, _)| current.progress.add(header));
+        self.report.nr_commands = self.report.nr_commands.saturating_add(1).saturating_add(nr_joined as u64);
+        Ok(nr_joined)
     }
 
     /// Applies a command, or counts its error.

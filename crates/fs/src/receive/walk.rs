@@ -12,7 +12,7 @@ use ubtrfs_format::{Ino, RootId};
 use ubtrfs_stream::StreamPath;
 
 use super::error::ReceiveProblem;
-use crate::items::dir_item;
+use crate::items::dir_item::{self, HashedName};
 use crate::{Error, Fs, InodeId};
 
 /// Looks up paths in one subvolume.
@@ -56,9 +56,13 @@ impl Walk {
         }
         let Some((dir, name)) = StreamPath::new(path)?.split() else { return Ok(InodeId::root_of(self.root)) };
         let dir = self.dir(fs, dir)?;
-        let (id, _) = entry(fs, dir, name)?;
-        set(&mut self.last, path, id.ino);
-        Ok(id)
+        key(&mut self.key, dir.ino, name);
+        let ino = match self.dirs.get(&self.key[..]) {
+            Some(ino) => *ino,
+            None => entry(fs, dir, name)?.0.ino,
+        };
+        set(&mut self.last, path, ino);
+        Ok(self.id(ino))
     }
 
     /// The directory and the last name of a path.
@@ -69,6 +73,9 @@ impl Walk {
     }
 
     fn dir(&mut self, fs: &Fs, path: StreamPath<'_>) -> Result<InodeId> {
+        if path.as_bytes().is_empty() {
+            return Ok(InodeId::root_of(self.root));
+        }
         if let Some((last, ino)) = &self.last_dir
             && last == path.as_bytes()
         {
@@ -188,7 +195,11 @@ pub(crate) fn entry(fs: &Fs, dir: InodeId, name: &[u8]) -> Result<(InodeId, File
     if !state.is_dir() {
         return Err(Error::NotDirectory.into());
     }
-    let found = dir_item::find_entry(&inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
+    let hashed = HashedName::from(name);
+    if state.lacks_name(hashed) {
+        return Err(Error::NotFound.into());
+    }
+    let found = dir_item::find_entry(&inode.home.tree, dir.ino, hashed)?.ok_or(Error::NotFound)?;
     let id = fs.target_id(dir, &found.location, name)?;
     if id.root != dir.root || id.is_stub() {
         return Err(ReceiveProblem::NotFollowed { name: name.to_vec(), what: "another subvolume" });

@@ -1,0 +1,118 @@
+//! [`Joined`]: consecutive commands that one change of the filesystem applies. Streams make each inode with a temporary
+//! name and rename it at once, and set owner, permissions and times of an inode by one command each.
+//!
+//! - I1. The result is that of the single commands, except for the directory of the temporary name, which does not change.
+//! - I2. Commands are joined or applied singly as a whole: if the joined change fails, nothing has changed, and the
+//!   commands are applied one by one, so that the error is that of its command.
+
+use ubtrfs_stream::{Command, CommandKind, FrameHeader, parse};
+
+use super::apply::new_inode;
+use super::error::ReceiveProblem;
+use crate::types::{NewInode, SetAttr, SetTime, mode};
+
+/// Consecutive commands, as one change.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Joined<'c> {
+    /// An inode is created with a temporary name, and renamed.
+    Create { temporary: &'c [u8], to: &'c [u8], new: NewInode<'c> },
+    /// Attributes of an inode.
+    SetAttr { path: &'c [u8], set: SetAttr },
+}
+
+impl<'c> Joined<'c> {
+    /// Joins a command with the frames after it. Also returns the number of joined frames, which is at least 1.
+    pub(crate) fn new(
+        header: &FrameHeader,
+        command: &Command<'c>,
+        rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])>,
+    ) -> Option<(Self, usize)> {
+        match header.position.kind? {
+            CommandKind::Mkfile
+            | CommandKind::Mkdir
+            | CommandKind::Mknod
+            | CommandKind::Mkfifo
+            | CommandKind::Mksock
+            | CommandKind::Symlink => Self::create(command, rest),
+            CommandKind::Chown | CommandKind::Chmod | CommandKind::Utimes => Self::attributes(command, rest),
+            _ => None,
+        }
+    }
+
+    fn create(
+        command: &Command<'c>,
+        mut rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])>,
+    ) -> Option<(Self, usize)> {
+        let temporary = command.path()?;
+        let (header, bytes) = rest.next()?;
+        if header.position.kind != Some(CommandKind::Rename) {
+            return None;
+        }
+        let Ok(Command::Rename { path, to }) = parse(header, bytes) else { return None };
+        let new = new_inode(command)?.ok()?;
+        (path == temporary).then_some((Self::Create { temporary, to, new }, 1))
+    }
+
+    fn attributes(
+        command: &Command<'c>,
+        rest: impl Iterator<Item = (&'c FrameHeader, &'c [u8])>,
+    ) -> Option<(Self, usize)> {
+        let path = command.path()?;
+        let mut set = SetAttr::default();
+        if !add(&mut set, command) {
+            return None;
+        }
+        let mut nr_joined = 0;
+        for (header, bytes) in rest {
+            let kind = header.position.kind;
+            if !matches!(kind, Some(CommandKind::Chown | CommandKind::Chmod | CommandKind::Utimes)) {
+                break;
+            }
+            let Ok(next) = parse(header, bytes) else { break };
+            if next.path() != Some(path) || !add(&mut set, &next) {
+                break;
+            }
+            nr_joined = usize::saturating_add(nr_joined, 1);
+        }
+        (nr_joined > 0).then_some((Self::SetAttr { path, set }, nr_joined))
+    }
+}
+
+/// Adds what a command sets. Returns false, without a change, if the command cannot follow those before.
+fn add(set: &mut SetAttr, command: &Command<'_>) -> bool {
+    let Ok(added) = attributes_of(command) else { return false };
+    // A change of owner removes permission bits that were set before.
+    if added.uid.is_some() && set.mode.is_some() {
+        return false;
+    }
+    *set = SetAttr {
+        mode: added.mode.or(set.mode),
+        uid: added.uid.or(set.uid),
+        gid: added.gid.or(set.gid),
+        atime: added.atime.or(set.atime),
+        mtime: added.mtime.or(set.mtime),
+        otime: added.otime.or(set.otime),
+        ..*set
+    };
+    true
+}
+
+/// The attributes that a `chown`, `chmod` or `utimes` command sets; none for any other command. `utimes` sets the times
+/// that Linux can set, and the creation time. The change time becomes the current time, as on Linux.
+pub(crate) fn attributes_of(command: &Command<'_>) -> Result<SetAttr, ReceiveProblem> {
+    let number =
+        |id: u64| u32::try_from(id).map_err(|_| crate::Error::InvalidArgument("the user or group id is too large"));
+    Ok(match *command {
+        Command::Chown { uid, gid, .. } => {
+            SetAttr { uid: Some(number(uid)?), gid: Some(number(gid)?), ..SetAttr::default() }
+        }
+        Command::Chmod { mode: bits, .. } => {
+            SetAttr { mode: Some(bits as u32 & mode::PERMISSIONS), ..SetAttr::default() }
+        }
+        Command::Utimes { atime, mtime, otime, .. } => {
+            let (atime, mtime) = (Some(SetTime::At(atime)), Some(SetTime::At(mtime)));
+            SetAttr { atime, mtime, otime, ..SetAttr::default() }
+        }
+        _ => SetAttr::default(),
+    })
+}
