@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_makes_the_same_archive() {
+    fn equal_seeds_make_equal_archives() {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["a", "b", "c"].map(|name| dir.path().join(name));
         write(&paths[0], 1000, 5).unwrap();

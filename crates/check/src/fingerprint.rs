@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_disagrees_is_found() {
+    fn only_contradictions_are_found() {
         let mut ledger = Ledger::new(Hash::random(), 64);
         let fact = |subject| Fact { subject, kind: 1, parts: [subject * 3, 0, 7] };
         let both = |ledger: &mut Ledger| {

@@ -105,7 +105,7 @@ struct Tally {
 }
 
 #[test]
-fn what_btrfs_check_finds_is_found() {
+fn damage_that_btrfs_check_finds_is_found() {
     if !capability::kernel_oracle() || !capability::program("setfattr") {
         return;
     }

@@ -330,7 +330,7 @@ fn paths(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn layers_hide_what_their_whiteouts_name() {
+fn layers_hide_the_files_that_whiteouts_name() {
     if !program("tar") {
         return;
     }

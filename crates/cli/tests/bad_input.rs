@@ -90,7 +90,7 @@ fn made() -> Image {
 }
 
 #[test]
-fn what_is_no_btrfs_is_refused() {
+fn files_without_a_btrfs_are_refused() {
     for line in refused(&Image::empty(256 << 20).unwrap()) {
         assert!(line.contains("btrfs"), "{line}");
     }
@@ -112,7 +112,7 @@ fn a_truncated_image_is_refused() {
 }
 
 #[test]
-fn what_is_missing_or_of_another_kind_is_refused() {
+fn missing_images_and_wrong_kinds_of_files_are_refused() {
     let dir = TempDir::new().unwrap();
     let missing = dir.path().join("missing.img");
     for args in [["ls", "/"], ["mkdir", "/x"], ["export", "/"]] {

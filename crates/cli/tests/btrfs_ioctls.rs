@@ -72,7 +72,7 @@ fn compare((ours, theirs): &(String, String)) {
 }
 
 #[test]
-fn what_is_asked_by_ioctl_is_answered_as_on_linux() {
+fn reading_ioctls_answer_as_on_linux() {
     if !ready() {
         return;
     }
@@ -82,7 +82,7 @@ fn what_is_asked_by_ioctl_is_answered_as_on_linux() {
 }
 
 #[test]
-fn balance_quotas_and_trim_by_ioctl_are_as_on_linux() {
+fn balance_quota_and_trim_ioctls_act_as_on_linux() {
     if !ready() {
         return;
     }

@@ -83,7 +83,7 @@ fn a_first_superblock_of_zeros_is_damage() {
 }
 
 #[test]
-fn what_cannot_be_checked_is_told_apart_from_damage() {
+fn an_unreadable_image_has_another_exit_status_than_damage() {
     let noise = Image::empty(64 << 20).unwrap();
     let missing = noise.path().with_extension("missing");
     let future = made();

@@ -92,7 +92,7 @@ fn listing(dir: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 #[test]
-fn a_copy_into_an_image_leaves_what_cp_leaves() {
+fn a_copy_into_an_image_equals_a_copy_by_cp() {
     let dir = tempfile::tempdir().unwrap();
     let (sources, expected, out) = (dir.path().join("src"), dir.path().join("expected"), dir.path().join("out"));
     make_sources(&sources);

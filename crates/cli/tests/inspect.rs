@@ -138,7 +138,7 @@ fn a_tree_that_points_to_itself_ends() {
 }
 
 #[test]
-fn what_is_not_there_is_one_line() {
+fn a_missing_superblock_or_tree_is_one_error_line() {
     let image = Image::empty(1 << 20).unwrap();
     for args in [&["dump-super"][..], &["dump-tree"], &["dump-tree", "-t", "nonsense"], &["dump-super", "-s", "2"]] {
         let output = inspect(image.path(), args);

@@ -80,7 +80,7 @@ impl Drop for Mount {
 }
 
 #[test]
-fn what_is_written_here_is_what_linux_reads() {
+fn linux_reads_files_written_through_the_mount() {
     if !ready() {
         return;
     }
@@ -164,7 +164,7 @@ fn umount_returns_when_the_image_is_free_and_complete() {
 }
 
 #[test]
-fn a_killed_server_leaves_what_was_synced() {
+fn synced_files_survive_a_killed_server() {
     if !ready() {
         return;
     }
@@ -253,7 +253,7 @@ fn assert_one_line(output: &Output, words: &[&str]) {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_refused_in_one_line_and_untouched() {
+fn a_refused_mount_prints_one_line_and_changes_nothing() {
     if !capability::fuse() {
         return;
     }
@@ -489,7 +489,7 @@ fn times_at_the_ends_of_their_range_do_not_end_the_server() {
 }
 
 #[test]
-fn what_the_server_changes_by_itself_shows_at_once() {
+fn changes_by_the_server_are_visible_at_once() {
     if !ready() || !capability::program("setpriv") || !capability::program("chattr") {
         return;
     }

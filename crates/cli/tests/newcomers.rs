@@ -149,7 +149,7 @@ fn an_export_is_compressed_as_its_name_says() {
 }
 
 #[test]
-fn what_a_user_makes_belongs_to_the_user() {
+fn files_made_by_a_user_belong_to_the_user() {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
         return;
@@ -209,7 +209,7 @@ fn what_a_user_makes_belongs_to_the_user() {
 }
 
 #[test]
-fn the_root_directory_belongs_to_who_makes_it() {
+fn the_root_directory_belongs_to_the_user_who_runs_mkfs() {
     let bed = Bed::new();
     let owner = |image: &str| {
         let shown: Value = serde_json::from_str(&ok(bed.run(&format!("stat --json {image}:/")))).unwrap();

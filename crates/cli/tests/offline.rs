@@ -135,7 +135,7 @@ fn judged(dir: &Dir, below: &str, expected: &[TreeEntry]) {
 }
 
 #[test]
-fn what_tar_packs_linux_reads_from_the_image() {
+fn linux_reads_imported_tar_archives() {
     if !ready() {
         return;
     }
@@ -173,7 +173,7 @@ fn what_tar_packs_linux_reads_from_the_image() {
 }
 
 #[test]
-fn older_formats_keep_what_they_can() {
+fn older_formats_keep_the_attributes_they_can_express() {
     if !ready() {
         return;
     }
@@ -219,7 +219,7 @@ fn older_formats_keep_what_they_can() {
 }
 
 #[test]
-fn an_export_gives_back_what_was_imported() {
+fn an_export_equals_the_imported_archive() {
     if !ready() {
         return;
     }
@@ -457,7 +457,7 @@ fn a_file_that_comes_again_replaces_the_one_before() {
 }
 
 #[test]
-fn what_cannot_be_imported_is_refused_in_one_line() {
+fn a_refused_import_prints_one_line() {
     if !ready() {
         return;
     }

@@ -282,7 +282,7 @@ const SHARING: &str = r#"
     sync"#;
 
 #[test]
-fn what_files_share_is_counted_as_by_btrfs_progs() {
+fn du_counts_shared_data_as_btrfs_progs_does() {
     if !capability::kernel_oracle() || !capability::fuse() {
         return;
     }

@@ -262,7 +262,7 @@ fn deleting_from_an_image_gives_the_space_back() {
 }
 
 #[test]
-fn what_linux_made_is_listed_as_linux_lists_it() {
+fn subvolumes_made_by_linux_are_listed_as_linux_lists_them() {
     if !capability::kernel_oracle() || !capability::fuse() {
         return;
     }
@@ -319,7 +319,7 @@ fn hundreds_of_subvolumes_are_listed_in_pages() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_line() {
+fn impossible_subvolume_commands_print_one_line() {
     if !capability::kernel_oracle() || !capability::fuse() {
         return;
     }
@@ -394,7 +394,7 @@ fn names_show_at_once_as_they_are() {
 }
 
 #[test]
-fn a_snapshot_holds_what_the_kernel_still_had() {
+fn a_snapshot_contains_data_that_only_the_kernel_had() {
     if !capability::kernel_oracle() || !capability::fuse() {
         return;
     }

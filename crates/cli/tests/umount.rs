@@ -172,7 +172,7 @@ fn an_unknown_option_leads_to_the_list_of_those_that_are_known() {
 }
 
 #[test]
-fn new_images_are_for_who_makes_them_alone() {
+fn only_the_owner_can_read_a_new_image() {
     let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let mode = |name: &str| std::fs::metadata(path(name)).unwrap().permissions().mode() & 0o7777;

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_aligned_and_holds_what_was_put() {
+    fn a_buffer_is_aligned_and_keeps_its_content() {
         for capacity in [0, 1, 4096, 5000, 1 << 20] {
             let mut buf = AlignedBuf::with_capacity(capacity);
             assert!(buf.capacity() >= capacity && buf.is_empty());
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "range end")]
-    fn it_never_grows() {
+    fn a_buffer_never_grows() {
         AlignedBuf::with_capacity(10).extend_from_slice(&[0; 4097]);
     }
 }

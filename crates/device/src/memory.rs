@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_back_what_was_written_across_pages() {
+    fn written_bytes_read_back_across_pages() {
         let device = MemoryDevice::new(1 << 20);
         let data: Vec<u8> = (0..200_000u32).map(|n| n as u8 ^ (n >> 8) as u8).collect();
         device.write_at(65_000, &data).unwrap();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_ranges_that_end_past_the_device() {
+    fn ranges_that_end_past_the_device_are_refused() {
         let device = MemoryDevice::new(1000);
         assert_eq!(device.read_at(990, &mut [0; 11]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(device.write_at(u64::MAX, &[0; 11]).unwrap_err().kind(), io::ErrorKind::WriteZero);

@@ -192,7 +192,7 @@ proptest! {
     }
 
     #[test]
-    fn leaves_hold_what_was_put_into_them(
+    fn leaves_return_the_items_put_into_them(
         items in proptest::collection::btree_map(key(), name(), 0..40), level in 1..8u8,
     ) {
         let header = NodeHeader { bytenr: Logical(1 << 20), generation: Generation(7), owner: RootId(300), ..NodeHeader::default() };

@@ -297,7 +297,7 @@ fn nested_life(seed: u64) -> Result<()> {
 }
 
 #[test]
-fn snapshots_inside_of_their_sources_hold_what_those_held() {
+fn snapshots_inside_their_sources_have_the_content_of_the_source() {
     if !capability::kernel_oracle() {
         return;
     }

@@ -40,7 +40,7 @@ fn numbers_of_linux(image: &Path) -> (Numbers, Numbers) {
 }
 
 #[test]
-fn enabled_quotas_count_what_exists_and_what_follows() {
+fn enabled_quotas_count_old_and_new_data() {
     if !capability::kernel_oracle() {
         return;
     }

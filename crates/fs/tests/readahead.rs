@@ -73,7 +73,7 @@ fn read_beside_changes(compress: Option<CompressSpec>, seed: u64) {
 }
 
 #[test]
-fn what_was_read_ahead_never_hides_a_change() {
+fn readahead_never_hides_a_change() {
     let seed = std::env::var("UBTRFS_SEED").ok().and_then(|seed| seed.parse().ok());
     for seed in seed.map_or(1..4, |seed| seed..seed + 1) {
         read_beside_changes(None, seed);

@@ -362,7 +362,7 @@ fn a_name_that_the_same_input_received_is_not_called_interrupted() {
 }
 
 #[test]
-fn errors_name_what_is_missing() {
+fn errors_name_the_missing_subvolume_or_feature() {
     let bed = Bed::new();
     let error = bed.fails(&incremental("s2", &[]));
     assert!(error.contains("the parent subvolume is not here") && error.contains(&SENT.to_string()), "{error}");

@@ -74,7 +74,7 @@ fn receive(fs: &Fs, commands: &[Command<'_>]) -> Result<ReceiveReport, ReceiveEr
 }
 
 #[test]
-fn what_was_received_is_read_again_and_compared() {
+fn verify_reads_received_data_again_and_compares_it() {
     let fs = filesystem();
     let (one, other) = (vec![1; 100_000], vec![2; 30_000]);
     let time = |sec| Timespec { sec, nsec: 5 };

@@ -138,7 +138,7 @@ fn a_resize_that_moves_no_extents_does_not_wait_for_a_send() {
 }
 
 #[test]
-fn a_send_refuses_what_it_cannot_send() {
+fn a_send_refuses_invalid_requests() {
     let fs = filesystem();
     let (live, one) = (root(&fs, "live"), snapshot(&fs, "s0"));
     let send = |request: &SendRequest| fs.send(request, &mut io::sink(), &Job::new());

@@ -221,7 +221,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
 }
 
 #[test]
-fn snapshots_keep_what_they_hold() {
+fn snapshots_keep_their_content() {
     if capability::kernel_oracle() {
         random_life(&[], "", 1).unwrap();
     }
@@ -322,7 +322,7 @@ fn a_deletion_is_taken_up_where_it_was() {
 
 /// A deletion that Linux did not finish is continued.
 #[test]
-fn linux_s_deletions_are_finished() {
+fn deletions_begun_by_linux_are_finished() {
     if !capability::kernel_oracle() {
         return;
     }

@@ -176,7 +176,7 @@ fn trim(fs: &Fs) -> u64 {
 }
 
 #[test]
-fn what_was_removed_goes_from_the_image() {
+fn a_trim_returns_the_space_of_removed_files() {
     if !capability::kernel_oracle() {
         return;
     }

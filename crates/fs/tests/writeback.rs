@@ -153,7 +153,7 @@ fn sync_waits_for_what_others_are_writing() {
 }
 
 #[test]
-fn what_is_written_over_data_under_way_follows_it() {
+fn a_write_over_data_in_writeback_reaches_the_device_after_it() {
     let (gate, fs, id) = fresh();
     fs.write(id, 0, &vec![1; 8 * MIB]).unwrap();
     gate.close();

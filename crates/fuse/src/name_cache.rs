@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_came_before_is_waited_for() {
+    fn a_wait_covers_only_earlier_users() {
         let cache = NameCache::new(Arc::default());
         cache.settle();
         let first = Ticket::new(&cache.untold);

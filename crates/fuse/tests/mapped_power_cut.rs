@@ -51,7 +51,7 @@ for round in range(2, rounds + 1):
 ";
 
 #[test]
-fn what_was_synced_through_a_mapping_survives_a_power_cut() {
+fn data_synced_through_a_mapping_survives_a_power_cut() {
     if !capability::fuse() || !capability::program("python3") {
         return;
     }

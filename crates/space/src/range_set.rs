@@ -183,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_bit_array(ops in prop::collection::vec((any::<bool>(), 0usize..64, 1usize..12), 1..200)) {
+        fn a_range_set_agrees_with_a_bit_array(ops in prop::collection::vec((any::<bool>(), 0usize..64, 1usize..12), 1..200)) {
             let mut bits = [false; 80];
             let mut free = FreeSpace::default();
             for (insert, start, len) in ops {

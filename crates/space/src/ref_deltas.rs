@@ -86,7 +86,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_a_map_without_zeros(changes in prop::collection::vec((0u64..4, -2i64..3), 0..24)) {
+        fn deltas_equal_a_map_without_zeros(changes in prop::collection::vec((0u64..4, -2i64..3), 0..24)) {
             let mut deltas = RefDeltas::default();
             let mut model = BTreeMap::new();
             for (parent, delta) in changes {

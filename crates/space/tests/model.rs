@@ -114,7 +114,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn agrees_with_a_sector_array(
+    fn space_agrees_with_a_sector_array(
         used in prop::collection::vec((0..4u64, 0..20u64, 1..5u64), 0..12),
         ops in prop::collection::vec(op(), 1..150),
     ) {

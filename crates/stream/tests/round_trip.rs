@@ -225,7 +225,7 @@ fn a_claimed_length_allocates_nothing() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_written() {
+fn a_command_that_does_not_fit_writes_nothing() {
     let mut out = b"before".to_vec();
     let fallocate = Command::Fallocate { path: b"p", mode: 0, offset: 0, size: 0 };
     assert!(matches!(encode(Version::V1, &fallocate, &mut out), Err(EncodeError::NotInVersion { .. })));

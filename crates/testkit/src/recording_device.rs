@@ -324,7 +324,7 @@ mod tests {
     use crate::Image;
 
     #[test]
-    fn what_was_flushed_survives_and_the_rest_may_not() {
+    fn flushed_writes_survive_a_cut_and_later_ones_may_be_lost() {
         let image = Image::empty(1 << 20).unwrap();
         let device = RecordingDevice::from_image(image.path()).unwrap();
         device.write_at(4096, &[1; 8192]).unwrap();

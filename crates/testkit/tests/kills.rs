@@ -288,13 +288,13 @@ fn rounds(default: u64) -> u64 {
 }
 
 #[test]
-fn who_lives_on_and_who_was_fsynced_is_there_after_each_of_many_kills() {
+fn synced_files_survive_many_kills_of_the_server() {
     let first = Rng::seed_or(100);
     (first..first + rounds(6)).for_each(|seed| sessions(seed, 40, 1));
 }
 
 #[test]
-fn the_same_with_threads() {
+fn synced_files_of_several_threads_survive_kills() {
     let first = Rng::seed_or(200);
     (first..first + rounds(4)).for_each(|seed| sessions(seed, 20, 3));
 }

@@ -5,7 +5,7 @@
 use ubtrfs_testkit::{Rng, capability, receive_round};
 
 #[test]
-fn what_linux_sends_is_received_equal_and_shared() {
+fn streams_of_linux_arrive_equal_with_equal_sharing() {
     if !capability::kernel_oracle() {
         return;
     }

@@ -223,7 +223,7 @@ fn a_file_that_becomes_shorter_shares_its_end_with_a_copy() {
 }
 
 #[test]
-fn a_deleted_directory_goes_when_what_moved_out_has_left() {
+fn a_deleted_directory_is_removed_after_its_moved_files() {
     check(
         |target| {
             dirs(target, &["old", "old/in", "old/in/er"])

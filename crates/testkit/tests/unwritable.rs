@@ -114,7 +114,7 @@ fn a_file_that_cannot_be_written_stops_no_commit() {
 }
 
 #[test]
-fn sync_and_close_commit_what_can_be_written_and_fail() {
+fn sync_and_close_commit_writable_files_and_fail() {
     let bed = Bed::new("commit=300", None);
     let bad = bed.create("bad");
     bed.fs.write(bad, 0, &refused(1)).unwrap();

@@ -31,7 +31,7 @@ fn verdict(image: &Path) {
 }
 
 #[test]
-fn what_is_written_is_there_when_the_image_is_opened_again() {
+fn changes_are_present_when_the_image_is_opened_again() {
     let (_scratch, image, fs) = new_image();
     fs.create_dir_all("/a/b/c").unwrap();
     fs.create_dir_all("/a/b/c").unwrap();
@@ -108,7 +108,7 @@ fn a_removed_file_stays_while_it_is_open() {
 }
 
 #[test]
-fn snapshots_hold_what_was_written_before_and_can_be_deleted() {
+fn snapshots_keep_the_earlier_content_and_can_be_deleted() {
     let (_scratch, image, fs) = new_image();
     fs.create_subvolume("/data").unwrap();
     fs.write("/data/f", "before").unwrap();

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_the_first_hole_that_fits_else_the_largest() {
+    fn an_allocation_takes_the_first_hole_that_fits_else_the_largest() {
         let used = [MIB..2 * MIB, 4 * MIB..20 * MIB, 50 * MIB..55 * MIB];
         let fs = || device(100 * MIB, &used);
         assert_eq!(planned(fs(), BlockGroupFlags::DATA, MIB), Some((5 * MIB + STRIPE_LEN, vec![2 * MIB], MIB)));

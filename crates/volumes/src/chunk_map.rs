@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_the_covering_chunk_and_refuses_overlap() {
+    fn a_map_finds_the_covering_chunk_and_refuses_overlap() {
         let map = ChunkMap::default();
         add(&map, 1 << 20, 1 << 20).unwrap();
         add(&map, 1 << 20, 1 << 20).unwrap();

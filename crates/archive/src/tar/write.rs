@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_equal() {
+    fn written_members_read_back_equal() {
         let long = [b"d".repeat(90), b"e".repeat(90), b"f".repeat(200)].join(&b'/');
         let wide = [b"d".repeat(90), b"e".repeat(60), b"f".repeat(99)].join(&b'/');
         let mut members = vec![

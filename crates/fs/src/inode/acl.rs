@@ -161,7 +161,7 @@ mod tests {
     const NO_ID: u32 = u32::MAX;
 
     #[test]
-    fn round_trip_and_mode() {
+    fn acls_round_trip_and_give_the_mode() {
         let raw = acl(&[(1, 7, NO_ID), (2, 6, 1000), (4, 5, NO_ID), (16, 4, NO_ID), (32, 0, NO_ID)]);
         let mut parsed = Acl::parse(&raw).unwrap().unwrap();
         assert_eq!(parsed.encode(), raw);

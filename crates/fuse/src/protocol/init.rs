@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_offered_is_taken() {
+    fn only_offered_features_are_requested() {
         let limits = Limits { max_write: 1 << 20, max_background: 64 };
         let offer = offer(7, 45, 1 | 1 << 30 | 1 << 18, 1 << 9).unwrap();
         let answer = answer_init(&offer, Features::all(), limits);

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told() {
+    fn a_reply_that_does_not_fit_is_not_whole() {
         let mut buf = [0; 20];
         let mut reply = Reply::new(&mut buf);
         reply.written(7);

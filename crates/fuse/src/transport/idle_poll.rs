@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_waits_for_a_burst_turns_until_it_is_quiet_and_ends() {
+    fn a_poll_waits_for_a_burst_turns_until_quiet_and_ends() {
         let poll = IdlePoll::default();
         poll.note_request();
         assert_eq!(poll.nr_requests.load(Ordering::Relaxed), 0, "nobody is there to hear it");

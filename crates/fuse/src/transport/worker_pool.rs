@@ -144,7 +144,7 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn somebody_is_always_left_to_take_requests() {
+    fn one_worker_always_takes_requests() {
         let pool = WorkerPool::new(2);
         let started = Cell::new(0);
         let grow = || {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_needed_rests_until_called() {
+    fn surplus_workers_rest_until_they_are_needed() {
         let pool = WorkerPool::new(1);
         let place = Place { pool: &pool, grow: &|| true };
         place.aside(|| assert!(pool.goes_on(), "two serve, one of them aside"));

@@ -470,7 +470,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changed_is_found_also_after_rows_were_frozen() {
+    fn changes_are_found_after_rows_were_frozen() {
         let items = DelayedItems::new();
         let key = |objectid, item_type| Key::new(objectid, item_type, 7);
         let (dirs, inodes) = (256..2000u64, 2000..9000u64);

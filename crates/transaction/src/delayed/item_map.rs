@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_an_ordered_map() {
+    fn an_item_map_is_ordered() {
         let (mut map, mut model) = (ItemMap::default(), BTreeMap::new());
         let mut memory = 0;
         let mut state = 1u64;
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_little_more_memory_than_its_items() {
+    fn an_item_map_takes_little_more_memory_than_its_items() {
         let mut map = ItemMap::default();
         let (mut memory, mut data) = (0, 0);
         // Put the items of new files in one directory.

@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_an_ordered_map() {
+    fn a_name_map_is_ordered() {
         let (mut map, mut model) = (NameMap::default(), Model::new());
         let (mut memory, mut state) = (0, 3);
         for step in 0..60_000u64 {
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_little_more_memory_than_its_items() {
+    fn a_name_map_takes_little_more_memory_than_its_items() {
         let (mut map, mut memory, mut data, mut state) = (NameMap::default(), 0, 0, 5);
         for _ in 0..100_000 {
             let key = Key::new(256, KeyType::DIR_ITEM, random(&mut state));

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_streamed_is_one_document() {
+    fn streamed_parts_form_one_document() {
         let mut bytes = Vec::new();
         let mut stream = JsonStream::new(&mut bytes);
         stream.object().unwrap();

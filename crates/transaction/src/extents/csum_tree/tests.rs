@@ -63,7 +63,7 @@ fn a_long_run_is_cut_into_full_items_and_appends_fill_the_last() {
 }
 
 #[test]
-fn absent_is_told_from_zero() {
+fn absent_checksums_differ_from_zero_checksums() {
     let mut tree = TestTree::new(RootId::CSUM_TREE, 4096);
     change(&mut tree, &[(8 * SECTOR, vec![0; 8]), (11 * SECTOR, vec![1; 4])].into(), &[]);
     let nodes = tree.build();
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn agrees_with_a_map_of_sectors(
+    fn checksums_agree_with_a_map_of_sectors(
         rounds in prop::collection::vec(
             (
                 prop::collection::btree_map(1..3000u64, (1..700u64, any::<u8>()), 0..5),

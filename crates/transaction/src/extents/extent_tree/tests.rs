@@ -259,7 +259,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn agrees_with_a_map_of_references(rounds in prop::collection::vec(prop::collection::vec(change(), 0..120), 1..8)) {
+    fn references_agree_with_a_map(rounds in prop::collection::vec(prop::collection::vec(change(), 0..120), 1..8)) {
         let mut tree = tree();
         let mut model: BTreeMap<Extent, Refs> = BTreeMap::new();
         for (round, changes) in rounds.iter().enumerate() {

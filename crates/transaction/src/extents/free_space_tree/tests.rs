@@ -127,7 +127,7 @@ fn broken_items_are_errors() {
 }
 
 #[test]
-fn free_space_is_what_extents_leave() {
+fn free_space_is_all_space_without_extents() {
     let mut tree = TestTree::new(RootId::EXTENT_TREE, 4096);
     let mut add =
         |at: u64, item_type, offset| tree.items.insert(Key::new(START.0 + at, item_type, offset), vec![0; 24]);
