@@ -67,6 +67,7 @@
 
 #[cfg(feature = "import")]
 mod archive;
+mod attributes;
 mod dir;
 mod error;
 mod file;
@@ -74,6 +75,7 @@ mod filesystem;
 mod metadata;
 #[cfg(feature = "fuse")]
 mod mount;
+mod names;
 mod path;
 mod subvolume;
 mod tree;

@@ -1,0 +1,235 @@
+//! Files and directories by path: opening, listing, linking, renaming, removing.
+
+use std::path::{Path, PathBuf};
+
+use ubtrfs_fs::{NewInode, RenameFlags};
+
+use crate::Filesystem;
+use crate::dir::ReadDir;
+use crate::error::{Error, Result, ResultExt};
+use crate::file::{File, OpenOptions};
+use crate::path::{self, Follow};
+
+/// Files and directories by path.
+impl Filesystem {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// `NotFound`; `IsADirectory`; `InvalidInput` if the path is not a regular file or a symbolic link to one.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, OpenOptions::new().read(true))
+    }
+
+    /// Makes a file, or truncates an existing one, and opens it for writing.
+    ///
+    /// # Errors
+    /// `NotFound` if the directory does not exist; `IsADirectory`; `ReadOnlyFilesystem`; `StorageFull`.
+    pub fn create(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, OpenOptions::new().write(true).create(true).truncate(true))
+    }
+
+    /// Opens a file with `options`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`create`](Self::create).
+    pub fn open_with(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        File::open(self, path.as_ref(), options)
+    }
+
+    /// Reads the whole content of a file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); data whose checksum is wrong in all copies; `OutOfMemory` if memory cannot hold the
+    /// content.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
+        self.open(path)?.read_all()
+    }
+
+    /// Replaces the content of a file. Makes the file if it does not exist.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
+        self.create(path)?.write_all_at(0, content.as_ref())
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `NotFound` if the parent directory does not exist.
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.make("make directory", path.as_ref(), NewInode::dir(0o777)).map(drop)
+    }
+
+    /// Makes a directory and its missing parents. Succeeds if the directory exists.
+    ///
+    /// # Errors
+    /// `NotADirectory` if a component of the path is not a directory.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let mut ancestors: Vec<&Path> = path.ancestors().collect();
+        ancestors.reverse();
+        for dir in ancestors {
+            match path::resolve(self.engine(), dir, Follow::Yes) {
+                Ok(attr) if attr.is_dir() => {}
+                Ok(_) => return Err(Error::new("make directory", dir, ubtrfs_fs::Error::NotDirectory)),
+                Err(ubtrfs_fs::Error::NotFound) => match self.create_dir(dir) {
+                    // Another thread made the directory first.
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                    made => made?,
+                },
+                Err(error) => return Err(Error::new("make directory", dir, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists a directory.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_dir_all("/srv/data")?;
+    /// fs.write("/srv/readme", "text")?;
+    /// for entry in fs.read_dir("/srv")? {
+    ///     let entry = entry?;
+    ///     println!("{} {} bytes", entry.path().display(), entry.metadata()?.len());
+    /// }
+    /// # assert_eq!(fs.read_dir("/srv")?.count(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound`; `NotADirectory`. The iterator returns errors of reading the entries.
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
+        let path = path.as_ref();
+        let attr = self.resolve("list", path, Follow::Yes)?;
+        if !attr.is_dir() {
+            return Err(Error::new("list", path, ubtrfs_fs::Error::NotDirectory));
+        }
+        ReadDir::new(self, path, attr.id)
+    }
+
+    /// Removes a name that is not a directory: a file, a symbolic link, a device file. The content of an open file
+    /// remains until the file is closed.
+    ///
+    /// # Errors
+    /// `NotFound`; `IsADirectory`.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent_and_name("remove", path)?;
+        self.engine().unlink(dir, name).while_doing("remove", path)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty`.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent_and_name("remove directory", path)?;
+        self.engine().rmdir(dir, name).while_doing("remove directory", path)
+    }
+
+    /// Renames a file or directory, and replaces an existing `to`, like rename(2).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/config", "old")?;
+    /// fs.write("/config.new", "new")?;
+    /// fs.rename("/config.new", "/config")?;
+    /// assert_eq!(fs.read("/config")?, b"new");
+    /// assert!(!fs.exists("/config.new"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound`; `DirectoryNotEmpty`; `CrossesDevices` if the new name is in another subvolume.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let (dir, name) = self.parent_and_name("rename", from)?;
+        let (new_dir, new_name) = self.parent_and_name("rename to", to)?;
+        self.engine().rename(dir, name, new_dir, new_name, RenameFlags::empty()).while_doing("rename", from)
+    }
+
+    /// Makes another name for a file.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/first", "content")?;
+    /// fs.hard_link("/first", "/second")?;
+    /// assert_eq!(fs.metadata("/second")?.nlink(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `CrossesDevices` if the new name is in another subvolume; `PermissionDenied` for directories.
+    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let link = link.as_ref();
+        let attr = self.resolve("link to", original.as_ref(), Follow::No)?;
+        let (dir, name) = self.parent_and_name("link", link)?;
+        self.engine().link(attr.id, dir, name).map(drop).while_doing("link", link)
+    }
+
+    /// Makes a symbolic link to `target`, which can be any path, even a path that does not exist.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/data", "text")?;
+    /// fs.symlink("data", "/link")?;
+    /// assert_eq!(fs.read("/link")?, b"text");
+    /// assert_eq!(fs.read_link("/link")?, std::path::Path::new("data"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `InvalidFilename` if the target is too long.
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let target = path::bytes(target.as_ref());
+        self.make("make symbolic link", link.as_ref(), NewInode::symlink(target)).map(drop)
+    }
+
+    /// Returns the target of a symbolic link.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the path is not a symbolic link.
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+        use std::os::unix::ffi::OsStringExt;
+        let path = path.as_ref();
+        let attr = self.resolve("read link", path, Follow::No)?;
+        let target = self.engine().readlink(attr.id).while_doing("read link", path)?;
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(target)))
+    }
+
+    /// Whether a path exists. On errors other than `NotFound` and `NotADirectory`, returns true.
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        !matches!(
+            path::resolve(self.engine(), path.as_ref(), Follow::Yes),
+            Err(ubtrfs_fs::Error::NotFound | ubtrfs_fs::Error::NotDirectory)
+        )
+    }
+
+    /// Makes `to` a copy of `from` that shares the extents instead of copying data. Later changes of one file do not
+    /// affect the other file.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(256 << 20)?;
+    /// fs.write("/base", vec![1; 8 << 20])?;
+    /// fs.reflink("/base", "/copy")?;
+    /// assert_eq!(fs.read("/copy")?, fs.read("/base")?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`create`](Self::create).
+    pub fn reflink(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let to = to.as_ref();
+        let source = self.open(from)?;
+        let target = self.create(to)?;
+        self.engine().clone_range(source.id(), 0, target.id(), 0, 0).while_doing("reflink to", to)
+    }
+}
