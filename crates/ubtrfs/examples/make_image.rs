@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use ubtrfs::{Filesystem, MkfsOptions, MountOptions};
+use ubtrfs::{FileTimes, Filesystem, MkfsOptions, MountOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let scratch = tempfile::tempdir()?;
@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     fs.write("/root/home/alice/notes", "one line that compresses well\n".repeat(10_000))?;
     fs.set_owner("/root/home/alice/notes", 1000, 1000)?;
     // A fixed time makes images reproducible.
-    fs.set_times("/root/home/alice/notes", SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH)?;
+    let times = FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH).set_modified(SystemTime::UNIX_EPOCH);
+    fs.set_times("/root/home/alice/notes", times)?;
     fs.symlink("etc/hostname", "/root/name")?;
 
     let usage = fs.usage()?;

@@ -10,21 +10,26 @@ use ubtrfs_fs::{Attr, InodeId, NewInode, SeekWhence, SetAttr};
 
 use crate::Filesystem;
 use crate::error::{Error, Result, ResultExt};
-use crate::metadata::Metadata;
+use crate::metadata::{FileTimes, Metadata};
 use crate::path::{self, Follow};
 
 /// The options for opening a file, like [`std::fs::OpenOptions`].
 ///
 /// ```
-/// use std::io::Write;
+/// use std::io::{Read, Write};
 /// use ubtrfs::OpenOptions;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
-/// let mut log = fs.open_with("/log", OpenOptions::new().append(true).create(true))?;
+/// let mut log = fs.open_with("/log", OpenOptions::new().append(true).create(true).mode(0o600))?;
 /// log.write_all(b"started\n")?;
+/// assert_eq!(fs.metadata("/log")?.permissions(), 0o600);
+///
 /// let error = fs.open_with("/log", OpenOptions::new().write(true).create_new(true)).unwrap_err();
 /// assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+///
+/// let mut log = fs.open_with("/log", OpenOptions::new().read(true).write(true).truncate(true))?;
+/// assert_eq!(log.read(&mut [0; 10])?, 0);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +40,7 @@ pub struct OpenOptions {
     truncate: bool,
     create: bool,
     create_new: bool,
+    mode: Option<u32>,
 }
 
 impl OpenOptions {
@@ -67,8 +73,8 @@ impl OpenOptions {
         self
     }
 
-    /// Makes the file if it does not exist. A new file's permissions are 0666 without the bits of the caller's umask,
-    /// but 0644 for the default caller, which has no umask.
+    /// Makes the file if it does not exist. Without [`mode`](Self::mode), a new file's permissions are 0666 without the
+    /// bits of the caller's umask, but 0644 for the default caller, which has no umask.
     pub fn create(&mut self, create: bool) -> &mut Self {
         self.create = create;
         self
@@ -79,6 +85,12 @@ impl OpenOptions {
         self.create_new = create_new;
         self
     }
+
+    /// Sets the permissions of a new file (12 bits), from which the bits of the caller's umask are removed.
+    pub fn mode(&mut self, mode: u32) -> &mut Self {
+        self.mode = Some(mode);
+        self
+    }
 }
 
 /// An open file, which is closed on drop.
@@ -87,7 +99,7 @@ impl OpenOptions {
 /// use std::io::{Read, Seek, SeekFrom, Write};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let fs = ubtrfs::Filesystem::make_in_memory(256 << 20)?;
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
 /// let mut file = fs.open_with("/log", ubtrfs::OpenOptions::new().read(true).write(true).create(true))?;
 /// file.write_all(b"one two")?;
 /// file.seek(SeekFrom::Start(4))?;
@@ -138,8 +150,8 @@ impl File {
 
     fn find_or_make(fs: &Filesystem, path: &Path, options: &OpenOptions) -> Result<Attr> {
         let make = || {
-            let permissions = if fs.caller().umask == 0 && fs.caller().is_privileged() { 0o644 } else { 0o666 };
-            fs.make("create", path, NewInode::file(permissions))
+            let default = if fs.caller().umask == 0 && fs.caller().is_privileged() { 0o644 } else { 0o666 };
+            fs.make("create", path, NewInode::file(options.mode.unwrap_or(default)))
         };
         if options.create_new {
             return make();
@@ -161,6 +173,16 @@ impl File {
     /// Reads at `offset` (in bytes) without moving the file's position. Returns the number of bytes, which is less than
     /// `buf.len()` only at the end of the file.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "one two")?;
+    /// let mut word = [0; 3];
+    /// assert_eq!(fs.open("/f")?.read_at(4, &mut word)?, 3);
+    /// assert_eq!(&word, b"two");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// Data whose checksum is wrong in all copies; errors of the device; EBADF if the file is not open for reading.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -170,6 +192,15 @@ impl File {
 
     /// Writes all of `data` at `offset` (in bytes) without moving the file's position.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/f")?;
+    /// file.write_all_at(1 << 20, b"after a hole of 1 MiB")?;
+    /// assert_eq!(file.metadata()?.len(), (1 << 20) + 21);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `StorageFull`; `FileTooLarge`; `ReadOnlyFilesystem`; EBADF if the file is not open for writing.
     pub fn write_all_at(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -178,6 +209,14 @@ impl File {
     }
 
     /// Reads the whole content, from the start.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "text")?;
+    /// assert_eq!(fs.open("/f")?.read_all()?, b"text");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at); `OutOfMemory` if memory cannot hold the content.
@@ -201,6 +240,16 @@ impl File {
 
     /// Returns the file's attributes.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/f")?;
+    /// fs.remove_file("/f")?;
+    /// // The open file has no name any more.
+    /// assert_eq!(file.metadata()?.nlink(), 0);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// Damage of the inode.
     pub fn metadata(&self) -> Result<Metadata> {
@@ -208,6 +257,16 @@ impl File {
     }
 
     /// Truncates the file to `len_bytes`, or extends it by a hole.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/f")?;
+    /// file.write_all_at(0, b"0123456789")?;
+    /// file.set_len(3)?;
+    /// assert_eq!(fs.read("/f")?, b"012");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `FileTooLarge`; `ReadOnlyFilesystem`; EBADF if the file is not open for writing.
@@ -219,14 +278,109 @@ impl File {
 
     /// Makes the file's content and attributes durable, and for a new file also its names.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/f")?;
+    /// file.write_all_at(0, b"durable after the next line")?;
+    /// file.sync_all()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// A failure to write data since the last call; errors of the device.
     pub fn sync_all(&self) -> Result<()> {
         self.fs.engine().fsync(self.id, false).while_doing("sync", &self.path)
     }
 
+    /// Makes the file's content durable, and those attributes that reading the content needs, such as its length.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/f")?;
+    /// file.write_all_at(0, b"durable after the next line")?;
+    /// file.sync_data()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`sync_all`](Self::sync_all).
+    pub fn sync_data(&self) -> Result<()> {
+        self.fs.engine().fsync(self.id, true).while_doing("sync", &self.path)
+    }
+
+    /// Sets the permission bits, with set-user-id, set-group-id and sticky bit (12 bits).
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/tool")?;
+    /// file.set_permissions(0o755)?;
+    /// assert_eq!(fs.metadata("/tool")?.permissions(), 0o755);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `ReadOnlyFilesystem`; `StorageFull`.
+    pub fn set_permissions(&self, permissions: u32) -> Result<()> {
+        self.set_attributes("change mode of", &SetAttr { mode: Some(permissions), ..SetAttr::default() })
+    }
+
+    /// Sets the owner and group; `None` leaves one of them unchanged. As on Linux, a change of owner can clear the
+    /// set-user-id and set-group-id bits, so set permissions afterwards.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/f")?;
+    /// file.set_owner(1000, None)?;
+    /// assert_eq!((file.metadata()?.uid(), file.metadata()?.gid()), (1000, 0));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `ReadOnlyFilesystem`; `StorageFull`.
+    pub fn set_owner(&self, uid: impl Into<Option<u32>>, gid: impl Into<Option<u32>>) -> Result<()> {
+        self.set_attributes("change owner of", &SetAttr { uid: uid.into(), gid: gid.into(), ..SetAttr::default() })
+    }
+
+    /// Sets times of the file. Times that `times` lacks stay unchanged.
+    ///
+    /// ```
+    /// use std::time::SystemTime;
+    /// use ubtrfs::FileTimes;
+    ///
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.create("/f")?;
+    /// file.set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH))?;
+    /// assert_eq!(file.metadata()?.modified(), Some(SystemTime::UNIX_EPOCH));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `ReadOnlyFilesystem`; `StorageFull`.
+    pub fn set_times(&self, times: FileTimes) -> Result<()> {
+        self.set_attributes("change times of", &times.attributes())
+    }
+
+    fn set_attributes(&self, operation: &'static str, set: &SetAttr) -> Result<()> {
+        self.fs.engine().setattr(self.id, set, &self.fs.caller()).map(drop).while_doing(operation, &self.path)
+    }
+
     /// Returns the start and end (in bytes) of the next range of data at or after `offset`, or `None` if only a hole
     /// follows.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let file = fs.open_with("/f", ubtrfs::OpenOptions::new().read(true).write(true).create(true))?;
+    /// file.write_all_at(1 << 20, &[1; 4096])?;
+    /// assert_eq!(file.next_data(0)?, Some((1 << 20, (1 << 20) + 4096)));
+    /// assert_eq!(file.next_data((1 << 20) + 4096)?, None);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Damage of the file's extents.

@@ -87,7 +87,7 @@ pub use dir::{DirEntry, ReadDir};
 pub use error::{Error, Result};
 pub use file::{File, OpenOptions};
 pub use filesystem::{Filesystem, Usage};
-pub use metadata::{FileKind, Metadata};
+pub use metadata::{FileKind, FileTimes, Metadata};
 pub use subvolume::{SnapshotAccess, Subvolume};
 #[cfg(feature = "import")]
 pub use ubtrfs_archive::{ExportOptions, ExportReport, ImportOptions, ImportReport};

@@ -3,9 +3,27 @@
 use std::time::{Duration, SystemTime};
 
 use ubtrfs_format::item::{FileType, Timespec};
-use ubtrfs_fs::{Attr, mode};
+use ubtrfs_fs::{Attr, SetAttr, SetTime, mode};
 
 /// The kind of a file.
+///
+/// ```
+/// use ubtrfs::FileKind;
+///
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// fs.symlink("target", "/link")?;
+/// let name = match fs.symlink_metadata("/link")?.kind() {
+///     Some(FileKind::File) => "file",
+///     Some(FileKind::Dir) => "directory",
+///     Some(FileKind::Symlink) => "symbolic link",
+///     Some(FileKind::BlockDevice | FileKind::CharDevice) => "device file",
+///     Some(FileKind::Fifo | FileKind::Socket) => "FIFO or socket",
+///     None => "invalid",
+/// };
+/// assert_eq!(name, "symbolic link");
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// A regular file.
@@ -42,13 +60,23 @@ impl FileKind {
 /// The attributes of a file.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # fn main() -> ubtrfs::Result<()> {
 /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
 /// fs.write("/data", [7; 10_000])?;
+/// fs.sync()?;
 /// let metadata = fs.metadata("/data")?;
-/// assert!(metadata.is_file());
+/// assert!(metadata.is_file() && !metadata.is_dir() && !metadata.is_symlink());
+/// assert_eq!(metadata.kind(), Some(ubtrfs::FileKind::File));
 /// assert_eq!(metadata.len(), 10_000);
-/// assert_eq!(metadata.permissions(), 0o644);
+/// // Three blocks of 4096 bytes, in units of 512 bytes.
+/// assert_eq!(metadata.blocks(), 24);
+/// assert_eq!((metadata.mode(), metadata.permissions()), (0o100644, 0o644));
+/// assert_eq!((metadata.uid(), metadata.gid(), metadata.nlink()), (0, 0, 1));
+/// // The first inode number after the root directory's, in the top-level subvolume.
+/// assert_eq!((metadata.ino(), metadata.subvolume_id()), (257, 5));
+/// assert_eq!(metadata.device_number(), (0, 0));
+/// assert!(metadata.created() <= metadata.modified() && metadata.modified() <= metadata.changed());
+/// assert!(metadata.accessed().is_some());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -92,6 +120,11 @@ impl Metadata {
         self.attr.blocks
     }
 
+    /// The mode: the permissions and the bits of the kind of file, as `st_mode` of stat(2).
+    pub fn mode(&self) -> u32 {
+        self.attr.mode
+    }
+
     /// The permission bits with set-user-id, set-group-id and sticky bit: 12 bits.
     pub fn permissions(&self) -> u32 {
         self.attr.mode & mode::PERMISSIONS
@@ -122,7 +155,7 @@ impl Metadata {
         self.attr.id.root.0
     }
 
-    /// The major and minor number of a device file.
+    /// The major and minor number of a device file; (0, 0) for other files.
     pub fn device_number(&self) -> (u32, u32) {
         ubtrfs_fs::rdev_parts(self.attr.rdev)
     }
@@ -145,6 +178,68 @@ impl Metadata {
     /// The time of creation; `None` if [`SystemTime`] cannot represent the time on disk.
     pub fn created(&self) -> Option<SystemTime> {
         system_time(self.attr.otime)
+    }
+}
+
+/// Times to set with [`Filesystem::set_times`](crate::Filesystem::set_times) or
+/// [`File::set_times`](crate::File::set_times). Times that are not given stay unchanged. A change of times sets the
+/// time of the last change of attributes to the current time.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use ubtrfs::FileTimes;
+///
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// fs.write("/f", "")?;
+/// let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+/// let times = FileTimes::new().set_created(at(1)).set_modified(at(2)).set_accessed(at(3));
+/// fs.set_times("/f", times)?;
+/// let metadata = fs.metadata("/f")?;
+/// assert_eq!(metadata.created(), Some(at(1)));
+/// assert_eq!(metadata.modified(), Some(at(2)));
+/// assert_eq!(metadata.accessed(), Some(at(3)));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileTimes {
+    accessed: Option<SystemTime>,
+    modified: Option<SystemTime>,
+    created: Option<SystemTime>,
+}
+
+impl FileTimes {
+    /// Makes a value that leaves all times unchanged.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the time of the last access.
+    #[must_use]
+    pub fn set_accessed(self, time: SystemTime) -> Self {
+        Self { accessed: Some(time), ..self }
+    }
+
+    /// Sets the time of the last change of the content.
+    #[must_use]
+    pub fn set_modified(self, time: SystemTime) -> Self {
+        Self { modified: Some(time), ..self }
+    }
+
+    /// Sets the time of creation, which Linux cannot change.
+    #[must_use]
+    pub fn set_created(self, time: SystemTime) -> Self {
+        Self { created: Some(time), ..self }
+    }
+
+    pub(crate) fn attributes(self) -> SetAttr {
+        let at = |time: Option<SystemTime>| time.map(|time| SetTime::At(time.into()));
+        SetAttr {
+            atime: at(self.accessed),
+            mtime: at(self.modified),
+            otime: self.created.map(Timespec::from),
+            ..SetAttr::default()
+        }
     }
 }
 

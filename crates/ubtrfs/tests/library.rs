@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use ubtrfs::{Caller, FileKind, Filesystem, MountOptions, OpenOptions, SnapshotAccess};
+use ubtrfs::{Caller, FileKind, FileTimes, Filesystem, Metadata, MountOptions, OpenOptions, SnapshotAccess};
 use ubtrfs_testkit::{capability, judge, second_opinion};
 
 const SIZE: u64 = 512 << 20;
@@ -44,7 +44,8 @@ fn changes_are_present_when_the_image_is_opened_again() {
     // Set permissions after the owner, because a change of owner clears set-user-id.
     fs.set_permissions("/a/large", 0o4750).unwrap();
     let time = SystemTime::UNIX_EPOCH + Duration::new(1_234_567_890, 5);
-    fs.set_times("/a/large", time, time).unwrap();
+    let times = FileTimes::new().set_accessed(time).set_modified(time).set_created(time + Duration::from_secs(1));
+    fs.set_times("/a/large", times).unwrap();
     fs.set_xattr("/a/large", "user.color", "blue").unwrap();
     fs.rename("/a/b/c", "/moved").unwrap();
     fs.close().unwrap();
@@ -56,7 +57,8 @@ fn changes_are_present_when_the_image_is_opened_again() {
     assert!(fs.symlink_metadata("/a/link").unwrap().is_symlink());
     let metadata = fs.metadata("/a/large-too").unwrap();
     assert_eq!((metadata.permissions(), metadata.uid(), metadata.gid(), metadata.nlink()), (0o4750, 1000, 100, 2));
-    assert_eq!(metadata.modified(), Some(time));
+    assert_eq!((metadata.accessed(), metadata.modified()), (Some(time), Some(time)));
+    assert_eq!(metadata.created(), Some(time + Duration::from_secs(1)));
     assert_eq!(fs.xattr_names("/a/large").unwrap(), [b"user.color"]);
     let mut names: Vec<_> = fs.read_dir("/a").unwrap().map(|entry| entry.unwrap().file_name().to_owned()).collect();
     names.sort();
@@ -218,4 +220,49 @@ fn a_large_directory_is_listed_once_and_while_it_grows() {
         assert!(count < 3000, "a directory that grows has no end");
     }
     assert!((0..1000).all(|number| seen.contains(number.to_string().as_bytes())));
+}
+
+/// Returns the mode, owner, group, and times of access, modification and creation.
+fn attributes(metadata: &Metadata) -> (u32, u32, u32, [Option<SystemTime>; 3]) {
+    let times = [metadata.accessed(), metadata.modified(), metadata.created()];
+    (metadata.mode(), metadata.uid(), metadata.gid(), times)
+}
+
+#[test]
+fn setters_change_only_the_attributes_they_name() {
+    let (_scratch, image, fs) = new_image();
+    fs.write("/target", "content").unwrap();
+    fs.symlink("target", "/link").unwrap();
+    let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let all = FileTimes::new().set_accessed(at(1)).set_modified(at(2)).set_created(at(3));
+    fs.set_times("/link", all).unwrap();
+    fs.set_owner("/link", 1000, 100).unwrap();
+    fs.set_owner("/link", None, 101).unwrap();
+    fs.set_permissions("/link", 0o600).unwrap();
+    let link = attributes(&fs.symlink_metadata("/link").unwrap());
+    assert_eq!((link.0, link.1, link.2), (0o120_777, 0, 0), "the setters followed the link");
+    let expected = (0o100_600, 1000, 101, [at(1), at(2), at(3)].map(Some));
+    assert_eq!(attributes(&fs.metadata("/target").unwrap()), expected);
+
+    fs.set_owner_nofollow("/link", 7, None).unwrap();
+    fs.set_times_nofollow("/link", FileTimes::new().set_modified(at(4))).unwrap();
+    let changed = attributes(&fs.symlink_metadata("/link").unwrap());
+    assert_eq!(changed, (0o120_777, 7, 0, [link.3[0], Some(at(4)), link.3[2]]));
+    assert_eq!(attributes(&fs.metadata("/target").unwrap()), expected);
+
+    // The open file needs no name.
+    let file = fs.open_with("/private", OpenOptions::new().write(true).create_new(true).mode(0o640)).unwrap();
+    assert_eq!(file.metadata().unwrap().permissions(), 0o640);
+    fs.remove_file("/private").unwrap();
+    file.set_owner(5, 6).unwrap();
+    file.set_permissions(0o4711).unwrap();
+    file.set_times(all).unwrap();
+    assert_eq!(attributes(&file.metadata().unwrap()), (0o104_711, 5, 6, [at(1), at(2), at(3)].map(Some)));
+    drop(file);
+
+    fs.close().unwrap();
+    let fs = Filesystem::open_image(&image).unwrap();
+    assert_eq!(attributes(&fs.metadata("/target").unwrap()), expected);
+    fs.close().unwrap();
+    verdict(&image);
 }
