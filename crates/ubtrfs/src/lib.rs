@@ -40,7 +40,8 @@
 //! | options of a new or an opened filesystem | [`MkfsOptions`], [`MountOptions`] |
 //! | checking a filesystem without changing it | [`check()`] |
 //! | unpacking and writing tar archives (feature `import`) | `Filesystem::import`, `Filesystem::export` |
-//! | mounting a filesystem through FUSE (feature `fuse`) | `Filesystem::mount` |
+//! | mounting a filesystem through FUSE (feature `fuse`) | `Filesystem::mount`, `fuse` |
+//! | types of the disk format in options, reports and errors | [`mod@format`] |
 //!
 //! Sizes, lengths and offsets are in bytes.
 //!
@@ -62,6 +63,7 @@
 //! The content of a device is never trusted. A damaged or crafted filesystem gives an [`Error`] that names the tree,
 //! the block and the slot. Names in a filesystem can be any bytes: check them before you use them as paths of the host.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
@@ -72,11 +74,13 @@ mod dir;
 mod error;
 mod file;
 mod filesystem;
-mod metadata;
+pub mod format;
 #[cfg(feature = "fuse")]
-mod mount;
+pub mod fuse;
+mod metadata;
 mod names;
 mod path;
+mod reexports;
 mod subvolume;
 mod tree;
 mod verify;
@@ -88,15 +92,7 @@ pub use error::{Error, Result};
 pub use file::{File, OpenOptions};
 pub use filesystem::{Filesystem, Usage};
 pub use metadata::{FileKind, FileTimes, Metadata};
+#[doc(inline)]
+pub use reexports::*;
 pub use subvolume::{SnapshotAccess, Subvolume};
-#[cfg(feature = "import")]
-pub use ubtrfs_archive::{ExportOptions, ExportReport, ImportOptions, ImportReport};
-pub use ubtrfs_check::{Code, Options as CheckOptions, Problem, Report};
-pub use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice};
-pub use ubtrfs_format::CsumType;
-pub use ubtrfs_fs::{AtimeMode, Caller, CompressSpec, MountOptions};
-#[cfg(feature = "fuse")]
-pub use ubtrfs_fuse as fuse;
-pub use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
-pub use uuid::Uuid;
 pub use verify::check;
