@@ -10,6 +10,23 @@ use crate::error::{Result, ResultExt};
 use crate::path::{self, Follow};
 
 /// The progress of [`Filesystem::import`] or [`Filesystem::export`].
+///
+/// ```
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// use ubtrfs::{ArchiveEvent, ExportOptions};
+///
+/// fs.write("/f", vec![1; 1000])?;
+/// let show = |event| match event {
+///     ArchiveEvent::Bytes(bytes) => println!("{bytes} bytes"),
+///     ArchiveEvent::Failed(reason) => eprintln!("{reason}"),
+///     ArchiveEvent::Socket(path) => eprintln!("left out: {}", String::from_utf8_lossy(&path)),
+///     _ => {}
+/// };
+/// let (archive, _) = fs.export("/", Vec::new(), &ExportOptions::default(), &show)?;
+/// assert!(archive.len() > 1000);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ArchiveEvent {
@@ -79,8 +96,20 @@ impl Filesystem {
     }
 
     /// Writes a directory with everything below it, or a file, as a tar archive. Names in the archive are sorted and
-    /// relative to the directory. Returns `out`, to which the whole archive was written. See [`import`](Self::import)
-    /// for an example.
+    /// relative to the directory. Returns `out`, to which the whole archive was written.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// use ubtrfs::ExportOptions;
+    ///
+    /// fs.create_dir("/dir")?;
+    /// fs.write("/dir/f", vec![1; 1000])?;
+    /// let (archive, report) = fs.export("/dir", Vec::new(), &ExportOptions::default(), &|_| {})?;
+    /// assert_eq!((report.bytes, report.failed), (1000, 0));
+    /// assert!(archive.len() > 1000);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `NotFound`; an error of `out`. A file that cannot be read is no error: it is reported to `progress` and counted

@@ -18,6 +18,17 @@ const BATCH: usize = 256;
 ///
 /// The iterator returns every entry once; only entries that are made or removed during the iteration may be missing.
 /// The iterator ends after the first error.
+///
+/// ```
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// for name in ["one", "two", "three"] {
+///     fs.write(name, "")?;
+/// }
+/// let names: Result<Vec<_>, _> = fs.read_dir("/")?.map(|entry| Ok::<_, ubtrfs::Error>(entry?.path())).collect();
+/// assert_eq!(names?, ["/one", "/two", "/three"].map(std::path::PathBuf::from));
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct ReadDir {
     fs: Filesystem,
@@ -35,14 +46,19 @@ pub struct ReadDir {
 /// An entry of a directory: a name and the kind of file behind it.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # fn main() -> ubtrfs::Result<()> {
 /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
 /// fs.create_dir("/etc")?;
 /// fs.write("/etc/hostname", "box")?;
-/// let entry = fs.read_dir("/etc")?.next().expect("the directory has one entry")?;
-/// assert_eq!(entry.file_name(), "hostname");
-/// assert_eq!(entry.kind(), Some(ubtrfs::FileKind::File));
-/// assert_eq!(entry.metadata()?.len(), 3);
+/// for entry in fs.read_dir("/etc")? {
+///     let entry = entry?;
+///     assert_eq!(entry.file_name(), "hostname");
+///     assert_eq!(entry.path().to_str(), Some("/etc/hostname"));
+///     assert_eq!(entry.kind(), Some(ubtrfs::FileKind::File));
+///     assert!(!entry.is_subvolume());
+///     assert_eq!(entry.metadata()?.len(), 3);
+/// }
+/// # assert_eq!(fs.read_dir("/etc")?.count(), 1);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]

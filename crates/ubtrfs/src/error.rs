@@ -6,16 +6,27 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 
 /// The result of this crate's operations.
+///
+/// ```
+/// fn size(fs: &ubtrfs::Filesystem, path: &str) -> ubtrfs::Result<u64> {
+///     Ok(fs.metadata(path)?.len())
+/// }
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20).unwrap();
+/// # assert!(size(&fs, "/f").is_err());
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed operation. The text of an error is one line with the operation, the path and the reason.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # fn main() -> ubtrfs::Result<()> {
 /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
 /// let error = fs.read("/nothing").unwrap_err();
 /// assert_eq!(error.to_string(), "cannot open '/nothing': no such file or directory");
-/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+/// assert_eq!((error.operation(), error.path().to_str()), ("open", Some("/nothing")));
+/// // ENOENT.
+/// assert_eq!((error.errno(), error.kind()), (2, std::io::ErrorKind::NotFound));
+/// assert!(!error.is_corruption());
 /// # Ok(()) }
 /// ```
 #[derive(Debug, thiserror::Error)]

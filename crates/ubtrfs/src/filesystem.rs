@@ -105,6 +105,17 @@ pub struct Usage {
 impl Filesystem {
     /// Makes a new, sparse image file of `size_bytes` with an empty filesystem, and opens it.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let image = scratch.path().join("disk.img");
+    /// let fs = ubtrfs::Filesystem::make_image(&image, 256 << 20)?;
+    /// fs.close()?;
+    /// // The file is sparse: it occupies less space than its size.
+    /// assert_eq!(std::fs::metadata(&image)?.len(), 256 << 20);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `AlreadyExists` if the file exists; `InvalidInput` if the size is too small for btrfs (about 109 MiB).
     pub fn make_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<Self> {
@@ -122,6 +133,13 @@ impl Filesystem {
 
     /// Makes a filesystem in memory, which disappears when the last handle is dropped. A filesystem in memory is meant
     /// for tests. Memory is allocated as the filesystem is written to.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "lost at the end of this program")?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `InvalidInput` if the size is too small for btrfs (about 109 MiB).
@@ -154,6 +172,17 @@ impl Filesystem {
     }
 
     /// Opens an image file or a block device for reading and writing.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let image = scratch.path().join("disk.img");
+    /// # ubtrfs::Filesystem::make_image(&image, 256 << 20)?.close()?;
+    /// let fs = ubtrfs::Filesystem::open_image(&image)?;
+    /// fs.write("/f", "text")?;
+    /// fs.close()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `NotFound`; `ResourceBusy` if another process has the device open or the kernel has mounted it; damage.
@@ -189,6 +218,22 @@ impl Filesystem {
     /// The example `own_device` implements a device. As on Linux, several devices can form one filesystem, but such a
     /// filesystem can only be read.
     ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use ubtrfs::{Device, Filesystem, MemoryDevice, MkfsOptions, MountOptions};
+    ///
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(128 << 20));
+    /// Filesystem::make_on(device.as_ref(), &MkfsOptions::default())?;
+    /// let fs = Filesystem::open_devices(vec![device.clone()], MountOptions::default())?;
+    /// fs.write("/f", "text")?;
+    /// fs.close()?;
+    /// // The device has the content after the filesystem is closed.
+    /// let fs = Filesystem::open_devices(vec![device], MountOptions::default())?;
+    /// assert_eq!(fs.read("/f")?, b"text");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// Damage; unknown features; errors of the devices.
     pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Self> {
@@ -221,11 +266,26 @@ impl Filesystem {
     }
 
     /// The owner, group and umask of new files made through this handle.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// assert_eq!(fs.caller(), ubtrfs::Caller::ROOT);
+    /// # Ok(()) }
+    /// ```
     pub fn caller(&self) -> Caller {
         self.caller
     }
 
     /// Makes all changes so far durable.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "durable after the next line")?;
+    /// fs.sync()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// A failure to write data; errors of the device. A failed commit makes the filesystem read-only.
@@ -235,6 +295,16 @@ impl Filesystem {
 
     /// Makes all changes durable and closes the filesystem. Later changes through other handles fail.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let other = fs.clone();
+    /// fs.write("/f", "durable after the next line")?;
+    /// fs.close()?;
+    /// assert!(other.write("/g", "too late").is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`sync`](Self::sync).
     pub fn close(self) -> Result<()> {
@@ -242,16 +312,43 @@ impl Filesystem {
     }
 
     /// The reason why the filesystem is read-only, or `None` if it is not.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let image = scratch.path().join("disk.img");
+    /// # ubtrfs::Filesystem::make_image(&image, 256 << 20)?.close()?;
+    /// let options = ubtrfs::MountOptions { read_only: true, ..Default::default() };
+    /// let fs = ubtrfs::Filesystem::open_image_with(&image, options)?;
+    /// assert!(fs.read_only_reason().is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn read_only_reason(&self) -> Option<String> {
         self.engine().read_only()
     }
 
     /// The label, which can be any bytes; empty if there is none.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// assert_eq!(fs.label(), b"");
+    /// # Ok(()) }
+    /// ```
     pub fn label(&self) -> Vec<u8> {
         self.engine().superblock().label().to_vec()
     }
 
     /// Returns the total, free and available space.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let usage = fs.usage()?;
+    /// println!("{} of {} bytes are free", usage.free_bytes, usage.total_bytes);
+    /// assert!(usage.available_bytes < usage.total_bytes);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Damage of the trees that record the space.

@@ -14,6 +14,18 @@ use crate::path::{self, Follow};
 impl Filesystem {
     /// Opens a file for reading.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// use std::io::Read;
+    /// # fs.write("/notes", "remember")?;
+    ///
+    /// let mut text = String::new();
+    /// fs.open("/notes")?.read_to_string(&mut text)?;
+    /// assert_eq!(text, "remember");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `NotFound`; `IsADirectory`; `InvalidInput` if the path is not a regular file or a symbolic link to one.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
@@ -21,6 +33,19 @@ impl Filesystem {
     }
 
     /// Makes a file, or truncates an existing one, and opens it for writing.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// use std::io::Write;
+    ///
+    /// let mut file = fs.create("/numbers")?;
+    /// for number in 0..3 {
+    ///     writeln!(file, "{number}")?;
+    /// }
+    /// assert_eq!(fs.read("/numbers")?, b"0\n1\n2\n");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `NotFound` if the directory does not exist; `IsADirectory`; `ReadOnlyFilesystem`; `StorageFull`.
@@ -30,6 +55,17 @@ impl Filesystem {
 
     /// Opens a file with `options`.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// use std::io::Write;
+    /// use ubtrfs::OpenOptions;
+    ///
+    /// let mut log = fs.open_with("/log", OpenOptions::new().append(true).create(true))?;
+    /// writeln!(log, "one more line")?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`open`](Self::open) and [`create`](Self::create).
     pub fn open_with(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
@@ -37,6 +73,14 @@ impl Filesystem {
     }
 
     /// Reads the whole content of a file.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "text")?;
+    /// assert_eq!(fs.read("/f")?, b"text");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`open`](Self::open); data whose checksum is wrong in all copies; `OutOfMemory` if memory cannot hold the
@@ -47,6 +91,15 @@ impl Filesystem {
 
     /// Replaces the content of a file. Makes the file if it does not exist.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "a long text")?;
+    /// fs.write("/f", "short")?;
+    /// assert_eq!(fs.read("/f")?, b"short");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`create`](Self::create).
     pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
@@ -55,6 +108,15 @@ impl Filesystem {
 
     /// Makes a directory.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_dir("/dir")?;
+    /// assert!(fs.metadata("/dir")?.is_dir());
+    /// assert!(fs.create_dir("/dir").is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `AlreadyExists`; `NotFound` if the parent directory does not exist.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -62,6 +124,15 @@ impl Filesystem {
     }
 
     /// Makes a directory and its missing parents. Succeeds if the directory exists.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_dir_all("/a/b/c")?;
+    /// fs.create_dir_all("/a/b/c")?;
+    /// assert!(fs.metadata("/a/b/c")?.is_dir());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `NotADirectory` if a component of the path is not a directory.
@@ -113,6 +184,15 @@ impl Filesystem {
     /// Removes a name that is not a directory: a file, a symbolic link, a device file. The content of an open file
     /// remains until the file is closed.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "")?;
+    /// fs.remove_file("/f")?;
+    /// assert!(!fs.exists("/f"));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `NotFound`; `IsADirectory`.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -122,6 +202,16 @@ impl Filesystem {
     }
 
     /// Removes an empty directory.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_dir_all("/a/b")?;
+    /// assert_eq!(fs.remove_dir("/a").unwrap_err().kind(), std::io::ErrorKind::DirectoryNotEmpty);
+    /// fs.remove_dir("/a/b")?;
+    /// fs.remove_dir("/a")?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty`.
@@ -194,6 +284,14 @@ impl Filesystem {
 
     /// Returns the target of a symbolic link.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.symlink("some/where", "/link")?;
+    /// assert_eq!(fs.read_link("/link")?, std::path::Path::new("some/where"));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` if the path is not a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
@@ -205,6 +303,14 @@ impl Filesystem {
     }
 
     /// Whether a path exists. On errors other than `NotFound` and `NotADirectory`, returns true.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/f", "")?;
+    /// assert!(fs.exists("/f") && !fs.exists("/g") && !fs.exists("/f/g"));
+    /// # Ok(()) }
+    /// ```
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         !matches!(
             path::resolve(self.engine(), path.as_ref(), Follow::Yes),

@@ -15,6 +15,19 @@ use crate::metadata::system_time;
 use crate::path::Follow;
 
 /// The access mode of a new snapshot.
+///
+/// ```
+/// # fn main() -> ubtrfs::Result<()> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// use ubtrfs::SnapshotAccess;
+///
+/// fs.create_subvolume("/home")?;
+/// fs.snapshot("/home", "/backup", SnapshotAccess::ReadOnly)?;
+/// fs.snapshot("/home", "/experiment", SnapshotAccess::ReadWrite)?;
+/// fs.write("/experiment/f", "text")?;
+/// assert_eq!(fs.write("/backup/f", "text").unwrap_err().kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotAccess {
     /// The snapshot cannot be changed.
@@ -26,14 +39,19 @@ pub enum SnapshotAccess {
 /// A description of a subvolume, from [`Filesystem::subvolumes`] or [`Filesystem::subvolume`].
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # fn main() -> ubtrfs::Result<()> {
 /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
 /// fs.create_subvolume("/home")?;
 /// fs.snapshot("/home", "/monday", ubtrfs::SnapshotAccess::ReadOnly)?;
 /// let (home, monday) = (fs.subvolume("/home")?, fs.subvolume("/monday")?);
-/// assert!(monday.is_read_only());
-/// assert_eq!(monday.parent_uuid(), Some(home.uuid()));
+/// assert_eq!((home.id(), monday.id()), (256, 257));
 /// assert_eq!(monday.path().to_str(), Some("monday"));
+/// // The id of the top level.
+/// assert_eq!(monday.parent_id(), Some(5));
+/// assert!(monday.is_read_only() && !home.is_read_only());
+/// assert_eq!(monday.parent_uuid(), Some(home.uuid()));
+/// assert_eq!(monday.received_uuid(), None);
+/// assert!(monday.generation() > 0 && monday.created() >= home.created());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -92,6 +110,15 @@ impl Subvolume {
 impl Filesystem {
     /// Makes an empty subvolume. The new subvolume is durable on return.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_subvolume("/home")?;
+    /// fs.write("/home/f", "text")?;
+    /// assert_eq!(fs.subvolume("/home")?.parent_id(), Some(5));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `AlreadyExists`; `NotFound` if the directory does not exist; `ReadOnlyFilesystem`; `StorageFull`.
     pub fn create_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -134,6 +161,16 @@ impl Filesystem {
 
     /// Deletes a subvolume with its content. The name is gone on return; the space is freed in the background.
     ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_subvolume("/home")?;
+    /// fs.write("/home/f", "text")?;
+    /// fs.delete_subvolume("/home")?;
+    /// assert!(!fs.exists("/home"));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `InvalidInput` if the path is not a subvolume; `DirectoryNotEmpty` if the subvolume contains other subvolumes;
     /// `ResourceBusy` for the subvolume that was opened; `PermissionDenied` for the default subvolume.
@@ -144,6 +181,17 @@ impl Filesystem {
     }
 
     /// Makes a subvolume read-only, or writable again. The change is durable on return.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_subvolume("/home")?;
+    /// fs.set_subvolume_read_only("/home", true)?;
+    /// assert!(fs.write("/home/f", "text").is_err());
+    /// fs.set_subvolume_read_only("/home", false)?;
+    /// fs.write("/home/f", "text")?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `InvalidInput` if the path is not a subvolume.
@@ -175,6 +223,16 @@ impl Filesystem {
     }
 
     /// Returns the description of the subvolume at `path`.
+    ///
+    /// ```
+    /// # fn main() -> ubtrfs::Result<()> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_subvolume("/home")?;
+    /// assert_eq!(fs.subvolume("/home")?.id(), 256);
+    /// fs.create_dir("/dir")?;
+    /// assert!(fs.subvolume("/dir").is_err());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `InvalidInput` if the path is not a subvolume.

@@ -1,0 +1,72 @@
+//! Tests that each public item of the library has an example: in its own documentation, or for a method in an example of
+//! the same file that calls it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+
+/// A public item: its name, the line of its declaration, and its documentation.
+struct Item {
+    declaration: String,
+    docs: String,
+}
+
+impl Item {
+    /// The name after `pub fn`, without parameters; `None` if the item is no function.
+    fn function(&self) -> Option<&str> {
+        let rest = self.declaration.strip_prefix("pub fn ")?;
+        rest.split(['(', '<']).next()
+    }
+}
+
+/// Returns the public items that a source file declares or exports, without fields and variants.
+fn items(source: &str) -> Vec<Item> {
+    let kinds = ["fn", "struct", "enum", "trait", "type", "const", "static"];
+    let (mut found, mut docs) = (Vec::new(), String::new());
+    for line in source.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            docs.push_str(text.strip_prefix(' ').unwrap_or(text));
+            docs.push('\n');
+            continue;
+        }
+        if line.starts_with("#[") {
+            continue;
+        }
+        let exported = line.starts_with("pub use ubtrfs_") || line.starts_with("pub use uuid::");
+        if exported || kinds.iter().any(|kind| line.starts_with(&format!("pub {kind} "))) {
+            found.push(Item { declaration: line.to_owned(), docs: std::mem::take(&mut docs) });
+        }
+        docs.clear();
+    }
+    found
+}
+
+/// Returns the code blocks of a documentation.
+fn examples(docs: &str) -> String {
+    docs.split("```").skip(1).step_by(2).collect()
+}
+
+/// Whether an example calls a function.
+fn calls(examples: &str, function: &str) -> bool {
+    [".", "::"].iter().any(|before| examples.contains(&format!("{before}{function}(")))
+}
+
+#[test]
+fn every_public_item_of_the_library_has_an_example() {
+    let (mut nr_items, mut missing) = (0, Vec::new());
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap() {
+        let path = entry.unwrap().path();
+        let source = fs::read_to_string(&path).unwrap();
+        let items = items(&source);
+        let of_file: String = items.iter().map(|item| examples(&item.docs)).collect();
+        for item in items.iter().filter(|item| examples(&item.docs).is_empty()) {
+            if !item.function().is_some_and(|function| calls(&of_file, function)) {
+                missing.push(format!("{}: {}", path.display(), item.declaration));
+            }
+        }
+        nr_items += items.len();
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(nr_items > 100, "only {nr_items} items were found");
+}
