@@ -41,13 +41,13 @@ pub(crate) struct Args {
     /// Filesystem id; a random one by default.
     #[arg(short = 'U', long, value_name = "UUID")]
     uuid: Option<Uuid>,
-    /// Use this many bytes of the device (suffixes K, M, G, T); the size of a new image file.
+    /// Bytes of the device to use, also with K, M, G or T, and the size of a new image file; the whole device by default.
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_size)]
     byte_count: Option<u64>,
-    /// Size of a tree block: 4K to 64K; 16K by default.
+    /// Bytes of a tree block: 4K to 64K; 16K by default.
     #[arg(short = 'n', long, value_name = "SIZE", value_parser = parse_size)]
     nodesize: Option<u64>,
-    /// Size of a data block: 4K (default) to 64K.
+    /// Bytes of a data block: 4K (default) to 64K.
     #[arg(short = 's', long, value_name = "SIZE", value_parser = parse_size)]
     sectorsize: Option<u64>,
     /// Checksums: crc32c (default), xxhash, sha256 or blake2.
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Profile of metadata: dup (default) or single.
     #[arg(short = 'm', long, value_name = "PROFILE", value_parser = parse_profile)]
     metadata: Option<BlockGroupFlags>,
-    /// Keep data and metadata in the same block groups.
+    /// Keep data and metadata in the same block groups; separate block groups by default.
     #[arg(short = 'M', long)]
     mixed: bool,
     /// Features to set, or with a leading ^ to leave out, separated by commas; `-O list-all` lists the features.
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// Overwrite the content of the device.
     #[arg(short, long)]
     force: bool,
-    /// Do not discard the device first.
+    /// Do not discard the content of the device first.
     #[arg(short = 'K', long)]
     nodiscard: bool,
     /// Print only errors.

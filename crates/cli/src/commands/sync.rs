@@ -9,10 +9,10 @@ use anyhow::anyhow;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
 
-/// Make everything written to a mounted filesystem durable
+/// Commit everything written to a filesystem, and return when it is durable
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The mount point, or any path below it
+    /// Any path in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
     path: Target,
 }

@@ -10,13 +10,13 @@ use crate::commands::offline::Use;
 use crate::commands::place::{FilesystemArgs, with_channel};
 use crate::common::{format_size, print_out};
 
-/// Print a size to which a device can be shrunk
+/// Print a size in bytes to which a device can be shrunk
 ///
 /// At this size, every block group behind the new end can be moved below it as a whole. A smaller size may work too,
 /// because `filesystem resize` also moves files into the free space of other block groups.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The device
+    /// The id of the device
     #[arg(long = "id", value_name = "DEVID", default_value_t = 1)]
     devid: u64,
     #[command(flatten)]

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 pub(crate) use tree_stats::{TreeStats, tree_stats};
 
-/// Show the on-disk structures of an unmounted filesystem
+/// Show the on-disk structures of a filesystem, and which files and subvolumes use them
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]

@@ -21,17 +21,17 @@ use crate::common::{print_err, print_out};
 /// Print the paths of all files that use the data at an address
 #[derive(clap::Args)]
 pub(super) struct LogicalArgs {
-    /// Include all users of the extent that contains the address
+    /// Print the files that use any part of the extent at the address, not only this address
     #[arg(long = "ignore-offset")]
     whole_extent: bool,
-    /// The address, as file extents and error messages name it
+    /// The logical address in bytes, as error messages and `inspect dump-tree` print it
     #[arg(value_name = "LOGICAL")]
     bytenr: u64,
     #[command(flatten)]
     of: PathArgs,
 }
 
-/// Print all paths of an inode
+/// Print all paths of an inode of a subvolume
 #[derive(clap::Args)]
 pub(super) struct InodeArgs {
     /// The inode number

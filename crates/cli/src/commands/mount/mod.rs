@@ -42,22 +42,25 @@ pub(crate) struct Args {
     dir: PathBuf,
     /// Mount options, separated by commas: options of btrfs and of the mount point
     ///
-    /// With remount: ro or rw, and the mount point's dev, suid, exec, atime, dirsync and their opposites change; all
-    /// other options need a new mount.
+    /// With remount, only ro or rw and these options of the mount point change: dev, suid, exec, atime, dirsync and their
+    /// opposites. All other options need a new mount.
     ///
-    /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
-    /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, discard=async,
-    /// bg_reclaim_threshold=PERCENT (empty a data block group when removals bring it below), flushoncommit,
-    /// device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl,
-    /// notreelog, nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
+    /// Options of btrfs: ro, subvol=PATH and subvolid=ID (the default subvolume, by default), compress=METHOD:LEVEL,
+    /// compress-force=METHOD:LEVEL, nodatacow, nodatasum, max_inline=BYTES (2048), commit=SECONDS (30), noatime,
+    /// relatime (the default), strictatime, nodiratime, discard, discard=async, bg_reclaim_threshold=PERCENT (move the
+    /// content of a data block group elsewhere when removals bring its usage below this; default: 0, never),
+    /// flushoncommit, device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write
+    /// to), noacl, notreelog, nologreplay. Options that tune Linux's own caches, threads and allocation are accepted and
+    /// ignored.
     ///
-    /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev,
-    /// nosuid, noexec, dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring,
-    /// idle_poll=auto|on|off (keep an idle processor awake while many requests come),
-    /// noxattr (fewer requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; files
-    /// that cannot be written fail at write instead of at open), idmap (allow idmapped mounts of this mount; only root
-    /// and the user who mounted then use commands on it), fuseblk (for root's mounts of block devices: sync and umount
-    /// wait for the commit).
+    /// Options of the mount point: allow_other (the default for root), noallow_other, default_permissions, nonempty,
+    /// nodev, nosuid, noexec, dirsync, fsname=NAME (the device), threads=N (of the server, for requests from /dev/fuse: 1 to 64; default: 4), memory=SIZE (as --memory),
+    /// writeback_cache (the kernel collects small writes; a lack of space is then reported only at fsync and close),
+    /// noio_uring (take requests from /dev/fuse), idle_poll=auto|on|off (keep an idle processor awake while many
+    /// requests arrive; default: off), noxattr (fewer requests; no extended attributes, ACLs and capabilities of files),
+    /// noopen (fewer requests; a file that cannot be written fails at write instead of at open), idmap (allow idmapped
+    /// mounts of this mount; only root and the user who mounted can then run commands on it), fuseblk (for root's mounts
+    /// of block devices: sync and umount wait for the commit).
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only
@@ -66,13 +69,15 @@ pub(crate) struct Args {
     /// Stay in the foreground until the filesystem is unmounted
     #[arg(short, long)]
     foreground: bool,
-    /// Create and format the image file with this size if it does not exist
+    /// Create and format the image file if it does not exist, with this size in bytes or with K, M, G or T
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
-    /// Memory for caches and unwritten changes
+    /// Memory for caches and unwritten data, in bytes or with K, M or G (at least 16M); by default a quarter of the
+    /// machine's memory, at most 1G
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
-    /// Compress new data: zstd, lzo or zlib, with a level as in zstd:3
+    /// Compress new data with zstd, lzo or zlib, or with a level, such as zstd:3; --compress alone means zstd, and new data
+    /// is not compressed by default
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zstd")]
     compress: Option<String>,
     /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev

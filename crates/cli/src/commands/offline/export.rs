@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// File to write instead of standard output; the suffix (.tar.gz, .tar.xz, .tar.zst) selects the compression
     #[arg(short = 'f', long = "output", visible_alias = "file", value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Mount options by the kernel's names, e.g. subvol=home; any other value is taken as --output
+    /// Mount options, such as subvol=home; any other value is taken as --output
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<OsString>,
     /// Keep holes of files as holes (pax sparse format 1.0)

@@ -25,13 +25,13 @@ pub(crate) struct Args {
     /// Image and directory to unpack into; a missing directory is made
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default())]
     target: ImagePath,
-    /// Make and format the image with this size if it does not exist
+    /// Make and format the image if it does not exist, with this size in bytes or with K, M, G or T
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
     /// Remove this many leading names from each path
     #[arg(long, value_name = "N", default_value_t = 0)]
     strip_components: usize,
-    /// Make this user and group the owner of every file
+    /// Numeric user and group that own every file
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
     /// Keep the archive's owners: the default for root; for other users, files belong to the current user by default

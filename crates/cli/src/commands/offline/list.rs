@@ -53,7 +53,7 @@ pub(crate) struct StatArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
-    /// Show the target of a symbolic link
+    /// Show the target of a symbolic link instead of the link
     #[arg(short = 'L', long)]
     dereference: bool,
     /// Print JSON, one object a line

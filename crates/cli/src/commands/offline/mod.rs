@@ -91,10 +91,11 @@ impl clap::builder::TypedValueParser for ImagePathParser {
 /// How an image is opened.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct ImageOptions {
-    /// Mount options by the kernel's names, e.g. compress=zstd:3,subvol=home
+    /// Mount options with which an image is opened, such as compress=zstd:3,subvol=home
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
-    /// Memory to use for caches and data that is not written yet
+    /// Memory for caches and unwritten data of an image, in bytes or with K, M or G (at least 16M); by default a
+    /// quarter of the machine's memory, at most 1G
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub(crate) memory: Option<u64>,
 }

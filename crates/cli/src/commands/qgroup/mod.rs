@@ -48,10 +48,10 @@ struct GroupArgs {
 
 #[derive(clap::Args)]
 struct RelationArgs {
-    /// The group of the lower level
+    /// The group of the lower level: LEVEL/NUMBER, or the id of a subvolume
     #[arg(value_name = "SRC", value_parser = parse_qgroup)]
     member: QgroupId,
-    /// The group of the higher level
+    /// The group of the higher level: LEVEL/NUMBER
     #[arg(value_name = "DST", value_parser = parse_qgroup)]
     parent: QgroupId,
     /// Start a rescan if the new numbers cannot be computed; the default

@@ -66,7 +66,7 @@ pub(crate) struct Args {
     /// Print the commands of the stream instead of receiving it
     #[arg(long, conflicts_with_all = ["keep", "json", "verify", "clone"])]
     dump: bool,
-    /// Print counts, too
+    /// Also print the numbers of commands and bytes, the time and the rate, to standard error
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
     /// Print only errors

@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// With --diff: print JSON, one object a line
     #[arg(long, requires = "diff")]
     json: bool,
-    /// Print counts, too
+    /// Also print the size of the stream, the time and the rate, to standard error
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
     /// Print only errors

@@ -25,7 +25,7 @@ pub(super) struct CreateArgs {
     /// Owner of subvolumes in images: the current user, by default
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
-    /// A quota group that each new subvolume joins
+    /// A quota group (LEVEL/NUMBER) that each new subvolume joins; can be given several times
     #[arg(short = 'i', value_name = "QGROUP", value_parser = parse_qgroup)]
     qgroups: Vec<QgroupId>,
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(super) struct DeleteArgs {
     /// Subvolumes in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
     paths: Vec<Target>,
-    /// Commit all changes of the filesystem after each deletion
+    /// Commit after each deletion, so that it is durable on return
     #[arg(short, long)]
     commit: bool,
     #[command(flatten)]

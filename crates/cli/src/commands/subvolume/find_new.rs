@@ -16,13 +16,13 @@ use crate::commands::send::subvolume;
 use crate::common::{OUTPUT_LOST, stdout};
 use crate::job::with_progress;
 
-/// List the extents of a subvolume that are not older than a generation
+/// List the extents that were written to a subvolume in a generation or later
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The subvolume
     #[arg(value_name = "SUBVOL|IMAGE:/SUBVOL")]
     target: Target,
-    /// The generation
+    /// The oldest generation to list; `subvolume show` prints a subvolume's current one
     generation: u64,
     #[command(flatten)]
     image: ImageOptions,

@@ -22,7 +22,7 @@ pub(super) struct Args {
     target: Target,
     #[command(flatten)]
     fields: Fields,
-    /// Only read-only subvolumes
+    /// Show only read-only subvolumes
     #[arg(short)]
     read_only: bool,
     /// Show only snapshots, with their creation times

@@ -16,16 +16,16 @@ use crate::common::print_out;
 /// Make a snapshot of a subvolume
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The subvolume
+    /// The subvolume to take a snapshot of
     #[arg(value_name = "SOURCE")]
     source: Target,
-    /// A new name, or a directory for a snapshot with the subvolume's name; in the same mount or image
+    /// Path of the snapshot, in the same mount or image. In an existing directory, the snapshot gets the subvolume's name
     #[arg(value_name = "DEST")]
     dest: Target,
-    /// Make the snapshot read-only
+    /// Make the snapshot read-only; it is writable by default
     #[arg(short)]
     read_only: bool,
-    /// A quota group that the snapshot joins
+    /// A quota group (LEVEL/NUMBER) that the snapshot joins; can be given several times
     #[arg(short = 'i', value_name = "QGROUP", value_parser = parse_qgroup)]
     qgroups: Vec<QgroupId>,
     #[command(flatten)]
