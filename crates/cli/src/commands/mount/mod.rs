@@ -49,18 +49,19 @@ pub(crate) struct Args {
     /// compress-force=METHOD:LEVEL, nodatacow, nodatasum, max_inline=BYTES (2048), commit=SECONDS (30), noatime,
     /// relatime (the default), strictatime, nodiratime, discard, discard=async, bg_reclaim_threshold=PERCENT (move the
     /// content of a data block group elsewhere when removals bring its usage below this; default: 0, never),
-    /// flushoncommit, device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write
-    /// to), noacl, notreelog, nologreplay. Options that tune Linux's own caches, threads and allocation are accepted and
-    /// ignored.
+    /// device=PATH, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl, notreelog,
+    /// nologreplay, skip_balance. Accepted without effect: flushoncommit, degraded, and options that tune Linux's own
+    /// caches, threads and allocation.
     ///
     /// Options of the mount point: allow_other (the default for root), noallow_other, default_permissions, nonempty,
-    /// nodev, nosuid, noexec, dirsync, fsname=NAME (the device), threads=N (of the server, for requests from /dev/fuse: 1 to 64; default: 4), memory=SIZE (as --memory),
-    /// writeback_cache (the kernel collects small writes; a lack of space is then reported only at fsync and close),
-    /// noio_uring (take requests from /dev/fuse), idle_poll=auto|on|off (keep an idle processor awake while many
-    /// requests arrive; default: off), noxattr (fewer requests; no extended attributes, ACLs and capabilities of files),
-    /// noopen (fewer requests; a file that cannot be written fails at write instead of at open), idmap (allow idmapped
-    /// mounts of this mount; only root and the user who mounted can then run commands on it), fuseblk (for root's mounts
-    /// of block devices: sync and umount wait for the commit).
+    /// nodev, nosuid, noexec, dirsync, fsname=NAME (default: the device), threads=N (threads that take requests from
+    /// /dev/fuse, 1 to 64; default: 4), memory=SIZE (as --memory), writeback_cache (the kernel collects small writes; a
+    /// lack of space is then reported only at fsync and close), noio_uring (take requests from /dev/fuse),
+    /// idle_poll=auto|on|off (keep an idle processor awake while many requests arrive; default: off), noxattr (fewer
+    /// requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; a file that cannot be
+    /// written fails at write instead of at open), idmap (allow idmapped mounts of this mount; only root and the user who
+    /// mounted can then run commands on it), fuseblk (for root's mounts of block devices: sync and umount wait for the
+    /// commit).
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only
