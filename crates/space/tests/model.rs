@@ -14,6 +14,7 @@ use ubtrfs_space::{BlockGroup, Extent, Reservation, Space, SpaceConfig, SpaceKin
 const SECTOR: u64 = 4096;
 const NODE: u64 = 16384;
 const GROUP_SECTORS: u64 = 96;
+const NR_GROUPS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sector {
@@ -110,6 +111,136 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Makes the space and its model from extents: the group, the position and the length of each, in quarters of a node.
+/// Extents that overlap others or lie outside of their group are left out.
+fn space_and_model(used: &[(u64, u64, u64)]) -> (Space, Model) {
+    let space = Space::new(SpaceConfig { sectorsize: SECTOR as u32, nodesize: NODE as u32, mixed: false });
+    let mut model = Model { generation: 7, ..Model::default() };
+    for group in 0..NR_GROUPS {
+        let start = group_start(group);
+        for index in 0..GROUP_SECTORS {
+            let mirror = group == 1 && (40..56).contains(&index);
+            model.sectors.insert(start + index * SECTOR, if mirror { Sector::Mirror } else { Sector::Free });
+        }
+        model.read_only.insert(group, false);
+        for (_, at, len) in used.iter().filter(|(wanted, _, _)| *wanted == group) {
+            let extent = Extent::new(Logical(start + at * NODE / 4), len * NODE / 4);
+            let inside = extent.end() <= start + GROUP_SECTORS * SECTOR;
+            let mut sectors = (extent.bytenr.0..extent.end()).step_by(SECTOR as usize);
+            if inside && extent.bytenr.0.is_multiple_of(NODE) && sectors.all(|at| model.sectors[&at] == Sector::Free) {
+                model.set(extent, |_| true, Sector::Used);
+                model.used.push(extent);
+            }
+        }
+        let item = BlockGroup {
+            start: Logical(start),
+            len_bytes: GROUP_SECTORS * SECTOR,
+            flags: kind_of(group).flags(),
+            used: model.runs(group, |sector| sector == Sector::Used).iter().map(|run| run.end - run.start).sum(),
+        };
+        let free = model.runs(group, |sector| sector != Sector::Used);
+        let mirrors = model.runs(group, |sector| sector == Sector::Mirror);
+        space.insert_block_group(item, free, mirrors).expect("valid");
+    }
+    (space, model)
+}
+
+/// Does an operation in the space and in the model, and compares the results.
+fn apply(op: Op, space: &Space, model: &mut Model, reservation: &mut Option<Reservation>) -> Result<(), TestCaseError> {
+    match op {
+        Op::Allocate { metadata, want, min, hint } => {
+            let kind = if metadata { SpaceKind::Metadata } else { SpaceKind::Data };
+            let align = if metadata { NODE } else { SECTOR };
+            let (want, min) = (want.max(min) * SECTOR, min * SECTOR);
+            let longest = model.longest(kind, align, NR_GROUPS);
+            let (whole, least) = (want.next_multiple_of(align), min.next_multiple_of(align));
+            let got = space.allocate(kind, want, min, hint.map(|hint| Logical(hint * SECTOR)));
+            prop_assert_eq!(got.is_some(), longest >= least);
+            if let Some(extent) = got {
+                prop_assert_eq!(extent.len_bytes, whole.min(longest));
+                prop_assert_eq!(extent.bytenr.0 % align, 0);
+                prop_assert_eq!(kind_of(group_at(extent.bytenr.0)), kind);
+                prop_assert!(!model.read_only[&group_at(extent.bytenr.0)]);
+                model.set(extent, |sector| sector == Sector::Free, Sector::Allocated);
+                model.allocated.push(extent);
+            }
+        }
+        Op::Release(index) if !model.allocated.is_empty() => {
+            let extent = model.allocated.swap_remove(index % model.allocated.len());
+            model.set(extent, |sector| sector == Sector::Allocated, Sector::Free);
+            space.release(extent);
+        }
+        Op::Add(index) if !model.allocated.is_empty() => {
+            let extent = model.allocated.swap_remove(index % model.allocated.len());
+            model.set(extent, |sector| sector == Sector::Allocated, Sector::Used);
+            model.used.push(extent);
+            space.extents_added(&[extent]).expect("allocated");
+            prop_assert!(space.extents_added(&[extent]).is_err());
+        }
+        Op::Remove(index) if !model.used.is_empty() => {
+            let extent = model.used.swap_remove(index % model.used.len());
+            model.set(extent, |sector| sector == Sector::Used, Sector::Pinned(model.generation));
+            space.extent_removed(extent, Generation(model.generation)).expect("used");
+            prop_assert!(space.extent_removed(extent, Generation(model.generation)).is_err());
+        }
+        Op::Commit => {
+            let upto = model.generation - 1;
+            let freed: u64 = space.unpin(Generation(upto)).iter().map(|extent| extent.len_bytes).sum();
+            let pinned = |sector| matches!(sector, Sector::Pinned(generation) if generation <= upto);
+            let expected = model.bytes(SpaceKind::Data, pinned) + model.bytes(SpaceKind::Metadata, pinned);
+            prop_assert_eq!(freed, expected);
+            for sector in model.sectors.values_mut().filter(|sector| pinned(**sector)) {
+                *sector = Sector::Free;
+            }
+            model.generation += 1;
+        }
+        Op::Reserve(sectors) => *reservation = space.reserve(SpaceKind::Data, sectors * SECTOR).ok(),
+        Op::ReadOnly(group, true) => {
+            let in_group = model.runs(group, |sector| sector == Sector::Free);
+            let free_in_group: u64 = in_group.iter().map(|run| run.end - run.start).sum();
+            let info = space.info(SpaceKind::Data);
+            let expected = kind_of(group) != SpaceKind::Data
+                || model.read_only[&group]
+                || info.free - free_in_group >= info.may_use;
+            prop_assert_eq!(space.try_set_read_only(Logical(group_start(group))), expected);
+            if expected {
+                model.read_only.insert(group, true);
+            }
+        }
+        Op::ReadOnly(group, false) => {
+            model.read_only.insert(group, false);
+            space.set_writable(Logical(group_start(group)));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Compares all public state of the space with the model.
+fn compare(space: &Space, model: &Model, reservation: Option<&Reservation>) -> Result<(), TestCaseError> {
+    for group in 0..NR_GROUPS {
+        let start = Logical(group_start(group));
+        prop_assert_eq!(space.disk_free(start), model.runs(group, |sector| sector != Sector::Used));
+        let used: u64 = model.runs(group, |sector| sector == Sector::Used).iter().map(|run| run.end - run.start).sum();
+        prop_assert_eq!(space.block_group_at(start).expect("there").used, used);
+    }
+    for kind in [SpaceKind::Data, SpaceKind::Metadata] {
+        let info = space.info(kind);
+        prop_assert_eq!(info.used, model.bytes(kind, |sector| sector == Sector::Used));
+        prop_assert_eq!(info.reserved, model.bytes(kind, |sector| sector == Sector::Allocated));
+        prop_assert_eq!(info.pinned, model.bytes(kind, |sector| matches!(sector, Sector::Pinned(_))));
+        let writable = (0..NR_GROUPS).filter(|group| kind_of(*group) == kind && !model.read_only[group]);
+        let free: Vec<_> = writable.flat_map(|group| model.runs(group, |sector| sector == Sector::Free)).collect();
+        prop_assert_eq!(info.free, free.iter().map(|run| run.end - run.start).sum::<u64>());
+        prop_assert_eq!(info.nr_free_ranges, free.len() as u64);
+        if kind == SpaceKind::Data {
+            prop_assert_eq!(info.may_use, reservation.map_or(0, Reservation::bytes));
+        }
+        prop_assert_eq!(info.total, info.used + info.reserved + info.pinned + info.readonly + info.free);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
@@ -118,125 +249,12 @@ proptest! {
         used in prop::collection::vec((0..4u64, 0..20u64, 1..5u64), 0..12),
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        let groups = 4;
-        let space = Space::new(SpaceConfig { sectorsize: SECTOR as u32, nodesize: NODE as u32, mixed: false });
-        let mut model = Model { generation: 7, ..Model::default() };
-        for group in 0..groups {
-            let start = group_start(group);
-            for index in 0..GROUP_SECTORS {
-                let mirror = group == 1 && (40..56).contains(&index);
-                model.sectors.insert(start + index * SECTOR, if mirror { Sector::Mirror } else { Sector::Free });
-            }
-            model.read_only.insert(group, false);
-            for (_, at, len) in used.iter().filter(|(wanted, _, _)| *wanted == group) {
-                let extent = Extent::new(Logical(start + at * NODE / 4), len * NODE / 4);
-                let inside = extent.end() <= start + GROUP_SECTORS * SECTOR;
-                let mut sectors = (extent.bytenr.0..extent.end()).step_by(SECTOR as usize);
-                if inside && extent.bytenr.0.is_multiple_of(NODE) && sectors.all(|at| model.sectors[&at] == Sector::Free) {
-                    model.set(extent, |_| true, Sector::Used);
-                    model.used.push(extent);
-                }
-            }
-            let item = BlockGroup {
-                start: Logical(start),
-                len_bytes: GROUP_SECTORS * SECTOR,
-                flags: kind_of(group).flags(),
-                used: model.runs(group, |sector| sector == Sector::Used).iter().map(|run| run.end - run.start).sum(),
-            };
-            let free = model.runs(group, |sector| sector != Sector::Used);
-            let mirrors = model.runs(group, |sector| sector == Sector::Mirror);
-            space.insert_block_group(item, free, mirrors).expect("valid");
-        }
+        let (space, mut model) = space_and_model(&used);
         prop_assert_eq!(space.take_dirty_groups().len(), 4);
         let mut reservation = None;
-
         for op in ops {
-            match op {
-                Op::Allocate { metadata, want, min, hint } => {
-                    let kind = if metadata { SpaceKind::Metadata } else { SpaceKind::Data };
-                    let align = if metadata { NODE } else { SECTOR };
-                    let (want, min) = (want.max(min) * SECTOR, min * SECTOR);
-                    let longest = model.longest(kind, align, groups);
-                    let (whole, least) = (want.next_multiple_of(align), min.next_multiple_of(align));
-                    let got = space.allocate(kind, want, min, hint.map(|hint| Logical(hint * SECTOR)));
-                    prop_assert_eq!(got.is_some(), longest >= least);
-                    if let Some(extent) = got {
-                        prop_assert_eq!(extent.len_bytes, whole.min(longest));
-                        prop_assert_eq!(extent.bytenr.0 % align, 0);
-                        prop_assert_eq!(kind_of(group_at(extent.bytenr.0)), kind);
-                        prop_assert!(!model.read_only[&group_at(extent.bytenr.0)]);
-                        model.set(extent, |sector| sector == Sector::Free, Sector::Allocated);
-                        model.allocated.push(extent);
-                    }
-                }
-                Op::Release(index) if !model.allocated.is_empty() => {
-                    let extent = model.allocated.swap_remove(index % model.allocated.len());
-                    model.set(extent, |sector| sector == Sector::Allocated, Sector::Free);
-                    space.release(extent);
-                }
-                Op::Add(index) if !model.allocated.is_empty() => {
-                    let extent = model.allocated.swap_remove(index % model.allocated.len());
-                    model.set(extent, |sector| sector == Sector::Allocated, Sector::Used);
-                    model.used.push(extent);
-                    space.extents_added(&[extent]).expect("allocated");
-                    prop_assert!(space.extents_added(&[extent]).is_err());
-                }
-                Op::Remove(index) if !model.used.is_empty() => {
-                    let extent = model.used.swap_remove(index % model.used.len());
-                    model.set(extent, |sector| sector == Sector::Used, Sector::Pinned(model.generation));
-                    space.extent_removed(extent, Generation(model.generation)).expect("used");
-                    prop_assert!(space.extent_removed(extent, Generation(model.generation)).is_err());
-                }
-                Op::Commit => {
-                    let upto = model.generation - 1;
-                    let freed: u64 = space.unpin(Generation(upto)).iter().map(|extent| extent.len_bytes).sum();
-                    let pinned = |sector| matches!(sector, Sector::Pinned(generation) if generation <= upto);
-                    let expected = model.bytes(SpaceKind::Data, pinned) + model.bytes(SpaceKind::Metadata, pinned);
-                    prop_assert_eq!(freed, expected);
-                    for sector in model.sectors.values_mut().filter(|sector| pinned(**sector)) {
-                        *sector = Sector::Free;
-                    }
-                    model.generation += 1;
-                }
-                Op::Reserve(sectors) => reservation = space.reserve(SpaceKind::Data, sectors * SECTOR).ok(),
-                Op::ReadOnly(group, true) => {
-                    let in_group = model.runs(group, |sector| sector == Sector::Free);
-                    let free_in_group: u64 = in_group.iter().map(|run| run.end - run.start).sum();
-                    let info = space.info(SpaceKind::Data);
-                    let expected = kind_of(group) != SpaceKind::Data
-                        || model.read_only[&group]
-                        || info.free - free_in_group >= info.may_use;
-                    prop_assert_eq!(space.try_set_read_only(Logical(group_start(group))), expected);
-                    if expected {
-                        model.read_only.insert(group, true);
-                    }
-                }
-                Op::ReadOnly(group, false) => {
-                    model.read_only.insert(group, false);
-                    space.set_writable(Logical(group_start(group)));
-                }
-                _ => {}
-            }
-            for group in 0..groups {
-                let start = Logical(group_start(group));
-                prop_assert_eq!(space.disk_free(start), model.runs(group, |sector| sector != Sector::Used));
-                let used: u64 = model.runs(group, |sector| sector == Sector::Used).iter().map(|run| run.end - run.start).sum();
-                prop_assert_eq!(space.block_group_at(start).expect("there").used, used);
-            }
-            for kind in [SpaceKind::Data, SpaceKind::Metadata] {
-                let info = space.info(kind);
-                prop_assert_eq!(info.used, model.bytes(kind, |sector| sector == Sector::Used));
-                prop_assert_eq!(info.reserved, model.bytes(kind, |sector| sector == Sector::Allocated));
-                prop_assert_eq!(info.pinned, model.bytes(kind, |sector| matches!(sector, Sector::Pinned(_))));
-                let writable = (0..groups).filter(|group| kind_of(*group) == kind && !model.read_only[group]);
-                let free: Vec<_> = writable.flat_map(|group| model.runs(group, |sector| sector == Sector::Free)).collect();
-                prop_assert_eq!(info.free, free.iter().map(|run| run.end - run.start).sum::<u64>());
-                prop_assert_eq!(info.nr_free_ranges, free.len() as u64);
-                if kind == SpaceKind::Data {
-                    prop_assert_eq!(info.may_use, reservation.as_ref().map_or(0, Reservation::bytes));
-                }
-                prop_assert_eq!(info.total, info.used + info.reserved + info.pinned + info.readonly + info.free);
-            }
+            apply(op, &space, &mut model, &mut reservation)?;
+            compare(&space, &model, reservation.as_ref())?;
         }
     }
 }
