@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -76,143 +75,160 @@ fn full_device(dir: &Path) -> PathBuf {
     if opens { own } else { PathBuf::from("/dev/full") }
 }
 
-#[test]
-fn no_command_panics_where_nobody_reads_what_it_prints() {
-    let dir = tempfile::tempdir().unwrap();
-    let (work, kept) = (dir.path(), dir.path().join("kept.img"));
-    fs::create_dir_all(work.join("root/d")).unwrap();
-    fs::write(work.join("root/f"), "content").unwrap();
-    fs::write(work.join("root/d/g"), "content").unwrap();
-    let made = Command::new(PROGRAM)
-        .args(["mkfs", "-q", "-b", "128M", "-r", "root", "kept.img"])
-        .current_dir(work)
-        .status()
-        .unwrap();
-    assert!(made.success());
-    let exported =
-        Command::new(PROGRAM).args(["export", "-f", "a.tar", "kept.img:/"]).current_dir(work).status().unwrap();
-    assert!(exported.success());
+/// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
+const LINES: [(&str, bool); 88] = [
+    ("--help", true),
+    ("--version", true),
+    ("help", true),
+    ("help mkfs", true),
+    ("subvolume --help", true),
+    ("mkfs -b 128M new.img", true),
+    ("mkfs --json -b 128M new.img", true),
+    ("mkfs -O list-all", true),
+    ("mkfs --no-such-option", false),
+    ("mount --fake a.img root", false),
+    ("mount a.img no-such-directory", false),
+    ("umount root", false),
+    ("sync root", false),
+    ("filesystem sync root", false),
+    ("stats a.img", true),
+    ("stats --json a.img", true),
+    ("stats --prometheus a.img", true),
+    ("stats root", false),
+    ("check a.img", true),
+    ("check --json a.img", true),
+    ("rescue super-recover a.img", true),
+    ("rescue super-recover -v a.img", true),
+    ("import a.tar a.img:/", true),
+    ("import --json a.tar a.img:/x", true),
+    ("import missing a.img:/", false),
+    ("export a.img:/", true),
+    ("ls -lR a.img:/", true),
+    ("ls --json a.img:/", true),
+    ("cat a.img:/f", true),
+    ("stat a.img:/f", true),
+    ("stat a.img:/missing a.img:/f", true),
+    ("cp a.img:/f /proc/self/fd/1", true),
+    ("cp a.img:/missing copy", false),
+    ("rm a.img:/f", false),
+    ("mkdir a.img:/new", false),
+    ("subvolume create a.img:/s", true),
+    ("subvolume snapshot a.img:/ a.img:/t", true),
+    ("subvolume delete a.img:/d", false),
+    ("subvolume list a.img", false),
+    ("subvolume list --json a.img", true),
+    ("subvolume show a.img:/", true),
+    ("subvolume get-default a.img", true),
+    ("subvolume set-default a.img:/", false),
+    ("subvolume set-read-only a.img:/ true", false),
+    ("subvolume sync a.img", false),
+    ("balance start a.img", true),
+    ("balance status a.img", true),
+    ("balance pause a.img", false),
+    ("balance resume a.img", false),
+    ("balance cancel a.img", false),
+    ("filesystem df a.img", true),
+    ("filesystem usage a.img", true),
+    ("filesystem show a.img", true),
+    ("filesystem label a.img", true),
+    ("filesystem du a.img:/", true),
+    ("filesystem trim root", false),
+    ("send a.img:/d", false),
+    ("receive a.img", false),
+    ("subvolume find-new a.img:/ 1", true),
+    ("filesystem resize max a.img", true),
+    ("filesystem defragment --json a.img:/f", true),
+    ("filesystem fiemap a.img:/f", true),
+    ("filesystem clone a.img:/f a.img:/d/g", false),
+    ("filesystem dedupe a.img:/f a.img:/d/g", false),
+    ("property list a.img:/f", true),
+    ("property get a.img:/ ro", true),
+    ("property set a.img:/f compression zstd", false),
+    ("quota enable a.img", false),
+    ("quota disable a.img", false),
+    ("quota rescan a.img", false),
+    ("quota status a.img", true),
+    ("qgroup show a.img", false),
+    ("qgroup create 1/1 a.img", false),
+    ("qgroup destroy 1/1 a.img", false),
+    ("qgroup assign 0/5 1/1 a.img", false),
+    ("qgroup remove 0/5 1/1 a.img", false),
+    ("qgroup limit 1G a.img:/", false),
+    ("qgroup clear-stale a.img", false),
+    ("inspect logical-resolve 1 a.img", false),
+    ("inspect inode-resolve 257 a.img", true),
+    ("inspect subvolid-resolve 5 a.img", true),
+    ("inspect rootid a.img:/f", true),
+    ("inspect min-dev-size a.img", true),
+    ("inspect dump-super a.img", true),
+    ("inspect dump-super --json a.img", true),
+    ("inspect dump-tree a.img", true),
+    ("inspect dump-tree --json a.img", true),
+    ("inspect dump-tree -t 99 a.img", true),
+];
 
-    // Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is
-    // lost.
-    let lines = [
-        ("--help", true),
-        ("--version", true),
-        ("help", true),
-        ("help mkfs", true),
-        ("subvolume --help", true),
-        ("mkfs -b 128M new.img", true),
-        ("mkfs --json -b 128M new.img", true),
-        ("mkfs -O list-all", true),
-        ("mkfs --no-such-option", false),
-        ("mount --fake a.img root", false),
-        ("mount a.img no-such-directory", false),
-        ("umount root", false),
-        ("sync root", false),
-        ("filesystem sync root", false),
-        ("stats a.img", true),
-        ("stats --json a.img", true),
-        ("stats --prometheus a.img", true),
-        ("stats root", false),
-        ("check a.img", true),
-        ("check --json a.img", true),
-        ("rescue super-recover a.img", true),
-        ("rescue super-recover -v a.img", true),
-        ("import a.tar a.img:/", true),
-        ("import --json a.tar a.img:/x", true),
-        ("import missing a.img:/", false),
-        ("export a.img:/", true),
-        ("ls -lR a.img:/", true),
-        ("ls --json a.img:/", true),
-        ("cat a.img:/f", true),
-        ("stat a.img:/f", true),
-        ("stat a.img:/missing a.img:/f", true),
-        ("cp a.img:/f /proc/self/fd/1", true),
-        ("cp a.img:/missing copy", false),
-        ("rm a.img:/f", false),
-        ("mkdir a.img:/new", false),
-        ("subvolume create a.img:/s", true),
-        ("subvolume snapshot a.img:/ a.img:/t", true),
-        ("subvolume delete a.img:/d", false),
-        ("subvolume list a.img", false),
-        ("subvolume list --json a.img", true),
-        ("subvolume show a.img:/", true),
-        ("subvolume get-default a.img", true),
-        ("subvolume set-default a.img:/", false),
-        ("subvolume set-read-only a.img:/ true", false),
-        ("subvolume sync a.img", false),
-        ("balance start a.img", true),
-        ("balance status a.img", true),
-        ("balance pause a.img", false),
-        ("balance resume a.img", false),
-        ("balance cancel a.img", false),
-        ("filesystem df a.img", true),
-        ("filesystem usage a.img", true),
-        ("filesystem show a.img", true),
-        ("filesystem label a.img", true),
-        ("filesystem du a.img:/", true),
-        ("filesystem trim root", false),
-        ("send a.img:/d", false),
-        ("receive a.img", false),
-        ("subvolume find-new a.img:/ 1", true),
-        ("filesystem resize max a.img", true),
-        ("filesystem defragment --json a.img:/f", true),
-        ("filesystem fiemap a.img:/f", true),
-        ("filesystem clone a.img:/f a.img:/d/g", false),
-        ("filesystem dedupe a.img:/f a.img:/d/g", false),
-        ("property list a.img:/f", true),
-        ("property get a.img:/ ro", true),
-        ("property set a.img:/f compression zstd", false),
-        ("quota enable a.img", false),
-        ("quota disable a.img", false),
-        ("quota rescan a.img", false),
-        ("quota status a.img", true),
-        ("qgroup show a.img", false),
-        ("qgroup create 1/1 a.img", false),
-        ("qgroup destroy 1/1 a.img", false),
-        ("qgroup assign 0/5 1/1 a.img", false),
-        ("qgroup remove 0/5 1/1 a.img", false),
-        ("qgroup limit 1G a.img:/", false),
-        ("qgroup clear-stale a.img", false),
-        ("inspect logical-resolve 1 a.img", false),
-        ("inspect inode-resolve 257 a.img", true),
-        ("inspect subvolid-resolve 5 a.img", true),
-        ("inspect rootid a.img:/f", true),
-        ("inspect min-dev-size a.img", true),
-        ("inspect dump-super a.img", true),
-        ("inspect dump-super --json a.img", true),
-        ("inspect dump-tree a.img", true),
-        ("inspect dump-tree --json a.img", true),
-        ("inspect dump-tree -t 99 a.img", true),
-    ];
-    let named: Vec<&str> = lines.iter().map(|(line, _)| *line).collect();
-    for command in all_commands() {
-        assert!(named.iter().any(|line| line.starts_with(&command)), "add `{command}` to the lines above");
-    }
-    let renew = |line: &str| {
-        let _ = fs::remove_file(work.join("new.img"));
-        let changes = ["import", "rm", "mkdir", "subvolume"].iter().any(|command| line.starts_with(command));
-        if changes || !work.join("a.img").exists() {
-            let args =
-                ["--sparse=always".as_ref(), kept.as_os_str(), work.join("a.img").as_os_str()].map(OsStr::to_owned);
-            assert!(Command::new("cp").args(args).status().unwrap().success());
+/// A directory with the files that the command lines name.
+struct Bed(tempfile::TempDir);
+
+impl Bed {
+    fn new() -> Self {
+        let bed = Self(tempfile::tempdir().unwrap());
+        fs::create_dir_all(bed.dir().join("root/d")).unwrap();
+        fs::write(bed.dir().join("root/f"), "content").unwrap();
+        fs::write(bed.dir().join("root/d/g"), "content").unwrap();
+        for args in
+            [&["mkfs", "-q", "-b", "128M", "-r", "root", "kept.img"][..], &["export", "-f", "a.tar", "kept.img:/"]]
+        {
+            assert!(Command::new(PROGRAM).args(args).current_dir(bed.dir()).status().unwrap().success());
         }
-    };
-    for (line, has_result) in lines {
-        let sinks = [Sink::Null, Sink::Full, Sink::NoReader, Sink::Closed];
+        bed
+    }
+
+    fn dir(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Runs a command line on the files in their first state.
+    fn run(&self, line: &str, stdout: Sink, stderr: Sink) -> Output {
+        let _ = fs::remove_file(self.dir().join("new.img"));
+        let changes = ["import", "rm", "mkdir", "subvolume"].iter().any(|command| line.starts_with(command));
+        if changes || !self.dir().join("a.img").exists() {
+            let copy = ["--sparse=always", "kept.img", "a.img"];
+            assert!(Command::new("cp").args(copy).current_dir(self.dir()).status().unwrap().success());
+        }
+        run(line, self.dir(), stdout, stderr)
+    }
+}
+
+#[test]
+fn the_command_lines_cover_every_command() {
+    for command in all_commands() {
+        assert!(LINES.iter().any(|(line, _)| line.starts_with(&command)), "add `{command}` to LINES");
+    }
+}
+
+#[test]
+fn no_command_panics_when_its_output_is_lost() {
+    let bed = Bed::new();
+    let sinks = [Sink::Null, Sink::Full, Sink::NoReader, Sink::Closed];
+    for (line, _) in LINES {
         for (stdout, stderr) in sinks.into_iter().flat_map(|out| sinks.map(|err| (out, err))) {
             if stdout != Sink::Null && stderr != Sink::Null && stdout != stderr {
                 continue;
             }
-            renew(line);
-            let code = run(line, work, stdout, stderr).status.code();
+            let code = bed.run(line, stdout, stderr).status.code();
             assert!(matches!(code, Some(0..=2 | 141)), "{line} ({stdout:?}, {stderr:?}): {code:?}");
         }
-        renew(line);
-        let usual = run(line, work, Sink::Null, Sink::Null).status.code();
+    }
+}
+
+#[test]
+fn a_command_whose_result_is_lost_fails() {
+    let bed = Bed::new();
+    for (line, has_result) in LINES {
+        let usual = bed.run(line, Sink::Null, Sink::Null).status.code();
         for lost in [Sink::Full, Sink::NoReader, Sink::Closed] {
-            renew(line);
-            let output = run(line, work, lost, Sink::Pipe);
+            let output = bed.run(line, lost, Sink::Pipe);
             let (code, stderr) = (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned());
             if !has_result {
                 assert_eq!(code, usual, "{line} ({lost:?}) loses nothing");
