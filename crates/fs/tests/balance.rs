@@ -438,15 +438,11 @@ fn nr_reloc_trees(image: &Path) -> usize {
     nr_root_items(image, "TREE_RELOC ROOT_ITEM")
 }
 
-/// Linux moves all block groups of a filesystem with snapshots and quotas. Copies of the image are taken meanwhile;
-/// each copy is the state that a crash of Linux would leave. The image is a file in an outer filesystem, which is
-/// frozen for each copy: this stops every write to the image at once. Freezing the filesystem in the image would wait
-/// for the balance. `UBTRFS_ROUNDS` is the number of copies with relocation trees.
-#[test]
-fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
-    if !capability::kernel_oracle() {
-        return;
-    }
+/// Returns the entries of a filesystem with snapshots and quotas whose block groups Linux moves all, and copies of the
+/// image that are taken meanwhile; each copy is the state that a crash of Linux would leave. The image is a file in an
+/// outer filesystem, which is frozen for each copy: this stops every write to the image at once. Freezing the filesystem
+/// in the image would wait for the balance. `UBTRFS_ROUNDS` is the number of copies with relocation trees.
+fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFile>) {
     let outer = Image::kernel_made(4 << 30, &[]).unwrap();
     let outer = LoopMount::new(outer.path(), "").unwrap();
     let outer_at = outer.path().to_string_lossy().into_owned();
@@ -491,6 +487,57 @@ fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
     }
     mount.close().unwrap();
     println!("{nr_with} copies with reloc trees, {nr_without} without");
+    (before, copies)
+}
+
+/// Continues the balance of a copy: returns true if it was resumed, false if relocation trees of Linux leave it to Linux,
+/// and `None` if there is no balance.
+fn resumed_or_refused(fs: &Fs, number: usize, has_trees: bool) -> Option<bool> {
+    if has_trees && fs.balance_status().is_some() {
+        let said = fs.cancel_balance().unwrap_err().to_string();
+        assert!(said.contains("mount the filesystem with Linux once"), "copy {number}: {said}");
+        assert!(fs.balance_status().is_some(), "copy {number}");
+    }
+    if fs.balance_status().is_some() {
+        match fs.resume_balance(&Job::new()) {
+            Ok(report) => {
+                assert!(!has_trees && report.failures.is_empty(), "copy {number}: {:?}", report.counts);
+                return Some(true);
+            }
+            Err(error) => {
+                let said = error.to_string();
+                assert!(has_trees && said.contains("mount the filesystem with Linux once"), "copy {number}: {said}");
+                assert!(fs.balance_status().is_some(), "copy {number}");
+                return Some(false);
+            }
+        }
+    }
+    None
+}
+
+/// Judges a copy whose balance was continued: by the checkers, and by Linux, which ends the balance and must find the
+/// entries, quotas and data as they were.
+fn judge_continued(copy: &Path, number: usize, compare: impl Fn(Vec<TreeEntry>) -> Result<()>) {
+    second_opinion(copy).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
+    btrfs_check(copy).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
+    let mount = LoopMount::new(copy, "").unwrap();
+    mount.finish_balance().unwrap();
+    compare(walk_path(mount.path()).unwrap()).unwrap();
+    assert!(mount.judge_quotas().unwrap());
+    assert!(mount.kernel_complaints().is_empty(), "copy {number}: {:?}", mount.kernel_complaints());
+    mount.scrub().unwrap();
+    mount.close().unwrap();
+    btrfs_check(copy).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
+    check_quotas(copy).unwrap();
+    assert_eq!(nr_reloc_trees(copy), 0, "copy {number}");
+}
+
+#[test]
+fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let (before, copies) = crashes_of_a_balance_in_linux();
     let (mut nr_resumed, mut nr_refused) = (0, 0);
     for (number, copy) in copies.iter().enumerate() {
         let has_trees = nr_reloc_trees(copy.path()) > 0;
@@ -519,43 +566,15 @@ fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
             found.retain(|entry| is_left(&entry));
             compare_entries(&wanted, &found, Compare { root: false, mtime: false, ..Compare::ALL })
         };
-        if has_trees && fs.balance_status().is_some() {
-            let said = fs.cancel_balance().unwrap_err().to_string();
-            assert!(said.contains("mount the filesystem with Linux once"), "copy {number}: {said}");
-            assert!(fs.balance_status().is_some(), "copy {number}");
-        }
-        if fs.balance_status().is_some() {
-            match fs.resume_balance(&Job::new()) {
-                Ok(report) => {
-                    assert!(!has_trees && report.failures.is_empty(), "copy {number}: {:?}", report.counts);
-                    nr_resumed += 1;
-                }
-                Err(error) => {
-                    let said = error.to_string();
-                    assert!(
-                        has_trees && said.contains("mount the filesystem with Linux once"),
-                        "copy {number}: {said}"
-                    );
-                    assert!(fs.balance_status().is_some(), "copy {number}");
-                    nr_refused += 1;
-                }
-            }
+        match resumed_or_refused(&fs, number, has_trees) {
+            Some(true) => nr_resumed += 1,
+            Some(false) => nr_refused += 1,
+            None => {}
         }
         compare(walk_fs(&fs).unwrap()).unwrap();
         fs.close().unwrap();
         drop(fs);
-        second_opinion(copy.path()).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
-        btrfs_check(copy.path()).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
-        let mount = LoopMount::new(copy.path(), "").unwrap();
-        mount.finish_balance().unwrap();
-        compare(walk_path(mount.path()).unwrap()).unwrap();
-        assert!(mount.judge_quotas().unwrap());
-        assert!(mount.kernel_complaints().is_empty(), "copy {number}: {:?}", mount.kernel_complaints());
-        mount.scrub().unwrap();
-        mount.close().unwrap();
-        btrfs_check(copy.path()).unwrap_or_else(|error| panic!("copy {number}: {error:#}"));
-        check_quotas(copy.path()).unwrap();
-        assert_eq!(nr_reloc_trees(copy.path()), 0, "copy {number}");
+        judge_continued(copy.path(), number, compare);
         println!("copy {number} is good; relocation trees: {has_trees}, changed: {is_changed}");
     }
     println!("{nr_resumed} resumed, {nr_refused} refused");
