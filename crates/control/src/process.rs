@@ -82,6 +82,14 @@ impl Processes for LocalProcesses {
     }
 }
 
+impl LocalProcesses {
+    /// Whether a thread is being killed: a signal that ends the process has arrived, but the thread still runs. `None`
+    /// if the thread is not visible.
+    pub fn is_dying(&self, pid: u32) -> Option<bool> {
+        Some(has_pending_kill(&status(pid)?))
+    }
+}
+
 /// A mount, as a line of /proc/PID/mountinfo describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MountLine {
@@ -120,6 +128,13 @@ fn effective_capabilities(status: &str) -> Option<u64> {
     u64::from_str_radix(field(status, "CapEff:")?, 16).ok()
 }
 
+/// Whether the thread has a pending SIGKILL. The kernel adds it to all threads of a process when a signal of any kind
+/// kills the process.
+fn has_pending_kill(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << 8;
+    field(status, "SigPnd:").and_then(|bits| u64::from_str_radix(bits, 16).ok()).is_some_and(|bits| bits & SIGKILL != 0)
+}
+
 /// The supplementary groups that a process's status lists.
 fn groups(status: &str) -> impl Iterator<Item = u32> {
     let list = field(status, "Groups:").unwrap_or_default();
@@ -135,6 +150,13 @@ mod tests {
         assert_eq!(effective_capabilities("CapPrm:\tff\nCapEff:\t0000000000000208\n"), Some(0x208));
         assert_eq!(effective_capabilities("CapPrm:\tff\n"), None);
         assert_eq!(LocalProcesses.has_capability(u32::MAX, 3), None);
+    }
+
+    #[test]
+    fn a_pending_kill_is_read_from_a_status() {
+        assert!(has_pending_kill("ShdPnd:\t0000000000004000\nSigPnd:\t0000000000000100\n"));
+        assert!(!has_pending_kill("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000100\n"));
+        assert_eq!(LocalProcesses.is_dying(std::process::id()), Some(false));
     }
 
     #[test]

@@ -55,7 +55,10 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Resu
         QGROUP_CREATE => create_group(command, data).map(done),
         QUOTA_RESCAN => rescan(command, data).map(done),
         QUOTA_RESCAN_STATUS => rescan_status(command).map(Answer::from),
-        QUOTA_RESCAN_WAIT => quota(command, quota::Request::RescanWait).map(|_| Answer::default()),
+        QUOTA_RESCAN_WAIT => {
+            let waited = quota(command, quota::Request::RescanWait).map(|_| Answer::default());
+            waited.map_err(|failure| if_cancelled(failure, Errno::INTR))
+        }
         FITRIM => trim(command, data).map(Answer::from),
         _ => return None,
     })
@@ -72,6 +75,14 @@ fn balance(command: &Command<'_>, request: balance::Request) -> Result<balance::
     match command.run(Request::Balance(request))? {
         Response::Balance(response) => Ok(response),
         _ => Err(other_answer()),
+    }
+}
+
+/// The failure of an ioctl that a signal interrupts, with the errno of Linux.
+fn if_cancelled(failure: Failure, errno: Errno) -> Failure {
+    match failure.errno() == Errno::CANCELED {
+        true => Failure::new(errno, "a signal arrived"),
+        false => failure,
     }
 }
 
@@ -120,7 +131,8 @@ fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
     }
     let flush = flags & START_IO != 0;
     let request = defragment::Request { file: 0, start, len_bytes, small_bytes, compress, unshare: false, flush };
-    command.run(Request::Defragment(request)).map(|_| ())
+    // As on Linux, a signal ends a defragmentation with this error.
+    command.run(Request::Defragment(request)).map(|_| ()).map_err(|failure| if_cancelled(failure, Errno::AGAIN))
 }
 
 fn start_balance(command: &Command<'_>, data: &[u8]) -> Result<Answer> {

@@ -51,6 +51,14 @@ impl Groups {
         req.gid == gid || self.is_in_group(req.pid, gid, None)
     }
 
+    /// Whether a thread is being killed; `None` if it is not visible.
+    pub(crate) fn is_dying(&self, pid: u32) -> Option<bool> {
+        match self.0.get() {
+            Some(helper) => helper.is_dying(pid),
+            None => LocalProcesses.is_dying(pid),
+        }
+    }
+
     /// The umask of the calling process; 022 if it is unknown. Requests of ioctls do not contain the umask.
     pub(crate) fn umask(&self, req: &Request<'_>) -> u32 {
         self.umask_of(req.pid).unwrap_or(0o022)

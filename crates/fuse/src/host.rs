@@ -7,13 +7,14 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
-use ubtrfs_control::{Context, Failure, Host, OpenFile, Processes, Request, Response, execute};
+use ubtrfs_control::{Context, Failure, Host, OpenFile, Processes, Request, Response, execute, quota};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
-use ubtrfs_transaction::{Job, Metric, prometheus_text};
+use ubtrfs_transaction::{Metric, prometheus_text};
 
 use crate::activity::Activity;
 use crate::caller::Groups;
+use crate::interrupt::{EndsBy, Interrupts};
 use crate::mount::{self, MountConfig};
 use crate::name_cache::NameCache;
 use crate::node::Nodes;
@@ -25,6 +26,7 @@ use crate::transport::RequestCounts;
 pub(crate) struct MountHost {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) groups: Groups,
+    pub(crate) interrupts: Interrupts,
     names: NameCache,
     activity: Arc<Activity>,
     writeback_cache: bool,
@@ -53,6 +55,7 @@ impl MountHost {
     ) -> Self {
         Self {
             nodes: Arc::new(Nodes::new(fs.root())),
+            interrupts: Interrupts::new(groups.clone()),
             groups,
             names,
             activity,
@@ -90,7 +93,8 @@ impl MountHost {
             device.and_then(|device| self.groups.is_read_only_for(req.pid, *device)).unwrap_or(false);
         let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false, is_read_only_mount };
         let files: Vec<OpenFile> = ids.iter().map(opened).collect();
-        execute(&Context { fs, host: self, caller: &caller, files: &files, stream: None, job: &Job::new() }, request)
+        let running = self.interrupts.start(req.unique, req.pid, ends_by(&request));
+        execute(&Context { fs, host: self, caller: &caller, files: &files, stream: None, job: &running.job }, request)
     }
 
     /// The inode that the caller of an ioctl has open under the number `descriptor`.
@@ -99,6 +103,14 @@ impl MountHost {
         let file = self.groups.file_of(req.pid, descriptor).ok_or_else(closed)?;
         let id = self.nodes.id_of_st_ino(file.ino).filter(|_| self.device.get() == Some(&file.device));
         id.ok_or_else(not_here)
+    }
+}
+
+/// The signals that end a command on Linux.
+fn ends_by(request: &Request) -> EndsBy {
+    match request {
+        Request::Quota(quota::Request::RescanWait) | Request::Defragment(_) => EndsBy::AnySignal,
+        _ => EndsBy::Death,
     }
 }
 

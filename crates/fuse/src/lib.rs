@@ -17,6 +17,7 @@
 //! | `btrfs_ioctl` | btrfs's ioctls on the whole filesystem                     |
 //! | `subvolume_ioctl` | the ioctls on subvolumes                                  |
 //! | `host`       | the mount as commands of crate `control` use it             |
+//! | `interrupt`  | cancels ioctls whose process got a signal                   |
 //! | `name_cache` | names that the kernel must forget                           |
 //! | `seek`       | data and holes of files that are being written              |
 //! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
@@ -31,6 +32,7 @@ mod btrfs_ioctl;
 mod caller;
 mod dir_end;
 mod host;
+mod interrupt;
 mod ioctl;
 mod lent_device;
 mod mount;

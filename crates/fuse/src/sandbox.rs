@@ -288,6 +288,8 @@ const FILE: u8 = b'f';
 /// Question: is every file that the process has open on the device (two numbers, the low half first) open through a
 /// read-only mount?
 const READ_ONLY: u8 = b'r';
+/// Question: is the thread being killed?
+const DYING: u8 = b'k';
 /// Question: can the block device with this number (the low half first) be claimed? If so, the helper keeps the claim.
 const TAKE_DEVICE: u8 = b'd';
 /// No user has this id.
@@ -331,6 +333,11 @@ impl PrivilegedHelper {
     pub(crate) fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
         let [low, high] = halves(device);
         self.ask_whether(READ_ONLY, [pid, low, high])
+    }
+
+    /// Whether a thread is being killed; `None` if the answer is unknown.
+    pub(crate) fn is_dying(&self, pid: u32) -> Option<bool> {
+        self.ask_whether(DYING, [pid, 0, 0])
     }
 
     /// Claims the block device, or keeps the mount that has the claim, until this value is dropped.
@@ -409,6 +416,7 @@ pub fn serve_unmounts(device: &Path, dir: &Path) {
                 let device = u64::from(user) << 32 | u64::from(number);
                 processes.is_read_only_for(pid, device).map_or(UNKNOWN, yes)
             }
+            DYING => processes.is_dying(pid).map_or(UNKNOWN, yes),
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
             FILE => yes(file.is_some()),
             TAKE_DEVICE => {

@@ -34,6 +34,7 @@ use crate::btrfs_ioctl::{self, Answer};
 use crate::caller::{Groups, caller};
 use crate::dir_end::DirectoryReaders;
 use crate::host::MountHost;
+use crate::interrupt::Interrupts;
 use crate::ioctl::{self, IoctlCaller};
 use crate::lent_device::LentDevice;
 use crate::mount::MountConfig;
@@ -113,6 +114,11 @@ impl Server {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
         let (dir_ends, no_xattrs, no_open) = (DirectoryReaders::default(), config.no_xattrs, config.no_open);
         Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open, lent }
+    }
+
+    /// Cancels running ioctls.
+    pub(crate) fn interrupts(&self) -> Interrupts {
+        self.host.interrupts.clone()
     }
 
     /// The inode of a request. A node id that the kernel never got from this server is stale.
@@ -327,6 +333,7 @@ impl Handler for Server {
     }
 
     fn disconnected(&self) {
+        self.host.interrupts.end();
         if let Some(lent) = self.lent.get() {
             lent.reclaim(&self.fs, self.groups.helper());
         }
@@ -511,6 +518,7 @@ impl Server {
             }
             Operation::Ioctl { cmd, data, out_size } => self.ioctl(req, cmd, data, out_size, reply, place)?,
             Operation::Fallocate { offset, length, mode } => self.fallocate(req, offset, length, mode)?,
+            Operation::Interrupt { unique } => self.host.interrupts.interrupt(unique),
             Operation::Lseek { offset, whence } => reply.offset(self.lseek(node, offset, whence, place)?),
             Operation::CopyFileRange { offset, to_node, to_offset, len, is_long } => {
                 self.activity.note_change();
@@ -530,8 +538,7 @@ impl Server {
             }
             // After ENOSYS the kernel no longer sends the operation. FLUSH is not needed, because the server holds
             // nothing back until close. OPENDIR is not needed, because directories are read by cookies alone, and the
-            // kernel caches them. INTERRUPT is not needed, because no request waits so long that interrupting it would
-            // help.
+            // kernel caches them.
             Operation::Other(_) => return Err(Failure::Errno(Errno::NOSYS)),
         }
         Ok(())

@@ -22,6 +22,7 @@ use ubtrfs_fs::Fs;
 use crate::activity::Activity;
 use crate::caller::Groups;
 use crate::host::MountHost;
+use crate::interrupt::Interrupts;
 use crate::lent_device::LentDevice;
 use crate::mount::{self, MountConfig, MountError};
 use crate::name_cache::NameCache;
@@ -141,7 +142,7 @@ impl Session {
     pub fn run(self) -> Result<(), MountError> {
         let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, lent, .. } = self;
         let shown = dir.display().to_string();
-        unmount_on_signals(dir.clone(), unmounter.clone(), control.canceller())
+        unmount_on_signals(dir.clone(), unmounter.clone(), control.canceller(), server.interrupts())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
             let (activity, fs) = (activity.clone(), fs.clone());
@@ -198,12 +199,14 @@ fn unmount_on_signals(
     dir: PathBuf,
     unmounter: Option<Arc<PrivilegedHelper>>,
     canceller: Canceller,
+    interrupts: Interrupts,
 ) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for _ in &mut signals {
-            // Cancel running commands, because they have files open, which keep the mount busy.
+            // Cancel running commands and ioctls, because they have files open, which keep the mount busy.
             canceller.cancel_all();
+            interrupts.cancel_all();
             match unmount_by(unmounter.as_deref(), &dir, false) {
                 Ok(()) => return,
                 Err(error) => tracing::warn!("{error}; detaching it"),

@@ -12,6 +12,8 @@ use super::wire::{InHeader, Setattr, opcode};
 /// A request and its caller.
 #[derive(Debug)]
 pub struct Request<'a> {
+    /// The number of the request.
+    pub unique: u64,
     /// The inode that the request is about.
     pub node: u64,
     /// The caller's user.
@@ -156,6 +158,10 @@ pub enum Operation<'a> {
         /// Whether the answer states the number of copied bytes in 64 bits, not in 32.
         is_long: bool,
     },
+    /// The process that made the request `unique` got a signal.
+    Interrupt {
+        unique: u64,
+    },
     /// Any other operation, by its opcode.
     Other(u32),
 }
@@ -166,7 +172,7 @@ pub(crate) fn fixed_len(number: u32) -> usize {
         opcode::SETATTR => size_of::<Setattr>(),
         opcode::MKNOD | opcode::GETATTR | opcode::FSYNC | opcode::FSYNCDIR | opcode::RENAME2 => 16,
         opcode::CREATE | opcode::TMPFILE => 16,
-        opcode::MKDIR | opcode::RENAME | opcode::LINK | opcode::OPEN | opcode::SYNCFS => 8,
+        opcode::MKDIR | opcode::RENAME | opcode::LINK | opcode::OPEN | opcode::SYNCFS | opcode::INTERRUPT => 8,
         opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR => 8,
         opcode::READ | opcode::WRITE | opcode::READDIR | opcode::READDIRPLUS => 40,
         opcode::RELEASE | opcode::LSEEK | opcode::STATX => 24,
@@ -180,7 +186,8 @@ impl<'a> Request<'a> {
     /// Reads a request from its three parts. `None` if a part is too short (P1).
     pub(crate) fn decode(header: &InHeader, fixed: &[u8], rest: &'a [u8]) -> Option<Self> {
         let operation = Operation::decode(header.opcode, fixed, rest)?;
-        Some(Self { node: header.node, uid: header.uid, gid: header.gid, pid: header.pid, operation })
+        let InHeader { unique, node, uid, gid, pid, .. } = *header;
+        Some(Self { unique, node, uid, gid, pid, operation })
     }
 }
 
@@ -275,6 +282,7 @@ impl<'a> Operation<'a> {
                 let is_long = number == opcode::COPY_FILE_RANGE_64;
                 Self::CopyFileRange { offset, to_node, to_offset, len, is_long }
             }
+            opcode::INTERRUPT => Self::Interrupt { unique: take(fixed)? },
             other => Self::Other(other),
         })
     }
