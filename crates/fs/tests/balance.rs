@@ -461,12 +461,12 @@ fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFi
     let (mut copies, mut nr_with, mut nr_without) = (Vec::new(), 0, 0);
     let nr_wanted = std::env::var("UBTRFS_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
     for _ in 0..12 {
-        if nr_with >= nr_wanted {
+        if nr_with >= nr_wanted && nr_without > 0 {
             break;
         }
         std::thread::scope(|scope| {
             let balance = scope.spawn(|| run("btrfs", ["balance", "start", "--full-balance", &at]));
-            while !balance.is_finished() && nr_with < nr_wanted {
+            while !balance.is_finished() && (nr_with < nr_wanted || nr_without == 0) {
                 std::thread::sleep(Duration::from_millis(10));
                 let copy = tempfile::NamedTempFile::new().unwrap();
                 run("fsfreeze", ["-f", &outer_at]).unwrap();
@@ -475,8 +475,10 @@ fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFi
                 copied.unwrap();
                 // Keep copies with and without reloc trees.
                 if nr_reloc_trees(copy.path()) > 0 {
-                    nr_with += 1;
-                    copies.push(copy);
+                    if nr_with < nr_wanted {
+                        nr_with += 1;
+                        copies.push(copy);
+                    }
                 } else if nr_without < 4 && nr_root_items(copy.path(), "BALANCE") > 0 {
                     nr_without += 1;
                     copies.push(copy);
