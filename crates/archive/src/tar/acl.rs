@@ -13,6 +13,11 @@ pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 /// Parses `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without
 /// an id is a number, or is looked up in this system's `/etc/passwd` and `/etc/group`.
 pub(crate) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
+    parse(text, id_of)
+}
+
+/// Parses like [`from_text`], with `id_of` to look up a name in a file of users or groups.
+fn parse(text: &[u8], id_of: impl Fn(&str, &str) -> Option<u32>) -> anyhow::Result<Vec<u8>> {
     let text = std::str::from_utf8(text).context("an ACL is not text")?;
     let mut entries = Vec::new();
     for entry in text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or_default().trim()) {
@@ -130,6 +135,8 @@ mod tests {
 
     #[test]
     fn text_becomes_the_attribute() {
+        let id_of = |file: &str, name: &str| (file == "/etc/passwd" && name == "root").then_some(0);
+        let from_text = |text: &[u8]| parse(text, id_of);
         let all =
             bytes(&[(1, 7, NO_ID), (2, 5, 0), (2, 4, 1000), (4, 4, NO_ID), (8, 6, 7), (16, 7, NO_ID), (32, 0, NO_ID)]);
         let text = b"user::rwx,user:1000:r--,user:root:r-x,group::r--,group:x:rw-:7,mask::rwx,other::---";
