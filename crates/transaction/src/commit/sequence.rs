@@ -241,7 +241,7 @@ impl Engine {
     }
 
     /// The tree that holds the block group items.
-    fn block_group_tree(&self) -> Result<Arc<Tree>> {
+    pub(crate) fn block_group_tree(&self) -> Result<Arc<Tree>> {
         let own = self.commit_state.superblock().compat_ro().contains(CompatRo::BLOCK_GROUP_TREE);
         self.own_tree(if own { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE })
     }

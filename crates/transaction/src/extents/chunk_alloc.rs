@@ -7,8 +7,14 @@
 //! A new chunk can be used immediately: its content is reachable only through a commit, and every commit records all
 //! pending chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
 //!
-//! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> space,
-//! volumes, the list; no lock is taken under the list's lock.
+//! Invariant:
+//! - C1. A commit records both a new chunk and its block group, or neither. In each round, the commit takes first the dirty
+//!   block groups and then the pending chunks, and a round that finds a chunk is followed by another. So a commit that takes
+//!   the chunk also takes the block group, if the group is never listed later than the chunk; and a commit that takes the
+//!   group also takes the chunk, if the chunk is never listed later than the group.
+//!
+//! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> volumes, the
+//! list -> space.
 
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_error::{Error, Result};
@@ -106,12 +112,13 @@ impl Engine {
         }
         let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
         let range = LogicalRange::new("chunk", "length", logical, chunk.length)?;
-        // List the chunk before it can be used: a commit that finds the new block group must also find the pending
-        // chunk.
-        self.pending_chunks.list.lock().push((logical, chunk));
         let reserved = self.volumes.reserved_ranges(logical);
         let whole = std::iter::once(logical.0..range.end().0).collect();
+        // Under the list's lock, because the chunk and its block group must appear together (C1).
+        let mut list = self.pending_chunks.list.lock();
         self.space.insert_block_group(group, whole, reserved)?;
+        list.push((logical, chunk));
+        drop(list);
         self.update_unallocated();
         Ok(true)
     }
@@ -343,3 +350,52 @@ pub(crate) fn remove_system_chunks(superblock: &mut Superblock, chunks: &[Logica
 
 /// Minimum length of an extent that is accepted instead of a longer extent, to avoid making a chunk.
 const FAIR_PIECE_BYTES: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use ubtrfs_device::MemoryDevice;
+
+    use super::*;
+    use crate::OpenOptions;
+
+    fn starts(engine: &Engine, tree: RootId, key_type: KeyType) -> Vec<u64> {
+        let tree = engine.own_tree(tree).expect("there");
+        let all = tree.range(&Key::MIN, &Key::MAX, usize::MAX).expect("readable");
+        let keys = all.into_iter().map(|(key, _)| key).filter(|key| key.item_type == key_type);
+        keys.map(|key| if key_type == KeyType::CHUNK_ITEM { key.offset } else { key.objectid }).collect()
+    }
+
+    /// Commits while another thread makes chunks and other threads compete for the processors, so that the thread is
+    /// interrupted at any point.
+    #[test]
+    fn every_commit_records_a_chunk_together_with_its_block_group() {
+        for round in 0..20 {
+            let device = Arc::new(MemoryDevice::new(1 << 40));
+            ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+            let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while engine.add_chunk(SpaceKind::Metadata).expect("made") {}
+                    done.store(true, Ordering::Relaxed);
+                });
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            std::hint::spin_loop();
+                        }
+                    });
+                }
+                while !done.load(Ordering::Relaxed) {
+                    engine.commit().expect("committed");
+                    let chunks = starts(&engine, RootId::CHUNK_TREE, KeyType::CHUNK_ITEM);
+                    let tree = engine.block_group_tree().expect("there").id();
+                    assert_eq!(chunks, starts(&engine, tree, KeyType::BLOCK_GROUP_ITEM), "round {round}");
+                }
+            });
+        }
+    }
+}
