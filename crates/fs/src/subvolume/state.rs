@@ -81,7 +81,7 @@ impl Fs {
         let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
         let takes_changes = self.read_only().is_none();
         let subvolume = self.subvolumes.keep(Arc::new(Subvolume::enter(root, tree, &item, takes_changes)));
-        if takes_changes && !subvolume.is_read_only() {
+        if takes_changes {
             // A failed deletion does not prevent use of the subvolume.
             if let Err(error) = self.delete_orphans(&subvolume) {
                 tracing::warn!("subvolume {root}: deleting unlinked inodes failed: {error}");
