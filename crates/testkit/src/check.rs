@@ -26,8 +26,19 @@ pub fn btrfs_check_after_failures(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror, Code::BlockCopy])
 }
 
+/// Fails with the output of `btrfs check` unless it is clean.
+///
+/// Its normal mode (version 6.2) counts an error that it does not name if the leaf of a deleted file that is still open
+/// is shared with a snapshot, also on images made by Linux. Only then is the other mode asked as well, which is right.
 fn by_btrfs(image: &Path) -> Result<()> {
-    let (success, text) = btrfs_check_output(image, &["--readonly", "--check-data-csum"])?;
+    const ARGS: [&str; 2] = ["--readonly", "--check-data-csum"];
+    const UNNAMED: [&str; 2] = ["bytes used, error(s) found", "ERROR: errors found in fs roots"];
+    let (mut success, mut text) = btrfs_check_output(image, &ARGS)?;
+    if !success
+        && text.lines().filter(|line| is_complaint(line)).all(|line| UNNAMED.iter().any(|end| line.ends_with(end)))
+    {
+        (success, text) = btrfs_check_output(image, &[&ARGS[..], &["--mode=lowmem"]].concat())?;
+    }
     let complaints: Vec<&str> = text.lines().filter(|line| is_complaint(line)).collect();
     if !success || !complaints.is_empty() {
         bail!("btrfs check of {} is not clean: {}\n{text}", image.display(), complaints.join("; "));
