@@ -73,8 +73,8 @@ pub(crate) struct Args {
     /// Create and format the image file if it does not exist, with this size in bytes or with K, M, G or T
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
-    /// Memory for caches and unwritten data, in bytes or with K, M or G (at least 16M); by default a quarter of the
-    /// machine's memory, at most 1G
+    /// Memory of the server, in bytes or with K, M or G (at least 16M; below 144M it may take up to 144M); by default a
+    /// quarter of the machine's memory, at most 1G
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
     /// Compress new data with zstd, lzo or zlib, or with a level, such as zstd:3; --compress alone means zstd, and new data

@@ -94,8 +94,8 @@ pub(crate) struct ImageOptions {
     /// Mount options with which an image is opened, such as compress=zstd:3,subvol=home
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
-    /// Memory for caches and unwritten data of an image, in bytes or with K, M or G (at least 16M); by default a
-    /// quarter of the machine's memory, at most 1G
+    /// Memory of the program for an image, in bytes or with K, M or G (at least 16M; below 144M it may take up to
+    /// 144M); by default a quarter of the machine's memory, at most 1G
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub(crate) memory: Option<u64>,
 }
