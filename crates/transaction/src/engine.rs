@@ -49,7 +49,7 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Memory for the node cache and delayed items together, in bytes.
     pub memory_bytes: u64,
-    /// Whether freed data space is discarded on the devices.
+    /// Whether the space that a commit frees is discarded on the devices.
     pub discard: bool,
     /// Whether freed space is noted for [`Engine::discard_freed`]. Must not be set together with `discard`.
     pub discard_later: bool,

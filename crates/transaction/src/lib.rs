@@ -16,12 +16,13 @@
 //! - `handle`: transaction handles, their reservations, and the waits before they begin.
 //! - `delayed`: item changes in memory, and trees as readers see them with these changes.
 //! - `nodes`: tree nodes between memory and the devices.
-//! - `health`: panics, device error counters, statistics, the timeline.
+//! - `health`: turning the filesystem read-only after errors and panics, statistics, the timeline.
 //!
-//! Modules that all modules above use:
+//! Modules outside of this order:
 //!
 //! - `engine`, `open`: the type [`Engine`], and opening a filesystem.
 //! - `job`: progress of long operations, and requests to pause or cancel them.
+//! - `per_thread`: copies of a value, one for each thread.
 
 #![forbid(unsafe_code)]
 

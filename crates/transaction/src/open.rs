@@ -33,8 +33,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Fails on unknown incompat features, on damaged superblocks, and if a tree that opening needs (chunk, root,
-    /// extent, free space, log) is missing, corrupt or unreadable.
+    /// Fails on unknown incompat features, on damaged superblocks, if a tree that opening reads (chunk, root, device,
+    /// extent or block group, free space, log) is corrupt or unreadable, and if the tree with the block groups or the
+    /// extent tree is missing.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
         let volumes = Volumes::open(devices, ubtrfs_volumes::OpenOptions { read_only: options.read_only })?;
         let superblock = volumes.superblock().clone();
@@ -84,7 +85,7 @@ impl Engine {
         });
         engine.protect_found_log()?;
         engine.load_quotas()?;
-        // A failure to read the highest subvolume id leaves the filesystem readable.
+        // Without the highest subvolume id, only the creation of subvolumes fails.
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()
         {
@@ -154,7 +155,7 @@ fn chunk_root(superblock: &Superblock) -> RootPtr {
     }
 }
 
-/// Loads the trees that the superblock points to, and the filesystem's own trees. Other trees are loaded on first use.
+/// Loads the root tree, the chunk tree, and the trees that are listed below. Other trees are loaded on first use.
 fn load_own_trees(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<HashMap<RootId, Arc<Tree>>> {
     let root_tree = RootPtr {
         tree: RootId::ROOT_TREE,

@@ -1,7 +1,7 @@
 //! Applies delayed items without a commit, and compares a map with what readers see of the tree, and with the tree that
 //! is on disk after the commit.
 //!
-//! Needs mkfs.btrfs and btrfs. If mkfs.btrfs or btrfs is missing, the tests print that and pass, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs: without them, the tests fail.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

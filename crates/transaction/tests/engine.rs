@@ -1,6 +1,6 @@
 //! Tests the engine without `fs`: the tests put items directly, and `btrfs check` judges the filesystem after commits.
 //!
-//! Needs mkfs.btrfs and btrfs. If mkfs.btrfs or btrfs is missing, the tests print that and pass, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs. If mkfs.btrfs is missing, the tests print that and pass, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

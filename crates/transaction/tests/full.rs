@@ -1,7 +1,8 @@
 //! Tests full filesystems: changes that do not fit are refused, accepted changes are committed, and removals make room
 //! again.
 //!
-//! Needs mkfs.btrfs and btrfs. If mkfs.btrfs or btrfs is missing, the tests print that and pass, unless `CI` is set.
+//! Needs root, loop devices, btrfs-progs and the kernel's btrfs. Without them, the tests print that and pass, unless
+//! `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -53,8 +53,8 @@ impl SubvolumeRoot {
         Self { ptr, last_snapshot, dropped_before: dropped.map(|item| (item.drop_progress, item.drop_level)) }
     }
 
-    /// Whether no other tree can reach this block of the subvolume. A block that a relocation moved is new, but has the
-    /// same users as the block that it replaced.
+    /// Whether no other tree can reach this block of the subvolume. A block that Linux's relocation moved is new, but
+    /// has the same users as the block that it replaced.
     pub(crate) fn is_private(&self, node: &Node) -> bool {
         node.owner() == self.ptr.tree
             && node.generation() > self.last_snapshot

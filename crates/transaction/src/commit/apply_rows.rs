@@ -31,7 +31,8 @@ use crate::engine::Engine;
 use crate::health::stats::Span;
 
 impl Engine {
-    /// Frees the memory of delayed items: applies rows if that frees most of the memory, and commits otherwise.
+    /// Frees the memory of delayed items: applies rows if rows take much of the memory, room is ample, no fsync was
+    /// made lately, and little other work waits for the commit. Commits otherwise.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Applies frozen items to their trees. Trees that share no blocks are changed in parallel, all other trees one after
-//! another.
+//! Applies frozen items to their trees. Large batches of trees that share no blocks are applied in parallel, all other
+//! batches one after another.
 //!
 //! One large batch is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Several large batches are applied in
 //! parallel, and each of them is cut into fewer parts than a batch that is applied alone.

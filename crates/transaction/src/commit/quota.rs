@@ -86,7 +86,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Makes the quota tree after quotas were enabled, and removes it after they were disabled.
+    /// Makes the quota tree after quotas were enabled, and removes it after they were disabled. Marks the numbers of a
+    /// quota tree that is not in use as inconsistent.
     pub(crate) fn change_quota_tree(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let tree = self.tree(RootId::QUOTA_TREE)?;
         match (self.quotas.is_on(), tree) {
@@ -130,7 +131,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Marks the numbers as inconsistent if quotas are disabled, or if quotas are of a kind that is not accounted here.
+    /// Marks the numbers of a quota tree that is not in use as inconsistent, because changes are not accounted in it.
+    /// The numbers of simple quotas are not marked.
     fn flag_unknown_quotas(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let key = Key::new(0, KeyType::QGROUP_STATUS, 0);
         // Unreadable quotas do not prevent changes of the filesystem.

@@ -42,7 +42,7 @@ use crate::per_thread::Closed;
 use crate::relocation::step::RelocationStep;
 
 impl Engine {
-    /// Makes all changes put so far durable. Returns at once if nothing changed.
+    /// Makes all changes put so far durable. Waits for a running commit, and writes nothing if nothing changed.
     ///
     /// # Errors
     ///

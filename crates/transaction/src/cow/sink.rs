@@ -1,8 +1,8 @@
 //! Copy on write: how addresses and references change when a batch changes a tree.
 //!
-//! References are derived here, from the reports of `apply`, and nowhere else. The table is for a block that tree R
-//! stops using. A reference that tree R holds names the id of R; a reference that the block holds names the address of
-//! the block (a full backref):
+//! The reference changes of a batch are derived here, from the reports of `apply`, and nowhere else. The table is for a
+//! block that tree R stops using. A reference that tree R holds names the id of R; a reference that the block holds
+//! names the address of the block (a full backref):
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //!
 //! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From the
 //! snapshot until the end of the commit, blocks of this transaction may have several users too, and the tree's
-//! `last_snapshot` is this transaction. So a block is *private* only if it is newer than the tree's last snapshot; for
-//! all other blocks, the references show how many users they have.
+//! `last_snapshot` is this transaction. So a block other than the tree's root is *private* only if it is newer than the
+//! tree's last snapshot; for blocks that are not private, the references show how many users they have.
 //!
 //! Invariants:
 //! - I1. A node is changed at its address only while it is private and was never written.
@@ -146,11 +146,12 @@ struct Made {
     refs: NewRefs,
     /// Nodes that are not written yet.
     emitted: HashMap<Logical, Arc<Node>>,
-    /// Unused addresses: the nodes at them were fresh (private and never written, I1) and have been dropped.
+    /// Addresses of blocks of this transaction that no tree uses any more; nodes at them that were never written are
+    /// dropped.
     freed: Vec<Logical>,
     /// Addresses of replaced nodes that no tree uses once this transaction is committed.
     left: Vec<Logical>,
-    /// Written blocks of this transaction that no tree uses any more.
+    /// Blocks of this transaction that no tree uses any more, and whose addresses stay taken until the commit (I3).
     retired: Vec<Extent>,
     /// Number of blocks that the tree gained.
     nr_made: u64,

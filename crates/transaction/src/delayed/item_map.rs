@@ -11,12 +11,12 @@
 //!
 //! A full page is split in half. The exception is a page to which ascending keys are being added: it is split where the
 //! next key is inserted, or, if that key comes after all others, the key begins a new page. So ascending keys fill
-//! their pages. Groups are split in the same way.
+//! their pages. A full group is split in half, or, if the new page comes last, the new page begins a new group.
 //!
 //! In key order, most changes follow shortly after an earlier change: new inodes come last, new entries of a directory
 //! come after its other entries, and each new entry changes the directory's own item. So the search for a change's page
-//! tries the last page first, then the page of the last change with an equal objectid and type, and only then searches
-//! by key.
+//! tries the last page first, then the page that a change with a similar key used last (`recent_slot`), and only then
+//! searches by key.
 //!
 //! Invariants:
 //! - I1. The keys of a page are at or above its lowest key, and below the lowest key of the next page; groups follow

@@ -1,8 +1,8 @@
 //! [`Tree`]: a tree as readers see it, merged from active delayed items, frozen delayed items, and nodes.
 //!
 //! Locks: a lookup in nodes holds the view lock shared throughout. A publish replaces the nodes and the root of a tree
-//! under the exclusive view lock, so no reader sees half of a new tree. Shard locks of the active items are taken and
-//! released before the view lock (I2 of [`crate::delayed::delayed_item`]).
+//! under the exclusive view lock, so no reader sees half of a new tree. Readers take and release the shard locks of the
+//! active items before they take the view lock (I2 of [`crate::delayed::delayed_item`]).
 
 use std::ops::Deref;
 use std::sync::Arc;

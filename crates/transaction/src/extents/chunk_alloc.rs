@@ -174,10 +174,10 @@ impl Engine {
         }
     }
 
-    /// Removes empty block groups from memory, except one of each kind, and returns the changes that remove these
-    /// groups from the trees. A group whose free space is reserved for dirty data stays. Until the commit is durable,
-    /// the last superblock still maps the removed block groups, so their device space is not reused before
-    /// [`Engine::forget_chunks`].
+    /// Removes empty block groups from memory, and returns the changes that remove these groups from the trees. One
+    /// group of each type and all system groups stay, unless a relocation has condemned them. A group whose free space
+    /// is reserved for dirty data stays too. Until the commit is durable, the last superblock still maps the removed
+    /// block groups, so their device space is not reused before [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
         let mut spared = BlockGroupFlags::empty();

@@ -116,7 +116,7 @@ impl Migrations {
         self.stages.lock().remove(&start)
     }
 
-    /// Returns the failure of a migration that a commit could not record.
+    /// The error of the commit that could not record this migration, if there was one.
     fn take_failure(&self, start: Logical) -> Option<Error> {
         match self.stages.lock().get(&start) {
             Some(Stage::Failed(error)) => Some(error.clone()),

@@ -73,7 +73,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if `len_bytes` is more than the device's size or less than [`DEVICE_LEN_MIN`];
+    /// [`Error::Refused`] if there is no such device, if `len_bytes` is more than the device's size or less than
+    /// [`DEVICE_LEN_MIN`], or if other threads keep moving block groups past the new end;
     /// [`Error::NoSpace`] if the extents past the new end find no room below it; [`Error::Cancelled`]; an error of a
     /// read, a write or a commit. After an error, the size is unchanged, but chunks and extents that were moved stay in
     /// their new places.

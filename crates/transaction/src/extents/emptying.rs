@@ -1,7 +1,7 @@
 //! [`Relocations`]: the block groups that are being emptied.
 //!
 //! ```text
-//!  begin -> Emptying -- condemn --> Condemned -- a commit removes the group --> (gone)
+//!  begin --> Moving --- condemn --> Condemned -- a commit removes the group --> (gone)
 //!              |                        |
 //!              +------- end ------------+----> (an ordinary block group)
 //! ```

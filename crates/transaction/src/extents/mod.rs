@@ -3,7 +3,8 @@
 //! - `extent_tree`, `csum_tree`, `free_space_tree`: the items of these trees.
 //! - `data_io`, `data_ledger`: data extents: their I/O with checksums, and their state until they are committed.
 //! - `chunk_alloc`, `conversion`: making chunks, and the profile of new chunks during a conversion.
-//! - `chunk_migration`, `device_size`: moving chunks on the devices, resizing devices.
+//! - `chunk_migration`, `copy_check`, `device_size`: moving chunks on the devices, checking what is copied, resizing
+//!   devices.
 //! - `emptying`, `moved_extents`: block groups that a relocation empties, and the new addresses of their data.
 //! - `trim`: discarding free space.
 

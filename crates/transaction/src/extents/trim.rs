@@ -88,7 +88,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Io`](ubtrfs_error::Error::Io) if a device fails or does not support discard; `Cancelled`.
+    /// [`Io`](ubtrfs_error::Error::Io) if a device fails; `Cancelled`. A device without support for discards is no
+    /// error.
     pub fn trim(&self, range: &Range<u64>, min_bytes: u64, job: &Job) -> Result<u64> {
         self.check_writable()?;
         self.commit()?;

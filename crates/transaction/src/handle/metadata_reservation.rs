@@ -170,7 +170,7 @@ const REFERENCE_BYTES: u64 = 64;
 /// A removal that makes at most this many changes in one step fits even on a full filesystem: if subvolumes share
 /// blocks, the global reserve has room for these changes.
 const CHANGES_PER_REMOVAL: u64 = 16;
-/// Maximum number of changes that the deletion of a subvolume makes, the dropping of its tree excluded: entry, index,
+/// Upper bound of the changes that the deletion of a subvolume makes, the dropping of its tree excluded: entry, index,
 /// directory, both references, orphan item, root item, two UUID items.
 pub(crate) const CHANGES_PER_SUBVOLUME_DELETION: u64 = 12;
 /// Number of changes that writeback makes for each reservation of dirty data, besides the changes for the extents.

@@ -71,7 +71,8 @@ impl Output {
         if !self.named.contains(&thread) {
             self.named.push(thread);
             let current = std::thread::current();
-            // Thread names come from this program and contain nothing that JSON escapes.
+            // JSON would escape quotes and backslashes. Thread names come from this program and have no control
+            // characters.
             let name = current.name().unwrap_or("client").replace(['"', '\\'], "");
             writeln!(
                 self.file,

@@ -3,8 +3,8 @@
 //! A panic does not poison the engine's locks, so state that a panic left half changed would look complete to the next
 //! commit. A guard that noticed the panic while unwinding would be too late: another thread could commit first. The
 //! panic hook runs before unwinding begins.
-//! - I1. Every thread that changes or reads a filesystem calls [`Engine::enter`] first: every entry point of the engine
-//!   makes this call.
+//! - I1. A panic turns those filesystems read-only for which its thread has called [`Engine::enter`]. [`Engine::tree`],
+//!   [`Engine::check_writable`], reads and writes of data, and `fs` when it looks up an inode make this call.
 //! - I2. The hook takes only the locks of its registry and of [`Engine::abort`]; no other filesystem code runs under
 //!   these locks.
 //! - I3. If a program replaced the hook, [`MetadataReservation`](crate::MetadataReservation) and the commit still

@@ -100,7 +100,7 @@ impl LeafReadAhead {
         self.engine.enter();
         let ahead = &self.store.ahead;
         ahead.state.lock().serving = true;
-        // After a panic of this thread, no other thread may wait for it.
+        // When this thread ends, even by a panic, the readahead ends, so threads that wait for a leaf wake up.
         let _end = EndOnDrop(ahead);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(job) = ahead.next_job() {

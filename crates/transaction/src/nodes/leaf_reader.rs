@@ -68,7 +68,7 @@ impl<'s> LeafReader<'s> {
     }
 
     fn read_runs(&self) {
-        // After a panic of this thread, no other thread may wait for it.
+        // When this thread ends, even by a panic, the readahead ends, so threads that wait for a leaf wake up.
         let _end = EndOnDrop(self);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(run) = self.next_run() {

@@ -151,6 +151,6 @@ const NR_WRITERS: usize = 2;
 const QUEUE_PIECES: usize = 2;
 /// Maximum bytes of nodes in a piece.
 const PIECE_BYTES: u64 = 2 << 20;
-/// A piece takes at most the engine's memory divided by this number.
+/// A piece takes about the engine's memory divided by this number, if that is less than [`PIECE_BYTES`].
 const PIECE_PART: u64 = 256;
 const PIECE_NODES_MIN: usize = 4;

@@ -36,7 +36,8 @@ pub(crate) struct QuotaWork {
     pub(crate) left: Vec<(RootId, NodePtr)>,
     /// Subvolumes that are dropped completely.
     pub(crate) dropped: Vec<RootId>,
-    /// The trees from which the users before a change are read; `None` for the trees of the last commit.
+    /// The trees as they were at the start of the current phase (I2), from which the users before a change are read.
+    /// `None` in the first phase: the trees of the last commit.
     base: Option<FixedTrees>,
     /// Users of data extents, remembered from earlier changes. The remembered users are kept from commit to commit.
     known: KnownUsers,

@@ -19,7 +19,7 @@ use crate::engine::Engine;
 /// The state of quotas as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
-    /// Whether the numbers are reliable. The numbers become reliable when the first rescan has ended.
+    /// Whether the numbers are reliable. Those of full quotas become reliable when the first rescan has ended.
     pub consistent: bool,
     /// The first address that a running rescan has not counted.
     pub rescan: Option<u64>,
@@ -89,7 +89,7 @@ impl Engine {
     pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
         self.check_writable()?;
         if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
-            // Remove a quota tree that exists but could not be read.
+            // Remove a quota tree that is not in use, for example because it could not be read.
             self.disable_quotas()?;
         }
         {
@@ -148,7 +148,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are disabled or a rescan is running; otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled, if they are simple quotas, or if a rescan is running; otherwise as for
+    /// [`Engine::commit`].
     pub fn start_quota_rescan(&self) -> Result<()> {
         self.change_quotas(|state, transid| {
             if state.simple_since().is_some() {

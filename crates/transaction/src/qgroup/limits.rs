@@ -1,7 +1,7 @@
 //! Limits of quota groups.
 //!
 //! Invariants:
-//! - I1. When a reservation is granted, the counted and reserved bytes of each group stay below its limits, so any
+//! - I1. When a reservation is granted, the counted and reserved bytes of each group stay within its limits, so any
 //!   number of writers together exceed no limit. Reserved bytes are the bytes before compression; counted bytes are the
 //!   bytes after compression.
 

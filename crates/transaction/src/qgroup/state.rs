@@ -1,6 +1,7 @@
 //! [`Quotas`]: the state of quotas of an open filesystem.
 //!
-//! Owns one lock, under which no other lock is taken. The state changes only under the commit lock.
+//! Owns one lock, under which only the lock of the reserved bytes is taken. The state changes only under the commit
+//! lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

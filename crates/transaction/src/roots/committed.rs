@@ -3,7 +3,7 @@
 //! - I1. The nodes of a committed tree keep their addresses while no block group is emptied: a read-only subvolume is
 //!   not changed, and a commit frees only nodes that no tree reaches. The caller keeps the subvolume from being deleted
 //!   or made writable, and extents from being moved.
-//! - I2. Commits free nodes of the extent tree, so the commit lock is held while references are looked up.
+//! - I2. Commits free nodes of the root tree and the extent tree, so the commit lock is held while these are read.
 
 use std::sync::Arc;
 

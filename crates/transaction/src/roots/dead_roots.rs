@@ -15,8 +15,8 @@
 //! still exist.
 //!
 //! Invariants:
-//! - I1. A tree is dropped in transactions after the transaction that marked it as deleted, so all of its blocks are
-//!   recorded in the extent tree.
+//! - I1. A tree is dropped only after it is marked as deleted, and not in a transaction that changed it, so all of its
+//!   blocks are recorded in the extent tree.
 //! - I2. The changes of a part are queued when the whole part is known, so a tree that cannot be read stays
 //!   unchanged.
 //! - I3. References below a shared block are moved from the leaves up. If the move stops early, the next part repeats
@@ -157,8 +157,8 @@ struct Drop<'a> {
     refs: DelayedRefs,
     extent_root: RootPtr,
     child_refs: ChildRefs,
-    /// If the subvolume is a snapshot: the transaction that made it. Blocks that only the snapshot uses are newer than
-    /// that transaction.
+    /// If the subvolume is a snapshot: the transaction that made it. Blocks that the snapshot owns are newer than that
+    /// transaction, except its first root node; older blocks belong to the snapshot's source.
     created: Generation,
     /// Approximate number of references that this commit may still change.
     budget: &'a mut i64,

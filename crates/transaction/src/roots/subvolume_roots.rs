@@ -16,8 +16,7 @@
 //! - I1. The name enters its directory after the copy, so a snapshot inside its source does not contain itself.
 //! - I2. A subvolume is in memory ([`Engine::tree`]) only from its commit on, so no thread changes the subvolume before
 //!   that commit.
-//! - I3. Root items change only in this module and in applies, both under the commit lock, so a change is on disk with
-//!   the transaction that requested it.
+//! - I3. Root items change only under the commit lock, so a change is on disk with the transaction that requested it.
 //!
 //! Source: the btrfs format page on root items and references; the on-disk state that Linux leaves after operations on
 //! subvolumes.

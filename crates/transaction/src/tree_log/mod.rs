@@ -61,14 +61,14 @@ use crate::delayed::tree_view::Tree;
 use log_tree::{LogBlocks, LogTree};
 use sync::Queue;
 
-/// Counts of written logs, and of fsyncs that wrote no log.
+/// Counts of the batches of fsyncs that share a log, by their results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Number of logs written; several fsyncs may share a log.
+    /// Number of logs written.
     pub written: u64,
-    /// Number of fsyncs that had nothing to write.
+    /// Number of batches that had nothing to write.
     pub unchanged: u64,
-    /// Number of commits that replaced a log.
+    /// Number of batches for which no log could be written, so that a commit was made instead, or the fsyncs failed.
     pub commits: u64,
 }
 

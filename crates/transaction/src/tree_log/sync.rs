@@ -59,8 +59,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The failure of the log or of the commit; all fsyncs that share a log get its failure. If the log's superblock
-    /// could not be written, the filesystem is read-only from then on.
+    /// The failure of the log or of the commit; all fsyncs that share a log get its failure. If a flush or the write of
+    /// the log's superblock failed, the filesystem is read-only from then on.
     pub fn sync_inode(&self, root: RootId, ino: Ino) -> Result<()> {
         let log = &self.tree_log;
         log.last_used.store(self.generation().0, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// Counts of written logs, of fsyncs that had nothing to write, and of commits that replaced a log.
+    /// Counts of written logs, and of batches of fsyncs for which no log was written.
     pub fn log_stats(&self) -> LogStats {
         self.tree_log.stats()
     }
