@@ -38,7 +38,8 @@ pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
 }
 
 /// Takes the kernel's exclusive claim on the block device at `path`, which must have the device number `rdev`. The
-/// claim lasts until the file is closed. It excludes mounts and other claims, but no other opens.
+/// claim lasts until the file is closed. It keeps others from mounting or claiming the device, but not from opening it
+/// without a claim.
 pub fn claim_block_device(path: &Path, rdev: u64) -> io::Result<File> {
     let file = mounted::open_exclusive(path)?;
     match file.metadata()?.rdev() == rdev {

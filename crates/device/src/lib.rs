@@ -73,7 +73,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Makes all completed writes durable.
     fn flush(&self) -> io::Result<()>;
 
-    /// Tells the device that a range is no longer needed. Best effort; the range's content is undefined afterwards.
+    /// Tells the device that a range is no longer needed. The range's content is undefined afterwards. A device without
+    /// support for discards is no error.
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
 
     /// The name for messages: the path.

@@ -1,9 +1,9 @@
 //! Checks whether a file or block device is in use, directly or through a loop device, and lists the parts of a block
-//! device. `file.rs` refuses to open a device that is in use.
+//! device. `exclusive_use.rs` refuses a device that is in use.
 //!
 //! Invariants:
 //! - I1. If the state is unknown (no permission, no sysfs), the device counts as not mounted. The checks protect
-//!   against mistakes; the locks in `file.rs` protect against other ubtrfs processes.
+//!   against mistakes; the locks in `exclusive_use.rs` protect against other ubtrfs processes.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,7 +1,7 @@
 //! Plans new chunks: size, and place on the devices.
 //!
-//! Sizes follow the kernel: data 1 GiB, metadata 256 MiB (1 GiB on filesystems above 50 GiB), system 32 MiB. A chunk
-//! takes at most a tenth of the filesystem.
+//! Sizes follow the kernel: data 1 GiB, metadata 256 MiB (1 GiB on filesystems above 50 GiB), system 32 MiB; all of
+//! them at most a tenth of the filesystem.
 //!
 //! Invariants:
 //! - I1. No stripe covers the first MiB of a device, which holds boot loaders and the primary superblock.

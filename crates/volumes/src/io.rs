@@ -263,8 +263,8 @@ impl Volumes {
         })
     }
 
-    /// Tells the devices that a range is no longer needed (best effort). The removal of the range's content must be
-    /// committed first.
+    /// Tells the devices that a range is no longer needed. Does nothing on missing devices and on devices without
+    /// support for discards. The removal of the range's content must be committed first.
     pub fn discard(&self, logical: Logical, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
         let _shared = self.repair_lock.read();

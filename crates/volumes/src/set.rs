@@ -327,7 +327,7 @@ impl Volumes {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the device does not support discarding, or fails.
+    /// [`Error::Io`] if the device fails. A device without support for discards is no error.
     pub fn discard_unallocated(&self, devid: DevId, range: Range<u64>) -> Result<u64> {
         self.check_writable()?;
         let ranges = self.unallocated_ranges();
@@ -371,7 +371,7 @@ impl Volumes {
         spaces.iter().map(summary).collect()
     }
 
-    /// The current device item, which is also in the device's superblock.
+    /// The current device item, which [`Volumes::write_superblock`] also puts into the device's superblock.
     pub fn dev_item(&self, devid: DevId) -> Option<DevItem> {
         Some(self.member(devid)?.item.read().clone())
     }
