@@ -20,7 +20,7 @@ pub enum Error {
     /// A device failed.
     #[error("{op} of {len_bytes} bytes at {offset} of {device} failed: {source}")]
     Io {
-        /// The operation that failed: "read", "write", "flush", "discard" or "open".
+        /// The operation that failed, such as "read" or "flush".
         op: &'static str,
         /// The device, as it describes itself.
         device: String,
@@ -40,7 +40,7 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
-    /// A format feature that this program does not know or does not write yet.
+    /// A format feature that this program does not know or does not write.
     #[error("{what}; {hint}")]
     Unsupported {
         /// The feature.
@@ -48,7 +48,8 @@ pub enum Error {
         /// The next step for the user.
         hint: &'static str,
     },
-    /// The device or file cannot be used as requested: missing, locked, mounted, not btrfs.
+    /// The request cannot be carried out as given, for example because a device is locked or is not btrfs, or because
+    /// a subvolume does not exist.
     #[error("{what}; {hint}")]
     Refused {
         /// The reason.
@@ -56,7 +57,7 @@ pub enum Error {
         /// The next step for the user.
         hint: &'static str,
     },
-    /// A block group is being moved, emptied or removed by another thread.
+    /// Another thread moves, empties, removes or writes a block group, or needs its space.
     #[error("block group {start} is already being {work}; wait until the operation ends, then try again")]
     BlockGroupBusy {
         /// The start of the block group.
