@@ -1,6 +1,6 @@
 //! A table with a record of every tree block, made from its extent item and from the walks that reached it.
 //!
-//! A record takes 40 bytes, so a filesystem with a million nodes (16 GiB of metadata) takes 40 MB.
+//! A record takes 32 bytes, so a filesystem with a million nodes (16 GiB of metadata) takes 32 MB.
 //!
 //! Invariants:
 //! - I1. Records are sorted by address after a call of [`BlockTable::load`]. Reached blocks without an extent item

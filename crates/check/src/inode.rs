@@ -54,7 +54,8 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Whether the inode has no names. An interrupted deletion can leave an inode without names.
+    /// Whether the inode item says that the inode has no names (link count 0). An interrupted deletion can leave such
+    /// an inode.
     pub(crate) fn has_no_names(&self) -> bool {
         self.item.is_some_and(|facts| facts.nlink == 0)
     }

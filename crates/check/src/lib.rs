@@ -4,14 +4,15 @@
 //! engine cannot hide the damage that it causes. In the stack of crates, the checker is above `volumes`, like `tree`
 //! and `transaction`.
 //!
-//! The checker visits every tree once, in key order. A block that several trees share is visited only once. `walk`
-//! reads blocks (`reader`) and records references; the modules named after trees check items. A fact with two sides
-//! (a reference and its extent item, a directory entry and its inode's name) is compared as a sum of hashes
-//! (`fingerprint`). If a sum is not zero, a second walk finds the facts that disagree.
+//! The checker visits every tree once, in key order. Runs of leaves that it has checked in one subvolume are usually
+//! not read again in another (`segment`). `walk` reads blocks (`reader`) and records references; the modules named
+//! after trees check items. A fact with two sides (a reference and its extent item, a directory entry and its inode's
+//! name) is compared as a sum of hashes (`fingerprint`). If a sum is not zero, a second walk finds the facts that
+//! disagree.
 //!
 //! Invariants:
 //! - I1. Nothing is written, not even a repair.
-//! - I2. Memory is bounded for any input: 40 bytes for each tree block, 16 bytes for each data extent, 16 bytes for
+//! - I2. Memory is bounded for any input: 32 bytes for each tree block, 16 bytes for each data extent, 16 bytes for
 //!   each contiguous range with checksums or free space, about 100 bytes for each leaf that subvolumes may share, and a
 //!   record for each chunk, block group and subvolume. Time is also bounded: blocks that subvolumes share are read
 //!   again only a limited number of times (`E-LIMIT`).

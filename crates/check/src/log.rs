@@ -5,7 +5,7 @@
 //! the log or, for recorded extents, in the csum tree.
 //!
 //! Invariants:
-//! - I1. 40 bytes are kept for each logged file extent, and 16 bytes for each contiguous run of checksums.
+//! - I1. 48 bytes are kept for each logged file extent, and 16 bytes for each contiguous run of checksums.
 
 use ubtrfs_format::item::{BlockGroupFlags, InodeFlags, InodeItem, RootItem};
 use ubtrfs_format::{Key, KeyType, RootId};

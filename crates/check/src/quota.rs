@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //! - I1. If quotas are on, the check takes about 20 bytes for each tree block and data extent.
-//! - I2. Set number 0 has no subvolumes. A set is added when it first occurs, and never changes.
+//! - I2. Set number 0 has no subvolumes. A set is added when it first occurs, and its subvolumes never change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -239,7 +239,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Compares the numbers of each group, except groups of subvolumes that no longer exist.
+    /// Compares the numbers of each group. With full quotas, skips the groups of subvolumes that no longer exist.
     pub(crate) fn compare_quota(&mut self) {
         if !self.quota.active || self.has_gaps {
             return;

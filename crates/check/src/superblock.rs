@@ -93,12 +93,13 @@ fn differences(own: &Superblock, newest: &Superblock) -> Vec<&'static str> {
     fields.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
 }
 
-/// Checks that one of the root backups names the current roots, if there was a commit.
+/// Checks the newest root backup: it is not newer than the superblock and, if it is of the superblock's generation,
+/// names the current roots.
 pub(crate) fn check_backups(checker: &mut Checker<'_>) {
     let sb = &checker.sb;
     let backups = &sb.super_roots;
     let Some(newest) = backups.iter().max_by_key(|backup| backup.tree_root_gen) else { return };
-    // mkfs writes no root backups.
+    // There are no root backups.
     if newest.tree_root_gen.0 == 0 {
         return;
     }

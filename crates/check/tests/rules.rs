@@ -448,7 +448,7 @@ fn nothing_is_of_a_generation_above_the_superblocks() {
     assert_eq!(codes(&image), []);
 }
 
-/// Makes an image in which Linux left a log of one file: inode 257, with 100,000 bytes of data.
+/// Makes an image in which Linux left a log of one file: inode 258, with 100,000 bytes of data.
 fn logged() -> (Image, Vec<u8>) {
     let content = Rng::new(3).bytes(100_000);
     let image = made("", |root| {
@@ -554,7 +554,7 @@ fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
     assert_eq!(codes(&image), []);
 }
 
-/// A filesystem of Linux with quotas, and a group that contains another group.
+/// The filesystem was made by Linux, and has quotas and a group that contains another group.
 #[test]
 fn wrong_quota_numbers_and_incomplete_groups_are_found() {
     if !capability::kernel_oracle() {
