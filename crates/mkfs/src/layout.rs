@@ -9,7 +9,7 @@
 //! | system, single | 1 MiB | 4 MiB |
 //! | metadata, single | 5 MiB | 8 MiB |
 //! | data, single | 13 MiB | 8 MiB |
-//! | system, dup | 21 MiB and 29 MiB | 8 MiB |
+//! | system, dup | 21 MiB and 29 MiB (13 MiB and 21 MiB with mixed block groups) | 8 MiB |
 //! | metadata, dup | next | a twentieth of the device: 32 MiB to 256 MiB (1 GiB on devices above 50 GiB) |
 //! | data, dup | next | a twentieth of the device: 64 MiB to 1 GiB |
 //! | mixed, single | 5 MiB | a tenth of the device: 1 MiB to 8 MiB |
@@ -158,7 +158,8 @@ fn full_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     layout
 }
 
-/// Plans chunks of minimal sizes. Metadata and data each also get a quarter of the remaining space, up to 8 MiB.
+/// Plans chunks of minimal sizes. Metadata and data each also get a quarter of the remaining device space, until their
+/// chunk has 8 MiB.
 fn small_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     let (data, metadata) = (options.data_profile, options.metadata_profile);
     // The kernel reserves several hundred nodes before it allows writes, so metadata gets room for at least 768 nodes.
