@@ -148,7 +148,7 @@ disk_struct! {
         label: [u8; LABEL_SIZE],
         /// Generation of the free space cache (v1); `u64::MAX` if the cache is not valid.
         cache_generation: u64,
-        /// Generation of the UUID tree.
+        /// Generation of the last commit that kept the UUID tree up to date.
         uuid_tree_generation: u64,
         /// Filesystem id in tree blocks, with the metadata-uuid feature.
         metadata_uuid: Uuid,

@@ -11,7 +11,7 @@
 //! - I4. After `Ok`, these ranges end below 2^64: chunks, block groups, device extents, extents, file extents (in the
 //!   file and on disk), checksum items and free space items.
 //!
-//! Source: the btrfs on-disk format page. Linux refuses blocks by the same rules.
+//! Source: the btrfs on-disk format page. Linux refuses blocks by most of these rules too.
 
 mod chunk;
 mod dir;

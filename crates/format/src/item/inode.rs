@@ -90,7 +90,7 @@ impl From<SystemTime> for Timespec {
 const NANOS_PER_SEC: u32 = 1_000_000_000;
 
 impl InodeItem {
-    /// The known flags.
+    /// The flags, unknown bits included.
     pub fn flags(&self) -> InodeFlags {
         InodeFlags::from_bits_retain(self.flags)
     }

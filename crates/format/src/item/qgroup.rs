@@ -8,7 +8,7 @@ disk_struct! {
     QgroupStatus {
         /// Always 1.
         version: u64,
-        /// Generation of the last consistent state.
+        /// Generation of the last transaction that updated the quota tree.
         generation: u64,
         /// [`QgroupStatus::ON`] and further bits.
         flags: u64,

@@ -38,7 +38,7 @@ disk_struct! {
         byte_limit: u64,
         /// Total size of the tree's nodes in bytes. Linux computes the size of its global reserve from this field.
         bytes_used: u64,
-        /// Transaction of the last snapshot of this subvolume.
+        /// Transaction of the last snapshot of this subvolume, or of its own creation as a snapshot.
         last_snapshot: Generation,
         /// Bits of [`RootFlags`].
         flags: u64,
