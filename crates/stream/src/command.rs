@@ -352,7 +352,8 @@ pub enum Command<'a> {
         path: &'a [u8],
         attr: u64,
     },
-    /// Linux leaves `encryption` out for inline extents, and `compression` out where data is not compressed.
+    /// Without `compression` or `encryption`, the data is not compressed or not encrypted. Linux leaves `encryption`
+    /// out for inline extents.
     EncodedWrite {
         path: &'a [u8],
         offset: u64,

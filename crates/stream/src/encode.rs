@@ -8,7 +8,7 @@ use crate::command::{Attribute, Command, CommandKind, Version};
 use crate::frame::{HEADER_BYTES, command_crc};
 use crate::{MAGIC, MAX_COMMAND_BYTES, MAX_COMMAND_BYTES_V1};
 
-/// A command that cannot be written.
+/// The reason why a command or a header cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum EncodeError {
     /// The version of the stream lacks the command.

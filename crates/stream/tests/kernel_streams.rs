@@ -1,5 +1,5 @@
-//! Tests with streams of Linux's `btrfs send`, in all versions and forms: each command is parsed and encoded again, and
-//! must equal the original byte for byte.
+//! Tests with streams of Linux's `btrfs send`, of versions 1 and 2: each command is parsed and encoded again, and must
+//! equal the original byte for byte.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
