@@ -1,4 +1,5 @@
-//! Measures `apply`: a bulk load of 1.6 million items, a rewrite of all items, random inserts, deletes.
+//! Measures `apply`: a bulk load of 1.6 million items, a rewrite of all items, random inserts, small appends, deletes.
+//! Also measures a walk of the tree.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! The run of child pointers of a level, and the internal nodes made from the run.
 //!
-//! Nodes are packed full, like leaves (see `leaf_run`). The last two nodes of a run share their pointers evenly. If the
-//! run grew at its end or grew a lot, all nodes but the last are full instead.
+//! Nodes are packed full, like leaves (see `leaf_run`). If the last node would be less than half full, the last two
+//! nodes of a run share their pointers evenly, unless the run grew at its end or grew a lot.
 
 use std::sync::Arc;
 

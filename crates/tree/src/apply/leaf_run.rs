@@ -3,8 +3,8 @@
 //! Leaves are packed full. One full leaf is held back, because the last two leaves of a run may share their items:
 //! - If the run grew by consecutive inserts, or at its end, the last leaf stays short: it receives the next inserts,
 //!   and the leaves before it stay full.
-//! - Otherwise (scattered inserts) the last two share their items evenly, so the next insert does not split a leaf
-//!   again.
+//! - Otherwise (scattered inserts), if the last leaf is less than half as full as the one before, the two share their
+//!   items evenly, so the next insert does not split a leaf again.
 //! - A last leaf that is less than a quarter full absorbs a neighbour that fits as a whole.
 //!
 //! Invariants:
@@ -27,7 +27,7 @@ pub(super) struct LeafRun {
 }
 
 impl LeafRun {
-    /// Whether the run's last leaf is less than a quarter full and has no full leaf to share with.
+    /// Whether the run's last leaf is less than a quarter full and does not share the items of a full leaf.
     pub(super) fn is_underfull(&self, nodesize: usize) -> bool {
         self.current.as_ref().is_some_and(|page| page.items.used_bytes() < LeafBuilder::capacity(nodesize) / 4)
             && !self.shares()

@@ -89,7 +89,7 @@ pub fn apply(
 
 /// Applies a batch like [`apply`], on at most as many threads as there are `parts`. Each part covers a key range of the
 /// tree, and its sink gets the calls for the nodes and items of the range, in the order that [`NodeSink`] promises.
-/// `sink` gets the calls for the root, before and after all parts.
+/// `sink` gets the calls for the root, before and after all parts. If the batch is not divided, `sink` gets all calls.
 pub fn apply_in_parts(
     source: &dyn NodeSource,
     sink: &mut dyn NodeSink,
@@ -148,7 +148,8 @@ struct Applier<'a> {
     internals: Vec<ChildRun>,
     /// By level: fresh nodes that were taken apart. New nodes of the level's run reuse their addresses.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
-    /// By level: the level's last address, as a hint for allocation.
+    /// By level, as a hint for allocation: the address of the last new node, or at first that of the first node taken
+    /// apart.
     hints: [Option<Logical>; NR_LEVELS],
     /// The last new address of any level, initially the root's.
     last_address: Logical,
@@ -276,8 +277,8 @@ impl Applier<'_> {
             let need = ITEM_HEAD_SIZE.saturating_add(self.batch.value(changes.start).map_or(0, <[u8]>::len));
             // The items of a damaged leaf may overlap, and then the leaf counts as full.
             let free = self.nodesize.saturating_sub(HEADER_SIZE).saturating_sub(leaf.used_bytes());
-            // All changes come after the leaf's last item. If the changes do not fit into the leaf, the leaf stays
-            // unchanged and a new leaf follows it.
+            // All changes come after the leaf's last item. If the first of them does not fit into the leaf, the leaf
+            // stays unchanged and a new leaf follows it, unless an underfull leaf before it absorbs its items.
             if need > free && !self.pull_leaf(&leaf)? {
                 self.end_leaves()?;
                 let key = leaf.key(0);

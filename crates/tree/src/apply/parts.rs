@@ -3,15 +3,15 @@
 //!
 //! ```text
 //! root        [ a  b  c  d  e  f ]
-//! part 0        a' b' b"           first thread and sink
-//! part 1                 d  e' f'  second thread and sink
-//! new root    [ a' b' b" d  e' f' ]
+//! part 0        a' b' b" c            first thread and sink
+//! part 1                    d  e' f'  second thread and sink
+//! new root    [ a' b' b" c  d  e' f' ]
 //! ```
 //!
 //! Invariants:
-//! - I1. Only one part touches a node below the root, because each part ends between two children of the root, and
-//!   never merges its nodes with nodes of another part. So each part leaves at most one underfull node per level at
-//!   each end.
+//! - I1. Each node below the root is touched by at most one part, because each part ends between two children of the
+//!   root, and never merges its nodes with nodes of another part. So each part leaves at most one underfull node
+//!   per level at each end.
 //! - I2. The calls to each part's sink follow the rules of [`NodeSink`]. The calls for the root and its new nodes go to
 //!   the main sink, before and after all parts.
 //! - I3. If a batch deletes nearly all items, the root may keep a single child until the next batch. Linux accepts such

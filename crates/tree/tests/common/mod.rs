@@ -192,7 +192,7 @@ impl Store {
         }
     }
 
-    /// Applies a batch, and checks each call to the sink, but not the resulting tree.
+    /// Applies a batch, and checks each call to the sink, but neither the order of `leave` nor the resulting tree.
     pub fn apply_fast(&self, root: &RootPtr, batch: &Batch) -> (RootPtr, ApplyStats) {
         apply(self, &mut self.sink(None), root, batch).unwrap()
     }
@@ -303,8 +303,8 @@ impl Store {
         (used, capacity)
     }
 
-    /// Returns the number of leaves that are less than a quarter full and would fit into a neighbour under the same
-    /// parent, and the number of all leaves.
+    /// Returns the number of pairs of neighbouring leaves under one parent that fit into one leaf and one of which is
+    /// less than a quarter full, and the number of all leaves.
     pub fn nr_underfull(&self, root: &RootPtr) -> (usize, usize) {
         let (mut count, mut leaves) = (0, 0);
         let mut last: Option<(u64, usize)> = None;
