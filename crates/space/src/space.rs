@@ -96,8 +96,8 @@ impl Space {
         }
     }
 
-    /// Forbids allocations in a block group, unless the reservations of data need the group's free space. Returns
-    /// whether the group is read-only now.
+    /// Forbids allocations in a block group, unless reservations need the group's free space. Reservations of metadata
+    /// that may be overcommitted do not count as such. Returns whether the group is read-only now.
     pub fn try_set_read_only(&self, start: Logical) -> bool {
         self.inner.state_of_group(start).is_some_and(|mut state| state.try_set_read_only(start.0))
     }
@@ -274,7 +274,7 @@ impl Space {
         self.inner.state(kind).lock().info()
     }
 
-    /// Number and bytes of live reservations. Both numbers are zero when no operation runs.
+    /// Number and bytes of live reservations. Both numbers are zero when no operation runs and no data is dirty.
     pub fn live_reservations(&self) -> (u64, u64) {
         let bytes = self.inner.states.iter().map(|state| state.lock().info().may_use).sum();
         (self.inner.tokens.load(Ordering::Relaxed), bytes)

@@ -1,8 +1,8 @@
 //! The space info of a kind: its block groups, allocation, and the sums of reservations.
 //!
-//! Allocation tries, in this order: the hint; the cursor (next fit, so consecutive allocations are adjacent); the
-//! tightest run with room for further allocations; the longest run. Full block groups are skipped, because `by_run`
-//! lists only groups with free space, each by its longest free run.
+//! Allocation tries, in this order: the hint; the cursor (next fit, so consecutive allocations are adjacent) and the
+//! next long runs after it; the tightest run with room for further allocations; the longest run. Full block groups are
+//! skipped, because `by_run` lists only groups with free space, each by its longest free run.
 //!
 //! Invariants:
 //! - I1. `totals` is the sum of the groups' contributions ([`contribution`]). Groups change only in
@@ -62,7 +62,7 @@ pub(crate) struct SpaceState {
     groups: BTreeMap<u64, Group>,
     /// `(longest free run, start)` of the writable groups with free space.
     by_run: BTreeSet<(u64, u64)>,
-    /// End of the last allocation without a hint.
+    /// End of the last allocation that was not made at its hint.
     cursor: u64,
     totals: SpaceInfo,
     /// Whether reservations may exceed the free space, because new chunks can add more.
