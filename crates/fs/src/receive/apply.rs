@@ -97,8 +97,8 @@ impl<'s> Current<'s> {
 
     /// The number and checksum of the commands that are applied to the subvolume.
     pub(crate) fn reached(&self) -> Progress {
-        // While commands are skipped, it is not certain that this stream equals the stream of the earlier receive, so
-        // the progress of the earlier receive counts.
+        // While commands are skipped, the subvolume has all that the earlier receive applied, which is more than this
+        // receive has read so far.
         if self.progress.nr_commands <= self.resumed.nr_commands { self.resumed } else { self.progress }
     }
 

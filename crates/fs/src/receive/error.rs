@@ -147,8 +147,8 @@ impl ReceiveError {
         matches!(*self.problem, ReceiveProblem::Fs(Error::Engine(ubtrfs_error::Error::Cancelled)))
     }
 
-    /// Whether later commands of the stream cannot be applied either: the stream is damaged, its target is unknown, or
-    /// the filesystem takes no more changes.
+    /// Whether later commands of the stream cannot be applied either: the stream or the filesystem is damaged, the
+    /// filesystem takes no more changes, or the receive was cancelled.
     pub(crate) fn ends_stream(&self) -> bool {
         let no_filesystem = |error: &Error| {
             use ubtrfs_error::Error as Engine;

@@ -2,8 +2,8 @@
 //! name and rename it at once, and set owner, permissions and times of an inode by one command each.
 //!
 //! - I1. The result is that of the single commands, except for the directory of the temporary name, which does not change.
-//! - I2. Commands are joined or applied singly as a whole: if the joined change fails, nothing has changed, and the
-//!   commands are applied one by one, so that the error is that of its command.
+//! - I2. Joined commands are applied all or none: if the joined change fails, nothing has changed, and the commands are
+//!   applied one by one, so that the error is that of the command that fails.
 
 use ubtrfs_stream::{Command, CommandKind, FrameHeader, parse};
 

@@ -66,7 +66,7 @@ impl Default for ReceiveOptions {
 pub struct ReceiveReport {
     /// The subvolumes, in the order of the stream.
     pub subvolumes: Vec<ReceivedSubvolume>,
-    /// Commands applied.
+    /// Commands that were not skipped as resumed, including those that failed.
     pub nr_commands: u64,
     /// Bytes of the input.
     pub nr_bytes: u64,
@@ -103,7 +103,8 @@ impl Fs {
     /// Receives the subvolumes of a stream below `dir`. `job` counts bytes of the input.
     ///
     /// Each completed subvolume stays even if the receive fails later. All completed subvolumes are durable on return.
-    /// The incomplete subvolume is deleted or kept as `options` say (R4). `made` is called with each new subvolume.
+    /// The incomplete subvolume is deleted or kept as `options` say (R4). `made` is called with each subvolume, new or
+    /// resumed.
     ///
     /// # Errors
     ///
@@ -413,8 +414,9 @@ impl Session<'_> {
     /// The parent of a subvolume that begins.
     fn find_parent(&mut self, (uuid, ctransid): (Uuid, u64)) -> Result<RootId, ReceiveProblem> {
         if let Some((transid, sent, id)) = self.last {
-            // The UUID tree does not have the subvolume before the commit. A subvolume that another thread made writable
-            // and read-only again may have changed, but each of these changes commits, so the transaction is another then.
+            // The UUID tree does not have the subvolume before the commit. A subvolume that another thread made
+            // writable and read-only again may have changed, but each change of the flag commits, so the generation
+            // differs then.
             if (sent.uuid, sent.ctransid) == (uuid, ctransid)
                 && self.fs.engine.generation() == transid
                 && !self.fs.subvolumes.is_deleted(id)

@@ -150,7 +150,7 @@ impl Verifier {
 
     /// Reads everything again, after it was written to the devices. Fails at the first difference.
     pub(crate) fn verify(&self, fs: &Fs, root: RootId, job: &Job) -> Result<Verified, ReceiveProblem> {
-        // Drop cached data, so that the comparison reads from the devices.
+        // Write back dirty data, so that the comparison reads from the devices.
         fs.flush_tagged(Some(root))?;
         fs.engine.commit().map_err(Error::from)?;
         let mut done = Verified::default();
