@@ -31,7 +31,7 @@ pub struct Change {
     pub from: Option<Vec<u8>>,
     /// Changed bytes of a file: offset and end.
     pub ranges: Vec<Range<u64>>,
-    /// Changed attributes: `mode`, `owner`, `size`, names of extended attributes.
+    /// Changed attributes: `mode`, `owner`, `size`, `flags`, names of extended attributes.
     pub attributes: Vec<String>,
 }
 
@@ -90,8 +90,8 @@ impl Fs {
         self.engine.with_walk_source(|source| changes(self, &old, &new, source, job, found))
     }
 
-    /// Passes a line of `btrfs subvolume find-new` to `line` for each extent with a generation of at least `since` in a
-    /// subvolume.
+    /// Passes the lines of `btrfs subvolume find-new` to `line`: one for each extent with a generation of at least
+    /// `since` in a subvolume, and last the subvolume's generation.
     ///
     /// # Errors
     ///

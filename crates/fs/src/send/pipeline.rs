@@ -299,8 +299,8 @@ impl Shared<'_> {
                 other => other,
             };
             *slot.0.lock() = done;
-            // Hold the queue's lock during the change. Otherwise the writer could miss the change between its check and
-            // its wait.
+            // Lock the queue before notifying: the writer holds this lock from its check until it waits, so it cannot
+            // miss the notification in between.
             let queue = self.queue.lock();
             if queue.slots.front().is_some_and(|(first, _)| Arc::ptr_eq(first, &slot)) {
                 self.ready.notify_one();

@@ -40,9 +40,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotPermitted`] if a subvolume is not read-only, [`Error::NoParent`] if clone sources are given and none
-    /// can be the parent, [`Error::Output`] if the output fails,
-    /// or an error of reading.
+    /// [`Error::InvalidArgument`] if the version is neither 1 nor 2, or if version 1 should carry compressed data;
+    /// [`Error::NotPermitted`] if a subvolume is not read-only; [`Error::NoParent`] if clone sources are given and none
+    /// can be the parent; [`Error::Output`] if the output fails; or an error of reading.
     pub fn send(&self, request: &SendRequest, output: &mut (dyn Write + Send), job: &Job) -> Result<()> {
         let version = Version::from_number(request.version)
             .filter(|version| *version <= Version::V2)
@@ -68,8 +68,8 @@ impl Fs {
             let header = !request.joined || index == 0;
             let end = !request.joined || index.saturating_add(1) == nr;
             self.send_one(request, &subvolume, (header, end), output, job)?;
-            // With a parent, later subvolumes are sent as differences to the parent too, and may clone from the
-            // subvolume that was just sent.
+            // With a parent or clone sources, later subvolumes may clone from the subvolume that was just sent. Without
+            // a parent, it may become their parent.
             if request.parent.is_some() || !request.clone_sources.is_empty() {
                 clone_sources.push(id);
             }

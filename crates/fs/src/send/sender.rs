@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! incremental:  names: removals, moves, directories that moves need  ([`super::moves`])
-//! both:         inodes in the order of their numbers: creation, names, attributes, data, owner, mode, times
+//! both:         inodes in the order of their numbers: creation, names, attributes, data, owner, mode, times, flags
 //! at the end:   times of directories, attributes of directories that new files would inherit
 //! ```
 //!
@@ -11,7 +11,7 @@
 //! - S2. A directory exists before anything is made in it: the directories above a new inode are made first, regardless
 //!   of their inode numbers.
 //! - S3. The owner is sent before the mode, because a change of the owner clears set-id bits. Capabilities are sent
-//!   after owner and data, because changing the owner or the data clears them. Times are sent last. The times of a
+//!   after owner and data, because changing the owner or the data clears them. Times follow, and then flags. Times of a
 //!   directory change with each name in it, so they are sent when no name in it has changed for a while, or at the end.
 //! - S4. New files inherit the default ACL and the compression of their directory. So a directory has no default ACL
 //!   and no compression while names are created in it: both are first removed from a directory that the receiver has,
