@@ -23,7 +23,7 @@ pub(crate) struct DataPath {
     /// Memory of the data that batches are writing now.
     writing_bytes: AtomicU64,
     queue: Mutex<DirtyQueue>,
-    /// The address on disk where the last batch ended.
+    /// The logical address where the last allocation for data ended, and where the next one begins if possible.
     pub(crate) hint: Mutex<Option<Logical>>,
     pub(crate) threads: WritebackThreads,
     pub(crate) errors: WritebackErrors,

@@ -643,7 +643,7 @@ impl Job<'_> {
 
     /// Splits a range into parts that need new extents and parts that are written into existing extents of the file.
     /// These existing extents are neither compressed nor shared: they are preallocated or, in a file without
-    /// copy-on-write, of any kind.
+    /// copy-on-write and checksums, hold data.
     fn split_in_place(
         &self,
         fs: &Fs,

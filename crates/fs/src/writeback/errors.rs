@@ -98,7 +98,8 @@ impl WritebackErrors {
         (self.nr_failures.load(Ordering::Relaxed), self.nr_failing.load(Ordering::Relaxed))
     }
 
-    /// Returns the file's failure if it was not reported to this descriptor yet, and marks it as reported.
+    /// Returns the file's failure, and marks it as reported to this descriptor. Returns `None` if it was reported to
+    /// this descriptor already, or if it was reported to any descriptor and happened before this one was opened.
     fn take(&self, id: InodeId, descriptor: Descriptor) -> Option<i32> {
         if self.nr_failures.load(Ordering::Acquire) == 0 {
             return None;
@@ -137,7 +138,7 @@ impl Fs {
     }
 
     /// Calls [`Fs::fsync`] for an open file. Also reports, once, a writeback failure that happened since the file was
-    /// opened, even if the data was written later.
+    /// opened, or before if no descriptor has reported it, even if the data was written later.
     pub fn fsync_descriptor(&self, id: InodeId, datasync: bool, descriptor: Descriptor) -> Result<()> {
         let synced = self.fsync(id, datasync);
         let remembered = self.data.errors.take(id, descriptor);

@@ -28,7 +28,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Counts of fsyncs that wrote a log, and of fsyncs that committed.
+    /// Counts of written logs, of fsyncs that had nothing to write, and of commits that replaced a log.
     pub fn log_stats(&self) -> LogStats {
         self.engine.log_stats()
     }
