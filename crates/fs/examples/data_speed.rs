@@ -1,4 +1,4 @@
-//! Measures the data path in-process: `cargo run --release -p ubtrfs-fs --example data_speed -- DIR`.
+//! Measures the data path in-process: `cargo run --release -p ubtrfs-fs --example data_speed -- DIR [OPTIONS]`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

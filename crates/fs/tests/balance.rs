@@ -221,7 +221,7 @@ fn a_balance_is_paused_and_resumed_here_and_by_linux() {
         println!("resumed from Linux: {:?}", report.counts);
     }
     assert_eq!(fs.balance_status(), None);
-    // Convert to another profile and back.
+    // Convert to DUP, to one copy, and to DUP again.
     for profile in [BlockGroupFlags::DUP.bits(), BalanceArgs::SINGLE, BlockGroupFlags::DUP.bits()] {
         let filters = BalanceFilters::CONVERT | BalanceFilters::SOFT;
         let args = BalanceArgs { flags: filters.bits(), target: profile, ..BalanceArgs::NONE };
@@ -438,10 +438,10 @@ fn nr_reloc_trees(image: &Path) -> usize {
     nr_root_items(image, "TREE_RELOC ROOT_ITEM")
 }
 
-/// Returns the entries of a filesystem with snapshots and quotas whose block groups Linux moves all, and copies of the
-/// image that are taken meanwhile; each copy is the state that a crash of Linux would leave. The image is a file in an
-/// outer filesystem, which is frozen for each copy: this stops every write to the image at once. Freezing the filesystem
-/// in the image would wait for the balance. `UBTRFS_ROUNDS` is the number of copies with relocation trees.
+/// Returns the entries of a filesystem with snapshots and quotas, all of whose block groups Linux moves, and copies of
+/// the image that are taken meanwhile; each copy is the state that a crash of Linux would leave. The image is a file in
+/// an outer filesystem, which is frozen for each copy: this stops every write to the image at once. Freezing the
+/// filesystem in the image would wait for the balance. `UBTRFS_ROUNDS` is the number of copies with relocation trees.
 fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFile>) {
     let outer = Image::kernel_made(4 << 30, &[]).unwrap();
     let outer = LoopMount::new(outer.path(), "").unwrap();

@@ -241,7 +241,8 @@ fn a_failed_write_to_the_new_place_keeps_the_old_one() {
         let plan = FaultPlan { write: Some(number * 3), kind: FaultKind::Error, ..FaultPlan::default() };
         let faulty: Arc<FaultDevice> = Arc::new(FaultDevice::new(Arc::clone(&base), plan));
         let target = open(Arc::clone(&faulty) as Arc<dyn Device>).unwrap();
-        // Metadata has two copies at first. The moves change the profile of metadata to one copy, then back to two.
+        // Metadata has two copies at first. The moves keep the profiles, convert all block groups to one copy, or
+        // convert all to two.
         let profile = [None, Some(SINGLE), Some(DUP)][number as usize % 3];
         let moved = move_all(target.fs(), profile, profile.is_some());
         if faulty.faults() > 0 {

@@ -686,7 +686,7 @@ fn a_capability_survives_a_break_before_the_owner_is_set() {
         Command::Rename { path: b"o257-7-0", to: b"f" },
     ];
     let whole = full("s", &[&first[..], &[Command::Chown { path: b"f", uid: 0, gid: 5 }]].concat());
-    // Cut the stream after its last command before `End`.
+    // Cut the stream before `Chown`.
     let end = full("s", &first).len() - stream(Version::V2, &[Command::End]).len() + stream(Version::V2, &[]).len();
     let bed = Bed::new();
     stop_at(&bed, &whole, end);

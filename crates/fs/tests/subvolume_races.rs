@@ -27,7 +27,7 @@ fn rounds(default: u64) -> u64 {
     std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Makes one random change in one of the directories `dirs`. Errors about inodes that are gone are ignored.
+/// Makes one random change in one of the directories `dirs`. Fails if an inode that it needs is missing.
 fn change(fs: &Fs, rng: &mut Rng, dirs: &[InodeId], number: u64) -> Result<(), Error> {
     let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
     let name = format!("file-{}-{}", number % 500, "n".repeat(rng.index(150)));

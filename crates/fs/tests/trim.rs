@@ -1,6 +1,6 @@
 //! Tests that discarding free space punches holes into the image file, but only where space is free.
 //!
-//! Method: threads write, overwrite and remove files. Each thread remembers the content of its files, while another
+//! Method: threads write, replace and remove files. Each thread remembers the content of its files, while another
 //! thread discards free space without a pause. `UBTRFS_SEED` repeats a run.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
