@@ -1,7 +1,8 @@
 //! Mount options, under the kernel's names.
 //!
-//! I1. Each option that changes behaviour takes effect, or is refused by name. Options that tune things that this
-//! engine decides itself (allocation hints, thread counts, caches) are accepted and have no effect.
+//! I1. Each option that changes behaviour takes effect, or is refused by name, except `flushoncommit` and `degraded`,
+//! which are only parsed. Options that tune things that this engine decides itself (allocation hints, thread counts,
+//! caches) are accepted and have no effect.
 
 use std::path::PathBuf;
 
@@ -69,8 +70,8 @@ pub struct MountOptions {
     pub max_inline: u32,
     /// Seconds between commits.
     pub commit_secs: u32,
-    /// Memory for caches, delayed items and dirty data together. Default: a quarter of the machine's memory, at most 1
-    /// GiB.
+    /// Memory for caches, delayed items and dirty data together. Default: a quarter of the machine's memory or of its
+    /// control group's limit, at least 64 MiB and at most 1 GiB.
     pub memory_bytes: u64,
     /// Access times of files.
     pub atime: AtimeMode,

@@ -115,10 +115,10 @@ impl Fs {
                 Ok(report) if report.failures.is_empty() => {
                     shared.nr_reclaimed.fetch_add(1, Ordering::Relaxed);
                 }
-                // The block group is being moved, or there is no room. It is tried again after its used part has risen
-                // above the threshold and fallen below it once more.
                 Ok(_) => tracing::warn!("block group {start} holds data that cannot be moved, and is not reclaimed"),
                 Err(EngineError::Cancelled) => return,
+                // The block group is being moved, or there is no room. It is tried again after its used part has risen
+                // above the threshold and fallen below it once more.
                 Err(error) => tracing::debug!("block group {start} is not reclaimed: {error}"),
             }
         }

@@ -11,7 +11,8 @@
 //!   left in a sector, they are zeros and the field starts the next sector.
 //! - I2: a segment decodes to at most one sector.
 //!
-//! The instructions of a stream, told apart by their first byte (`S` is the number of literals, 0 to 3, that follow):
+//! The instructions that the compressor writes, told apart by their first byte (`S` is the number of literals, 0 to 3,
+//! that follow):
 //!
 //! | instruction | meaning |
 //! |---|---|

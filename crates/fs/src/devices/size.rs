@@ -41,7 +41,8 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// As for [`ubtrfs_transaction::Engine::resize_device`]. After an error, the size is unchanged.
+    /// As for [`ubtrfs_transaction::Engine::resize_device`]. After an error, the size is unchanged, but chunks and
+    /// extents that were moved stay in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_open()?;
         Ok(self.engine.resize_device(devid, len_bytes, job)?)

@@ -29,7 +29,7 @@ use crate::{CompressSpec, Error, Fs, InodeId, Result};
 pub struct Defragment {
     /// The bytes of the file to defragment.
     pub range: Range<u64>,
-    /// Extents of at least this many bytes on disk stay as they are.
+    /// Extents that cover at least this many bytes of the file stay as they are, unless they are to be compressed.
     pub small_bytes: u64,
     /// Compress with this method, including extents that are not compressed yet.
     pub compress: Option<CompressSpec>,
@@ -39,7 +39,8 @@ pub struct Defragment {
 }
 
 impl Default for Defragment {
-    /// By default, all extents of the file that are smaller than 32 MiB are defragmented, as in btrfs-progs.
+    /// By default, all extents of the file that are smaller than 32 MiB (as in btrfs-progs) and not shared are
+    /// defragmented.
     fn default() -> Self {
         Self { range: 0..u64::MAX, small_bytes: 32 << 20, compress: None, unshare: false }
     }

@@ -59,8 +59,9 @@ impl Encoded<'_> {
 }
 
 impl Fs {
-    /// Writes compressed data at `offset`. `plain` is the decompressed data. Stores the data compressed, unless `always_decompress` is set, or the file's
-    /// flags, the alignment or the free space do not allow that (I2). Returns whether the data was stored compressed.
+    /// Writes compressed data at `offset`. `plain` is the decompressed data. Stores the data compressed, unless
+    /// `always_decompress` is set, the compression saves no space, or the file's flags, the algorithm, the alignment or
+    /// the free space do not allow that (I2). Returns whether the data was stored compressed.
     #[allow(clippy::arithmetic_side_effects, reason = "`decompress` has checked the lengths")]
     pub(crate) fn write_encoded(
         &self,

@@ -1,7 +1,7 @@
 //! fallocate: preallocation, holes, zeros.
 //!
 //! For the whole sectors of the range, the file extent items change. In the partial sectors at the ends of the range,
-//! zeros are written as data.
+//! punching and zeroing write zeros as data.
 //!
 //! Invariants:
 //! - I1: both locks of the inode are held while changes of its extents are planned and put.
@@ -88,8 +88,8 @@ impl Fs {
         self.put_changed(inode, state, 0)
     }
 
-    /// Whether punching a hole changes a file and its times. Punching a range that is a hole already changes neither
-    /// the file nor its times. As on Linux, a range across the end of the file always counts as a change.
+    /// Whether punching a hole changes a file and its times. If the range is already a hole, punching changes neither.
+    /// As on Linux, a range across the end of the file always counts as a change.
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
         let sectorsize = u64::from(self.geometry.sectorsize);

@@ -113,8 +113,9 @@ impl Fs {
         self.share_all(&source, src_off, &target, dst_off, len, None)
     }
 
-    /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content. Returns whether the ranges have
-    /// equal content. Both ranges must end inside their files. Times do not change. `job` counts bytes.
+    /// Compares two ranges and shares them as [`Fs::clone_range`] does, piece by piece, up to the first piece that
+    /// differs. Returns whether the ranges have equal content. Both ranges must end inside their files. Times do not
+    /// change. `job` counts bytes.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     pub fn dedupe_range(
         &self,
@@ -276,7 +277,7 @@ impl Fs {
             let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
             if first.first().is_some_and(ExtentAt::is_inline) {
                 if same_at.is_some() {
-                    // Inline data cannot be shared, and the files have equal inline data already.
+                    // Inline data cannot be shared, and the content of the range is equal already.
                     return Ok(len);
                 }
                 drop(locked);
@@ -469,5 +470,5 @@ const COPY_PIECE: u64 = 1 << 20;
 const SIZE_ITEMS: usize = 16;
 /// Number of items shared in one operation.
 const STEP: usize = 128;
-/// Maximum number of times that a source is flushed while other threads write to it.
+/// Maximum number of attempts to share a range, or to deduplicate a piece, while other threads write to the files.
 const MAX_TRIES: usize = 16;

@@ -13,8 +13,9 @@ use crate::types::MAX_SIZE;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
-    /// Writes `data` at `offset`. Returns the number of bytes written, which is smaller than the length of `data` if
-    /// there is no space or quota for all of it, and 0 only if `data` is empty.
+    /// Writes `data` at `offset`. Returns the number of bytes written, which is 0 only if `data` is empty. Writes less
+    /// than `data` if there is no space or quota for all of it, if the file reaches its maximum size, or if an error
+    /// occurs after a part was written.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         let inode = self.inode_to_change(id)?;
         check_may_write(&*inode.read()?, offset)?;

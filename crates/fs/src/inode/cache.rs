@@ -103,8 +103,8 @@ impl InodeCache {
         result
     }
 
-    /// Blocks loading of an uncached inode. Returns `None` if the inode is in memory or referenced. Until the guard is
-    /// dropped, `get` for this inode waits, so the holder of the guard must not wait for inode locks.
+    /// Blocks loading of an uncached inode. Returns `None` if the inode is in memory, referenced or being loaded. Until
+    /// the guard is dropped, `get` for this inode waits, so the holder of the guard must not wait for inode locks.
     pub(crate) fn block_load(&self, id: InodeId) -> Option<Loading<'_>> {
         let shard = self.shard(id);
         let mut map = shard.map.lock();

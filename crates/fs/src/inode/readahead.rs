@@ -321,7 +321,8 @@ const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
 /// New slots begin less than this many bytes ahead of the reader.
 const WINDOW_BYTES: u64 = 8 << 20;
-/// A read belongs to the sequence if it begins at most this many bytes before the end of the furthest read.
+/// A read belongs to the sequence if it begins at most this many bytes before, or at most one slot after, the end of
+/// the furthest read.
 const LAG_BYTES: u64 = 4 << 20;
 /// Number of bytes that must be read in sequence before read-ahead starts.
 const RUN_BYTES: u64 = 256 << 10;

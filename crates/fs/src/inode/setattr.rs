@@ -12,8 +12,8 @@ use crate::items::dir_item;
 use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
 
 impl Fs {
-    /// Changes attributes. A change of owner removes set-uid, set-gid and capabilities from a file; a change of mode
-    /// also changes its access ACL.
+    /// Changes attributes. A change of owner removes set-uid, capabilities and, if the group may execute the file,
+    /// set-gid from a file; a change of mode also changes its access ACL.
     pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, false)
     }

@@ -67,8 +67,7 @@ pub(crate) struct InodeState {
     pub(crate) dead: bool,
     /// The running defragmentation of the file.
     pub(crate) rewriting: Option<Rewriting>,
-    /// Whether this is the root directory of a deleted subvolume. The root directory of a deleted subvolume is empty
-    /// and accepts no names.
+    /// Whether this is the root directory of a deleted subvolume. Such a directory is empty and accepts no names.
     pub(crate) removed: bool,
 }
 

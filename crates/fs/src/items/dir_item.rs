@@ -284,7 +284,7 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()>
     Ok(())
 }
 
-/// Plans the change that adds a name to its `DIR_ITEM`.
+/// Plans the changes that add a name to its `DIR_ITEM`, and its `DIR_INDEX`.
 fn plan_entry(
     changes: &mut Vec<Change>,
     geometry: &Geometry,
@@ -301,7 +301,7 @@ fn plan_entry(
     Ok(())
 }
 
-/// Plans the change that removes a name from its `DIR_ITEM`.
+/// Plans the changes that remove a name from its `DIR_ITEM`, and its `DIR_INDEX`.
 fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
     entries.retain(|entry| entry.name != name);
     changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
@@ -341,7 +341,7 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
     DirEntry::HEADER_SIZE.saturating_add(entry.name.len()).saturating_add(entry.data.len())
 }
 
-/// Plans the changes that remove an entry. The entry's index comes from an inode or root reference.
+/// Plans the changes that remove the entry with this name and index.
 pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;

@@ -1,6 +1,6 @@
 //! The commit thread. The thread commits every `commit=` seconds. It also commits soon after a burst of changes ends,
-//! because the kernel does not pass sync(2) on to a FUSE server. On the engine's request, it commits or flushes delayed
-//! items.
+//! because the kernel does not pass sync(2) on to the server of a mount of type `fuse`. On the engine's request, it
+//! commits or flushes delayed items.
 //!
 //! - I1. The thread holds a strong reference to the filesystem only while it looks for changes and commits, so that
 //!   dropping the last handle closes the filesystem.

@@ -50,7 +50,7 @@ pub struct Fs {
     pub(crate) stream_bytes: u64,
     /// Counts running changes and syncs; [`Fs::close`] closes it.
     pub(crate) changes: ChangeGate,
-    /// How closing ended, once it has; locked while the filesystem is closed (I3).
+    /// How closing ended; `None` before. Locked while the filesystem is being closed (I3).
     closed: Mutex<Option<Outcome>>,
 }
 

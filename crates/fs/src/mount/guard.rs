@@ -1,4 +1,4 @@
-//! Checks for a FUSE server, and the abort for a server that must stop.
+//! Calls that only a FUSE server needs: checks at open and lookup, and the abort if the server must stop.
 
 use crate::Fs;
 use crate::error::{Error, Result};

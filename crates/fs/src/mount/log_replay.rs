@@ -124,7 +124,7 @@ impl Replay<'_> {
         self.count_links()
     }
 
-    /// Calls `visit` with each logged item of an inode, in key order.
+    /// Calls `visit` with each item of the log that belongs to any inode, in key order.
     fn each_item(&mut self, mut visit: impl FnMut(&mut Self, &Key, &[u8]) -> Result<()>) -> Result<()> {
         let mut start = Key::new(objectid::FIRST_FREE, KeyType(0), 0);
         let end = Key::new(objectid::LAST_FREE, KeyType(u8::MAX), u64::MAX);

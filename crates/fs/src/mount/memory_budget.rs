@@ -7,6 +7,7 @@
 //! | reads | a sixteenth | read-ahead |
 //! | engine | a half, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
 //! | inodes | a sixteenth | inodes that are not in use |
+//! | names | a thirty-second | hashes of the names of directories |
 //! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of the three stores of a receive: commands that wait, directories by name, the state that `--verify` expects |
 //!
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
@@ -42,7 +43,7 @@ impl MemoryBudget {
     }
 }
 
-/// A quarter of the machine's memory or of its control group's limit; at least 64 MiB, at most 1 GiB.
+/// A quarter of the machine's memory, or of its control group's limit if that is less; at least 64 MiB, at most 1 GiB.
 pub(crate) fn default_memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(info.mem_unit.into());

@@ -5,7 +5,8 @@
 //! - `commit_thread`: starting commits in the background.
 //! - `log_replay`: making the changes of a tree log part of the subvolumes.
 //! - `statfs`: the numbers that df shows.
-//! - `guard`, `stats`: checks and abort for a FUSE server, and counters.
+//! - `guard`: checks for a FUSE server, and the abort if the server must stop.
+//! - `stats`: counters.
 
 pub(crate) mod commit_thread;
 pub(crate) mod fs;

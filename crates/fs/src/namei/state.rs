@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::inode::known_names::{KnownNames, NameBudget};
 use crate::inode::state::Inode;
 
-/// The rename lock, and the memory budget for known names of directories.
+/// The rename lock, the memory budget for known names of directories, and the inodes whose deletion failed.
 #[derive(Debug)]
 pub(crate) struct Names {
     budget: Arc<NameBudget>,
