@@ -1,7 +1,8 @@
 //! Commits early when a burst of changes ends.
 //!
-//! sync(2) does not reach a FUSE server: the kernel sends dirty pages to the server as writes, and sync(2) returns. So
-//! a mount that was busy and then falls quiet commits after [`QUIET`], not at the next periodic commit.
+//! Except on mounts of type `fuseblk`, sync(2) does not reach a FUSE server: the kernel sends dirty pages to the server
+//! as writes, and sync(2) returns. So a mount that was busy and then falls quiet commits after [`QUIET`], not at the
+//! next periodic commit.
 //!
 //! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. While
 //!     changes continue, only the periodic commit commits them. If the commit after a burst fails, it is not repeated
@@ -25,7 +26,7 @@ pub(crate) struct Activity {
     /// Whether something changed since the last tick. A change writes the flag only if it is not set yet. So during a
     /// burst, the threads that make changes only read the flag, and do not contend for its cache line.
     is_busy: AtomicBool,
-    /// Whether something changed since the last commit.
+    /// Whether a tick has found a change since the last commit that this struct started.
     has_changes: AtomicBool,
     stopped: AtomicBool,
     lock: Mutex<()>,

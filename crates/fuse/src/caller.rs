@@ -107,7 +107,8 @@ impl Groups {
         without_set_id(file_mode, || self.has(req, gid) || self.may_keep_set_id(req))
     }
 
-    /// The mode of a file after the caller changed the file's content.
+    /// The mode of a file after its content was changed by a caller who may not keep set-user-id and set-group-id
+    /// ([`Self::may_keep_set_id`]).
     pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_set_id(file_mode, || self.has(req, gid))
     }

@@ -5,7 +5,8 @@
 //!
 //! As on Linux, most ioctls end only by a signal that kills the process, and so Ctrl-Z or a handled signal does not end
 //! a balance ([`EndsBy`]). INTERRUPT does not tell which signal arrived, so a thread watches the process from the
-//! INTERRUPT on: in /proc, a thread that is being killed has a pending SIGKILL, whatever the signal was.
+//! INTERRUPT on: in /proc, a thread that is being killed has a pending SIGKILL, whatever signal kills it, unless that
+//! signal dumps core.
 //!
 //! - N1. An INTERRUPT can overtake its request, because different threads handle them. The numbers of early INTERRUPTs
 //!   are kept, at most [`EARLY_MAX`] of them, and each request looks for its number when it starts.
@@ -143,7 +144,8 @@ impl Drop for Interruptible {
     }
 }
 
-/// The largest number of early INTERRUPTs that are kept. Most of them belong to requests that are never interrupted.
+/// The largest number of early INTERRUPTs that are kept. Most of them belong to requests that cannot be cancelled,
+/// and so never look for their number.
 const EARLY_MAX: usize = 64;
 /// The interval at which an interrupted process is watched.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);

@@ -7,10 +7,10 @@
 //!                                                                           --taken by others--> writes fail for ever
 //! ```
 //!
-//! D1. After the connection has ended, nothing is written to the device until this process has the claim again, or keeps
-//!     the mount that has it. If another program took the device, nothing is written any more, and the session reports
-//!     the changes as lost.
-//! D2. The claim stays with this process until the filesystem is closed.
+//! D1. After the connection has ended, nothing is written to the device until this process or its helper has the claim
+//!     again, or keeps the mount that has it. If another program took the device, nothing is written any more, and the
+//!     session reports the changes as lost.
+//! D2. The claim stays with this process or its helper until the filesystem is closed.
 
 use std::fs::File;
 use std::io;
@@ -47,7 +47,8 @@ pub(crate) struct Place {
 enum State {
     Lent,
     /// The filesystem is closed, or the attempt to take the claim again has ended. The file has the claim, or keeps the
-    /// mount that has it.
+    /// mount that has it. There is no file if the helper process has the claim, or if the claim is lost
+    /// or no longer needed.
     Decided {
         _held: Option<File>,
     },
@@ -124,8 +125,8 @@ impl Place {
     }
 
     /// Opens the mount point, without a request to the server. While the returned file is open, the mount and its claim
-    /// on the device stay. Returns `None` if the mount is gone. Call this function only after [`PATIENCE`], because the open file would make a running
-    /// umount(2) fail.
+    /// on the device stay. Returns `None` if the mount is gone. Call this function only after [`PATIENCE`], because the
+    /// open file would make a running umount(2) fail.
     fn keep_mount(&self) -> Option<File> {
         let flags = i32::try_from((OFlags::PATH | OFlags::DIRECTORY).bits()).ok()?;
         let file = File::options().read(true).custom_flags(flags).open(&self.dir).ok()?;

@@ -2,9 +2,9 @@
 //! fusermount3.
 //!
 //! M1. [`check`] runs before the image is opened, and finds every mistake that can be found without opening it.
-//! M2. The kernel decides who may enter the mount (`allow_other`). Unless only root may enter, the kernel also checks
-//!     permissions inside the mount (`default_permissions`). The server answers every request that arrives, also those
-//!     of the kernel's own writeback.
+//! M2. The kernel decides who may enter the mount (`allow_other`). The kernel also checks permissions inside the mount
+//!     (`default_permissions`) unless that is pointless ([`MountConfig::checks_permissions`]). The server answers every
+//!     request that arrives, also those of the kernel's own writeback.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -25,7 +25,7 @@ use ubtrfs_device::Device;
 
 use crate::transport::{IdlePolling, Transport};
 
-/// The type that `mount` and /proc/mounts show.
+/// The subtype of mounts. `mount` and /proc/mounts show the type `fuse.ubtrfs` or `fuseblk.ubtrfs`.
 pub const SUBTYPE: &str = "ubtrfs";
 
 /// The options of a mount.

@@ -91,7 +91,7 @@ impl NameCache {
         }
     }
 
-    /// Waits until all notifications that were pending at the call have been sent.
+    /// Waits until all notifications that were pending at the call have been sent, but not longer than [`PATIENCE`].
     pub(crate) fn settle(&self) {
         let end = Instant::now() + PATIENCE;
         let mut state = self.untold.state.lock();

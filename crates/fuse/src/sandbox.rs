@@ -372,8 +372,8 @@ impl PrivilegedHelper {
         }
     }
 
-    /// Asks one question at a time, so other questions wait while the helper unmounts. This cannot deadlock: unmounting
-    /// fails at once while programs use the mount, and otherwise no program makes requests.
+    /// Asks one question at a time, so other questions wait while the helper unmounts. This cannot deadlock: while
+    /// programs use the mount, unmounting fails within a second, and otherwise no program makes requests.
     fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
         ask(&mut self.child.lock(), kind, numbers)
     }

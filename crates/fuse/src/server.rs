@@ -116,7 +116,7 @@ impl Server {
         Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open, lent }
     }
 
-    /// Cancels running ioctls.
+    /// The running ioctls, which the caller can cancel.
     pub(crate) fn interrupts(&self) -> Interrupts {
         self.host.interrupts.clone()
     }
@@ -126,7 +126,8 @@ impl Server {
         self.nodes.id(node).ok_or(Error::Stale)
     }
 
-    /// How long the kernel may keep a name, or the absence of a name, in a directory.
+    /// How long the kernel may keep a name, or the absence of a name. `dir` is the name's directory, or the inode that
+    /// has the name.
     fn name_ttl(&self, dir: InodeId) -> Duration {
         if self.fs.is_being_received(dir.root) { Duration::ZERO } else { TTL }
     }

@@ -182,7 +182,8 @@ pub(crate) fn abort(fs: &Fs, reason: &str) {
     fs.abort(reason.to_owned());
 }
 
-/// Aborts on a panic in any thread, caught or not: memory may then be wrong, and must not reach the disk.
+/// Makes every panic, in any thread and even if it is caught, turn the filesystem read-only ([`abort`]): after a panic,
+/// memory may be wrong, and must not reach the disk.
 fn abort_on_panic(fs: Weak<Fs>) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,8 +1,8 @@
 //! The ioctls on subvolumes. Each ioctl runs a command of crate `control`.
 //!
 //! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. A snapshot made by
-//! SNAP_CREATE lacks data that programs wrote through mmap and that the kernel has not written back; the command
-//! `ubtrfs subvolume snapshot` makes the kernel write back all data first.
+//! SNAP_CREATE lacks data that programs wrote through mmap (with the kernel's writeback cache: by any write) and that
+//! the kernel has not written back; the command `ubtrfs subvolume snapshot` makes the kernel write back all data first.
 //!
 //! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8 bytes; it refers to the source if a snapshot is
 //! made), and a name that ends in a zero byte.

@@ -127,7 +127,7 @@ os.fsync(fd)
         }
     }
 
-    /// Fails if as much data was written as the filesystem has, since the last call.
+    /// Fails if, since the last call, at least as much data was written as the filesystem has (200 MiB).
     #[track_caller]
     fn assert_unfinished(&self) {
         let bytes = self.device.nr_slow_bytes.swap(0, Ordering::Relaxed);

@@ -89,8 +89,8 @@ fn judge(medium: &Medium) {
     }
 }
 
-/// Linux refuses to clear O_APPEND of an append-only file with `F_SETFL`. On a FUSE mount Linux clears the flag, so
-/// the server refuses the write.
+/// On its own filesystems, Linux refuses to clear O_APPEND of an append-only file with `F_SETFL`. On a FUSE mount, the
+/// kernel does not know that the file is append-only, and clears the flag. So the server refuses the write.
 #[test]
 fn an_append_only_file_is_not_overwritten_once_its_append_flag_is_gone() {
     if !can_run() {
