@@ -1,5 +1,5 @@
-//! Checks whether a caller may change a directory. The server must check this permission, because the kernel does not:
-//! for an ioctl, it suffices that the directory is open for reading.
+//! Checks whether a caller may list, search or change a directory. The server must check this permission, because the
+//! kernel does not: for an ioctl, it suffices that the directory is open for reading.
 //!
 //! The first matching rule of POSIX.1e applies: the owner's bits, the entry of a named user, the group entries (one
 //! entry must grant all wanted bits), the bits of others. The mask limits every entry except owner and others.

@@ -123,7 +123,8 @@ mod tests {
     use super::*;
     use crate::process::FileId;
 
-    /// A test double: every process has every group and capability.
+    /// A test double: every process is in every group if the call names no user, and every process but 0 (a process
+    /// that the server cannot see) has every capability.
     #[derive(Debug)]
     struct Mighty;
 

@@ -14,7 +14,7 @@
 //! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
 //! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `disk_usage`, `search`, `file`, `quota`, `receive`, `send`, `resolve` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the user who runs a command, and their rights                           |
-//! | `access`     | whether a caller may change a directory                                 |
+//! | `access`     | whether a caller may list, search or change a directory                 |
 //! | `message`    | the messages on the socket                                              |
 //! | `wire`       | frames: a length, JSON, descriptors                                     |
 //! | `server`     | the mount's end of the socket                                           |

@@ -7,7 +7,7 @@
 //! server:  {"done": {"subvolume": "done"}}   or   {"failed": {"errno": 17, "text": "file exists"}}
 //! ```
 //!
-//! - M1. A message starts with its version. The receiver refuses unknown versions and commands with a one-line error.
+//! - M1. A request starts with its version. The server refuses unknown versions and commands with a one-line error.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

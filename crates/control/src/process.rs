@@ -128,8 +128,8 @@ fn effective_capabilities(status: &str) -> Option<u64> {
     u64::from_str_radix(field(status, "CapEff:")?, 16).ok()
 }
 
-/// Whether the thread has a pending SIGKILL. The kernel adds it to all threads of a process when a signal of any kind
-/// kills the process.
+/// Whether the thread has a pending SIGKILL. The kernel adds it to all threads of a process when any signal kills the
+/// process without dumping core.
 fn has_pending_kill(status: &str) -> bool {
     const SIGKILL: u64 = 1 << 8;
     field(status, "SigPnd:").and_then(|bits| u64::from_str_radix(bits, 16).ok()).is_some_and(|bits| bits & SIGKILL != 0)

@@ -5,7 +5,7 @@
 //! | receive | the rights of an administrator ([`Context::require_admin`]), and write and search of the directory         |
 //!
 //! A stream makes files of any owner, device nodes, and set-user-id programs. So root may receive into every mount. An
-//! ordinary user may receive into their own mounts, which the kernel mounts with nosuid and nodev, and into their own
+//! ordinary user may receive into their own mounts, which fusermount3 makes with nosuid and nodev, and into their own
 //! images, whose bytes they can change anyway.
 //!
 //! - V1. A stream that stalls, or a client that goes away, does not block the mount: the input is read only when bytes
@@ -153,7 +153,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     })
 }
 
-/// V2
+/// Makes the kernel forget the names and data of a received subvolume (V2).
 fn forget(context: &Context<'_>, made: &ReceivedSubvolume) {
     for (dir, name) in context.fs.used_names_of(made.id) {
         context.host.forget_name(dir, &name, None);

@@ -21,8 +21,7 @@ pub enum Request {
     Logical {
         /// The address.
         bytenr: u64,
-        /// Whether to include all users of the extent that holds the address, not only users of
-        /// that byte.
+        /// Whether to include all users of the extent that holds the address, not only users of that byte.
         whole_extent: bool,
     },
     /// Returns all paths of an inode: [`Response::Paths`].

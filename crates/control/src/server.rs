@@ -15,8 +15,8 @@
 //! - K2. An ordinary user has at most [`USER_MAX`] connections, root and the mount's owner have [`OWNER_MAX`] each. All
 //!   ordinary users together have at most [`OTHERS_MAX`]. A connection beyond these limits gets an error and is closed.
 //!   Connections that wait for the unmount are counted separately, with the same limits.
-//! - K3. Neither end waits for the other forever (W1 of `wire`). A connection that has not sent its request within
-//!   [`REQUEST_TIMEOUT`] is closed.
+//! - K3. The server does not wait for a client forever (W1 of `wire`). A connection that has not sent its request
+//!   within [`REQUEST_TIMEOUT`] is closed.
 //! - K4. Each connection has its own thread, so no connection blocks another one or the mount.
 //! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for running commands,
 //!   so that the devices are closed when umount gets its answer.
@@ -334,7 +334,7 @@ fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, mut f
     watch(wire, &job, &results, ends_with_client)
 }
 
-/// Sends progress until the result arrives. Cancels the job when the client goes away.
+/// Sends progress until the result arrives. If the client goes away, cancels a job that ends with its client.
 fn watch(
     wire: &Wire,
     job: &Job,

@@ -1,8 +1,9 @@
 //! Frames: a length (4 bytes, little-endian), followed by that many bytes. Descriptors are sent with the first byte of
 //! a frame.
 //!
-//! - W1. Neither end waits for the other forever: reading a frame has a deadline, and writing gives up if the other
-//!   end reads nothing for [`WRITE_PATIENCE`].
+//! - W1. The server does not wait for a client forever: reading a request has a deadline, and writing gives up if the
+//!   other end reads nothing for [`WRITE_PATIENCE`]. A client waits for its answer until the server closes the
+//!   connection.
 //! - W2. Memory grows with the bytes that have arrived, not with the length that the other end announces.
 //! - W3. A frame that is too long or has too many descriptors is an error, and its descriptors are closed.
 
