@@ -69,8 +69,8 @@ pub struct VisitedDirs(HashSet<InodeId>);
 impl VisitedDirs {
     /// Records a directory. Fails if the walk has visited the directory before.
     pub fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
-        // A snapshot has empty directories in place of nested subvolumes. All these directories have the same inode
-        // number, so they are not recorded.
+        // Linux shows empty directories in place of the nested subvolumes of a snapshot, all with the inode number 2.
+        // `fs` gives each of them its own, larger number (`InodeId::stub`).
         let is_real = dir.ino >= Ino::ROOT_DIR;
         if is_real && !self.0.insert(dir) {
             bail!("the directory has two names, which is damage; check the image with: ubtrfs check");

@@ -49,7 +49,7 @@ enum LowerFiles {
 }
 
 impl Layer {
-    /// The number of bytes of memory that a recorded name takes.
+    /// The approximate number of bytes of memory that a recorded name takes.
     pub(super) fn memory_bytes(name: &[u8]) -> usize {
         2 * size_of::<(InodeId, Box<[u8]>)>() + name.len() + 16
     }

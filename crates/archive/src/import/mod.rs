@@ -3,12 +3,13 @@
 //! Invariants:
 //! - I1. Nothing outside the target directory is made or changed. Paths are resolved name by name. Symbolic links on
 //!   the way are resolved as if the directory that the archive is unpacked into were the root directory.
-//! - I2. Times and extended attributes of a directory are set at the end, after the last change in it. Otherwise new
-//!   files would change the directory's times and inherit its default ACL.
+//! - I2. The times of a directory and its inheritable extended attributes (the default ACL and the `btrfs.` properties)
+//!   are set at the end, after the last change in it. Otherwise new files would change the directory's times and
+//!   inherit these attributes.
 //! - I3. As in tar, a member that cannot be unpacked is reported and skipped. Errors that would also affect the other
 //!   members end the import ([`is_fatal`]); the first such error in archive order is reported.
-//! - I4. Data that is kept until the end takes at most [`HELD_MAX`] bytes. This data is the times of directories and,
-//!   if the archive is a layer, the names that the layer added.
+//! - I4. Data that is kept until the end takes at most [`HELD_MAX`] bytes. This data is the times and inheritable
+//!   attributes of directories (I2) and, if the archive is a layer, the names that the layer added.
 //! - I5. If a file with the name of a member exists, the member is first made under a temporary name, with its data and
 //!   attributes. The existing file is removed only when the member is complete and may replace it, so a failed member
 //!   removes nothing.
@@ -120,7 +121,8 @@ pub struct ImportReport {
     pub failed: u64,
 }
 
-/// Unpacks an archive into the directory `target`, which is made if it does not exist. Does not commit.
+/// Unpacks an archive into the directory `target`, which is made if it does not exist. Starts commits in the
+/// background, but the last changes are not committed on return.
 ///
 /// # Errors
 /// The archive is damaged, or an error affects all members, such as a lack of space. A member that cannot be unpacked
@@ -585,8 +587,8 @@ impl<'a> Import<'a> {
     /// Returns all directories on the path that consists of `names`, from the target directory to the last name. Makes
     /// missing directories.
     fn directories_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
-        // Keep all directories on the path, because `..` in the target of a symbolic link leads back to the directory
-        // before.
+        // Keep all directories on the path, because `..` in the target of a symbolic link leads back to the previous
+        // directory.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut nr_links = 0;

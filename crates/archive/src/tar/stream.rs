@@ -1,7 +1,8 @@
 //! An archive that arrives as a stream. A separate thread decompresses bytes while the caller works on earlier bytes.
 //!
 //! Invariants:
-//! - I1. At most `QUEUE_LEN` buffers are in flight, so memory is bounded. Buffers are reused.
+//! - I1. At most `QUEUE_LEN` filled buffers wait, and each of the two threads uses one more, so memory is bounded.
+//!   Buffers are reused.
 //! - I2. When the stream is dropped, the separate thread ends as soon as it tries to send the next buffer.
 
 use std::io::{self, Read};

@@ -1,4 +1,4 @@
-//! Writes an archive: ustar headers, with pax records for values that do not fit into them.
+//! Writes an archive: ustar headers, with pax records for values that do not fit into a header or have no field in it.
 
 use std::io::{self, Write};
 
