@@ -113,7 +113,8 @@ pub fn main() -> ExitCode {
     finish(run(cli.command))
 }
 
-/// Runs one command line, for tests in this process. The first argument is the program's name. Handles no signals.
+/// Runs one command line, for tests in this process. The first argument is the program's name. Unlike [`main`], does
+/// not remove temporary files on signals, and does not raise the limit on file sizes.
 ///
 /// # Errors
 /// The arguments are wrong.

@@ -75,7 +75,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let large = vec![0u8; 60 << 20];
-    // 40 directories, each with an extended attribute of 60 MiB, which must be kept until the end of the import.
+    // 40 directories, each with an extended attribute of 60 MiB.
     packed(dir, "directories.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record("SCHILY.xattr.user.a", &large))).unwrap();
@@ -152,8 +152,8 @@ fn peak_mib(dir: &Path, line: &str) -> u64 {
     peak >> 10
 }
 
-/// Makes an archive of directories (`d/`), links (`l -> target`), hard links (`h => target`) and files, in this order.
-/// The content of a file is its name.
+/// Makes an archive of `members`, in their order. `d/` is a directory, `l -> target` a symbolic link, `h => target` a
+/// hard link, and any other text a file whose content is its name.
 fn archive(dir: &Path, name: &str, members: &[&str]) {
     let mut out = Vec::new();
     for text in members {

@@ -38,7 +38,8 @@ fn image() -> Image {
     image
 }
 
-/// Runs the program on our mount of the image and on Linux's mount of a copy. Returns both outputs by line.
+/// Runs the program on our mount of the image and on Linux's mount of a copy. Returns our output and
+/// Linux's.
 fn on_both(image: &Image, options: &[&str], word: &str) -> (String, String) {
     let call = |dir: &Path| {
         let words = ["-k", "5", "300", "python3", PROGRAM].map(OsStr::new);

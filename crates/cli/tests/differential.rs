@@ -86,7 +86,7 @@ fn only_the_times_differ_of_a_pipe_that_is_written_to() {
     assert!(outcome.allowed.keys().all(|name| *name == "times-of-pipes"), "{:?}", outcome.allowed);
 }
 
-/// Users 8 and 11 have one capability each; user 7 is root without capabilities.
+/// User 7 is root without capabilities. User 8 has only CAP_FOWNER. User 11 has CAP_DAC_OVERRIDE and CAP_SYS_ADMIN.
 #[test]
 fn capabilities_decide_on_trusted_attributes_and_chown_to_nobody_and_user_ids_do_not() {
     agree(&[

@@ -18,9 +18,9 @@ use uuid::Uuid;
 
 use common::{command, ok, text, ubtrfs};
 
-/// Memory that a receive may take whatever the limit: the fixed share of the filesystem's memory budget (120 MiB), and a
-/// fifth more, because what the allocator keeps depends on the order in which threads run. A receive of one empty file
-/// takes 22 MiB.
+/// Memory that a receive may take whatever the limit: the fixed share of the filesystem's memory budget (120 MiB), and
+/// a fifth more, because what the allocator keeps depends on the order in which threads run. A receive of one empty
+/// file takes 22 MiB.
 const LEAST_MIB: u64 = 144;
 
 type Out = Writer<BufWriter<ChildStdin>>;

@@ -125,7 +125,7 @@ fn their_lists(mount: &LoopMount) -> Vec<String> {
     lists(|options| theirs(["list"].iter().chain(options).chain([&point.as_str()])))
 }
 
-/// The lines that both programs show: no lines about send, and snapshots sorted.
+/// The lines that both programs show: without the lines about send, receive and quotas, and with the snapshots sorted.
 fn comparable(show: &str) -> Vec<String> {
     let mut lines: Vec<String> = show
         .lines()

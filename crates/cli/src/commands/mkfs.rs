@@ -1,9 +1,11 @@
 //! `ubtrfs mkfs`: makes a filesystem on an image file or block device. Options have the names of mkfs.btrfs.
 //!
 //! Invariants:
-//! - I1. An error leaves the target unchanged. A new image file has a temporary name until it is complete.
-//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a failed or
-//!   interrupted run with `--force` leaves no filesystem on the device.
+//! - I1. After an error, a file that was empty is empty again. A new image file has a temporary name until it is
+//!   complete, and is removed after an error.
+//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a run with
+//!   `--force` that fails or is interrupted while it writes leaves no filesystem on the device, neither the new
+//!   nor the old one.
 //! - I3. A file that cannot be copied is reported, and all other files are copied. The filesystem is then completed
 //!   without this file, but the exit status is 1.
 
@@ -225,7 +227,8 @@ impl Target {
         }
     }
 
-    /// Undoes the changes to the target (I1). Errors are ignored, because the error that led to this call is reported.
+    /// Empties a target that was an empty file, and removes a new image (I1). Other targets stay as they are (I2).
+    /// Errors are ignored, because the error that led to this call is reported.
     fn restore(self) {
         if let Self::Empty { device, path } = self {
             drop(device);

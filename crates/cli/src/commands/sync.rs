@@ -1,6 +1,7 @@
 //! `ubtrfs sync DIR` (also `ubtrfs filesystem sync DIR`): returns when everything written so far is durable.
 //!
-//! sync(2) and syncfs(2) do not reach a FUSE server, so this command asks the server.
+//! Except on mounts of type `fuseblk`, sync(2) and syncfs(2) do not reach a FUSE server, so this command asks the
+//! server.
 
 use std::process::ExitCode;
 

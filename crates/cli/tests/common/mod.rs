@@ -59,7 +59,7 @@ pub(crate) fn refused(output: &Output, words: &[&str]) {
     }
 }
 
-/// Finds the server of a mount: the process whose arguments end with the mount point.
+/// Finds the server of a mount: the process whose arguments contain `--serve` and the mount point.
 #[allow(dead_code, reason = "only some tests look for servers")]
 pub(crate) fn server_of(dir: &Path) -> u32 {
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {

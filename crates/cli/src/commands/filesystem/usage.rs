@@ -198,7 +198,8 @@ fn print_json(usage: &Usage) -> anyhow::Result<()> {
     print_out(&format!("{value:#}\n"))
 }
 
-/// Sums over all devices and block groups. Logical bytes count once for each copy that their profile keeps.
+/// Sums over all devices and block groups. `used` counts bytes of the devices: a logical byte counts once for each copy
+/// that its profile keeps.
 struct Sums {
     size: u64,
     allocated: u64,

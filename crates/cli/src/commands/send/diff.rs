@@ -53,7 +53,7 @@ fn print(lines: impl BufRead, json: bool) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// A change in words: `renamed  file  a -> b`.
+/// A change in words: `renamed  file      a -> b`.
 fn sentence(change: &Value) -> String {
     let text = |name: &str| change[name].as_str().unwrap_or_default().to_owned();
     let path = |name: &str| match text(name).as_str() {

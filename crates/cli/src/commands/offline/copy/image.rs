@@ -176,7 +176,7 @@ impl<'f> Image<'f> {
         }
         match self.fs.clone_range(from, 0, to, 0, 0) {
             Ok(()) => Ok(true),
-            // The files are in different subvolumes, or only one of them has checksums.
+            // For example, only one of the files has checksums.
             Err(Error::CrossDevice | Error::InvalidArgument(_) | Error::NotSupported(_)) => Ok(false),
             Err(error) => Err(error.into()),
         }
