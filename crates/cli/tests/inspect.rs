@@ -82,6 +82,7 @@ fn a_damaged_block_is_told_and_the_walk_goes_on() {
     let one_bad = inspect(image.path(), &["dump-tree", "-t", "fs"]);
     assert!(one_bad.status.success());
     assert_eq!(stdout(&one_bad), stdout(&untouched));
+    assert_eq!(image.digest().unwrap(), digest);
     // Damage all copies.
     for copy in &block.copies {
         image.write_at(copy + 2000, b"damage").unwrap();
