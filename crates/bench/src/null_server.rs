@@ -1,10 +1,10 @@
 //! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. The speed of the
 //! null server is the limit set by the FUSE protocol, the kernel's part of it, and the scheduler.
 //!
-//! - N1. The null server requests the kernel features that the server of ubtrfs requests, and gives names and
-//!   attributes equal lifetimes, so that both servers receive equal requests. The null server always refuses ACLs
-//!   and extended attributes, which the kernel then no longer requests.
-//! - N2. One lock protects all state. No request holds the lock longer than a map lookup.
+//! - N1. The null server requests those kernel features of the server of ubtrfs that affect the requests of the
+//!   workloads, and gives names and attributes equal lifetimes, so that both servers receive equal requests. The null
+//!   server always refuses ACLs and extended attributes, which the kernel then no longer requests.
+//! - N2. One lock protects all state. No request holds the lock longer than it takes to look up or list names.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -87,7 +87,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     connection.serve(server).context("the FUSE session failed")
 }
 
-/// The lifetime of names and attributes. This constant and the ones below equal those of the server of ubtrfs (N1).
+/// The lifetime of names and attributes. This constant and the ones below equal those of the server of ubtrfs, except
+/// that [`FEATURES`] lacks some features (N1).
 const TTL: Duration = Duration::from_secs(3600);
 /// `FOPEN_KEEP_CACHE`, `FOPEN_PARALLEL_DIRECT_WRITES`.
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;

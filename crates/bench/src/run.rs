@@ -5,7 +5,7 @@
 //!   sync command. For the workload `snapshot`, `seconds` is the time of the snapshots alone, which are durable when
 //!   their calls return.
 //! - R2. First, the files that the workload needs are made, and synced. Then, as root and without `--warm`, the caches
-//!   are dropped. Then the workload runs.
+//!   are dropped, but only for a workload that needs files. Then the workload runs.
 //! - R3. The workload makes all files in the directory `bench` of the target. At the end, the directory is removed
 //!   unless `--keep` is given.
 

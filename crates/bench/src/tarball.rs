@@ -4,7 +4,7 @@
 //! | what | share |
 //! |---|---|
 //! | directories | about one for 15 files, up to 6 levels deep |
-//! | files | text of 100 bytes to 400 KiB, with a median near 6 KiB       |
+//! | files | text of 100 to 400,000 bytes, with a median near 5,000 bytes |
 //! | symbolic links | 1 of 200 |
 //! | hard links | 1 of 500 |
 
@@ -56,7 +56,7 @@ fn base_name(path: &str) -> String {
 }
 
 /// Picks a file size. The distribution is log-uniform in three parts, so that half of the files are shorter than
-/// about 6 KiB and few are long.
+/// 5,000 bytes and few are long.
 fn file_len(rng: &mut Rng) -> usize {
     let (low, high) = match rng.below(100) {
         0..15 => (100, 1_000),

@@ -254,7 +254,7 @@ impl Target for DirTarget {
     }
 
     /// Calls syncfs(2). On a mount of ubtrfs, also asks the mount's server to sync, because syncfs(2) does not reach a
-    /// FUSE server.
+    /// FUSE server (except on mounts of type `fuseblk`).
     fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(self.root.as_fd()).context("syncfs")?;
         match self.channel()? {

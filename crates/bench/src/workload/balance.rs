@@ -18,7 +18,7 @@ use crate::record::Work;
 use crate::target::{Admin, Target};
 
 const TREE: &[u8] = b"tree";
-/// The number of files that change after each snapshot, in the first directories of the tree.
+/// The number of files that change after each snapshot, in the directory `changed` of the tree.
 const CHANGES: u64 = 3;
 const COPY_BYTES: usize = 1 << 20;
 
