@@ -1,18 +1,19 @@
 //! Runs many power cuts: records `--seeds` workloads, and cuts the power at `--cuts` points of each.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads|balance] [--seeds 200] [--cuts 500]
-//! [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`
+//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads|balance] [--seeds 200]
+//! [--cuts 500] [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`
 //!
 //! With `--linux N`, Linux also replays N of the cuts, and `btrfs check` checks them. The exit status is 1 if a promise
-//! was broken or a check was not clean. The last line also counts the cuts that Linux could judge only in part, because it
-//! ran out of space on a device without unallocated space.
+//! was broken or a check was not clean. The last line also counts the cuts that Linux could judge only in part, because
+//! Linux ran out of space on a device without unallocated space.
 //!
 //! `--bed alone` (the default) changes the filesystem with one thread, so a run repeats exactly from its seed. `--bed
 //! threads` uses several threads, while the device sometimes delays requests; a seed determines the actions of the
 //! threads but not their interleaving. `--bed balance` adds balances with random filters, conversions, resizes and
-//! quotas. Linux then gets only cuts that interrupt a balance, at most one of each seed, and resumes the balance. `--repeat N` runs each seed N times, `--every 8` uses seeds of only one kind
-//! of run, and `--keep` saves the image of each failed cut and the actions of each thread. `--threads` is the number
-//! of seeds that run in parallel.
+//! quotas. Linux then gets only cuts that interrupt a balance, at most one of each seed, and resumes the balance.
+//!
+//! `--repeat N` runs each seed N times, `--every 8` uses seeds of only one kind of run, and `--keep` saves the image of
+//! each failed cut and the actions of each thread. `--threads` is the number of seeds that run in parallel.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -26,10 +26,11 @@ pub fn btrfs_check_after_failures(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror, Code::BlockCopy])
 }
 
-/// Fails with the output of `btrfs check` unless it is clean.
+/// Fails with the output of `btrfs check` unless `btrfs check` finds the filesystem clean.
 ///
-/// Its normal mode (version 6.2) counts an error that it does not name if the leaf of a deleted file that is still open
-/// is shared with a snapshot, also on images made by Linux. Only then is the other mode asked as well, which is right.
+/// The normal mode of `btrfs check` (version 6.2) counts an unnamed error if the leaf of a deleted file that is still
+/// open is shared with a snapshot, also on images made by Linux. If the normal mode reports only this error, the mode
+/// `lowmem`, which is right, decides.
 fn by_btrfs(image: &Path) -> Result<()> {
     const ARGS: [&str; 2] = ["--readonly", "--check-data-csum"];
     const UNNAMED: [&str; 2] = ["bytes used, error(s) found", "ERROR: errors found in fs roots"];

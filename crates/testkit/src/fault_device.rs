@@ -25,7 +25,7 @@ pub enum FaultKind {
     /// The request transfers fewer bytes than requested and fails.
     Short,
     /// The request succeeds, but one byte in the middle of each sector is wrong, as with bad RAM, cables or
-    /// firmware.
+    /// firmware. A flush fails as with [`FaultKind::Error`].
     Wrong,
     /// A write reports success but is not done. Other requests fail as with [`FaultKind::Error`].
     Lost,

@@ -323,7 +323,7 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
 /// All runs of one script with one kind of fault on one kind of filesystem.
 #[derive(Debug)]
 pub struct FaultSweep {
-    /// The name of the kind of filesystem.
+    /// The name of the kind of filesystem, or of the script.
     pub config: &'static str,
     run: FaultRun,
     request: Request,
@@ -352,7 +352,7 @@ impl Request {
 }
 
 impl FaultSweep {
-    /// Returns a sweep for each kind of filesystem and of fault.
+    /// Returns a sweep of each kind of fault for each kind of filesystem, and for each script about one topic.
     pub fn all() -> Vec<Self> {
         let everything = Arc::new(Script::everything(1));
         let mut runs: Vec<_> =

@@ -11,8 +11,8 @@
 //!   that changed later.
 //! - H2. Each path is as it was in one of the states. Each block of a file's content is as it was in one state, old
 //!   or new, because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
-//! - H3. A file that has a name in every state is found under exactly one name: a rename neither loses a file nor
-//!   leaves it under both names.
+//! - H3. A file that exists in every state is found under at least one of its names, and with no more links than
+//!   in one of the states: a rename neither loses a file nor leaves it under both names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

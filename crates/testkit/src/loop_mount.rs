@@ -167,8 +167,8 @@ impl LoopMount {
         run("btrfs", ["quota", "rescan", "-w", &self.path().to_string_lossy()]).map(drop)
     }
 
-    /// Waits until Linux has completed the deletions of subvolumes, or for about 20 seconds: after an abort, Linux never
-    /// completes them.
+    /// Waits until Linux has completed the deletions of subvolumes, or for about 20 seconds: after an abort, Linux
+    /// never completes them.
     ///
     /// A sync wakes Linux's cleaner. Without it, a cleaner that began before the end of the mount sleeps until the next
     /// commit, up to half a minute later.
@@ -229,8 +229,9 @@ impl LoopMount {
             // Also ignore a failed rescan of quotas: Linux continues an interrupted rescan at mount and records the
             // rescan's progress in the quota tree, which also fails with ENOSPC on a full filesystem.
             .filter(|line| !line.contains("fail to start transaction for status update: -28"))
-            // Also ignore one read past the end of a leaf: when Linux replays a log, it reads 53 bytes of the inline extent
-            // that the log replaces, although an inline extent may be shorter, and gets zeros (seen with Linux 6.18).
+            // Also ignore one read past the end of a leaf: when Linux replays a log, it reads 53 bytes of the inline
+            // extent that the log replaces, although an inline extent may be shorter, and gets zeros (seen with Linux
+            // 6.18).
             .filter(|line| !(line.contains("access to eb bytenr") && line.ends_with("len 53")))
             .map(str::to_owned)
             .collect()

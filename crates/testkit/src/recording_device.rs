@@ -68,9 +68,9 @@ impl CutOutcome {
 pub struct Gate {
     /// Seed of the choice of requests.
     pub seed: u64,
-    /// On average, one of every `superblocks` flushes and writes of the primary superblock is delayed.
+    /// On average, one of this many flushes and writes of the primary superblock is delayed.
     pub superblocks: u64,
-    /// On average, one of every `writes` other writes is delayed.
+    /// On average, one of this many other writes is delayed.
     pub writes: u64,
     /// A delayed request is released after this many further requests and promises of other threads.
     pub events: usize,

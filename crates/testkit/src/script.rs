@@ -153,7 +153,7 @@ impl Script {
         self.steps.push(Step::Remount);
     }
 
-    /// A script with every operation once, for faults at every request.
+    /// A script that contains every operation, for faults at every request.
     pub fn everything(seed: u64) -> Self {
         let mut s = Self::new("everything", seed);
         s.mkdir("dir");

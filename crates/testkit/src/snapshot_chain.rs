@@ -1,7 +1,7 @@
 //! [`SnapshotChain`]: read-only snapshots of one subvolume with random operations between them, made and sent by
 //! Linux; and a comparison of received snapshots with the sent ones.
 //!
-//! I1. The chain and the streams depend only on the seed.
+//! I1. The chain and the streams depend only on the seed, except for UUIDs and times.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -14,7 +14,7 @@ use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{FsTarget, Image, Medium, MediumDevice, NodeKind, PowerCuts, RenameOp, Rng, Target, capability};
 
 /// Records the workload of each seed in `seeds`, and cuts the power at `cuts` points of each recording. Thirteen
-/// consecutive seeds cover every kind of workload.
+/// consecutive seeds cover every kind of workload, and 26 also cover the variants with little memory.
 fn cut(seeds: std::ops::Range<u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();

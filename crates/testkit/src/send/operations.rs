@@ -219,7 +219,7 @@ impl Operations {
         }
     }
 
-    /// Removes a name, and makes an inode of another kind under that name.
+    /// Removes a name, and makes a new inode under that name: a directory, or for half of the directories a file.
     fn replace(&mut self, target: &mut dyn Target) {
         let Some(path) = self.any(|_| true) else { return };
         let was = self.nodes[&path];

@@ -7,8 +7,8 @@
 //!   rewritten/ small files that some threads rewrite all the time while another thread fsyncs them
 //!   poison     a file whose data the device refuses
 //! ```
-//! In half of the runs, another thread empties block groups. In half of the runs, quotas are on, and another thread
-//! changes groups, relations and limits and starts rescans.
+//! In half of the runs with free space for copies, another thread empties block groups. In half of the runs, quotas are
+//! on, and another thread changes groups, relations and limits and starts rescans.
 //!
 //! - T1. Each lane's promises (see [`History`]) hold independently of the other threads. Other threads may commit any
 //!   state.
