@@ -215,8 +215,8 @@ impl Filesystem {
 
     /// Opens a filesystem on the given devices: image files, block devices, memory, or the caller's [`Device`].
     ///
-    /// The example `own_device` implements a device. As on Linux, several devices can form one filesystem, but such a
-    /// filesystem can only be read.
+    /// The example `own_device` implements a device. As on Linux, several devices can form one filesystem, but this
+    /// crate can only read such a filesystem.
     ///
     /// ```
     /// use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Tests that each public item of the library has an example: in its own documentation, or for a method in an example of
-//! the same file that calls it.
+//! Tests that each public item of the library has an example: in its own documentation, or for a method in an example
+//! of the same file that calls it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
