@@ -13,7 +13,7 @@ use std::time::Duration;
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode, Result};
+use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, MountOptions, NewInode, Result};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{HookDevice, Medium, MediumDevice, check_medium};
 
@@ -180,6 +180,40 @@ fn fsync_of_data_written_in_place_flushes() {
     fs.read_into(id, 4096, &mut read).unwrap();
     assert_eq!(read, [3; 4096]);
     fs.close().unwrap();
+    bed.fs.close().unwrap();
+    check_medium(&bed.medium.content()).unwrap();
+}
+
+/// A preallocation compares the space that it needs with its reservation again if it waited for the reservation.
+#[test]
+fn a_preallocation_reserves_what_is_punched_while_it_waits() {
+    const LEN: u64 = 32 << 20;
+    let bed = Bed::new("commit=300");
+    let make = |name: &str| bed.fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let file = make("file");
+    bed.fs.fallocate(file, 0, LEN, FallocateMode::empty()).unwrap();
+    // Fill the filesystem, and free a little that only a commit makes usable.
+    bed.new_file("freed");
+    let filler = make("filler");
+    let mut at = 0;
+    for len in [1 << 20, 64 << 10] {
+        while bed.fs.fallocate(filler, at, len, FallocateMode::empty()).is_ok() {
+            at += len;
+        }
+    }
+    while bed.fs.write(filler, at, &[2; 4096]).is_ok() {
+        at += 4096;
+    }
+    bed.fs.sync().unwrap();
+    bed.fs.unlink(TOP, b"freed").unwrap();
+    let fs = Arc::clone(&bed.fs);
+    bed.device.at_flush(0, move || {
+        let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+        std::thread::spawn(move || fs.fallocate(file, 0, LEN, punch)).join().unwrap().unwrap();
+        Ok(())
+    });
+    bed.fs.fallocate(file, 0, LEN, FallocateMode::empty()).unwrap();
+    assert!(!bed.device.is_set(), "the reservation waited for a commit");
     bed.fs.close().unwrap();
     check_medium(&bed.medium.content()).unwrap();
 }

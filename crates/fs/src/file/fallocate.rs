@@ -7,6 +7,8 @@
 //! - I1: both locks of the inode are held while changes of its extents are planned and put.
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
 //! - I3: data is dropped, and the size changes, only after the space for the change is reserved.
+//! - I4: the locks of the inode are held from the comparison of the missing space with the reservation to the last
+//!   allocation, so a preallocation never takes space that other files' dirty data needs.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -117,15 +119,21 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
         drop(self.reserve(8)?);
-        // Reserve space for the parts of the range that must be allocated if nothing changes before the locks are
-        // taken. Concurrent writes can only reduce the space that is needed.
-        let missing: u64 = {
-            let _writeback = inode.writeback.lock();
-            let state = inode.read()?;
-            self.missing(inode, &state, wide.clone(), zero)?.iter().map(|gap| gap.end - gap.start).sum()
+        let (space, _locks, mut state) = loop {
+            let missing = {
+                let _writeback = inode.writeback.lock();
+                let state = inode.read()?;
+                self.missing_bytes(inode, &state, wide.clone(), zero)?
+            };
+            let space = self.engine.reserve_data_for(inode.id.root, missing + 4 * sectorsize)?;
+            let (locks, state) = lock(inode)?;
+            // Before the locks were taken, another thread may have punched a hole or shortened the file. Then more space
+            // is needed (I4).
+            if self.missing_bytes(inode, &state, wide.clone(), zero)? <= missing {
+                break (space, locks, state);
+            }
         };
-        let mut space = Some(self.engine.reserve_data_for(inode.id.root, missing + 4 * sectorsize)?);
-        let (_locks, mut state) = lock(inode)?;
+        let mut space = Some(space);
         let state = &mut *state;
         self.prepare_end(inode, state, wide.end.max(state.item.size), &mut space)?;
         if zero {
@@ -140,6 +148,12 @@ impl Fs {
             self.put_prealloc(inode, state, gaps, space)?;
         }
         self.put_changed(inode, state, if keep_size { 0 } else { range.end })
+    }
+
+    /// The bytes of the parts that [`Self::missing`] returns.
+    #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
+    fn missing_bytes(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<u64> {
+        Ok(self.missing(inode, state, range, zero)?.iter().map(|gap| gap.end - gap.start).sum())
     }
 
     /// Returns the parts of a range that have neither an extent nor pending data; with `zero`, also the parts that have

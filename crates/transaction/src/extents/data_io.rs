@@ -176,7 +176,8 @@ impl Engine {
     }
 
     /// Allocates `want` bytes in one piece or, if there is no such piece, a shorter piece of at least `min` bytes. Both
-    /// numbers are multiples of the sector size. The reservation shrinks by the allocated bytes.
+    /// numbers are multiples of the sector size. The reservation has at least `want` bytes, and shrinks by the allocated
+    /// bytes.
     ///
     /// # Errors
     ///
@@ -191,6 +192,7 @@ impl Engine {
         self.check_writable()?;
         #[cfg(debug_assertions)]
         crate::handle::refusal::check()?;
+        debug_assert!(want <= reservation.inner.bytes(), "the caller reserved less than it allocates");
         let extent = self.allocate_or_make_chunk(SpaceKind::Data, want, min, hint)?.ok_or(Error::NoSpace)?;
         reservation.inner.consume(extent.len_bytes.min(reservation.inner.bytes()));
         self.ledger.allocated(extent);
