@@ -58,10 +58,9 @@ impl Fs {
         if is_longer {
             let state = &mut *state;
             self.prepare_end(inode, state, size.max(sectorsize), &mut space)?;
-            state.item.size = size;
-            let disk_size = state.disk_size;
-            state.advance_disk_size();
-            self.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
+            let sizes = (state.item.size, state.disk_size);
+            self.plan_size(inode, state, size, &mut plan)
+                .inspect_err(|_| (state.item.size, state.disk_size) = sizes)?;
         }
         set_times(&mut state, time);
         let op = self.engine.begin(reservation);

@@ -198,7 +198,9 @@ impl Fs {
             return Err(Error::InvalidArgument("files without copy-on-write cannot be compressed"));
         }
         let mut changes = Vec::new();
-        self.plan_compression_flags(&mut changes, &inode, &mut state, flags)?;
+        let before = (state.item.flags, state.compression);
+        self.plan_compression_flags(&mut changes, &inode, &mut state, flags)
+            .inspect_err(|_| (state.item.flags, state.compression) = before)?;
         apply_ioctl_flags(&mut state, flags);
         state.item.ctime = Timespec::now();
         state.item.sequence = state.item.sequence.wrapping_add(1);
