@@ -336,12 +336,11 @@ fn parse_id(text: &str) -> Option<u64> {
 
 /// Bytes with an optional suffix k, m or g.
 fn parse_size(text: &str) -> Option<u64> {
-    let digits = text.strip_suffix(|last: char| last.is_ascii_alphabetic()).unwrap_or(text);
-    let shift = match text.as_bytes().last()? {
-        b'k' | b'K' => 10,
-        b'm' | b'M' => 20,
-        b'g' | b'G' => 30,
-        _ => 0,
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'k' | b'K' => (text.get(..text.len() - 1)?, 10),
+        b'm' | b'M' => (text.get(..text.len() - 1)?, 20),
+        b'g' | b'G' => (text.get(..text.len() - 1)?, 30),
+        _ => (text, 0),
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
@@ -393,6 +392,9 @@ mod tests {
 
     #[test]
     fn an_unknown_option_is_named() {
+        for size in ["2048x", "k", "", "1kk", "-1k", "99999999999g"] {
+            assert!(MountOptions::parse(&format!("max_inline={size}")).is_err(), "{size:?}");
+        }
         let error = MountOptions::parse("ro,frobnicate=3").unwrap_err().to_string();
         assert!(error.contains("frobnicate=3"), "{error}");
         let (options, unknown) = MountOptions::parse_known("ro,allow_other").unwrap();
