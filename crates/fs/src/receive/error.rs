@@ -110,7 +110,10 @@ impl fmt::Display for ReceiveError {
         // The messages about unusable paths and taken names contain the path already.
         let names_path = matches!(
             *self.problem,
-            ReceiveProblem::Path(_) | ReceiveProblem::Exists(_) | ReceiveProblem::InProgress(_)
+            ReceiveProblem::Path(_)
+                | ReceiveProblem::Exists(_)
+                | ReceiveProblem::InProgress(_)
+                | ReceiveProblem::Incomplete { .. }
         );
         if !self.path.is_empty() && !names_path {
             write!(f, "'{}': ", self.path.get(..MOST_SHOWN).unwrap_or(&self.path).escape_ascii())?;
