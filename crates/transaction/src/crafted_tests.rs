@@ -49,28 +49,42 @@ fn new_ids_fail_with_the_error_that_kept_the_last_id_from_being_read() {
     assert_eq!(named(engine.new_root_id()), (Some(RootId::ROOT_TREE), "objectid"));
 }
 
-#[test]
-fn an_offset_beyond_the_address_space_is_an_error_of_the_log() {
-    let (engine, tree) = engine();
+/// Puts a file of one sector whose only extent is `regular`, and logs the file.
+fn log_file_with(engine: &Engine, tree: &Arc<Tree>, regular: RegularExtent) -> Result<(), Error> {
     engine.commit().expect("committed");
     let (inode_key, ino) = (Key::new(256, KeyType::INODE_ITEM, 0), 300);
     let mut inode = InodeItem::decode(&tree.get(&inode_key).expect("readable").expect("there")).expect("valid");
     (inode.mode, inode.size, inode.nbytes) = (0o100_644, 4096, 4096);
-    let regular =
-        RegularExtent { disk_bytenr: Logical(1 << 40), disk_num_bytes: 4096, offset: u64::MAX - 4095, num_bytes: 4096 };
     let op = engine.begin(engine.reserve(4).expect("room"));
     let extent = FileExtent {
         generation: op.generation(),
-        ram_bytes: 4096,
+        ram_bytes: regular.num_bytes,
         compression: Compression::None,
         encryption: 0,
         other_encoding: 0,
         body: FileExtentBody::Regular(regular),
     };
-    op.put(&tree, Key::new(ino, KeyType::INODE_ITEM, 0), inode.encode());
-    op.put(&tree, Key::new(ino, KeyType::EXTENT_DATA, 0), extent.encode());
+    op.put(tree, Key::new(ino, KeyType::INODE_ITEM, 0), inode.encode());
+    op.put(tree, Key::new(ino, KeyType::EXTENT_DATA, 0), extent.encode());
     drop(op);
-    assert_eq!(named(engine.sync_inode(RootId::FS_TREE, Ino(ino))), (Some(RootId::FS_TREE), "offset"));
+    engine.sync_inode(RootId::FS_TREE, Ino(ino))
+}
+
+#[test]
+fn an_offset_beyond_the_address_space_is_an_error_of_the_log() {
+    let (engine, tree) = engine();
+    let regular =
+        RegularExtent { disk_bytenr: Logical(1 << 40), disk_num_bytes: 4096, offset: u64::MAX - 4095, num_bytes: 4096 };
+    assert_eq!(named(log_file_with(&engine, &tree, regular)), (Some(RootId::FS_TREE), "offset"));
+}
+
+#[test]
+fn logging_a_huge_extent_takes_no_memory_for_checksums_that_do_not_exist() {
+    let (engine, tree) = engine();
+    let len = 1 << 62;
+    let regular = RegularExtent { disk_bytenr: Logical(1 << 40), disk_num_bytes: len, offset: 0, num_bytes: len };
+    log_file_with(&engine, &tree, regular).expect("logged");
+    assert_eq!(engine.log_stats().written, 1);
 }
 
 #[test]

@@ -175,10 +175,9 @@ impl DataLedger {
     /// Removes the checksums of a range of sectors.
     #[allow(clippy::arithmetic_side_effects, reason = "entries are checksums of allocated extents")]
     fn remove_csums(&self, csums: &mut Csums, range: Range<u64>) {
-        let covered = |sums: &Vec<u8>| (sums.len() / self.csum_size) as u64 * self.sectorsize;
         let bytes = |len_bytes: u64| (len_bytes / self.sectorsize) as usize * self.csum_size;
         while let Some((&start, sums)) = csums.range_mut(..range.end).next_back() {
-            let end = start + covered(sums);
+            let end = start + self.covered_bytes(sums);
             if end <= range.start {
                 return;
             }
@@ -207,6 +206,31 @@ impl DataLedger {
     /// Drops the frozen extents at the end of the commit.
     pub(crate) fn drop_frozen(&self) {
         self.extents.lock().frozen = PutExtents::new();
+    }
+
+    /// The parts of a range of sectors that have checksums that are not in the csum tree yet. Parts may overlap. The
+    /// range may be of any length: the work depends on the number of parts only.
+    pub(crate) fn csum_parts(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let mut parts = Vec::new();
+        let mut add = |csums: &Csums| {
+            // An entry may start before the range and reach into it.
+            let first = csums.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
+            let part = |(start, sums): (&u64, &Vec<u8>)| {
+                let end = Logical(*start).advance(self.covered_bytes(sums));
+                *start.max(&range.start)..end.0.min(range.end)
+            };
+            parts.extend(csums.range(first..range.end).map(part).filter(|part| !part.is_empty()));
+        };
+        add(&self.active_csums.read());
+        let frozen = self.frozen_csums();
+        add(&frozen);
+        parts
+    }
+
+    /// Bytes of the sectors with these checksums.
+    #[allow(clippy::arithmetic_side_effects, reason = "the sectors are a part of the address space")]
+    fn covered_bytes(&self, sums: &[u8]) -> u64 {
+        (sums.len() / self.csum_size) as u64 * self.sectorsize
     }
 
     /// The checksums of these sectors that are not in the csum tree yet.
