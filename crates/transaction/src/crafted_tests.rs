@@ -7,6 +7,7 @@ use ubtrfs_device::MemoryDevice;
 use ubtrfs_error::Error;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
 use ubtrfs_format::{FormatError, Ino, Key, KeyType, Logical, RootId};
+use ubtrfs_tree::NodePtr;
 
 use crate::{Engine, OpenOptions, Tree};
 
@@ -85,6 +86,21 @@ fn logging_a_huge_extent_takes_no_memory_for_checksums_that_do_not_exist() {
     let regular = RegularExtent { disk_bytenr: Logical(1 << 40), disk_num_bytes: len, offset: 0, num_bytes: len };
     log_file_with(&engine, &tree, regular).expect("logged");
     assert_eq!(engine.log_stats().written, 1);
+}
+
+#[test]
+fn a_pointer_to_the_end_of_the_address_space_ends_a_run() {
+    let (engine, _) = engine();
+    let ptr = |bytenr| NodePtr {
+        tree: RootId::FS_TREE,
+        bytenr: Logical(bytenr),
+        generation: engine.generation(),
+        level: 0,
+        first_key: None,
+    };
+    let last = u64::MAX - 4095;
+    let runs = engine.store.runs_of([last - 16384, last, 12288].map(ptr), 8);
+    assert_eq!(runs.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
 }
 
 #[test]

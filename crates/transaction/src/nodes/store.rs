@@ -192,7 +192,8 @@ impl NodeStore {
         for ptr in ptrs {
             match runs.last_mut() {
                 Some(run)
-                    if run.len() < most && run.last().is_some_and(|last| last.bytenr.0 + nodesize == ptr.bytenr.0) =>
+                    if run.len() < most
+                        && run.last().is_some_and(|last| last.bytenr.checked_add(nodesize) == Some(ptr.bytenr)) =>
                 {
                     run.push(ptr);
                 }
