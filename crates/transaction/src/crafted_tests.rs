@@ -6,8 +6,9 @@ use std::sync::Arc;
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_error::Error;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
-use ubtrfs_format::{FormatError, Ino, Key, KeyType, Logical, RootId};
-use ubtrfs_tree::NodePtr;
+use ubtrfs_format::node::finish_block;
+use ubtrfs_format::{FormatError, Generation, Ino, Key, KeyType, Logical, RootId};
+use ubtrfs_tree::{NodePtr, NodeSource};
 
 use crate::{Engine, OpenOptions, Tree};
 
@@ -101,6 +102,26 @@ fn a_pointer_to_the_end_of_the_address_space_ends_a_run() {
     let last = u64::MAX - 4095;
     let runs = engine.store.runs_of([last - 16384, last, 12288].map(ptr), 8);
     assert_eq!(runs.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
+}
+
+#[test]
+fn a_filesystem_of_the_last_generation_opens_read_only() {
+    let device = Arc::new(MemoryDevice::new(256 << 20));
+    ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+    let open = || Engine::open(vec![device.clone()], OpenOptions::default()).expect("opened");
+    let engine = open();
+    let mut superblock = engine.superblock();
+    let root = engine.own_tree(RootId::ROOT_TREE).expect("there").root_ptr();
+    let mut raw = engine.store.read_node(&root.node_ptr()).expect("readable").raw().to_vec();
+    // The generation in the header.
+    raw[80..88].copy_from_slice(&u64::MAX.to_le_bytes());
+    finish_block(&mut raw, engine.geometry().csum_type);
+    engine.volumes.write(root.bytenr, &raw).expect("written");
+    superblock.generation = Generation(u64::MAX);
+    engine.volumes.write_superblock(&superblock).expect("written");
+    drop(engine);
+    let reason = open().read_only().expect("nothing can be written");
+    assert!(reason.contains("generation"), "{reason}");
 }
 
 #[test]

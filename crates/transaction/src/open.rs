@@ -10,7 +10,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
-use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId};
+use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;
@@ -62,6 +62,11 @@ impl Engine {
             nodesize: geometry.nodesize,
             mixed: geometry.mixed,
         });
+        if superblock.generation > GENERATION_MAX {
+            let reason =
+                format!("its generation {} leaves too few generations for new transactions", superblock.generation);
+            refusal.get_or_insert(reason);
+        }
         if superblock.log_root.0 != 0 && !options.replay_log {
             refusal.get_or_insert_with(|| "its log was not replayed".to_owned());
         }
@@ -234,3 +239,7 @@ fn load_block_groups(
     space.take_dirty_groups();
     Ok(())
 }
+
+/// The highest generation of a filesystem that can be written. No filesystem ever reaches it, and so many generations
+/// above it are free that the generation of a new transaction never overflows.
+const GENERATION_MAX: Generation = Generation(u64::MAX / 2);
