@@ -8,9 +8,11 @@ use ubtrfs_error::Error;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::{FormatError, Generation, Ino, Key, KeyType, Logical, RootId};
-use ubtrfs_tree::{NodePtr, NodeSource};
+use ubtrfs_tree::{NodePtr, NodeSource, RootPtr};
 
-use crate::{Engine, OpenOptions, Tree};
+use crate::qgroup::groups::Groups;
+use crate::qgroup::state::QuotaState;
+use crate::{Engine, OpenOptions, QgroupId, Tree};
 
 fn engine() -> (Arc<Engine>, Arc<Tree>) {
     let device = Arc::new(MemoryDevice::new(256 << 20));
@@ -122,6 +124,25 @@ fn a_filesystem_of_the_last_generation_opens_read_only() {
     drop(engine);
     let reason = open().read_only().expect("nothing can be written");
     assert!(reason.contains("generation"), "{reason}");
+}
+
+#[test]
+fn a_snapshot_of_a_subvolume_with_impossible_numbers_starts_a_rescan() {
+    let (engine, _) = engine();
+    let (transid, snapshot) = (engine.generation(), RootId(256));
+    let [from, to] = [RootId::FS_TREE, snapshot].map(QgroupId::of_subvolume);
+    let mut groups = Groups::default();
+    groups.create(from);
+    let mut state = QuotaState::fresh(groups, transid);
+    state.groups.set_numbers(from, u64::MAX, u64::MAX, transid);
+    // The rescan has passed the root of the snapshot, but not the root of the source.
+    state.status.rescan = 1 << 20;
+    engine.quotas.set(Some(state));
+    let root = |tree, bytenr| RootPtr { tree, bytenr: Logical(bytenr), generation: transid, level: 0 };
+    engine.share_numbers(&root(RootId::FS_TREE, 1 << 30), &root(snapshot, 1 << 16), &[], transid);
+    let guard = engine.quotas.lock();
+    let state = guard.as_ref().expect("quotas are enabled");
+    assert!(state.is_rescanning() && state.status.rescan == 0 && state.groups.get(to).is_some());
 }
 
 #[test]

@@ -435,6 +435,10 @@ impl Engine {
         let was_alone = referenced == exclusive;
         let (above_source, above_snapshot) = (groups.above(source.tree), groups.above(snapshot.tree));
         let shared = referenced.saturating_sub(source_root);
+        let Some(of_snapshot) = shared.checked_add(snapshot_root) else {
+            state.mark_unknown_and_rescan(transid);
+            return;
+        };
         let mut is_known = true;
         for &id in above_source.iter().filter(|id| **id != from) {
             if above_snapshot.contains(&id) {
@@ -451,15 +455,15 @@ impl Engine {
         for &id in above_snapshot.iter().filter(|id| **id != to && !above_source.contains(id)) {
             let is_only_member = groups.subvolumes_below(id).len() == 1;
             if is_only_member {
-                groups.set_numbers(id, shared + snapshot_root, snapshot_root, transid);
+                groups.set_numbers(id, of_snapshot, snapshot_root, transid);
             } else if was_alone {
-                groups.add(id, (1, shared + snapshot_root), (1, snapshot_root), transid);
+                groups.add(id, (1, of_snapshot), (1, snapshot_root), transid);
             } else {
                 is_known = false;
             }
         }
         groups.set_numbers(from, referenced, source_root, transid);
-        groups.set_numbers(to, shared + snapshot_root, snapshot_root, transid);
+        groups.set_numbers(to, of_snapshot, snapshot_root, transid);
         if !is_known {
             state.mark_unknown_and_rescan(transid);
         }
