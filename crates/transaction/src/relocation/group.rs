@@ -232,12 +232,13 @@ impl Engine {
         let most = STEP_EXTENTS.saturating_add(report.failures.len());
         let found = extents_in_group(self, range.clone(), most)?;
         let mut step = RelocationStep::default();
-        let (mut data, mut data_bytes) = (Vec::new(), 0);
+        let (mut data, mut data_bytes) = (Vec::new(), 0_u64);
         for record in found.into_iter().filter(|record| !failed(record.extent.bytenr)) {
             if record.level.is_some() {
                 step.blocks.push(record);
             } else if data_bytes < STEP_DATA_BYTES {
-                data_bytes += record.extent.len_bytes;
+                // The tree checker does not bound the length of an extent.
+                data_bytes = data_bytes.saturating_add(record.extent.len_bytes);
                 data.push(record.extent);
             }
         }
@@ -349,3 +350,35 @@ const MAX_WAITS: u32 = 100;
 const WAIT: Duration = Duration::from_millis(50);
 /// Maximum number of references of an extent that are read to find its files.
 const MAX_USERS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ubtrfs_device::MemoryDevice;
+    use ubtrfs_format::item::ExtentFlags;
+    use ubtrfs_space::DelayedRefs;
+    use ubtrfs_tree::Batch;
+
+    use super::*;
+    use crate::OpenOptions;
+
+    #[test]
+    fn a_crafted_length_of_an_extent_fails_the_move_without_a_panic() {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+        let groups = engine.space.block_groups();
+        let data = groups.iter().find(|group| SpaceKind::of(group.flags) == SpaceKind::Data).expect("there is one");
+        let start = data.start.0;
+        let item: Arc<[u8]> = [0, 1, ExtentFlags::DATA.bits()].iter().flat_map(|field| field.to_le_bytes()).collect();
+        // Extents of two leaves may overlap: the tree checker checks each leaf on its own.
+        let extents = [(start, 64 << 20), (start + 4096, u64::MAX - 4095 - start - 4096)];
+        let extent = |(bytenr, len)| (Key::new(bytenr, KeyType::EXTENT_ITEM, len), Some(item.clone()));
+        let batch: Batch = extents.map(extent).to_vec();
+        let tree = engine.own_tree(RootId::EXTENT_TREE).expect("there");
+        engine.apply_batch(&tree, &batch, &mut DelayedRefs::new(), engine.generation()).expect("applied");
+        let moved = engine.move_some(&(start..start + data.len_bytes), &mut RelocatedGroup::default());
+        assert!(moved.is_err(), "{moved:?}");
+    }
+}
