@@ -134,7 +134,7 @@ impl DelayedItems {
     /// Takes the rows, and the names that must be frozen with them (I3). Watches continue. Also returns the number of
     /// bytes of memory that the taken names occupy. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
-        let mut names_bytes = 0;
+        let mut names_bytes = 0_isize;
         let freeze = |shard: &RwLock<ActiveShard>| {
             let mut shard = shard.write();
             let mut frozen = Shard {
@@ -144,7 +144,7 @@ impl DelayedItems {
             };
             if std::mem::take(&mut shard.deletes_names) {
                 std::mem::swap(&mut frozen.names, &mut shard.changes.names);
-                names_bytes += frozen.names.memory_bytes();
+                names_bytes = names_bytes.saturating_add(frozen.names.memory_bytes());
             }
             let Shard { names, objectids, .. } = &mut shard.changes;
             names.dirs().for_each(|dir| objectids.add(dir));
@@ -223,6 +223,10 @@ impl FrozenItems {
     }
 
     /// All changes as one batch.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "numbers of pages and slots in memory: a page has at most `PAGE_ITEMS` slots"
+    )]
     pub(crate) fn batch(&self) -> FrozenBatch<'_> {
         let mut pages = Vec::new();
         let mut places = Vec::with_capacity(2 * self.shards.len());
@@ -304,7 +308,7 @@ impl Shard {
         let mut names = Vec::new();
         let mut last = self.names.last(start, end);
         while let Some((key, change)) = last.take() {
-            let is_enough = change.is_some() || names.len() + 1 == limit;
+            let is_enough = change.is_some() || names.len().saturating_add(1) == limit;
             names.push((key, change));
             if !is_enough {
                 last = key.predecessor().and_then(|end| self.names.last(start, &end));
@@ -408,6 +412,7 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
 
 /// Joins lists of changes in descending order of their keys. Each of `lists` ends with its first insertion, after
 /// `limit` changes, or at the start of the range.
+#[allow(clippy::arithmetic_side_effects, reason = "a number of lists")]
 fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
     let mut joined: Vec<(Key, Change)> = Vec::new();
     let mut nr_lists = 0;
@@ -420,7 +425,7 @@ fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize)
         // A list does not contain the changes that follow its first insertion or its last change within the limit, so
         // the joined list must end there too.
         let first_value = joined.iter().position(|(_, change)| change.is_some());
-        joined.truncate(first_value.map_or(limit, |at| (at + 1).min(limit)));
+        joined.truncate(first_value.map_or(limit, |at| at.saturating_add(1).min(limit)));
     }
     joined
 }

@@ -15,6 +15,10 @@ pub(crate) struct ItemLog {
     capacity: usize,
 }
 
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "I1: offsets within a chunk, and sizes of memory; an item is smaller than a tree block"
+)]
 impl ItemLog {
     /// Appends an item. Returns the position of the item, which is never `u32::MAX`.
     pub(crate) fn add(&mut self, item: &[u8]) -> u32 {

@@ -80,6 +80,7 @@ pub(crate) struct Growth {
 
 impl ItemMap {
     /// Records a change.
+    #[allow(clippy::arithmetic_side_effects, reason = "sizes of memory: a page takes far less than `isize::MAX` bytes")]
     pub(crate) fn set(&mut self, key: &Key, value: Option<&[u8]>) -> Growth {
         let mut growth = Growth::default();
         if self.groups.is_empty() {
@@ -136,7 +137,7 @@ impl ItemMap {
             self.groups[..last.map_or(0, PageAt::group)].iter().rev().flat_map(|group| group.pages.iter().rev());
         let changes = of_group.iter().rev().chain(before).flat_map(move |page| {
             // `behind` is 0 for a page whose keys are all above `end`.
-            let behind = page.search(&end).map_or_else(|slot| slot, |slot| slot + 1);
+            let behind = page.search(&end).map_or_else(|slot| slot, |slot| slot.saturating_add(1));
             (0..behind).rev().map(move |slot| (page.key(slot), page.value(slot)))
         });
         changes.take_while(move |(key, _)| *key >= start)
@@ -178,6 +179,7 @@ impl ItemMap {
     }
 
     /// Finds the page that the key belongs to, with the help of the hints. The map must not be empty.
+    #[allow(clippy::arithmetic_side_effects, reason = "the map is not empty, and no group is empty (I1)")]
     fn page_to_change(&mut self, key: &Key) -> PageAt {
         let last_group = self.groups.len() - 1;
         let last = self.groups[last_group].pages.len() - 1;
@@ -195,11 +197,16 @@ impl ItemMap {
     fn covers(&self, at: PageAt, key: &Key) -> bool {
         let Some(group) = self.groups.get(at.group()) else { return false };
         let Some(lowest) = group.lowest.get(at.page()) else { return false };
-        let next = group.lowest.get(at.page() + 1).or_else(|| self.lowest.get(at.group() + 1));
+        let next =
+            group.lowest.get(at.page().saturating_add(1)).or_else(|| self.lowest.get(at.group().saturating_add(1)));
         !is_below(key, lowest) && next.is_none_or(|next| is_below(key, next))
     }
 
     /// Adds a page after the page at `behind`.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "places of pages and groups in memory; `place` is at least `middle` in that arm"
+    )]
     fn insert_page(&mut self, behind: PageAt, first: Key, page: Page) {
         let group = &mut self.groups[behind.group()];
         let place = behind.page() + 1;
@@ -282,6 +289,7 @@ impl Page {
 
     /// Adds a change in this slot. If the page is full, a part of it or the new change becomes another page, which is
     /// returned with its lowest key.
+    #[allow(clippy::arithmetic_side_effects, reason = "`slot` is above `middle` in that arm")]
     fn add(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) -> Option<(Key, Self)> {
         if self.has_room(value.map_or(0, <[u8]>::len)) {
             self.insert(slot, key, value);
@@ -311,7 +319,7 @@ impl Page {
             PAGE_ITEMS => (PAGE_ITEMS, self.items.data_len()),
             nr_items => (nr_items, PAGE_DATA),
         };
-        let a_bit_more = |room: usize| room + room / 16;
+        let a_bit_more = |room: usize| room.saturating_add(room / 16);
         let items = ItemPage::with_room(a_bit_more(nr_items).min(PAGE_ITEMS), a_bit_more(data_len).min(PAGE_DATA));
         Self { items, ..Self::default() }
     }
@@ -323,7 +331,7 @@ impl Page {
 
     fn has_room(&self, data_len: usize) -> bool {
         let nr_items = self.len();
-        nr_items == 0 || (nr_items < PAGE_ITEMS && self.items.data_len() + data_len <= PAGE_DATA)
+        nr_items == 0 || (nr_items < PAGE_ITEMS && self.items.data_len().saturating_add(data_len) <= PAGE_DATA)
     }
 
     fn insert(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) {

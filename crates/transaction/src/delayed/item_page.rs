@@ -49,6 +49,7 @@ impl ItemPage {
     }
 
     /// The data in this slot; `None` for a deletion.
+    #[allow(clippy::arithmetic_side_effects, reason = "I1: the data of a head lies within the page")]
     pub(crate) fn value(&self, slot: usize) -> Option<&[u8]> {
         let head = &self.heads[slot];
         (head.len != DELETED).then(|| &self.data[head.start as usize..head.start as usize + usize::from(head.len)])
@@ -65,6 +66,7 @@ impl ItemPage {
     }
 
     /// Replaces the change in this slot.
+    #[allow(clippy::arithmetic_side_effects, reason = "I1: the data of a head lies within the page")]
     pub(crate) fn replace(&mut self, slot: usize, value: Option<&[u8]>) {
         let head = self.heads[slot];
         let start = head.start as usize;
@@ -84,7 +86,7 @@ impl ItemPage {
 
     fn add_data(&mut self, value: Option<&[u8]>) -> (u32, u16) {
         let Some(value) = value else { return (0, DELETED) };
-        if self.data.capacity() - self.data.len() < value.len() {
+        if self.data.capacity().saturating_sub(self.data.len()) < value.len() {
             self.data.reserve_exact(value.len().max(DATA_STEP));
         }
         let start = self.data.len();
@@ -118,6 +120,7 @@ impl ItemPage {
     }
 
     /// Bytes of memory that the page takes.
+    #[allow(clippy::arithmetic_side_effects, reason = "sizes of memory: a page takes far less than `isize::MAX` bytes")]
     pub(crate) fn memory_bytes(&self) -> isize {
         // A `Vec` never takes more than `isize::MAX` bytes.
         (self.heads.capacity() * size_of::<Head>() + self.data.capacity()) as isize

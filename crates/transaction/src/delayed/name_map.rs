@@ -85,6 +85,10 @@ impl NameMap {
     }
 
     /// Records a change of a name.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "sizes of memory: a `Vec` never takes more than `isize::MAX` bytes"
+    )]
     pub(crate) fn set(&mut self, key: &Key, value: Option<&[u8]>) -> Growth {
         debug_assert!(Self::takes(key), "{key:?} is not the key of a name");
         let mut is_new = false;
@@ -191,6 +195,10 @@ impl<'n> Names<'n> {
     }
 }
 
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "I1, I2: depths and numbers of bits are at most `HASH_BITS`; the rest are slots, pages and sizes of memory"
+)]
 impl Dir {
     fn new() -> Self {
         let first = vec![NamePage::default()];
@@ -490,10 +498,12 @@ fn hash_of(offset: u64) -> u32 {
     offset.min(LAST_HASH) as u32
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "a `Vec` never takes more than `isize::MAX` bytes")]
 fn pages_bytes(pages: &Vec<NamePage>) -> usize {
     pages.capacity() * size_of::<NamePage>()
 }
 
+#[allow(clippy::arithmetic_side_effects, reason = "a `Vec` never takes more than `isize::MAX` bytes")]
 fn heads_bytes(heads: &Vec<Head>) -> usize {
     heads.capacity() * size_of::<Head>()
 }

@@ -190,6 +190,7 @@ impl Tree {
     /// # Errors
     ///
     /// As for [`Tree::get`].
+    #[allow(clippy::arithmetic_side_effects, reason = "a number of items that is at most `limit`")]
     pub fn visit(&self, start: &Key, end: &Key, limit: usize, mut visit: impl FnMut(&Key, &[u8])) -> Result<usize> {
         let mut count = 0;
         self.merge(start, end, limit, |key, item| {
@@ -219,6 +220,7 @@ impl Tree {
 
     /// Merges the first part of `start..=end`. The part ends where the first `window` changes of the active or of the
     /// frozen items end. Returns the key to continue from; `None` if the part reaches `end`.
+    #[allow(clippy::arithmetic_side_effects, reason = "`limit` is above 0 in the loop")]
     fn merge_window(
         &self,
         start: &Key,
@@ -298,7 +300,7 @@ impl Tree {
                 Backwards::Nothing => return Ok(None),
                 Backwards::Deleted { end: rest } => end = rest,
             }
-            window = (window * 8).min(WINDOW_MAX);
+            window = window.saturating_mul(8).min(WINDOW_MAX);
         }
         Ok(None)
     }
@@ -461,7 +463,7 @@ pub fn take_nr_steps() -> u64 {
 /// Counts one window that was merged backwards.
 fn note_step() {
     #[cfg(debug_assertions)]
-    NR_STEPS.set(NR_STEPS.get() + 1);
+    NR_STEPS.set(NR_STEPS.get().saturating_add(1));
 }
 
 impl<'c> Iterator for Newest<'c> {
@@ -506,6 +508,7 @@ impl LeafWalk {
     }
 
     /// Moves to the next item.
+    #[allow(clippy::arithmetic_side_effects, reason = "a slot of a leaf")]
     fn step(&mut self, tree: &Tree, view: &View) -> Result<()> {
         self.slot += 1;
         self.find_item(tree, view)
