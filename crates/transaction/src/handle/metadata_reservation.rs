@@ -200,7 +200,7 @@ const SHARE_ITEMS: u64 = 1024;
 impl TransactionLoad {
     /// Adds the load of a handle that ends.
     pub(crate) fn add(&self, load: &HandleLoad) {
-        self.shares.current().lock().load += *load;
+        self.shares.current().lock().load.add_load(load);
     }
 
     /// Takes changes from this thread's stock. Returns false if the stock is too small.
@@ -216,7 +216,7 @@ impl TransactionLoad {
     fn add_shares(&self) -> bool {
         self.shares.all().fold(false, |any, share| {
             let mut share = share.lock();
-            share.nr_ended += std::mem::take(&mut share.nr_admitted);
+            share.nr_ended = share.nr_ended.saturating_add(std::mem::take(&mut share.nr_admitted));
             self.add_share(&mut share) || any
         })
     }
@@ -242,7 +242,7 @@ impl TransactionLoad {
 
     /// Memory of the active transaction's delayed items, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.rows.memory_bytes() + self.names.memory_bytes()
+        self.rows.memory_bytes().saturating_add(self.names.memory_bytes())
     }
 
     /// The part of [`Self::memory_bytes`] that names take.
@@ -283,7 +283,7 @@ impl TransactionLoad {
 
     fn unreserve(&self, nr_items: u64) {
         let mut share = self.shares.current().lock();
-        share.nr_ended += nr_items;
+        share.nr_ended = share.nr_ended.saturating_add(nr_items);
         if share.nr_admitted < nr_items || share.nr_ended >= SHARE_ITEMS {
             self.add_share(&mut share);
         }
@@ -294,7 +294,7 @@ impl TransactionLoad {
             nr_changes: self.nr_reserved.load(Ordering::Relaxed),
             new_bytes: self.csum_bytes.load(Ordering::Relaxed),
         };
-        self.rows.load() + self.names.load() + reserved
+        self.rows.load().plus(self.names.load()).plus(reserved)
     }
 }
 
@@ -327,6 +327,7 @@ impl ChangeCounts {
 
 impl HandleLoad {
     /// Adds one change to the load: an item that was put or deleted.
+    #[allow(clippy::arithmetic_side_effects, reason = "sizes of memory, and a number of changes of one handle")]
     pub(crate) fn add(&mut self, growth: &Growth, item_type: KeyType) {
         let counts = if is_name(item_type) { &mut self.names } else { &mut self.rows };
         let item_bytes = growth.data_bytes as u64 + if growth.is_new { ITEM_OVERHEAD } else { 0 };
@@ -335,9 +336,22 @@ impl HandleLoad {
         let is_extent = item_type == KeyType::EXTENT_DATA;
         counts.nr_changes += u64::from(item_bytes > 0) + if is_extent { EXTRA_CHANGES_PER_EXTENT } else { 0 };
     }
+
+    fn add_load(&mut self, other: &Self) {
+        self.rows.add(&other.rows);
+        self.names.add(&other.names);
+    }
 }
 
 impl Load {
+    /// The load of the changes of both.
+    fn plus(self, other: Self) -> Self {
+        Self {
+            nr_changes: self.nr_changes.saturating_add(other.nr_changes),
+            new_bytes: self.new_bytes.saturating_add(other.new_bytes),
+        }
+    }
+
     /// Bytes that the trees may allocate for this load.
     ///
     /// All changes together copy each existing node at most once. After inserts, no two neighbouring leaves fit into
@@ -352,36 +366,24 @@ impl Load {
         let nr_extent_nodes = self.nr_changes.saturating_mul(EXTENT_NODES_PER_CHANGE);
         let nr_nodes = self.nr_changes.saturating_add(NODES_PER_COMMIT);
         let bytes = |nr_nodes: u64| nr_nodes.saturating_mul(nodesize);
-        let new = 2 * self.new_bytes + self.new_bytes / 8;
+        let new = self.new_bytes.saturating_mul(2).saturating_add(self.new_bytes / 8);
         let Some(extent_tree) = shared_extent_tree else {
-            return bytes(nr_nodes.saturating_add(nr_extent_nodes)).min(used + used / 16 + 16 * nodesize) + new;
+            let most = used.saturating_add(used / 16).saturating_add(nodesize.saturating_mul(16));
+            return bytes(nr_nodes.saturating_add(nr_extent_nodes)).min(most).saturating_add(new);
         };
         let nr_children = self.nr_changes.saturating_mul(nodesize / CHILD_BYTES);
-        let extent_nodes = bytes(nr_extent_nodes.saturating_add(nr_children)).min(extent_tree + extent_tree / 4);
-        bytes(nr_nodes) + new + extent_nodes + nr_children.saturating_mul(REFERENCE_BYTES)
+        let extent_nodes =
+            bytes(nr_extent_nodes.saturating_add(nr_children)).min(extent_tree.saturating_add(extent_tree / 4));
+        let references = nr_children.saturating_mul(REFERENCE_BYTES);
+        bytes(nr_nodes).saturating_add(new).saturating_add(extent_nodes).saturating_add(references)
     }
 }
 
-impl std::ops::AddAssign for HandleLoad {
-    fn add_assign(&mut self, other: Self) {
-        self.rows += other.rows;
-        self.names += other.names;
-    }
-}
-
-impl std::ops::AddAssign for HandleCounts {
-    fn add_assign(&mut self, other: Self) {
-        self.nr_changes += other.nr_changes;
-        self.item_bytes += other.item_bytes;
-        self.memory_bytes += other.memory_bytes;
-    }
-}
-
-impl std::ops::Add for Load {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { nr_changes: self.nr_changes + other.nr_changes, new_bytes: self.new_bytes + other.new_bytes }
+impl HandleCounts {
+    fn add(&mut self, other: &Self) {
+        self.nr_changes = self.nr_changes.saturating_add(other.nr_changes);
+        self.item_bytes = self.item_bytes.saturating_add(other.item_bytes);
+        self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
     }
 }
 
@@ -491,9 +493,10 @@ impl Engine {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         if room / AMPLE >= need {
             if self.admit(SHARE_ITEMS, Purpose::Change) {
-                self.admission.load.shares.current().lock().nr_admitted += SHARE_ITEMS;
+                let mut share = self.admission.load.shares.current().lock();
+                share.nr_admitted = share.nr_admitted.saturating_add(SHARE_ITEMS);
             }
-        } else if need > room - room / 8 && self.admission.load.active().nr_changes > NODES_PER_COMMIT {
+        } else if need > room.saturating_sub(room / 8) && self.admission.load.active().nr_changes > NODES_PER_COMMIT {
             self.request(BackgroundWork::Commit);
         }
     }
@@ -535,8 +538,10 @@ impl Engine {
     }
 
     /// Whether the trees still have the room that they need after a data chunk takes its share of the devices.
+    #[allow(clippy::arithmetic_side_effects, reason = "every profile has at least one copy")]
     pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
-        let lost = chunk.length * copies(chunk.flags) / copies(self.chunk_flags(SpaceKind::Metadata));
+        let nr_copies = copies(self.chunk_flags(SpaceKind::Metadata));
+        let lost = chunk.length.saturating_mul(copies(chunk.flags)) / nr_copies;
         self.has_room_for_metadata_and(lost, Purpose::Change)
     }
 
@@ -549,10 +554,10 @@ impl Engine {
         let floor = u64::from(self.geometry.nodesize) * RESERVE_NODES_MIN;
         // Mixed block groups hold mostly data, so the reserve is a smaller share of their used space.
         let (share, most) = match self.geometry.mixed {
-            true => ((metadata.used + metadata.reserved) / 64, RESERVE_MIXED_MAX),
+            true => (metadata.used.saturating_add(metadata.reserved) / 64, RESERVE_MIXED_MAX),
             false => (metadata.used / 8, RESERVE_MAX),
         };
-        (share.clamp(floor, most.max(floor)) + shared_removal_need).min(metadata.total / 2)
+        share.clamp(floor, most.max(floor)).saturating_add(shared_removal_need).min(metadata.total / 2)
     }
 
     /// The need of one removal, and of the deletion of a subvolume after it, if subvolumes share blocks: each node that
@@ -563,7 +568,7 @@ impl Engine {
         let removal = Load { nr_changes: CHANGES_PER_REMOVAL + CHANGES_PER_SUBVOLUME_DELETION, new_bytes: 0 };
         let need = room.shared_extent_tree.map_or(0, |_| removal.need(&room));
         // The reserve must be larger than the need, because a removal leaves a part of it ([`Self::metadata_need`]).
-        need + need / 8
+        need.saturating_add(need / 8)
     }
 
     /// Moves the load of the active transaction to the frozen load.
@@ -587,7 +592,8 @@ impl Engine {
         let load = &self.admission.load;
         load.add_shares();
         load.frozen_need.store(load.rows.load().need(&self.metadata_use(&info, Purpose::Change)), Ordering::Relaxed);
-        load.frozen_memory.store(load.row_memory_bytes() + names_bytes.max(0) as u64, Ordering::Relaxed);
+        let memory = load.row_memory_bytes().saturating_add(names_bytes.max(0) as u64);
+        load.frozen_memory.store(memory, Ordering::Relaxed);
         load.rows.reset();
         load.names.memory_bytes.fetch_sub(names_bytes as i64, Ordering::Relaxed);
         load.asked_for_flush.store(false, Ordering::Relaxed);
@@ -603,7 +609,7 @@ impl Engine {
     /// transaction.
     pub(crate) fn end_frozen_rows_load(&self, nr_nodes: u64) {
         self.admission.load.rows.nr_changes.fetch_add(nr_nodes, Ordering::Relaxed);
-        self.admission.load.rows.item_bytes.fetch_add(nr_nodes * ITEM_OVERHEAD, Ordering::Relaxed);
+        self.admission.load.rows.item_bytes.fetch_add(nr_nodes.saturating_mul(ITEM_OVERHEAD), Ordering::Relaxed);
         self.end_frozen_load();
     }
 
@@ -640,9 +646,9 @@ impl Engine {
     fn tree_bytes(&self) -> Option<u64> {
         let roots = self.roots.get(RootId::ROOT_TREE)?;
         let nodesize = u64::from(self.geometry.nodesize);
-        let (mut bytes, mut item_bytes) = (Some(0_u64), 0);
+        let (mut bytes, mut item_bytes) = (Some(0_u64), 0_u64);
         let visit = |key: &Key, item: &[u8]| {
-            item_bytes += ITEM_OVERHEAD + item.len() as u64;
+            item_bytes = item_bytes.saturating_add(ITEM_OVERHEAD).saturating_add(item.len() as u64);
             if key.item_type == KeyType::ROOT_ITEM {
                 let of_tree = RootItem::decode_any(item).ok().map(|item| item.bytes_used);
                 bytes = bytes.zip(of_tree).map(|(bytes, more)| bytes.saturating_add(more));
@@ -651,8 +657,9 @@ impl Engine {
         roots.visit(&Key::MIN, &Key::MAX, usize::MAX, visit).ok()?;
         // The root tree and the chunk tree have no root items, so their bytes are estimated from their items. Leaves of
         // the root tree are at least half full.
-        let chunks = self.volumes.chunks().len() as u64 * CHUNK_BYTES;
-        Some(bytes?.saturating_add(3 * (item_bytes + chunks) + 4 * nodesize))
+        let chunks = (self.volumes.chunks().len() as u64).saturating_mul(CHUNK_BYTES);
+        let unlisted = item_bytes.saturating_add(chunks).saturating_mul(3).saturating_add(nodesize.saturating_mul(4));
+        Some(bytes?.saturating_add(unlisted))
     }
 
     fn metadata_use(&self, metadata: &SpaceInfo, purpose: Purpose) -> MetadataUse {
@@ -669,7 +676,7 @@ impl Engine {
 
     fn metadata_room(&self, metadata: &SpaceInfo) -> u64 {
         // In mixed block groups, data reservations reduce the free space and the space of future chunks.
-        (metadata.free + metadata.unallocated).saturating_sub(metadata.may_use)
+        metadata.free.saturating_add(metadata.unallocated).saturating_sub(metadata.may_use)
     }
 
     fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
@@ -677,7 +684,7 @@ impl Engine {
         let reserve = self.reserve_with(metadata, for_removal);
         let in_use = self.metadata_use(metadata, purpose);
         let (load, left) = match purpose {
-            Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
+            Purpose::Change | Purpose::Snapshot => (self.admission.load.active().plus(self.writeback_load()), reserve),
             // Ordinary changes left room for the items of dirty data (I2), but if free space is fragmented, there are
             // more items than estimated. Then writeback uses the reserve. Removals may use more of the reserve than
             // writeback, so that a removal can still make room when writeback finds none (I3).
@@ -685,15 +692,19 @@ impl Engine {
             // A removal leaves room for the deletion of a subvolume (I3).
             Purpose::Removal => {
                 let nr_changes = in_use.shared_extent_tree.map_or(0, |_| CHANGES_PER_SUBVOLUME_DELETION);
-                (self.admission.load.active() + Load { nr_changes, new_bytes: 0 }, reserve / 16)
+                (self.admission.load.active().plus(Load { nr_changes, new_bytes: 0 }), reserve / 16)
             }
             Purpose::SubvolumeDeletion => (self.admission.load.active(), reserve / 32),
         };
         let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);
-        frozen + load.need(&in_use) + left
+        frozen.saturating_add(load.need(&in_use)).saturating_add(left)
     }
 
     /// The load of future writeback, estimated from the reserved data space.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "numbers and sizes of dirty data in memory; the sector size is at least 4096"
+    )]
     fn writeback_load(&self) -> Load {
         let SpaceInfo { may_use: bytes, nr_free_ranges, .. } = self.space.info(SpaceKind::Data);
         let dirty = self.flusher().map_or_else(DirtyData::default, |flusher| flusher.dirty_data());
@@ -747,7 +758,7 @@ mod tests {
                     let mut load = HandleLoad::default();
                     load.rows.nr_changes = rng.below(nr_items + 1);
                     load.rows.item_bytes = 100 * load.rows.nr_changes;
-                    put = put + Load { nr_changes: load.rows.nr_changes, new_bytes: load.rows.item_bytes };
+                    put = put.plus(Load { nr_changes: load.rows.nr_changes, new_bytes: load.rows.item_bytes });
                     total.add(&load);
                     total.unreserve(nr_items);
                 }
@@ -759,7 +770,7 @@ mod tests {
             assert!(total.active().nr_changes >= put.nr_changes + alive, "I4");
         }
         total.add_shares();
-        let expected = put + Load { nr_changes: reserved.iter().sum(), new_bytes: 0 };
+        let expected = put.plus(Load { nr_changes: reserved.iter().sum(), new_bytes: 0 });
         assert_eq!(total.active(), expected);
         assert!(!total.add_shares(), "nothing is left to add");
     }

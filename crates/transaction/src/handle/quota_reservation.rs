@@ -111,6 +111,7 @@ impl Part {
 
 impl QuotaReservation {
     /// Moves up to `bytes` from another reservation to this one.
+    #[allow(clippy::arithmetic_side_effects, reason = "`moved` is at most either number")]
     pub(crate) fn take_from(&mut self, other: &mut Self, mut bytes: u64) {
         while bytes > 0
             && let Some(part) = other.parts.last_mut()

@@ -28,7 +28,7 @@ pub(crate) fn check() -> Result<()> {
     match LEFT.take() {
         Some(0) => Err(Error::NoSpace),
         left => {
-            LEFT.set(left.map(|left| left - 1));
+            LEFT.set(left.map(|left| left.saturating_sub(1)));
             Ok(())
         }
     }

@@ -59,7 +59,7 @@ impl Throttle {
 
     /// Notes that `done` of `all` frozen items are applied.
     pub(crate) fn applied(&self, done: usize, all: usize) {
-        let share = APPLY_SHARE * done as u64 / all.max(1) as u64;
+        let share = APPLY_SHARE.saturating_mul(done as u64).checked_div(all as u64).unwrap_or_default();
         self.progress.fetch_max(share.min(APPLY_SHARE), Ordering::Relaxed);
     }
 
@@ -74,7 +74,8 @@ impl Throttle {
             return None;
         }
         let nap = POLL_INTERVAL.as_micros() as u64;
-        let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
+        let more = ahead.saturating_mul(MICROS_AHEAD);
+        let owed = self.debt_micros.fetch_add(more, Ordering::Relaxed).saturating_add(more);
         // If two writers see the same debt, one of them pays it. The end of the flush cancels the rest of the debt.
         let pays = |debt: u64| debt.checked_sub(nap);
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
@@ -95,6 +96,7 @@ impl Drop for FlushProgress<'_> {
 pub(crate) type MemoryPart = (u64, u64);
 
 impl OpenOptions {
+    #[allow(clippy::arithmetic_side_effects, reason = "the parts are constants of at most 1, in sixteenths")]
     pub(crate) fn memory_part(&self, (part, of): MemoryPart) -> u64 {
         self.memory_bytes / of * part
     }
@@ -103,6 +105,10 @@ impl OpenOptions {
 impl Engine {
     /// Keeps delayed items within their share of memory. May sleep or flush. Called before a change, with no lock held
     /// that a commit needs.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "bytes of memory; both `bytes` and `limit` are at least `paced_from`"
+    )]
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
         let bytes = self.admission.load.memory_bytes();
         if bytes < self.memory_part(FREE_PART) {
@@ -127,7 +133,7 @@ impl Engine {
     /// The current limit of active items: it is lower while many items are frozen (I2).
     fn active_limit(&self) -> u64 {
         let rest = self.memory_part(DELAYED_PART).saturating_sub(self.admission.load.frozen_memory_bytes());
-        rest.clamp(2 * self.memory_part(FREE_PART), self.memory_part(LIMIT_PART))
+        rest.clamp(self.memory_part(FREE_PART).saturating_mul(2), self.memory_part(LIMIT_PART))
     }
 
     fn memory_part(&self, part: MemoryPart) -> u64 {
@@ -142,7 +148,7 @@ impl Engine {
         } else if self.tree_log.was_used_lately(self.generation()) {
             self.memory_part(START_PART)
         } else {
-            (names + self.memory_part(ROWS_PART)).min(self.memory_part(ROWS_START_MAX))
+            names.saturating_add(self.memory_part(ROWS_PART)).min(self.memory_part(ROWS_START_MAX))
         }
     }
 

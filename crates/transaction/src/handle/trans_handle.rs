@@ -125,7 +125,7 @@ impl Engine {
             hint: "it may have been deleted: list the subvolumes and choose one of them",
         })?;
         let nr_children = tree.with_root(|nodes, root| Ok::<_, Error>(nodes.read_node(&root.node_ptr())?.nritems()))?;
-        let nr_items = nr_items + nr_children;
+        let nr_items = nr_items.saturating_add(nr_children);
         self.reserve_metadata(nr_items, nr_items, Purpose::Snapshot)
     }
 
