@@ -444,7 +444,7 @@ impl Engine {
         let cache = self.cache_stats();
         out.push(Metric::counter("node_cache_hits_total", "Nodes found in the cache", cache.hits as f64));
         out.push(Metric::counter("node_cache_misses_total", "Nodes read from the devices", cache.misses as f64));
-        let hit_rate = cache.hits as f64 / (cache.hits + cache.misses).max(1) as f64;
+        let hit_rate = cache.hits as f64 / cache.hits.saturating_add(cache.misses).max(1) as f64;
         out.push(Metric::gauge("node_cache_hit_rate", "Share of lookups that found their node, from 0 to 1", hit_rate));
         out.push(Metric::gauge("node_cache_bytes", "Nodes in the cache", cache.bytes as f64));
         let unwritten = self.store.most_unwritten_bytes() as f64;

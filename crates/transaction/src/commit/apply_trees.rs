@@ -75,7 +75,7 @@ impl Engine {
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
-        let max_parts = (nr_threads() / jobs.len()).max(1);
+        let max_parts = nr_threads().checked_div(jobs.len()).unwrap_or_default().max(1);
         let next = AtomicUsize::new(0);
         let work = || -> Result<Vec<NewRefs>> {
             let mut done = Vec::new();

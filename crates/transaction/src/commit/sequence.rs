@@ -198,7 +198,7 @@ impl Engine {
         self.ledger.freeze();
         self.quotas.reserved.freeze();
         self.freeze_load();
-        self.store.set_generation_limit(Generation(transid.0 + 1));
+        self.store.set_generation_limit(Generation(transid.0.saturating_add(1)));
         (transid, frozen, root_changes)
     }
 
@@ -492,16 +492,15 @@ impl Engine {
             false => self.volumes.write_verifiable(start, &[IoSlice::new(run)]),
         };
         self.enter();
-        let nodesize = u64::from(self.geometry.nodesize);
-        let mut run = AlignedBuf::with_capacity(RUN_BYTES.min(nodes.len() * self.geometry.nodesize as usize));
+        let most = nodes.len().saturating_mul(self.geometry.nodesize as usize);
+        let mut run = AlignedBuf::with_capacity(RUN_BYTES.min(most));
         let mut start = Logical(0);
         for node in nodes {
-            let end = start.0 + run.len() as u64;
+            let end = start.advance(run.len() as u64);
             let same_chunk =
-                self.volumes.chunk_at(start).is_some_and(|(at, chunk)| node.bytenr().0 < at.0 + chunk.length);
-            if !run.is_empty()
-                && (node.bytenr().0 != end || run.len() + node.raw().len() > run.capacity() || !same_chunk)
-            {
+                self.volumes.chunk_at(start).is_some_and(|(at, chunk)| node.bytenr() < at.advance(chunk.length));
+            let has_room = run.len().saturating_add(node.raw().len()) <= run.capacity();
+            if !run.is_empty() && (node.bytenr() != end || !has_room || !same_chunk) {
                 write(start, &run)?;
                 run.clear();
             }
@@ -510,8 +509,8 @@ impl Engine {
             }
             self.store.check_before_write(node.raw())?;
             self.stats.node_written(node);
+            let at = run.len();
             run.extend_from_slice(node.raw());
-            let at = run.len() - usize::try_from(nodesize).unwrap_or(usize::MAX);
             finish_block(&mut run[at..], self.geometry.csum_type);
         }
         if !run.is_empty() {
@@ -550,7 +549,7 @@ impl Engine {
     fn fill_root_backup(&self, superblock: &mut Superblock) -> Result<()> {
         let newest = (0..NR_ROOT_BACKUPS).max_by_key(|&slot| superblock.super_roots[slot].tree_root_gen).unwrap_or(0);
         let any = superblock.super_roots[newest].tree_root_gen.0 != 0;
-        let slot = if any { (newest + 1) % NR_ROOT_BACKUPS } else { 0 };
+        let slot = if any { newest.saturating_add(1) % NR_ROOT_BACKUPS } else { 0 };
         let (total_bytes, bytes_used, num_devices) =
             (superblock.total_bytes, superblock.bytes_used, superblock.num_devices);
         let backup = &mut superblock.super_roots[slot];

@@ -5,7 +5,7 @@
 
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, OwnerMark, RefKey};
-use ubtrfs_tree::Node;
+use ubtrfs_tree::{Node, NodePtr};
 
 use crate::handle::trans_handle::regular_extent;
 use crate::qgroup::state::QuotaMode;
@@ -94,9 +94,9 @@ impl ChildRefs {
         (parent, delta): (Option<Logical>, i64),
         users: Users,
     ) {
-        let (child, _) = node.child(slot);
+        let NodePtr { bytenr: child, level, first_key, .. } = node.child_ptr(slot, self.owner);
         let reference = parent.map_or(RefKey::TreeBlock(self.owner), RefKey::SharedBlock);
-        let kind = ExtentKind::Tree { level: node.level() - 1, first_key: node.key(slot) };
+        let kind = ExtentKind::Tree { level, first_key: first_key.unwrap_or_default() };
         refs.add_marked(self.extent_at(child), kind, (reference, delta), self.transid, self.mark(users));
     }
 

@@ -109,12 +109,12 @@ impl Engine {
                 item.ctransid = transid;
                 item.ctime = Timespec::now();
             }
-            let bytes_used = item.bytes_used.checked_add(nr_made * nodesize).ok_or_else(|| {
+            let bytes_used = item.bytes_used.checked_add(nr_made.saturating_mul(nodesize)).ok_or_else(|| {
                 let (value, expected) = (item.bytes_used, "expected the size of the tree");
                 let cause = FormatError::Value { what: "RootItem", field: "bytes_used", value, expected };
                 Error::from(cause).in_tree(tree.id())
             })?;
-            item.bytes_used = bytes_used.saturating_sub(nr_left * nodesize);
+            item.bytes_used = bytes_used.saturating_sub(nr_left.saturating_mul(nodesize));
         }
         Ok((new_refs, stats))
     }
@@ -135,7 +135,7 @@ impl ApplyProgress {
     }
 
     fn add(&self, engine: &Engine, nr_changed: usize) {
-        let done = self.nr_changed.fetch_add(nr_changed, Ordering::Relaxed) + nr_changed;
+        let done = self.nr_changed.fetch_add(nr_changed, Ordering::Relaxed).saturating_add(nr_changed);
         engine.admission.flush_applied(done, self.nr_changes);
     }
 }
@@ -173,7 +173,7 @@ impl NewRefs {
     fn net(&self, before: &DelayedRefs, bytenr: Logical) -> Option<(i64, ExtentFlags)> {
         let before = before.net(bytenr).filter(|_| !self.forgotten.contains(&bytenr));
         match (before, self.added.net(bytenr)) {
-            (Some((delta, flags)), Some((more, others))) => Some((delta + more, flags | others)),
+            (Some((delta, flags)), Some((more, others))) => Some((delta.saturating_add(more), flags | others)),
             (before, added) => before.or(added),
         }
     }
@@ -195,6 +195,7 @@ impl NewRefs {
 
 impl Made {
     /// Adds the result of another part.
+    #[allow(clippy::arithmetic_side_effects, reason = "numbers of blocks of one apply")]
     fn join(&mut self, other: Self) {
         self.refs.added.append(other.refs.added);
         self.refs.forgotten.extend(other.refs.forgotten);
@@ -352,6 +353,7 @@ impl<'a> CowSink<'a> {
 
     /// Drops a block of this transaction that no other tree uses and nothing on the devices refers to. Returns whether
     /// no delayed ref records the block's address any more.
+    #[allow(clippy::arithmetic_side_effects, reason = "a number of blocks of one apply")]
     fn drop_fresh(&mut self, node: &Node) -> bool {
         let bytenr = node.bytenr();
         self.made.nr_left += 1;
@@ -367,6 +369,10 @@ impl<'a> CowSink<'a> {
     }
 
     /// Releases unused space, and returns the result.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "the pool is not empty in that arm, so its end is above its start"
+    )]
     fn finish(mut self) -> Made {
         for &bytenr in &self.allocated {
             self.job.engine.space.release(self.extent_at(bytenr));
@@ -419,6 +425,10 @@ impl NodeSink for CowSink<'_> {
         }
     }
 
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "the pool is not empty, and consists of whole blocks of allocated space"
+    )]
     fn allocate(&mut self, _level: u8, near: Option<Logical>) -> Result<Logical> {
         if self.stream.is_some_and(NodeStream::has_failed) {
             return Err(Error::ReadOnly { reason: "tree blocks could not be written".to_owned() });
@@ -440,6 +450,7 @@ impl NodeSink for CowSink<'_> {
         Ok(())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "a number of blocks of one apply")]
     fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
         let (refs, flags) = self.sharing(node)?;
         let full_backref = flags.contains(ExtentFlags::FULL_BACKREF);
@@ -471,6 +482,7 @@ impl NodeSink for CowSink<'_> {
         Ok(())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "a number of items of one apply")]
     fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()> {
         self.nr_unreported += 1;
         if self.stream.is_some() && self.nr_unreported == PROGRESS_STEP {
@@ -490,6 +502,7 @@ impl NodeSink for CowSink<'_> {
         Ok(())
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "a number of blocks of one apply")]
     fn emit(&mut self, node: Arc<Node>) {
         if self.allocated.remove(&node.bytenr()) {
             self.made.nr_made += 1;

@@ -263,14 +263,18 @@ impl Stats {
 impl SpanStat {
     fn push_metrics(&self, name: &'static str, out: &mut Vec<Metric>) {
         let help = "Time of the engine's phases";
-        let mut so_far = 0;
+        let mut so_far = 0_u64;
         let mut limit = FIRST_BUCKET;
         for (index, bucket) in self.buckets.iter().enumerate() {
-            so_far += get(bucket);
-            let edge = if index + 1 < NR_BUCKETS { format!("{}", limit.as_secs_f64()) } else { "+Inf".to_owned() };
+            so_far = so_far.saturating_add(get(bucket));
+            let edge = if index.saturating_add(1) < NR_BUCKETS {
+                format!("{}", limit.as_secs_f64())
+            } else {
+                "+Inf".to_owned()
+            };
             let metric = Metric::histogram("phase_seconds", "_bucket", help, so_far as f64);
             out.push(metric.label("phase", name).label("le", &edge));
-            limit *= 4;
+            limit = limit.saturating_mul(4);
         }
         let sum = get(&self.nanos) as f64 / 1e9;
         out.push(Metric::histogram("phase_seconds", "_sum", help, sum).label("phase", name));
@@ -285,7 +289,7 @@ fn bucket_of(took: Duration) -> usize {
     (0..NR_BUCKETS - 1)
         .find(|_| {
             let fits = took <= limit;
-            limit *= 4;
+            limit = limit.saturating_mul(4);
             fits
         })
         .unwrap_or(NR_BUCKETS - 1)
@@ -293,7 +297,7 @@ fn bucket_of(took: Duration) -> usize {
 
 /// Bytes of a leaf for items and their heads.
 fn leaf_capacity(node: &Node) -> u64 {
-    (node.raw().len() - ubtrfs_format::node::HEADER_SIZE) as u64
+    node.raw().len().saturating_sub(ubtrfs_format::node::HEADER_SIZE) as u64
 }
 
 /// Ends a span when dropped.

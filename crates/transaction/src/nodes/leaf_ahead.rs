@@ -214,6 +214,10 @@ impl Drop for EndOnDrop<'_> {
 impl Walk {
     /// Notes a step to the leaf in this slot of a parent with `nr_slots` slots. Returns two ranges of slots to read
     /// ahead: one after this slot and one before it.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "slots of a node, and a steadiness between 0 and `STEADINESS_MAX`"
+    )]
     pub(crate) fn step(&mut self, parent: Logical, slot: usize, nr_slots: usize) -> [Range<usize>; 2] {
         let is_near = self.parent == parent && self.slot.abs_diff(slot) <= NEAR;
         if !is_near && self.steadiness > 0 {

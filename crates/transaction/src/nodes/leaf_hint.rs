@@ -71,7 +71,7 @@ impl LeafHints {
     pub(crate) fn note(&self, version: TreeVersion, key: &Key, place: &LeafPlace) {
         if let Some(mut recent) = self.threads.current().kinds[kind_of(key)].try_lock() {
             let oldest = recent.oldest;
-            recent.oldest = (oldest + 1) % NR_RECENT;
+            recent.oldest = oldest.saturating_add(1) % NR_RECENT;
             let before = recent.hints[oldest].replace(Hint { version, place: place.clone() });
             // Drop the replaced hint after unlocking: the hint may be the last handle of its leaf, and freeing a leaf
             // takes time.

@@ -51,6 +51,7 @@ pub(crate) struct NodeStore {
 pub(crate) struct ScanSource<'s>(pub(crate) &'s NodeStore);
 
 impl NodeStore {
+    #[allow(clippy::arithmetic_side_effects, reason = "the node size is at least 4096")]
     pub(crate) fn new(volumes: Arc<Volumes>, check: CheckContext, nodesize: usize, cache_bytes: u64) -> Self {
         let dirty = (0..NR_SHARDS).map(|_| RwLock::default()).collect();
         let limit = check.generation_limit.map_or(u64::MAX, |limit| limit.0);
@@ -70,6 +71,7 @@ impl NodeStore {
         }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the node size is at least 4096")]
     fn shard(&self, bytenr: Logical) -> &RwLock<NodeMap> {
         let index = bytenr.0 / self.nodesize as u64 % NR_SHARDS as u64;
         &self.dirty[usize::try_from(index).expect("a remainder of NR_SHARDS fits")]
@@ -107,13 +109,13 @@ impl NodeStore {
     }
 
     fn count_unwritten(&self, more: u64) {
-        let now = self.nr_unwritten.fetch_add(more, Ordering::Relaxed) + more;
+        let now = self.nr_unwritten.fetch_add(more, Ordering::Relaxed).saturating_add(more);
         self.most_unwritten.fetch_max(now, Ordering::Relaxed);
     }
 
     /// The peak memory of unwritten nodes since the filesystem was opened, in bytes.
     pub(crate) fn most_unwritten_bytes(&self) -> u64 {
-        self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
+        self.most_unwritten.load(Ordering::Relaxed).saturating_mul(self.nodesize as u64)
     }
 
     /// Notes that a node is being replaced: a full cache evicts it to make room for the new node.
@@ -205,7 +207,7 @@ impl NodeStore {
 
     /// Reads neighbouring nodes, in one request if possible. `buf` is scratch memory.
     pub(crate) fn read_run(&self, ptrs: &[NodePtr], buf: &mut AlignedBuf) -> Result<Vec<Arc<Node>>> {
-        let len = self.nodesize * ptrs.len();
+        let len = self.nodesize.saturating_mul(ptrs.len());
         if buf.capacity() < len {
             *buf = AlignedBuf::with_capacity(len);
         }
