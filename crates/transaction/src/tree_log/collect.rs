@@ -130,6 +130,10 @@ impl<'a> Collector<'a> {
     }
 
     /// Puts an item into the log, or removes it from the log if `value` is `None`.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "the bytes of items in memory; every item that leaves was counted when it was put"
+    )]
     pub(super) fn set(&mut self, key: Key, value: Option<Value>) {
         if self.log.items.get(&key) == value.as_ref() {
             return;

@@ -31,7 +31,7 @@ impl Collector<'_> {
         }
         let sectorsize = u64::from(self.engine.geometry().sectorsize);
         let end = item.size.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX);
-        let mut ranges = Vec::with_capacity(2 * offsets.len());
+        let mut ranges = Vec::with_capacity(offsets.len().saturating_mul(2));
         for offset in offsets {
             let key = extent_key(ino, offset);
             if let Some(raw) = self.committed(&key)? {
@@ -93,7 +93,7 @@ impl Collector<'_> {
             return Ok(found);
         }
         found.extend(self.last_before(ino, done..range.start)?.filter(|(before, _, _)| before.end > range.start));
-        let last = extent_key(ino, range.end - 1);
+        let last = extent_key(ino, range.end.saturating_sub(1));
         for (key, raw) in self.tree.range(&extent_key(ino, range.start), &last, usize::MAX)? {
             let extent = FileExtent::decode(&raw)?;
             found.push((self.range_of(key.offset, &extent), extent, value_of(raw)));
@@ -149,9 +149,9 @@ impl Collector<'_> {
         if range.is_empty() {
             return;
         }
-        let num_bytes = range.end - range.start;
+        let num_bytes = range.end.saturating_sub(range.start);
         let hole = FileExtent {
-            generation: Generation(self.engine.committed_generation().0 + 1),
+            generation: Generation(self.engine.committed_generation().0.saturating_add(1)),
             ram_bytes: num_bytes,
             compression: Compression::None,
             encryption: 0,

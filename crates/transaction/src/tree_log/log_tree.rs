@@ -70,6 +70,7 @@ impl LogBlocks {
     }
 
     /// Chooses the place of the next log: consecutive idle addresses for one block more than the last log had.
+    #[allow(clippy::arithmetic_side_effects, reason = "addresses and lengths of allocated blocks")]
     pub(crate) fn begin(&mut self, space: &Space, nodesize: u32) {
         let (nodesize, wanted) = (u64::from(nodesize), self.nr_last + 1);
         let mut run: Vec<Logical> = Vec::new();
@@ -106,7 +107,7 @@ impl LogBlocks {
     /// Bytes that [`LogBlocks::prepare`] would allocate.
     pub(crate) fn missing_bytes(&self, nodesize: u32, nr_blocks: usize) -> u64 {
         let missing = nr_blocks.saturating_sub(self.idle.len()) as u64;
-        missing.next_multiple_of(RUN_BLOCKS) * u64::from(nodesize)
+        missing.checked_next_multiple_of(RUN_BLOCKS).unwrap_or(u64::MAX).saturating_mul(nodesize.into())
     }
 
     /// Notes that the superblock of a log with `nr_written` new blocks is durable.

@@ -158,7 +158,7 @@ impl TreeLog {
     /// Whether there was an fsync in this transaction or in the transaction before.
     pub(crate) fn was_used_lately(&self, running: Generation) -> bool {
         let last_used = self.last_used.load(Ordering::Relaxed);
-        last_used != 0 && last_used + 1 >= running.0
+        last_used != 0 && last_used.saturating_add(1) >= running.0
     }
 
     /// Drops the log after a durable commit, whose superblock refers to no log. The caller holds the commit lock.

@@ -80,7 +80,7 @@ impl Engine {
             // result.
             if let Some(closed) = queue.closed.get_mut(&batch) {
                 let failure = closed.failure.clone();
-                closed.nr_waiting -= 1;
+                closed.nr_waiting = closed.nr_waiting.saturating_sub(1);
                 if closed.nr_waiting == 0 {
                     queue.closed.remove(&batch);
                 }
@@ -104,6 +104,10 @@ impl Engine {
         result
     }
 
+    #[allow(
+        clippy::arithmetic_side_effects,
+        reason = "the request of the leader is in its batch, and no computer writes 2^64 batches"
+    )]
     fn lead_batch(&self, leader: &mut BatchLeader<'_>) -> Result<()> {
         let refused = self.check_not_aborted();
         let commit_lock = self.commit_state.lock();
@@ -143,7 +147,7 @@ impl Engine {
         if state.needs_commit {
             return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices, or trees changed"));
         }
-        let transid = Generation(self.commit_state.committed().0 + 1);
+        let transid = Generation(self.commit_state.committed().0.saturating_add(1));
         let batches = match self.collect(state, &wanted, transid) {
             Ok(batches) => batches,
             Err(Stop::Commit(why)) => {
@@ -223,6 +227,7 @@ impl Engine {
     }
 
     /// Applies the changes to the log trees. Returns the nodes to write and the root of the log root tree.
+    #[allow(clippy::arithmetic_side_effects, reason = "numbers of blocks in memory; the node size is at least 4096")]
     fn apply_to_log(
         &self,
         state: &mut LogState,
@@ -273,7 +278,7 @@ impl Engine {
 }
 
 fn batch_bytes(batch: &Batch) -> u64 {
-    batch.iter().map(|(_, value)| 64 + value.as_ref().map_or(0, |value| value.len() as u64)).sum()
+    batch.iter().map(|(_, value)| value.as_ref().map_or(0, |value| value.len() as u64).saturating_add(64)).sum()
 }
 
 /// Gives the result to the batch and lets the next leader begin when dropped, also after a panic (I2).
