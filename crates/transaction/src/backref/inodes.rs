@@ -129,12 +129,12 @@ impl Engine {
         while key.is_some_and(|key| key.item_type != KeyType::EXTENT_ITEM) {
             key = cursor.prev()?;
         }
-        let Some(key) = key.filter(|key| at.0 - key.objectid < key.offset) else { return Ok(None) };
+        let inside_of = |key: Key| at.0.checked_sub(key.objectid).filter(|inside| *inside < key.offset);
+        let Some((key, inside)) = key.and_then(|key| Some((key, inside_of(key)?))) else { return Ok(None) };
         let extent = read_refs(&mut cursor, &key, key.offset)?;
         if extent.level.is_some() {
             return Ok(None);
         }
-        let inside = at.0 - key.objectid;
         let mut uses = Vec::new();
         inodes_of(&mut RootsOf::new(view), &extent, &mut |found| {
             if whole_extent || found.covers(inside) {

@@ -332,7 +332,7 @@ impl<'v, 's> LeafUses<'v, 's> {
                     item.disk_bytenr == self.bytenr && at.offset.wrapping_sub(item.offset) == self.offset
                 });
             if is_use && !self.shared.contains(&leaf.bytenr()) {
-                self.nr_left -= 1;
+                self.nr_left = self.nr_left.saturating_sub(1);
                 current.get_or_insert_with(|| LeafUse { leaf: Arc::clone(leaf), slots: Vec::new() }).slots.push(slot);
             }
             key = self.cursor.next()?;

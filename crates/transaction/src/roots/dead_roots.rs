@@ -73,7 +73,7 @@ impl Engine {
     fn drop_budget(&self) -> i64 {
         let mut budget = REFS_PER_COMMIT;
         let fits = |refs: i64| {
-            let bytes = refs.unsigned_abs() * u64::from(self.geometry.nodesize) / REFS_PER_NODE;
+            let bytes = refs.unsigned_abs().saturating_mul(self.geometry.nodesize.into()) / REFS_PER_NODE;
             self.has_room_for_metadata_and(bytes, Purpose::SubvolumeDeletion)
         };
         while budget > REFS_PER_COMMIT_MIN && !fits(budget) {
@@ -192,7 +192,7 @@ impl Drop<'_> {
     ) -> Result<Option<DropProgress>> {
         let parent = flags.contains(ExtentFlags::FULL_BACKREF).then_some(node.bytenr());
         if node.is_leaf() {
-            *self.budget -= node.nritems() as i64;
+            self.spend(node.nritems());
             self.child_refs.add_children(&mut self.refs, node, parent, -1, Users::Change);
             return Ok(None);
         }
@@ -221,7 +221,7 @@ impl Drop<'_> {
     ) -> Result<Option<DropProgress>> {
         let ptr = node.child_ptr(slot, self.child_refs.owner);
         let (nr_users, flags) = self.users_of(ptr.bytenr)?;
-        *self.budget -= 1;
+        self.spend(1);
         if nr_users > 1 {
             let moved = self.move_refs(&ptr)?;
             if moved {
@@ -240,6 +240,11 @@ impl Drop<'_> {
             self.engine.store.forget(ptr.bytenr);
         }
         Ok(stopped)
+    }
+
+    /// Takes references from the budget, which may become negative.
+    fn spend(&mut self, nr_refs: usize) {
+        *self.budget = self.budget.saturating_sub(i64::try_from(nr_refs).unwrap_or(i64::MAX));
     }
 
     /// Moves this tree's references in a shared block, and in the blocks below it, from the tree's id to the blocks'
@@ -266,7 +271,7 @@ impl Drop<'_> {
                 return Ok(false);
             }
         }
-        *self.budget -= 1 + node.nritems() as i64;
+        self.spend(node.nritems().saturating_add(1));
         self.child_refs.add_children(&mut self.refs, &node, Some(node.bytenr()), 1, Users::Same);
         self.child_refs.add_children(&mut self.refs, &node, None, -1, Users::Same);
         let extent = self.child_refs.extent_at(node.bytenr());
