@@ -264,11 +264,13 @@ impl Account<'_> {
     }
 
     fn gain(&mut self, root: RootId, bytes: u64) {
-        self.alone.entry(root).or_default().0 += bytes;
+        let (gained, _) = self.alone.entry(root).or_default();
+        *gained = gained.saturating_add(bytes);
     }
 
     fn lose(&mut self, root: RootId, bytes: u64) {
-        self.alone.entry(root).or_default().1 += bytes;
+        let (_, lost) = self.alone.entry(root).or_default();
+        *lost = lost.saturating_add(bytes);
     }
 
     fn finish_alone(&mut self) {

@@ -302,7 +302,8 @@ impl Engine {
             }
             let after = above(groups);
             let (more, less, sign) = if assign { (after, before, 1) } else { (before, after, -1) };
-            let mut moved: Vec<BTreeSet<QgroupId>> = more.iter().zip(&less).map(|(more, less)| more - less).collect();
+            let mut moved: Vec<BTreeSet<QgroupId>> =
+                more.iter().zip(&less).map(|(more, less)| more.difference(less).copied().collect()).collect();
             if is_simple_mode {
                 // Simple quotas charge no extent to two subvolumes, so a subvolume's numbers can be added or subtracted
                 // as they are.

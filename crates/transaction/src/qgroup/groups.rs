@@ -275,6 +275,7 @@ impl Groups {
         })
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "numbers of subvolumes")]
     fn views(&mut self, before: &[RootId], after: &[RootId]) -> BTreeMap<QgroupId, View> {
         let mut views: BTreeMap<QgroupId, View> = BTreeMap::new();
         for root in before {
@@ -295,7 +296,7 @@ impl Groups {
         bytes: u64,
         transid: Generation,
     ) {
-        let sign = |had: bool, has: bool| i8::from(has) - i8::from(had);
+        let sign = |had: bool, has: bool| i8::from(has).saturating_sub(i8::from(had));
         let referenced = sign(view.before > 0, view.after > 0);
         let exclusive = sign(view.before > 0 && view.before == nr_before, view.after > 0 && view.after == nr_after);
         self.add(id, (referenced, bytes), (exclusive, bytes), transid);

@@ -66,7 +66,7 @@ impl Engine {
             if nr_extents > 0 && nr_extents.is_multiple_of(CLOCK_CHECK_INTERVAL) && began.elapsed() >= PART {
                 return Ok(Some(at.objectid));
             }
-            nr_extents += 1;
+            nr_extents = nr_extents.saturating_add(1);
             let extent = read_refs(&mut cursor, &at, len_bytes)?;
             key = cursor.key();
             let users = roots.of_refs(&extent).map_err(|error: Error| error.in_tree(RootId::EXTENT_TREE))?;
