@@ -100,7 +100,7 @@ impl<'e> Closure<'e> {
         let tree = self.subvolume(root, bytenr)?;
         // The file offset of the extent's first byte may be negative.
         let first = i128::from(offset.cast_signed());
-        let end = first + i128::from(record.extent.len_bytes.max(UNPACKED_MAX));
+        let end = first.saturating_add(record.extent.len_bytes.max(UNPACKED_MAX).into());
         let [first, end] = [first, end].map(|at| u64::try_from(at).unwrap_or(0));
         let end = Key::new(ino.0, KeyType::EXTENT_DATA, end);
         let mut cursor = Cursor::new(&*self.engine.store, tree.root_ptr());

@@ -63,8 +63,8 @@ impl<'e> CopySpace<'e> {
         let mut space = Self { engine, allocated: Vec::with_capacity(nr_nodes), used: 0 };
         let nodesize = u64::from(engine.geometry.nodesize);
         while space.allocated.len() < nr_nodes {
-            let missing = (nr_nodes - space.allocated.len()) as u64;
-            let want = missing.min(PIECE_NODES) * nodesize;
+            let missing = nr_nodes.saturating_sub(space.allocated.len()) as u64;
+            let want = missing.min(PIECE_NODES).saturating_mul(nodesize);
             let piece = engine.allocate_or_make_chunk(SpaceKind::Metadata, want, nodesize, None)?;
             let piece = piece.ok_or(Error::NoSpace)?;
             let starts = (piece.bytenr.0..piece.end()).step_by(engine.geometry.nodesize as usize);
@@ -75,7 +75,7 @@ impl<'e> CopySpace<'e> {
 
     fn next(&mut self) -> Result<Extent> {
         let extent = self.allocated.get(self.used).copied();
-        self.used += 1;
+        self.used = self.used.saturating_add(1);
         extent.ok_or_else(|| Error::Bug { what: "too few addresses were allocated for copies".to_owned() })
     }
 
@@ -142,6 +142,7 @@ struct Copying<'c, 'e> {
 
 impl Copying<'_, '_> {
     /// The copy of a block, with pointers to the copies of its children.
+    #[allow(clippy::arithmetic_side_effects, reason = "places in a block whose layout was checked when it was read")]
     fn copy(&self, member: &Member, at: Logical) -> Result<Node> {
         let node = &member.node;
         let view = node.view();
@@ -231,7 +232,8 @@ impl Copying<'_, '_> {
         let moves_all = |record: &ExtentRecord| {
             let mut expected: BTreeMap<RefKey, i64> = BTreeMap::new();
             for (reference, count) in &record.refs {
-                *expected.entry(*reference).or_default() -= i64::try_from(*count).unwrap_or(i64::MAX);
+                let expected = expected.entry(*reference).or_default();
+                *expected = expected.saturating_sub_unsigned(*count);
             }
             let head = self.refs.get(record.extent.bytenr);
             head.is_some_and(|head| {

@@ -70,10 +70,10 @@ impl<'e> DataCopies<'e> {
         let bytes = run.iter().map(|extent| extent.len_bytes).sum();
         match self.allocate(bytes) {
             Ok(place) => {
-                let mut at = place.bytenr.0;
+                let mut at = place.bytenr;
                 for &from in run {
-                    self.place(from, Extent::new(Logical(at), from.len_bytes));
-                    at += from.len_bytes;
+                    self.place(from, Extent::new(at, from.len_bytes));
+                    at = at.advance(from.len_bytes);
                 }
                 Ok(())
             }
@@ -146,6 +146,10 @@ struct Copied {
 }
 
 /// Cuts and joins extents into stretches of at most [`PIECE_BYTES`].
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "the ends of the extents were checked when they were read, and the copies are allocated"
+)]
 fn stretches(copies: &[CopiedData]) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
     for (copy, CopiedData { from, to, .. }) in copies.iter().enumerate() {
@@ -175,6 +179,7 @@ fn stretches(copies: &[CopiedData]) -> Vec<Stretch> {
 
 impl Engine {
     /// Copies a stretch, or its parts one by one if not all of it can be read.
+    #[allow(clippy::arithmetic_side_effects, reason = "places in a stretch; the sector size is at least 4096")]
     fn copy_stretch(&self, stretch: &Stretch, buf: &mut AlignedBuf) -> Result<Vec<Copied>> {
         match self.copy_range(stretch.from, stretch.to, stretch.len_bytes, buf) {
             Ok(csums) => {
@@ -237,6 +242,7 @@ fn next_run(extents: &[Extent]) -> Option<(&[Extent], &[Extent])> {
 
 /// Returns the checksums of some sectors of an extent, as runs of consecutive sectors by their offset in the extent.
 /// `offset` is the offset of the first of `sectors`.
+#[allow(clippy::arithmetic_side_effects, reason = "offsets in an extent")]
 fn runs_of(csums: &SectorCsums, sectors: Range<usize>, offset: u64, sectorsize: u64) -> Vec<(u64, Vec<u8>)> {
     let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
     let mut is_joined = false;
@@ -255,6 +261,7 @@ fn runs_of(csums: &SectorCsums, sectors: Range<usize>, offset: u64, sectorsize: 
 }
 
 /// Appends runs of checksums. A run that begins where the last run ends is joined with it.
+#[allow(clippy::arithmetic_side_effects, reason = "offsets in an extent")]
 fn join_runs(all: &mut Vec<(u64, Vec<u8>)>, runs: Vec<(u64, Vec<u8>)>, sectorsize: u64, csum_size: usize) {
     for (offset, run) in runs {
         let end = |(start, last): &(u64, Vec<u8>)| start + (last.len() / csum_size.max(1)) as u64 * sectorsize;

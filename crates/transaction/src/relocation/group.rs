@@ -137,7 +137,7 @@ impl Engine {
         job.add_total(group.used);
         let mut report = RelocatedGroup::default();
         let mut used = group.used;
-        let mut nr_waits = 0;
+        let mut nr_waits = 0_u32;
         loop {
             job.check()?;
             self.finish_drops(job)?;
@@ -154,7 +154,7 @@ impl Engine {
             }
             // The bytes that the group still holds are data that is being written, and extents that the last commit
             // freed.
-            nr_waits += 1;
+            nr_waits = nr_waits.saturating_add(1);
             if nr_waits > MAX_WAITS {
                 return Err(Error::Refused {
                     what: format!("block group {} cannot be emptied: {used} bytes are still in use", group.start),
@@ -252,9 +252,9 @@ impl Engine {
         let used: Vec<Extent> =
             copies.copies.iter().filter(|copy| step.used.contains(&copy.to.bytenr)).map(|copy| copy.to).collect();
         copies.keep_used(&step.used);
-        report.data_bytes += used.iter().map(|extent| extent.len_bytes).sum::<u64>();
-        report.nr_moved += step.nr_moved;
-        report.nr_ancestors += step.nr_ancestors;
+        report.data_bytes = used.iter().fold(report.data_bytes, |sum, extent| sum.saturating_add(extent.len_bytes));
+        report.nr_moved = report.nr_moved.saturating_add(step.nr_moved);
+        report.nr_ancestors = report.nr_ancestors.saturating_add(step.nr_ancestors);
         for (bytenr, error) in step.failures {
             if matches!(error, Error::NoSpace) {
                 return Err(error);

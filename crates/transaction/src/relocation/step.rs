@@ -78,6 +78,7 @@ impl RelocationStep {
 impl Engine {
     /// Moves extents of subvolumes. Returns the references that move with the extents. Adding checksums to the csum
     /// tree changes references too; these changes are put into `refs`.
+    #[allow(clippy::arithmetic_side_effects, reason = "the node size is at least 4096")]
     pub(crate) fn move_extents(
         &self,
         step: &mut RelocationStep,
@@ -115,8 +116,9 @@ impl Engine {
             block.level.is_some_and(|level| closure.members.contains_key(&(level, block.extent.bytenr)))
         });
         let nr_blocks = wanted.count();
-        step.nr_moved += (nr_blocks + closure.data.len()) as u64;
-        step.nr_ancestors += closure.members.len().saturating_sub(nr_blocks) as u64;
+        step.nr_moved = step.nr_moved.saturating_add(nr_blocks.saturating_add(closure.data.len()) as u64);
+        let nr_ancestors = closure.members.len().saturating_sub(nr_blocks) as u64;
+        step.nr_ancestors = step.nr_ancestors.saturating_add(nr_ancestors);
         self.add_csums_of_copies(step, &closure, refs, transid)?;
         step.used.extend(closure.data.values().map(|data| data.to.bytenr));
         // I1 of moved_extents: note the moves before the references to the old addresses, and the checksums there, are
@@ -214,7 +216,7 @@ impl Engine {
     ) -> Result<()> {
         let mut csums = BTreeMap::new();
         for data in step.data.iter().filter(|data| closure.data.contains_key(&data.from.bytenr)) {
-            csums.extend(data.csums.iter().map(|(offset, sums)| (data.to.bytenr.0 + offset, sums.clone())));
+            csums.extend(data.csums.iter().map(|(offset, sums)| (data.to.bytenr.advance(*offset).0, sums.clone())));
         }
         if csums.is_empty() {
             return Ok(());
@@ -257,6 +259,7 @@ impl Engine {
 
     /// Moves blocks of the filesystem's own trees: each block has one user, so changing a leaf below a block copies the
     /// block.
+    #[allow(clippy::arithmetic_side_effects, reason = "a number of blocks")]
     pub(crate) fn move_own_blocks(
         &self,
         step: &mut RelocationStep,
