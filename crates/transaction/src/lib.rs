@@ -25,6 +25,7 @@
 //! - `per_thread`: copies of a value, one for each thread.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod backref;
 mod commit;

@@ -1,7 +1,5 @@
 //! Data extents: reserving, allocating, writing, and reading with verified checksums.
 
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
-
 use std::io::IoSlice;
 
 use ubtrfs_error::{Error, Result};

@@ -8,8 +8,6 @@
 //! - `emptying`, `moved_extents`: block groups that a relocation empties, and the new addresses of their data.
 //! - `trim`: discarding free space.
 
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
-
 pub(crate) mod chunk_alloc;
 pub(crate) mod chunk_migration;
 pub(crate) mod conversion;

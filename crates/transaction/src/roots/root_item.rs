@@ -1,7 +1,5 @@
 //! Makes new root items.
 
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
-
 use ubtrfs_format::item::{InodeItem, RootItem, Timespec};
 use ubtrfs_format::{Generation, Key};
 use ubtrfs_tree::RootPtr;

@@ -3,8 +3,6 @@
 //! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order:
 //! no lock is taken under any lock of [`Roots`]. No guard of a lock of [`Roots`] leaves this module.
 
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
-
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -21,8 +21,6 @@
 //! Source: the btrfs format page on root items and references; the on-disk state that Linux leaves after operations on
 //! subvolumes.
 
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
-
 use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
