@@ -48,6 +48,10 @@ impl<'a> Checker<'a> {
             }
             // The root directory has a reference to itself, to which no directory entry belongs.
             if inode.ino == objectid::FIRST_FREE && parent == inode.ino && name == b".." {
+                if index != 0 {
+                    let text = format!("the root directory's reference to itself has index {index}, expected 0");
+                    self.sink.report(Code::InodeNames, leaf.place(slot), text);
+                }
                 continue;
             }
             let name = self.hash.name(name);

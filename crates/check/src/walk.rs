@@ -9,7 +9,7 @@
 
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::ExtentFlags;
-use ubtrfs_format::node::{HEADER_FLAG_RELOC, LEVEL_MAX, NodeView};
+use ubtrfs_format::node::{BACKREF_REV_MIXED, HEADER_FLAG_RELOC, LEVEL_MAX, NodeView};
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 
 use crate::block_table::{BY_OWNER, COPY_BAD, FULL, LOST, REACHED, REACHED_IN_ROUND, RECORDED, RELOC};
@@ -311,6 +311,10 @@ impl<'a> Checker<'a> {
             if !first && tree.kind == Kind::Plain {
                 self.sink.report(Code::BlockTwice, place, "a tree block belongs to two trees that cannot share it");
             }
+        }
+        if view.backref_rev() != BACKREF_REV_MIXED {
+            let text = format!("the backref revision is {}, expected {BACKREF_REV_MIXED}", view.backref_rev());
+            self.sink.report(Code::BlockHeader, place, text);
         }
         self.check_order(edge, view, state, place);
         self.quota_block(edge.bytenr);

@@ -12,6 +12,7 @@ use std::path::Path;
 use common::check;
 use ubtrfs_check::Code;
 use ubtrfs_error::Errno;
+use ubtrfs_format::csum::CsumType;
 use ubtrfs_format::node::NodeView;
 use ubtrfs_format::{Key, KeyType, objectid};
 use ubtrfs_testkit::{
@@ -605,4 +606,38 @@ fn wrong_quota_numbers_and_incomplete_groups_are_found() {
         };
         assert!(crafted(&missing).contains(&Code::QgroupItem), "{kind:?} {objectid} {offset}");
     }
+}
+
+#[test]
+fn the_root_directory_refers_to_itself_with_index_zero() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", |_| ());
+    let damage = craft(&image, |items| {
+        find(items, objectid::FIRST_FREE, KeyType::INODE_REF).map(|(_, data)| number(data, 0, 7)).is_some()
+    });
+    assert_eq!(codes(&image), [Code::InodeNames]);
+    assert!(!is_clean_for_btrfs(&image));
+    damage.undo(&image).unwrap();
+    assert_agreed_clean(&image);
+}
+
+#[test]
+fn every_block_has_the_revision_of_mixed_backrefs() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", |root| fs::write(root.join("file"), "content").unwrap());
+    let block = RawBlock::live(&image).unwrap().into_iter().find(|block| block.owner == 5).unwrap();
+    let mut raw = image.read_at(block.copies[0], 16_384).unwrap();
+    assert_eq!(raw[63], 1);
+    raw[63] = 0;
+    let sum = CsumType::Crc32c.compute(&raw[32..]);
+    raw[..32].copy_from_slice(&sum);
+    for copy in &block.copies {
+        image.write_at(*copy, &raw).unwrap();
+    }
+    assert_eq!(codes(&image), [Code::BlockHeader]);
+    assert!(!is_clean_for_btrfs(&image));
 }
