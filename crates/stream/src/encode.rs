@@ -6,6 +6,7 @@ use ubtrfs_format::codec::Field;
 
 use crate::command::{Attribute, Command, CommandKind, Version};
 use crate::frame::{HEADER_BYTES, command_crc};
+use crate::path::PATH_BYTES_MAX;
 use crate::{MAGIC, MAX_COMMAND_BYTES, MAX_COMMAND_BYTES_V1};
 
 /// The reason why a command or a header cannot be written.
@@ -25,6 +26,14 @@ pub enum EncodeError {
         /// The command.
         kind: CommandKind,
         /// The length of the command or of the attribute.
+        len: usize,
+    },
+    /// A path is longer than any receiver accepts.
+    #[error("{kind}: a path of {len} bytes is longer than the 4095 bytes that a receiver accepts")]
+    PathTooLong {
+        /// The command.
+        kind: CommandKind,
+        /// The length of the path.
         len: usize,
     },
     /// The output failed.
@@ -223,6 +232,10 @@ impl Encoder<'_> {
     }
 
     fn bytes(&mut self, attribute: Attribute, value: &[u8]) -> Result<&mut Self, EncodeError> {
+        use Attribute as A;
+        if matches!(attribute, A::Path | A::PathTo | A::PathLink | A::ClonePath) && value.len() > PATH_BYTES_MAX {
+            return Err(EncodeError::PathTooLong { kind: self.kind, len: value.len() });
+        }
         self.head(attribute, value.len())?;
         self.out.extend_from_slice(value);
         Ok(self)

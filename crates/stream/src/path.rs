@@ -6,7 +6,7 @@
 use std::fmt;
 
 /// Maximum length of a path: Linux's `PATH_MAX` without its zero byte.
-const PATH_BYTES_MAX: usize = 4095;
+pub(crate) const PATH_BYTES_MAX: usize = 4095;
 /// Maximum length of a name.
 const NAME_BYTES_MAX: usize = 255;
 

@@ -234,6 +234,11 @@ fn a_command_that_does_not_fit_writes_nothing() {
     assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
     let write = Command::Write { path: b"p", offset: 0, data: &data[..65_530] };
     assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
+    // No receiver accepts longer paths.
+    let path = b"d/".repeat(2048);
+    assert!(encode(Version::V1, &Command::Mkdir { path: &path[..4095], ino: 300 }, &mut Vec::new()).is_ok());
+    let long = Command::Rename { path: b"p", to: &path };
+    assert!(matches!(encode(Version::V1, &long, &mut out), Err(EncodeError::PathTooLong { len: 4096, .. })));
     let failed: Result<(), EncodeError> =
         encode_with(Version::V2, &write, 10, &mut out, |_| Err(std::io::Error::other("disk").into()));
     assert!(failed.is_err());
