@@ -441,7 +441,10 @@ impl Session<'_> {
             true => self.fs.keep_incomplete(id, &current.sent, current.reached()),
             false => self.delete_wherever_it_is(id),
         };
-        if let Err(left) = done {
+        // If somebody deleted the subvolume meanwhile, nothing is left.
+        if let Err(left) = done
+            && !matches!(left, Error::NotFound)
+        {
             tracing::warn!("the incomplete subvolume '{}' stays: {left}", current.made.path.escape_ascii());
         }
         error
