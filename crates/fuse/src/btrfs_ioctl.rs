@@ -59,7 +59,7 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Resu
         START_SYNC => {
             sync(command).and_then(|()| info(command)).map(|info| info.generation.to_le_bytes().to_vec().into())
         }
-        WAIT_SYNC => Ok(Answer::default()),
+        WAIT_SYNC => wait_sync(command, data).map(|()| Answer::default()),
         GET_FEATURES => info(command).map(|info| {
             let flags = [info.compat_flags, info.compat_ro_flags, info.incompat_flags];
             flags.map(u64::to_le_bytes).as_flattened().to_vec().into()
@@ -93,6 +93,22 @@ fn search(command: &Command<'_>, request: search::Request) -> Result<search::Res
 
 pub(crate) fn other_answer() -> Failure {
     Failure::new(Errno::IO, "unexpected answer")
+}
+
+/// Waits until a transaction is durable; transid 0 means the running one.
+fn wait_sync(command: &Command<'_>, data: &[u8]) -> Result<()> {
+    let transid = data.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(|| no_transaction(0))?;
+    let committed = info(command)?.generation;
+    match transid {
+        0 => sync(command),
+        _ if transid <= committed => Ok(()),
+        _ if transid == committed.saturating_add(1) => sync(command),
+        _ => Err(no_transaction(transid)),
+    }
+}
+
+fn no_transaction(transid: u64) -> Failure {
+    Failure::new(Errno::INVAL, format!("there is no transaction {transid} yet"))
 }
 
 fn sync(command: &Command<'_>) -> Result<()> {

@@ -102,6 +102,8 @@ if sys.argv[2] == "look":
     show("sync", call(".", SYNC, b""), len)
     show("start", call(".", START_SYNC, bytes(8)), len)
     show("wait", call(".", WAIT_SYNC, bytes(8)), len)
+    show("wait for the past", call(".", WAIT_SYNC, struct.pack("<Q", 1)), len)
+    show("wait for the future", call(".", WAIT_SYNC, struct.pack("<Q", 1 << 60)), len)
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
