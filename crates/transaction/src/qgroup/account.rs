@@ -32,7 +32,8 @@ use crate::handle::trans_handle::regular_extent;
 pub(crate) struct QuotaWork {
     /// Extents whose users changed. The extent tree already records the changed references.
     pub(crate) changes: Vec<OwnerChange>,
-    /// Shared blocks that a dropped subvolume stopped using, together with all blocks below them.
+    /// Shared blocks that a dropped subvolume stopped using, each with the subvolume's id. The blocks below them are
+    /// not listed.
     pub(crate) left: Vec<(RootId, NodePtr)>,
     /// Subvolumes that are dropped completely.
     pub(crate) dropped: Vec<RootId>,
@@ -43,13 +44,13 @@ pub(crate) struct QuotaWork {
     known: KnownUsers,
 }
 
-/// The users of shared data extents that changed lately. A program that overwrites a large shared file in small pieces
-/// changes the same extents in each commit.
+/// The users of data extents that changed lately, if the users had to be searched. A program that overwrites a large
+/// shared file in small pieces changes the same extents in each commit.
 #[derive(Debug, Default)]
 struct KnownUsers(HashMap<Logical, RootSet>);
 
 impl QuotaWork {
-    /// Ends the transaction.
+    /// Forgets the work of the transaction that ended. Keeps the remembered users.
     pub(crate) fn reset(&mut self) {
         let known = std::mem::take(&mut self.known);
         *self = Self { known, ..Self::default() };
@@ -169,7 +170,7 @@ struct Account<'a> {
     before: RootsOf<'a>,
     after: RootsOf<'a>,
     transid: Generation,
-    /// The first address that a running rescan has not reached.
+    /// The first address that a running rescan has not reached; `None` if no rescan runs.
     limit: Option<u64>,
     /// For each subvolume: the bytes that it gained and the bytes that it lost in extents without other users.
     alone: HashMap<RootId, (u64, u64)>,
@@ -234,8 +235,8 @@ impl Account<'_> {
         Ok(found)
     }
 
-    /// Whether a subvolume was never part of a snapshot, so that data to which only the subvolume's items refer has no
-    /// other users.
+    /// Whether a data extent to which only this subvolume's items refer has no other users, because the subvolume is
+    /// not a snapshot and was never snapshotted. Returns false for tree blocks.
     fn shares_nothing(&self, in_before: bool, change: &OwnerChange, root: RootId) -> Result<bool> {
         let roots = if in_before { &self.before } else { &self.after };
         Ok(!change.is_tree && roots.view().subvolume(root)?.is_some_and(|found| found.last_snapshot.0 == 0))
@@ -281,9 +282,10 @@ impl Account<'_> {
         }
     }
 
-    /// Updates the groups' numbers for everything below a shared block that a dropped subvolume stopped using. All
-    /// users of a block also use everything below it, so the walk descends only where the change affects a group. The
-    /// dropped subvolume's own group does not count, because it disappears.
+    /// Updates the groups' numbers for a shared block that a dropped subvolume stopped using, and for everything below
+    /// the block. All users of a block also use everything below the block, so the walk does not descend where the loss
+    /// of a user changes no number of a group. The group of the dropped subvolume does not make the walk descend,
+    /// because this group is removed.
     fn trace(&mut self, root: RootId, ptr: &NodePtr, seen: &mut HashSet<Logical>) -> Result<()> {
         let own = QgroupId::of_subvolume(root);
         let mut open = vec![*ptr];
@@ -324,7 +326,7 @@ impl Account<'_> {
     }
 }
 
-/// The users of an extent.
+/// The users of an extent: none, a single subvolume, or a set.
 enum Users {
     None,
     Alone(RootId),

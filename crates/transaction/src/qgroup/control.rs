@@ -19,9 +19,9 @@ use crate::engine::Engine;
 /// The state of quotas as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
-    /// Whether the numbers are reliable. Those of full quotas become reliable when the first rescan has ended.
+    /// Whether the numbers are reliable. The numbers of full quotas become reliable when the first rescan has ended.
     pub consistent: bool,
-    /// The first address that a running rescan has not counted.
+    /// The first address that a running rescan has not reached.
     pub rescan: Option<u64>,
     /// Whether the quotas are simple quotas.
     pub simple: bool,
@@ -81,7 +81,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Enables quotas, and starts a rescan for full accounting. Does nothing if quotas of this kind are enabled already.
+    /// Enables quotas, and starts a rescan for full accounting. Does nothing if quotas of this kind are enabled
+    /// already.
     ///
     /// # Errors
     ///
@@ -412,8 +413,8 @@ impl Engine {
     }
 
     /// Makes the group of a new snapshot, and adds it to the requested groups. As in Linux, the group gets the limits
-    /// of the source's group. Computes the numbers: both subvolumes now use all blocks except each other's root node.
-    /// The caller has accounted all earlier changes.
+    /// of the source's group. Computes the numbers: from now on, the source and the snapshot share all extents except
+    /// their root nodes. The caller has accounted all earlier changes.
     pub(crate) fn share_numbers(
         &self,
         source: &RootPtr,

@@ -53,7 +53,8 @@ pub(crate) struct Groups {
     changed: BTreeSet<QgroupId>,
     /// Relations `(member, parent)` to write (true) or delete (false).
     changed_relations: BTreeMap<(QgroupId, QgroupId), bool>,
-    /// Whether a number would have become negative, which means that earlier numbers were wrong.
+    /// Whether a number would have become negative or too large for 64 bits, which means that earlier numbers were
+    /// wrong.
     underflow: bool,
 }
 
@@ -102,7 +103,7 @@ struct View {
 }
 
 impl Groups {
-    /// A group.
+    /// The group with this id.
     pub(crate) fn get(&self, id: QgroupId) -> Option<&Group> {
         self.groups.get(&id)
     }
@@ -213,7 +214,7 @@ impl Groups {
         std::mem::take(&mut self.changed_relations)
     }
 
-    /// Returns whether a number would have become negative since the last call.
+    /// Returns whether a number would have become negative or too large for 64 bits since the last call.
     pub(crate) fn take_underflow(&mut self) -> bool {
         std::mem::take(&mut self.underflow)
     }
@@ -302,7 +303,8 @@ impl Groups {
         self.add(id, (referenced, bytes), (exclusive, bytes), transid);
     }
 
-    /// Adds bytes to a group's numbers (sign 1), or subtracts bytes from them (sign -1).
+    /// Adds bytes to a group's numbers (sign 1), subtracts bytes (sign -1), or changes nothing (sign 0). A number that
+    /// would become negative or too large becomes 0.
     pub(crate) fn add(&mut self, id: QgroupId, referenced: (i8, u64), exclusive: (i8, u64), transid: Generation) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let mut underflow = false;

@@ -14,7 +14,7 @@ pub(crate) struct Status {
     pub(crate) flags: u64,
     /// The transaction of the last update.
     pub(crate) generation: Generation,
-    /// The first extent that a rescan has not counted; [`NO_RESCAN`] if no rescan runs.
+    /// The first address that a running rescan has not reached; [`NO_RESCAN`] if no rescan runs.
     pub(crate) rescan: u64,
     /// The transaction that enabled simple quotas.
     pub(crate) enabled: Option<Generation>,
@@ -79,7 +79,8 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
                 let limit = Limit::from_item(&QgroupLimit::decode(data).map_err(corrupt)?);
                 limits.push((QgroupId(at.offset), limit));
             }
-            // The status, info and limit items have objectid 0, so they were read before all relations.
+            // The status, info and limit items have objectid 0, so they were read before all relations. A relation has
+            // an item in each direction; of these, only the item from the member to the parent is read.
             KeyType::QGROUP_RELATION if at.objectid < at.offset => {
                 is_whole &= groups.relate_as_on_disk(QgroupId(at.objectid), QgroupId(at.offset));
             }

@@ -33,7 +33,7 @@ impl Engine {
         self.try_reserve_quota(root, bytes).ok_or(Error::QuotaExceeded)
     }
 
-    /// Reserves space if it is free now, without writing or committing.
+    /// Reserves space if the limits allow it now, without writing or committing.
     pub(crate) fn try_reserve_quota(&self, root: RootId, bytes: u64) -> Option<QuotaReservation> {
         let mut state = self.quotas.lock();
         let Some(state) = &mut *state else { return Some(QuotaReservation::default()) };
@@ -47,7 +47,7 @@ impl Engine {
         })
     }
 
-    /// Reserves space for a change of a subvolume's metadata, as [`Engine::reserve_quota`] does.
+    /// Reserves the space of one tree block for a change of a subvolume's metadata, as [`Engine::reserve_quota`] does.
     ///
     /// # Errors
     ///

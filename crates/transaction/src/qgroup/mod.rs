@@ -3,13 +3,14 @@
 //! `account` finds the users of changed extents, `groups` changes the numbers, `rescan` counts all extents again,
 //! `limits` refuses reservations, `control` changes groups and makes the groups of new subvolumes and snapshots.
 //!
-//! Accounting happens in the commit: for each extent of subvolumes whose users a transaction changed, the set of users
-//! before (in the trees of the last commit, all immutable) is compared with the set after (in the applied trees). No
-//! writer waits for the accounting.
+//! Accounting happens in the commit. A user of an extent is a subvolume that reaches the extent. For each extent whose
+//! users a transaction changed, the users before the change (in the trees of the last commit, or right after the last
+//! snapshot of this commit) are compared with the users after it (in the applied trees). No writer waits for the
+//! accounting.
 //!
 //! ```text
-//! apply: blocks made and left, data references put and dropped --OwnerMark--> heads of the delayed refs
-//! run delayed refs: marked heads --OwnerChange--> account: sets before and after --> groups --> items of the quota tree
+//! apply: blocks added and dropped, data references added and dropped --OwnerMark--> heads of the delayed refs
+//! run delayed refs: marked heads --OwnerChange--> account: sets before and after --> groups --> quota tree
 //! snapshot: account pending changes -> copy the root -> compute the numbers by arithmetic -> count from there
 //! dropped subvolume: trace its shared blocks, as long as the numbers of another group change
 //! rescan: a part of the extent tree in each commit
@@ -19,9 +20,9 @@
 //! steps.
 //!
 //! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and data of
-//! a tree that was never part of a snapshot has one user too. A change of references that does not change the users is
-//! not marked: when a block is copied, the copy takes over the references to the block's children, and relocation only
-//! moves references.
+//! a subvolume that is not a snapshot and was never snapshotted has one user too. A change of references that does not
+//! change the users is not marked: when a block is copied, the copy takes over the references to the block's children,
+//! and relocation only moves references.
 
 pub(crate) mod account;
 pub(crate) mod control;

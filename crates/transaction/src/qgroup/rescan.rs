@@ -2,9 +2,9 @@
 //! the order of their addresses.
 //!
 //! Invariants:
-//! - I1. At the end of each commit, the numbers include exactly the extents below the address that the status item
-//!   records as the progress. Changes of extents above that address are not accounted ([`super::account`]). So an
-//!   interrupted rescan can continue from that address at the next mount, in Linux too.
+//! - I1. While a rescan runs, at the end of each commit, the numbers include exactly the extents below the address that
+//!   the status item records as the progress. Changes of extents at or above that address are not accounted
+//!   ([`super::account`]). So an interrupted rescan can continue from that address at the next mount, in Linux too.
 
 use std::time::{Duration, Instant};
 

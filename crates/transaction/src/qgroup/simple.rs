@@ -3,7 +3,8 @@
 //!
 //! The item of a data extent names that subvolume (`EXTENT_OWNER_REF`), and so does the header of a tree block. So the
 //! numbers follow from the extents that the extent tree gains and loses ([`crate::extents::extent_tree`]): no
-//! references are searched, and snapshots and deletions cost nothing. Referenced and exclusive bytes are equal.
+//! references are searched, and a snapshot or the deletion of a subvolume needs no accounting of its own. Referenced
+//! and exclusive bytes are equal.
 //!
 //! Invariants:
 //! - I1. Exactly the extents that were allocated since simple quotas were enabled are counted. The generation of an

@@ -135,7 +135,7 @@ impl Quotas {
 }
 
 impl QuotaState {
-    /// The state right after quotas were enabled: nothing is counted yet.
+    /// The state right after full quotas were enabled: nothing is counted yet, and a rescan runs.
     pub(crate) fn fresh(groups: Groups, transid: Generation) -> Self {
         let flags = QgroupStatus::ON | QgroupStatus::INCONSISTENT;
         let status = Status { flags, generation: transid, rescan: NO_RESCAN, enabled: None };
@@ -162,7 +162,7 @@ impl QuotaState {
         self.status.has(QgroupStatus::RESCAN)
     }
 
-    /// Starts a rescan.
+    /// Starts a rescan: sets all numbers to zero, and the progress to the lowest address.
     pub(crate) fn start_rescan(&mut self, transid: Generation) {
         self.status.flags |= QgroupStatus::RESCAN;
         self.status.rescan = 0;
