@@ -8,13 +8,14 @@
 //! pending chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
 //!
 //! Invariant:
-//! - C1. A commit records both a new chunk and its block group, or neither. In each round, the commit takes first the dirty
-//!   block groups and then the pending chunks, and a round that finds a chunk is followed by another. So a commit that takes
-//!   the chunk also takes the block group, if the group is never listed later than the chunk; and a commit that takes the
-//!   group also takes the chunk, if the chunk is never listed later than the group.
+//! - C1. A commit records both a new chunk and its block group, or neither. Both become visible under the lock of the
+//!   list of pending chunks, the block group first. In each round, the commit takes the dirty block groups, then locks
+//!   the list and takes the pending chunks. So a commit that takes the group also takes the chunk. A round that finds a
+//!   chunk is followed by another round, so a commit that takes the chunk also takes the group, in the next round at
+//!   the latest.
 //!
-//! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> volumes, the
-//! list -> space.
+//! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> volumes,
+//! the list -> space.
 
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_error::{Error, Result};
@@ -81,8 +82,8 @@ impl Engine {
         Ok(self.space.allocate(kind, want, min, hint))
     }
 
-    /// Makes a chunk for a reservation that did not fit, unless another thread has just made a chunk. Returns `false`
-    /// if the devices have no room.
+    /// Makes a chunk for a reservation that did not fit, unless the reservation fits now, for example because another
+    /// thread has made a chunk. Returns `false` if the devices have no room.
     pub(crate) fn add_chunk_for_promise(&self, shortage: Shortage) -> Result<bool> {
         let _making = self.pending_chunks.making.lock();
         if self.space.reserve(shortage.kind, shortage.want_bytes).is_ok() {
@@ -175,9 +176,9 @@ impl Engine {
     }
 
     /// Removes empty block groups from memory, and returns the changes that remove these groups from the trees. One
-    /// group of each type and all system groups stay, unless a relocation has condemned them. A group whose free space
-    /// is reserved for dirty data stays too. Until the commit is durable, the last superblock still maps the removed
-    /// block groups, so their device space is not reused before [`Engine::forget_chunks`].
+    /// empty group of each type and all system groups stay, unless a relocation has condemned them. A group whose free
+    /// space is reserved for dirty data stays too. Until the commit is durable, the last superblock still maps the
+    /// removed block groups, so their device space is not reused before [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
         let mut spared = BlockGroupFlags::empty();
@@ -368,8 +369,8 @@ mod tests {
         keys.map(|key| if key_type == KeyType::CHUNK_ITEM { key.offset } else { key.objectid }).collect()
     }
 
-    /// Commits while another thread makes chunks and other threads compete for the processors, so that the thread is
-    /// interrupted at any point.
+    /// Commits while another thread makes chunks. Further threads compete for the processors, so that the making of a
+    /// chunk is interrupted at arbitrary points.
     #[test]
     fn every_commit_records_a_chunk_together_with_its_block_group() {
         for round in 0..20 {

@@ -90,7 +90,8 @@ impl Migrations {
         Ok(())
     }
 
-    /// Notes that a block group is being removed. Returns false if the block group is being moved (M1).
+    /// Notes that a block group is being removed. Returns false if the block group is being moved or removed already
+    /// (M1).
     pub(crate) fn begin_removal(&self, start: Logical) -> bool {
         let mut stages = self.stages.lock();
         let is_free = !stages.contains_key(&start);

@@ -5,7 +5,7 @@
 //! undamaged chunks, copies may differ, and content may contradict its checksum.
 //!
 //! Invariants:
-//! - V1. A tree block is read only if the last commit has written it: a block of a commit that is not durable yet may
+//! - V1. A tree block is read only if a durable commit has written it: a block of a commit that is not durable yet may
 //!   be in memory only, although the extent tree already has its item.
 //! - V2. Content counts as damaged only if the extent tree or the csum tree describes it before the read and still
 //!   after the read. If they describe the content only before the read, the extent was freed during the read, and the
@@ -36,7 +36,7 @@ pub(crate) struct SectorCheck {
 }
 
 impl SectorCheck {
-    /// Compares what was read at `at`, in the range, with the checksums.
+    /// Compares `content`, which was read from the address `at` inside the range, with the checksums.
     pub(crate) fn look(&mut self, at: Logical, content: &[u8]) {
         let len = usize::try_from(self.sectorsize).unwrap_or(usize::MAX);
         let first = at.0.saturating_sub(self.start).checked_div(self.sectorsize).unwrap_or(0);
@@ -62,8 +62,8 @@ impl Engine {
         })
     }
 
-    /// Ends a check. Reads the sectors that looked wrong again, with verification, which repairs the first copy if
-    /// another one is good (V2).
+    /// Ends a check. Reads each suspect sector once more, with verification, which repairs the first copy if another
+    /// copy is good (V2).
     ///
     /// # Errors
     ///
@@ -243,7 +243,8 @@ mod tests {
             let commit = scope.spawn(|| engine.enable_quotas(QuotaKind::Full));
             held.recv_timeout(Duration::from_secs(60)).expect("the commit writes");
             let verify = scope.spawn(|| engine.repair_first_copy(std::slice::from_ref(&range)));
-            // Content that is not on the device is read at once. Otherwise the check waits for the commit.
+            // A check that violated V1 would read the unwritten blocks, and end at once. A correct check waits for the
+            // commit.
             std::thread::sleep(Duration::from_millis(300));
             let ended_early = verify.is_finished();
             release.send(()).expect("the write waits");

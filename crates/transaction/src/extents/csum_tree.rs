@@ -9,8 +9,8 @@
 //!
 //! I1. Existing items that start below `Sweep::consumed` and may have changed are in the open item or in the batch.
 //! I2. The open item ends at or below `consumed`, or at the end of the last inserted run.
-//! I3. No item gets more than `max_csums` checksums. Items with more checksums, made by kernels with larger pages, stay
-//! unchanged.
+//! I3. No item grows beyond `max_csums` checksums. Items with more checksums, made by kernels with larger pages, are
+//! only cut.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -46,7 +46,7 @@ pub(crate) struct SectorCsums {
 }
 
 impl SectorCsums {
-    /// The checksum of a sector, or `None` if the tree holds no checksum of the sector.
+    /// The checksum of a sector, or `None` if it is absent.
     pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
         let present = *self.present.get(index)?;
         present.then(|| &self.bytes[index * self.csum_size..][..self.csum_size])
@@ -75,7 +75,7 @@ impl SectorCsums {
         }
     }
 
-    /// Copies the checksums of sectors that have none yet.
+    /// Copies checksums from `other` for the sectors that have no checksum here.
     pub(crate) fn fill_from(&mut self, other: &Self) {
         for index in 0..self.len() {
             if let Some(csum) = other.get(index) {

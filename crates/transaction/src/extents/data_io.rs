@@ -174,8 +174,8 @@ impl Engine {
     }
 
     /// Allocates `want` bytes in one piece or, if there is no such piece, a shorter piece of at least `min` bytes. Both
-    /// numbers are multiples of the sector size. The reservation has at least `want` bytes, and shrinks by the allocated
-    /// bytes.
+    /// numbers are multiples of the sector size. The reservation has at least `want` bytes, and shrinks by the
+    /// allocated bytes.
     ///
     /// # Errors
     ///
@@ -315,13 +315,14 @@ impl Engine {
     }
 
     /// Whether a user other than `ino` of `root` at `file_offset` may refer to the extent of this file extent item:
-    /// another file, another part of this file, or a snapshot. An extent that is not shared may be written in place.
+    /// another file, this file through a clone of the extent at another offset, or a snapshot. An extent that is not
+    /// shared may be written in place.
     ///
     /// # Errors
     ///
     /// Fails if the extent tree is corrupt or cannot be read.
     pub fn extent_is_shared(&self, root: RootId, ino: Ino, file_offset: u64, extent: &RegularExtent) -> Result<bool> {
-        // The block group of the extent is being emptied and takes no writes, so the extent counts as shared.
+        // A read-only block group may be about to be emptied. It takes no writes, so its extents count as shared.
         if self.space.is_read_only(extent.disk_bytenr) {
             return Ok(true);
         }
@@ -342,8 +343,9 @@ impl Engine {
     }
 }
 
-/// Whether all references to the extent come from this part of this file. If they do, one inline reference counts them
-/// all.
+/// Whether all references to the extent are those of one referrer: a subvolume, an inode, and a file offset minus the
+/// offset into the extent. If they are, a single inline reference has the whole count. The pieces of a split extent are
+/// one referrer.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {

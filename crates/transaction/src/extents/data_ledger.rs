@@ -27,7 +27,7 @@ use crate::extents::csum_tree::SectorCsums;
 /// The user of an extent: subvolume, inode, and file offset minus offset into the extent.
 pub(crate) type Referrer = (RootId, Ino, u64);
 
-/// Extents of new file extent items by address. Items are put approximately in the order of allocation.
+/// The extents that new file extent items refer to, by address.
 type PutExtents = BTreeMap<Logical, PutExtent>;
 /// Runs of checksums, by the address of the first sector of each run. A run covers consecutive sectors, even of several
 /// extents.
@@ -208,7 +208,7 @@ impl DataLedger {
         self.extents.lock().frozen = PutExtents::new();
     }
 
-    /// The parts of a range of sectors that have checksums that are not in the csum tree yet. Parts may overlap. The
+    /// The parts of a range whose checksums are in the ledger and not in the csum tree yet. Parts may overlap. The
     /// range may be of any length: the work depends on the number of parts only.
     pub(crate) fn csum_parts(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut parts = Vec::new();

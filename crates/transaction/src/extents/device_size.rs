@@ -41,7 +41,7 @@ impl Resizes {
 const MAX_WAITS: u32 = 6000;
 const WAIT: Duration = Duration::from_millis(100);
 
-/// Minimum size of a device in bytes: room for the first superblocks and the smallest chunks.
+/// Minimum size of a device in bytes: room for the primary superblock and the smallest chunks.
 pub const DEVICE_LEN_MIN: u64 = 32 << 20;
 
 impl Engine {
@@ -74,7 +74,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::Refused`] if there is no such device, if `len_bytes` is more than the device's size or less than
-    /// [`DEVICE_LEN_MIN`], or if other threads keep moving block groups past the new end;
+    /// [`DEVICE_LEN_MIN`], or if other operations keep working on block groups that lie past the new end;
     /// [`Error::NoSpace`] if the extents past the new end find no room below it; [`Error::Cancelled`]; an error of a
     /// read, a write or a commit. After an error, the size is unchanged, but chunks and extents that were moved stay in
     /// their new places.
@@ -141,8 +141,8 @@ impl Engine {
         })
     }
 
-    /// Moves the chunk of a block group below the limit. If there is no room for a whole chunk, its extents move into
-    /// the free space of other block groups, and the block group is removed.
+    /// Moves the chunk of a block group below the limit. If there is no room for a whole chunk, the extents of the
+    /// block group move into the free space of other block groups, and the block group is removed.
     fn move_below_end(&self, start: Logical, job: &Job) -> Result<()> {
         // No profile is requested: the block group keeps the profile that it has when the move begins.
         let placement = Placement { profile: None, keeps_stripes: true };

@@ -6,8 +6,8 @@
 //!              +------- end ------------+----> (an ordinary block group)
 //! ```
 //!
-//! Owns the map, under a lock, and the lock under which groups are closed. Lock order: no other lock is taken under the
-//! lock of the map.
+//! Owns the map, under a lock, and the lock under which groups are closed to allocations. Lock order: no other lock is
+//! taken under the lock of the map.
 //!
 //! Invariants:
 //! - I1. Soon after a group enters the map, the group is read-only: nothing is allocated in it. The group is removed

@@ -5,8 +5,8 @@
 //! references are separate items ("keyed"). While an extent has a keyed reference, its new references are keyed too, as
 //! in the kernel.
 //!
-//! I1. After the delayed refs of an extent (its head) are applied, `refs` of its item is the sum of its inline and
-//! keyed references.
+//! I1. After the delayed refs of an extent (its head) are applied, `refs` of the extent's item is the sum of the counts
+//! of its inline and keyed references.
 //! I2. Inline references are in ascending order of type; references of one type are in descending order of offset or
 //! hash.
 //! I3. A reference is inline or keyed, never both.
@@ -31,7 +31,7 @@ use crate::nodes::threads::nr_threads;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LedgerConfig<'a> {
     pub(crate) geometry: Geometry,
-    /// Set on filesystems with simple quotas.
+    /// `Some` while simple quotas are enabled.
     pub(crate) simple: Option<SimpleConfig<'a>>,
 }
 
@@ -70,9 +70,9 @@ pub(crate) struct OwnerChange {
     pub(crate) extent: Extent,
     /// Whether the extent is a tree block.
     pub(crate) is_tree: bool,
-    /// The extent's references before the change.
+    /// The trees in the extent's references before the change.
     pub(crate) before: Owner,
-    /// The extent's references after the change.
+    /// The trees in the extent's references after the change.
     pub(crate) after: Owner,
     /// The trees whose ids are in the added data references. Only the trees in `gained` can be new users of a data
     /// extent.
@@ -133,7 +133,7 @@ impl Owner {
 /// An extent item without its references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExtentInfo {
-    /// All references.
+    /// The sum of the counts of all references.
     pub(crate) refs: u64,
     /// Flags.
     pub(crate) flags: ExtentFlags,

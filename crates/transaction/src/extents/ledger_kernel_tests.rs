@@ -1,5 +1,5 @@
-//! Checks the accounting trees of images that Linux made: they agree with each other, and the items that this crate
-//! would write equal the items that Linux wrote.
+//! Checks the extent, csum and free space trees of images that Linux made: they agree with each other. The extent and
+//! free space items that this crate would write equal those of Linux, and csum items are as full as those of Linux.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -81,8 +81,8 @@ impl Known {
     }
 }
 
-/// Checks that the free space tree and the extent tree agree about each block group, and that rewriting its free
-/// space changes no item.
+/// Checks that the free space tree and the extent tree agree about each block group, and that rewriting the group's
+/// free space changes no item. Returns the number of bitmaps.
 fn check_free_space(engine: &Engine, groups: &[BlockGroup], extents: &[Known], extent_root: &RootPtr) -> usize {
     let geometry = engine.geometry();
     let tree = engine.tree(RootId::FREE_SPACE_TREE).expect("readable").map(|tree| tree.root_ptr());
@@ -147,7 +147,7 @@ fn check_csums(engine: &Engine, extents: &[Known]) -> usize {
     checked
 }
 
-/// Checks that removing all checksums and inserting them again makes equal items.
+/// Checks that removing all checksums and inserting them again keeps their number, in no more items than Linux made.
 fn check_csum_changes(engine: &Engine) {
     let geometry = engine.geometry();
     let Some(tree) = engine.tree(RootId::CSUM_TREE).expect("readable") else { return };
@@ -168,8 +168,8 @@ fn check_csum_changes(engine: &Engine) {
     }
 }
 
-/// Checks that dropping every reference empties the extent tree, and that adding all references again makes equal
-/// items.
+/// Checks that dropping every reference empties the extent tree, and that adding all references again restores it
+/// ([`compare`]).
 fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known]) {
     let geometry = engine.geometry();
     let config = LedgerConfig { geometry, simple: None };
@@ -193,7 +193,7 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     assert_eq!(changes.added, extents.iter().map(|known| known.extent).collect::<Vec<_>>());
     compare(&tree.items, before, extents, geometry.nodesize);
 
-    // Add and drop the references one at a time.
+    // Drop the first reference of each extent that has several, then add it again.
     for sign in [-1, 1] {
         let heads = extents.iter().filter(|known| known.refs.len() > 1).map(|known| {
             let head = known.head(sign);
@@ -216,8 +216,8 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     }
 }
 
-/// Compares items byte by byte. Items of extents with keyed references are left out, because the order of earlier
-/// changes decides which of the references are inline.
+/// Compares items byte by byte. Of extents with keyed references, only the references are compared, because the order
+/// of earlier changes decides which of them are inline.
 fn compare(ours: &BTreeMap<Key, Vec<u8>>, before: &BTreeMap<Key, Vec<u8>>, known: &[Known], nodesize: u32) {
     let free_order: Vec<u64> =
         known.iter().filter(|known| known.has_keyed).map(|known| known.extent.bytenr.0).collect();

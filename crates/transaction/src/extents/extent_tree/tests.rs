@@ -235,7 +235,7 @@ fn change() -> impl Strategy<Value = Change> {
         .prop_map(|(extent, reference, delta)| Change { extent, reference, delta })
 }
 
-/// Extents with numbers below 8 are tree blocks; a few extents have many users.
+/// Extents with numbers below 8 are tree blocks. There are only 24 extents, so many of them get several references.
 fn identify(change: &Change) -> (Extent, ExtentKind, RefKey) {
     let bytenr = Logical((1 << 20) + change.extent * 65536);
     let number = change.reference;
