@@ -36,13 +36,13 @@ struct Shard {
 }
 
 /// A set of objectids that can report false positives. Most lookups are for objectids without changes, and a single
-/// clear bit proves that an objectid has none.
+/// clear bit proves that an objectid has no changes.
 #[derive(Debug, Default)]
 struct Objectids {
     bits: Option<Box<[u64; OBJECTID_WORDS]>>,
 }
 
-/// Active changes of some objectids, and the watched objectids among them.
+/// Active changes of some objectids, and the watched objectids.
 #[derive(Debug, Default)]
 struct ActiveShard {
     changes: Shard,
@@ -167,7 +167,7 @@ impl DelayedItems {
         keys
     }
 
-    /// Records which keys of an objectid change, until the next freeze.
+    /// Records which keys of an objectid change, until the next [`Self::freeze`].
     pub(crate) fn watch(&self, objectid: u64) {
         for number in [row_shard(objectid), entry_shard(objectid)] {
             self.shards[number].write().watched.insert(objectid);
@@ -422,8 +422,8 @@ fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize)
     }
     if nr_lists > 1 {
         joined.sort_unstable_by_key(|(key, _)| Reverse(*key));
-        // A list does not contain the changes that follow its first insertion or its last change within the limit, so
-        // the joined list must end there too.
+        // A list may lack the changes after its own end. So the joined list ends at the first insertion of any list, or
+        // after `limit` changes: up to there, no list has ended.
         let first_value = joined.iter().position(|(_, change)| change.is_some());
         joined.truncate(first_value.map_or(limit, |at| at.saturating_add(1).min(limit)));
     }
@@ -435,8 +435,8 @@ fn shard_of(key: &Key) -> usize {
     if is_entry(key.item_type) { entry_shard(key.objectid) } else { row_shard(key.objectid) }
 }
 
-/// Puts neighbouring rows of inodes into different shards, so that threads in different directories rarely use one
-/// shard.
+/// Puts neighbouring rows of inodes ([`INODES_PER_ROW`]) into different shards, so that threads in different
+/// directories rarely use the same shard.
 fn row_shard(objectid: u64) -> usize {
     usize::try_from(objectid / INODES_PER_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
 }
@@ -465,9 +465,9 @@ fn is_entry(item_type: KeyType) -> bool {
 const NR_SHARDS: u64 = 64;
 /// Number of words in a set of objectids: enough bits for a few thousand objectids.
 const OBJECTID_WORDS: usize = 128;
-/// Number of inodes in a row. A row is the inode numbers from one multiple of this number to the next. The delayed
-/// items of a row share a lock and lie side by side. Threads use different locks if each takes the numbers of its new
-/// inodes from rows of its own.
+/// Number of inodes in a row of inodes, which is the range of inode numbers from one multiple of this number to the
+/// next. The delayed items of these inodes, except directory entries, share a lock and lie side by side. Threads use
+/// different locks if each takes the numbers of its new inodes from rows of its own.
 pub const INODES_PER_ROW: u64 = 16;
 
 #[cfg(test)]

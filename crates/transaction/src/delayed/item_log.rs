@@ -86,7 +86,7 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 /// Initial capacity of the first chunk in bytes. The capacity is small, because most directories are small.
 const FIRST_CHUNK: usize = 256;
 const LEN_BYTES: usize = 2;
-/// Approximate length of a name's entry.
+/// Approximate length of a `DIR_ITEM` in bytes.
 const SHORT_ITEM: usize = 48;
 
 #[cfg(test)]

@@ -10,8 +10,9 @@
 //! ```
 //!
 //! A full page is split in half. The exception is a page to which ascending keys are being added: it is split where the
-//! next key is inserted, or, if that key comes after all others, the key begins a new page. So ascending keys fill
-//! their pages. A full group is split in half, or, if the new page comes last, the new page begins a new group.
+//! next key is inserted, or, if that key comes after all keys of the page, the key begins a new page. So ascending keys
+//! fill their pages. A full group is split in half, or, if the new page comes last in the group, the new page begins a
+//! new group.
 //!
 //! In key order, most changes follow shortly after an earlier change: new inodes come last, new entries of a directory
 //! come after its other entries, and each new entry changes the directory's own item. So the search for a change's page
@@ -72,7 +73,7 @@ pub(crate) struct Page {
 pub(crate) struct Growth {
     /// Whether the key had no change before.
     pub(crate) is_new: bool,
-    /// Bytes by which the data of all changes grew.
+    /// Bytes by which the data of all changes grew; 0 if it shrank.
     pub(crate) data_bytes: usize,
     /// Bytes by which the map's memory grew; negative if it shrank.
     pub(crate) memory_bytes: isize,

@@ -101,7 +101,7 @@ pub(crate) struct RootState {
 pub enum ItemRef {
     /// A delayed item, which is only in memory.
     Delayed(Value),
-    /// In a node.
+    /// An item in a node.
     Node(Item),
 }
 

@@ -73,14 +73,15 @@ impl Purpose {
 pub(crate) struct TransactionLoad {
     rows: ChangeCounts,
     names: ChangeCounts,
-    /// Number of changes that reservations may still put, including the stocks of the shares.
+    /// Number of changes that are admitted and whose reservations have not ended, including the stocks of the shares.
+    /// The changes of an ended reservation are subtracted when their share is added.
     nr_reserved: AtomicU64,
-    /// Reservations of snapshots that are granted and not dropped yet. A refused reservation is not counted.
+    /// Number of reservations of snapshots that are granted and not dropped yet, or whose grant is being decided.
     nr_snapshots: AtomicU64,
     shares: PerThread<Mutex<Share>>,
     /// Bytes of checksums that the commit will insert.
     csum_bytes: AtomicU64,
-    /// Bytes that the running commit needs.
+    /// Bytes that the running commit, or the running apply of rows, needs for the frozen items.
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
@@ -170,8 +171,9 @@ const REFERENCE_BYTES: u64 = 64;
 /// A removal that makes at most this many changes in one step fits even on a full filesystem: if subvolumes share
 /// blocks, the global reserve has room for these changes.
 const CHANGES_PER_REMOVAL: u64 = 16;
-/// Upper bound of the changes that the deletion of a subvolume makes, the dropping of its tree excluded: entry, index,
-/// directory, both references, orphan item, root item, two UUID items.
+/// Upper bound of the changes that the deletion of a subvolume makes, the dropping of its tree excluded. At most nine
+/// items change: `DIR_ITEM`, `DIR_INDEX`, inode of the directory, `ROOT_REF`, `ROOT_BACKREF`, orphan item, root item,
+/// two UUID items. The rest is to spare.
 pub(crate) const CHANGES_PER_SUBVOLUME_DELETION: u64 = 12;
 /// Number of changes that writeback makes for each reservation of dirty data, besides the changes for the extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
@@ -567,7 +569,8 @@ impl Engine {
         let room = self.metadata_use(metadata, Purpose::Removal);
         let removal = Load { nr_changes: CHANGES_PER_REMOVAL + CHANGES_PER_SUBVOLUME_DELETION, new_bytes: 0 };
         let need = room.shared_extent_tree.map_or(0, |_| removal.need(&room));
-        // The reserve must be larger than the need, because a removal leaves a part of it ([`Self::metadata_need`]).
+        // The reserve must be larger than the need, because a removal must leave 1/16 of the reserve free
+        // ([`Self::metadata_need`]).
         need.saturating_add(need / 8)
     }
 
@@ -613,8 +616,8 @@ impl Engine {
         self.end_frozen_load();
     }
 
-    /// Whether there is so much room that an apply need not save blocks. The blocks that it replaces become reusable
-    /// only after a commit.
+    /// Whether there is so much room that an apply need not save blocks. The blocks that an apply replaces become
+    /// reusable only after a commit.
     pub(crate) fn has_ample_room_for_metadata(&self) -> bool {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         room / AMPLE >= need

@@ -9,10 +9,10 @@
 //!
 //! A flush is a commit, or an apply of rows that leaves the names delayed ([`crate::commit::apply_rows`]). While a
 //! flush runs, its progress is compared with the writers' progress from `start` to `limit`: writers that are ahead of
-//! the flush sleep now and then, and longer if they are further ahead. So writers reach the limit about when the flush
-//! ends and the next flush can begin, and no writer waits for a whole flush.
+//! the flush sleep now and then, and more often if they are further ahead. So writers reach the limit about when the
+//! flush ends and the next flush can begin, and no writer waits for a whole flush.
 //!
-//! While many items are frozen, the limit for active items is lower; if this limit falls below `start`, pacing begins
+//! While many items are frozen, the limit for active items is lower; if this limit is not above `start`, pacing begins
 //! at half of the limit.
 //!
 //! Invariants:
@@ -20,8 +20,8 @@
 //!   (The writer may be the commit thread itself, which writes file data back before it commits.)
 //! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, plus about a MiB
 //!   of operations that are under way or not counted yet ([`crate::handle::metadata_reservation`]).
-//! - I3. An apply of rows leaves delayed refs, data extents and checksums for the commit. When there are many, the flush
-//!   is a commit.
+//! - I3. An apply of rows leaves delayed refs, data extents and checksums for the commit. When many of these wait, the
+//!   flush is a commit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl Default for Throttle {
     }
 }
 
-/// Reports a flush's progress; dropping it ends the flush.
+/// Marks a flush as running. Dropping this value ends the flush.
 pub(crate) struct FlushProgress<'a> {
     throttle: &'a Throttle,
 }
@@ -67,7 +67,8 @@ impl Throttle {
         Some(self.progress.load(Ordering::Relaxed)).filter(|&progress| progress != IDLE)
     }
 
-    /// The time that this writer has to sleep now. `fill` is the writer's progress to the limit in thousandths.
+    /// The time that this writer has to sleep now. `fill` is the progress of the writers from `start` to the limit, in
+    /// thousandths.
     fn pause(&self, fill: u64) -> Option<Duration> {
         let ahead = fill.saturating_sub(self.progress()?);
         if ahead == 0 {
@@ -152,8 +153,8 @@ impl Engine {
         }
     }
 
-    /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` are the delayed
-    /// refs of earlier applies.
+    /// Whether a flush should apply rows and leave the names delayed, instead of committing. `nr_refs` is the number of
+    /// delayed refs of earlier applies.
     pub(crate) fn rows_are_worth_an_apply(&self, nr_refs: usize) -> bool {
         let waiting = (nr_refs.saturating_add(self.ledger.nr_put()) as u64).saturating_mul(WAITING_BYTES);
         waiting < self.memory_part(WAITING_PART)
@@ -163,8 +164,8 @@ impl Engine {
             && self.has_ample_room_for_metadata()
     }
 
-    /// Waits until the running flush is over and the next flush has taken the active items. Flushes if no other thread
-    /// begins a flush in time (I1).
+    /// Waits until the active items are below their limit again: the next flush freezes them, or the end of the running
+    /// flush raises the limit. Flushes if no other thread begins a flush in time (I1).
     fn wait_for_room(&self) -> Result<()> {
         let mut idle_since = None;
         while self.admission.load.memory_bytes() >= self.active_limit() {
@@ -204,9 +205,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const FLUSH_START_TIMEOUT: Duration = Duration::from_millis(50);
 /// Memory of cached nodes that are also on the devices.
 pub(crate) const CACHE_PART: MemoryPart = (6, 16);
-/// Memory of delayed items, active and frozen together.
+/// Maximum memory of delayed items, active and frozen together.
 const DELAYED_PART: MemoryPart = (11, 16);
-/// Active delayed items.
+/// Maximum memory of active delayed items.
 const LIMIT_PART: MemoryPart = (9, 16);
 /// Memory of names at which a flush becomes a commit.
 const NAMES_PART: MemoryPart = (7, 16);
@@ -216,7 +217,8 @@ const START_PART: MemoryPart = (5, 16);
 const ROWS_PART: MemoryPart = (2, 16);
 /// Memory of rows and names together at which a flush begins in any case.
 const ROWS_START_MAX: MemoryPart = (8, 16);
-/// Memory of what only a commit takes from memory, at which a flush becomes a commit (I3).
+/// Memory of delayed refs, data extents and checksums at which a flush becomes a commit, because only a commit frees
+/// this memory (I3).
 const WAITING_PART: MemoryPart = (8, 16);
 /// Estimated memory of a delayed ref, or of a data extent with its checksums in the ledger, until its commit ends.
 const WAITING_BYTES: u64 = 256;

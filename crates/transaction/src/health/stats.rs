@@ -1,9 +1,9 @@
-//! Statistics of the engine. Counters count large events, never single operations. A span measures the duration of a
-//! large phase, and is drawn into a [timeline](crate::health::timeline) on request.
+//! Statistics of the engine. A counter is updated once for a batch, a node or a phase, never for a single operation. A
+//! span measures the duration of a large phase, and is drawn into a [timeline](crate::health::timeline) on request.
 //!
 //! - T1. Counters only grow. Each counter is read separately, so two values may be from different moments.
-//! - T2. A node is counted when it is written, so a node that a transaction changed ten times and wrote once counts
-//!   once.
+//! - T2. `nodes_written` and `leaves_written` count a node when it is written, so a node that a transaction changed ten
+//!   times and wrote once counts once. `leaves_made` counts a leaf each time a batch makes it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub enum Span {
     Commit,
     /// The running transaction ends.
     Freeze,
-    /// The delayed items of subvolumes are merged into their trees.
+    /// The delayed items of subvolumes are merged into their trees, and subvolumes are made, changed and dropped.
     Apply,
     /// Extent, csum, free space, block group, chunk and root trees are updated until they agree.
     Rounds,
@@ -174,7 +174,7 @@ impl Stats {
         add(&stat.written_bytes, written_bytes);
     }
 
-    /// Writes a timeline of all later spans, in a format that Chrome and Perfetto show.
+    /// Writes a timeline of all later spans to `file`, in a format that Chrome and Perfetto show.
     ///
     /// # Errors
     ///
@@ -295,7 +295,7 @@ fn bucket_of(took: Duration) -> usize {
         .unwrap_or(NR_BUCKETS - 1)
 }
 
-/// Bytes of a leaf for items and their heads.
+/// Bytes of a leaf for item headers and item data.
 fn leaf_capacity(node: &Node) -> u64 {
     node.raw().len().saturating_sub(ubtrfs_format::node::HEADER_SIZE) as u64
 }

@@ -71,8 +71,8 @@ impl Output {
         if !self.named.contains(&thread) {
             self.named.push(thread);
             let current = std::thread::current();
-            // JSON would escape quotes and backslashes. Thread names come from this program and have no control
-            // characters.
+            // Quotes and backslashes would need an escape in JSON, so they are removed. Thread names come from this
+            // program and have no control characters.
             let name = current.name().unwrap_or("client").replace(['"', '\\'], "");
             writeln!(
                 self.file,

@@ -3,8 +3,9 @@
 //! A panic does not poison the engine's locks, so state that a panic left half changed would look complete to the next
 //! commit. A guard that noticed the panic while unwinding would be too late: another thread could commit first. The
 //! panic hook runs before unwinding begins.
-//! - I1. A panic turns those filesystems read-only for which its thread has called [`Engine::enter`]. [`Engine::tree`],
-//!   [`Engine::check_writable`], reads and writes of data, and `fs` when it looks up an inode make this call.
+//! - I1. A panic of a thread makes all filesystems read-only for which the thread has called [`Engine::enter`]. Among
+//!   others, [`Engine::tree`], [`Engine::check_writable`], reads of data, writes of nodes, and `fs` when it looks up an
+//!   inode make this call.
 //! - I2. The hook takes only the locks of its registry and of [`Engine::abort`]; no other filesystem code runs under
 //!   these locks.
 //! - I3. If a program replaced the hook, [`MetadataReservation`](crate::MetadataReservation) and the commit still
@@ -27,7 +28,7 @@ static HOOK: Once = Once::new();
 thread_local! {
     /// The engine that this thread used last.
     static LAST: Cell<u64> = const { Cell::new(0) };
-    /// All engines that this thread used.
+    /// The engines that this thread used, at most `MAX_USED`.
     static USED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -57,7 +58,8 @@ impl EngineId {
             if last.replace(self.0) != self.0 {
                 USED.with_borrow_mut(|used| {
                     if !used.contains(&self.0) {
-                        // A thread that uses many filesystems remembers only the latest `MAX_USED`.
+                        // A thread remembers at most `MAX_USED` filesystems: forget the one that the list has had for
+                        // the longest time.
                         if used.len() == MAX_USED {
                             used.remove(0);
                         }

@@ -1,5 +1,5 @@
-//! [`LeafAhead`]: a thread that reads and checks the next leaves of a tree walk. Leaves that are neighbours on the
-//! devices are read in one request.
+//! [`LeafAhead`]: the queue of a thread that reads and checks the next leaves of a tree walk. Leaves that are
+//! neighbours on the devices are read in one request.
 //!
 //! ```text
 //!   walk -- announce --> queue -- thread --> devices, tree checker --> node cache -- read_node --> walk
@@ -116,7 +116,8 @@ impl LeafReadAhead {
 }
 
 impl LeafAhead {
-    /// Limits readahead so that a cache of `cache_nodes` nodes keeps each leaf until it is needed.
+    /// Makes an empty queue. The number of expected leaves is limited so that a cache of `cache_nodes` nodes keeps each
+    /// leaf until it is needed.
     pub(crate) fn new(cache_nodes: u64) -> Self {
         let expected_max = usize::try_from(cache_nodes / CACHE_SHARE).unwrap_or(usize::MAX).min(EXPECTED_MAX);
         Self { expected_max, state: Mutex::default(), changed: Condvar::new(), nr_expected: AtomicUsize::new(0) }

@@ -110,7 +110,7 @@ impl<'s> LeafReader<'s> {
 }
 
 impl State {
-    /// Keeps a leaf that arrived. If more than `most` leaves are kept, drops the oldest leaves (I2).
+    /// Keeps a leaf that arrived. Drops all leaves except the last `most` leaves that arrived (I2).
     fn arrived(&mut self, node: Arc<Node>, most: usize) {
         if most < usize::MAX {
             self.order.push_back(node.bytenr());

@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use parking_lot::Mutex;
 use ubtrfs_error::Result;
 
-/// Maximum number of threads that all applies use together.
+/// Maximum number of threads for all applies that run at the same time, and for running delayed refs.
 pub(crate) fn nr_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
 }
