@@ -1,4 +1,4 @@
-//! [`inodes_of`]: the files that use a data extent, in every subvolume that reaches them.
+//! [`inodes_of`]: the files that use a data extent, in every subvolume that reaches the extent.
 
 use ubtrfs_error::Result;
 use ubtrfs_format::{Ino, Key, KeyType, Logical, RootId};
@@ -93,7 +93,7 @@ fn is_shared(roots: &mut RootsOf<'_>, extent: &ExtentRefs) -> Result<bool> {
     Ok(has_several)
 }
 
-/// The items of a leaf with full backrefs that refer to an extent.
+/// The items that refer to an extent, in a leaf with full backrefs.
 fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Result<Option<LeafUse>> {
     let view = roots.view();
     let refs = extent_refs(view.source(), view.extent_root(), leaf, view.nodesize(), true)?;
@@ -111,8 +111,8 @@ fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Resul
 const COMPRESSION_AT: usize = 16;
 
 impl Engine {
-    /// Returns up to `limit` uses of the data at an address by files, as of the last commit. With `whole_extent`,
-    /// returns all uses of the data extent that contains the address, otherwise only items that cover the address.
+    /// Returns up to `limit` uses of the data at an address by files, as of the last commit. With `whole_extent`, uses
+    /// of any byte of the data extent that contains the address count, otherwise only items that cover the address.
     /// `None` if no data extent covers the address.
     ///
     /// # Errors

@@ -183,8 +183,9 @@ impl<'v> RootsOf<'v> {
             RefKey::SharedData(leaf) => Some(leaf),
             _ => None,
         });
-        // First search only a few leaves: one that is referenced by address, and one of each other reference. These few
-        // leaves often lead to all subvolumes in `limit`, and then the other leaves need not be searched.
+        // First search only a few leaves: a single one of all leaves that are referenced by address, and the first leaf
+        // of each reference by (subvolume, inode, offset). These leaves often lead to all subvolumes in `limit`, and
+        // then the remaining leaves need not be searched.
         if let Some(leaf) = leaves.next() {
             found.add(self.of_shared_leaf(leaf)?);
         }

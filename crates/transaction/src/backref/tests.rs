@@ -59,8 +59,8 @@ fn subvolumes(engine: &Engine) -> Vec<RootId> {
     ids.filter(|id| id.is_subvolume()).collect()
 }
 
-/// Compares the roots and inodes of every extent with a walk through all subvolumes. Returns the number of extents, and
-/// the number of extents with several roots.
+/// Compares the roots and inodes of every extent with a walk through all subvolumes. Returns the number of extents that
+/// any subvolume reaches, and the number of extents that several subvolumes reach.
 pub(crate) fn compare_with_walk(engine: &Engine) -> (usize, usize) {
     let view = TreesView::committed(engine).expect("readable");
     let mut walked = Walked::default();

@@ -24,7 +24,8 @@ pub(crate) struct SubvolumeRoot {
     pub(crate) ptr: RootPtr,
     /// Blocks of this generation or older may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,
-    /// If the tree is deleted and partly dropped: the first pointer that still exists, and the level of its node.
+    /// If the tree is deleted and partly dropped: the key of the first pointer that still exists, and the level of the
+    /// node that holds the pointer.
     pub(crate) dropped_before: Option<(Key, u8)>,
 }
 
@@ -146,8 +147,8 @@ impl<'v> TreesView<'v> {
         read(self.source, &NodePtr { tree, bytenr, generation, level, first_key: None })
     }
 
-    /// The node of a subvolume that points to the block at `child`. `first_key` and `level` are those of the block.
-    /// `None` if no node of the subvolume points to the block.
+    /// The node that points to the block at `child`, in the tree of a subvolume. `first_key` and `level` are those of
+    /// the block. `None` if no node of the subvolume points to the block.
     pub(crate) fn parent_in(
         &self,
         subvolume: &SubvolumeRoot,

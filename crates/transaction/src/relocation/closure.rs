@@ -67,7 +67,7 @@ impl<'e> Closure<'e> {
         self.climb(vec![record])
     }
 
-    /// Adds the leaves that refer to a data extent.
+    /// Adds a data extent that was copied to `to`, and the leaves that refer to the extent, with their ancestors.
     pub(crate) fn add_data(&mut self, record: ExtentRecord, to: Extent) -> Result<()> {
         let mut leaves = Vec::new();
         for (reference, _) in &record.refs {
@@ -87,7 +87,8 @@ impl<'e> Closure<'e> {
         Ok(())
     }
 
-    /// Adds the leaves of subvolume `root` with the file extent items that a data reference `(ino, offset)` stands for.
+    /// Adds to `leaves` those leaves of subvolume `root` that hold the file extent items of the data reference by
+    /// `root`, `ino` and `offset`.
     fn find_leaves(
         &self,
         record: &ExtentRecord,
@@ -192,7 +193,7 @@ impl<'e> Closure<'e> {
         })
     }
 
-    /// The block of a tree that points to `node`.
+    /// The address of the block that points to `node` in this tree.
     fn parent_in(&mut self, tree: &Tree, node: &Node) -> Result<Logical> {
         let place = (tree.id(), node.level());
         let missing = || {

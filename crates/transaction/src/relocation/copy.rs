@@ -6,7 +6,8 @@
 //! | the block | its child | references |
 //! |---|---|---|
 //! | full backrefs | any | the reference to the child names the block's new address instead of the old one |
-//! | otherwise | copied or moved | the reference to the child moves to the child's new address, else unchanged |
+//! | no full backrefs | copied or moved | the reference to the child moves to the child's new address |
+//! | no full backrefs | neither | the reference to the child is unchanged |
 //! | a root | | the tree's reference moves to the block's new address |
 //!
 //! So the number of each block's users stays the same, and no extent changes its owner.
@@ -50,7 +51,7 @@ pub(crate) struct NewRoot {
     pub(crate) has_shared_copies: bool,
 }
 
-/// Addresses allocated for copies. Unused addresses are released on drop.
+/// Addresses allocated for copies. Dropping this value releases all of them; [`Self::keep`] excepts the used addresses.
 pub(crate) struct CopySpace<'e> {
     engine: &'e Engine,
     allocated: Vec<Extent>,

@@ -59,7 +59,8 @@ impl<'e> DataCopies<'e> {
         Ok(made)
     }
 
-    /// Keeps the copies that a step put to use, because trees refer to them now.
+    /// Removes the copies that a step put to use from the list, because trees refer to them now. So the drop of this
+    /// value does not release their space.
     pub(crate) fn keep_used(&mut self, used: &[Logical]) {
         self.copies.retain(|copy| !used.contains(&copy.to.bytenr));
     }

@@ -182,7 +182,8 @@ impl Engine {
     /// Makes the group read-only. If dirty data or admitted changes of metadata need its free space, first makes
     /// another group, or writes the data and the changes.
     fn close_to_allocations(&self, group: &BlockGroup, job: &Job) -> Result<()> {
-        // A commit that began between the two steps could find no room for its blocks, and would abort.
+        // Close the group and check the room between two commits: a commit between these two steps could find no room
+        // for its blocks, and would abort.
         let close = || {
             if !self.space.try_set_read_only(group.start) {
                 return None;
@@ -218,7 +219,7 @@ impl Engine {
         {
             return Ok(());
         }
-        // Another relocation is emptying the only other groups.
+        // If there are other groups of the type, other relocations are emptying all of them.
         Err(if groups.is_empty() {
             Error::NoSpace
         } else {
@@ -226,7 +227,7 @@ impl Engine {
         })
     }
 
-    /// Runs one step. Returns [`Moved::Nothing`] if the only extents left are those that could not be moved.
+    /// Runs one step. Returns [`Moved::Nothing`] if no extents are left, or only those that could not be moved.
     fn move_some(&self, range: &Range<u64>, report: &mut RelocatedGroup) -> Result<Moved> {
         let failed = |bytenr: Logical| report.failures.iter().any(|failure| failure.bytenr == bytenr);
         let most = STEP_EXTENTS.saturating_add(report.failures.len());
@@ -278,7 +279,7 @@ impl Engine {
             if self.space.block_group_at(group.start).is_none() {
                 return Ok(());
             }
-            // Another thread has entered the group in the map of migrations, and has not removed it yet (M1 of
+            // Another thread has entered the group in the map of migrations, and has not removed this entry yet (M1 of
             // chunk_migration).
             std::thread::sleep(WAIT);
         }

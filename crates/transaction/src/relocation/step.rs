@@ -104,7 +104,7 @@ impl Engine {
             match copy_closure(&closure, &mut space, self.geometry.nodesize, transid)? {
                 Ok(copies) => break (closure, space, copies),
                 Err(mismatch) => {
-                    // The loop ends, because each round leaves out at least one extent.
+                    // The loop ends, because each mismatch leaves out at least one extent.
                     if !self.leave_out(step, &closure, &mismatch.extents) {
                         return Ok(DelayedRefs::new());
                     }
@@ -360,7 +360,7 @@ fn own_tree_of(record: &ExtentRecord) -> Option<RootId> {
     }
 }
 
-/// The extents of a block group in a range of addresses, at most `most`.
+/// The first extents, at most `most`, that start in a range of addresses of a block group.
 pub(crate) fn extents_in_group(engine: &Engine, range: Range<u64>, most: usize) -> Result<Vec<ExtentRecord>> {
     let tree = engine.own_tree(RootId::EXTENT_TREE)?;
     tree.with_root(|source, root| {

@@ -21,9 +21,9 @@
 //!   unchanged.
 //! - I3. References below a shared block are moved from the leaves up. If the move stops early, the next part repeats
 //!   the move and skips the blocks whose references were moved.
-//! - I4. After [`Engine::drop_subvolume`], only the walk reads the tree's blocks, and changes put into the tree are not
-//!   applied ([`crate::delayed::tree_view::Tree::seal`]), because operations that began before the call may still be
-//!   under way.
+//! - I4. Operations that began before [`Engine::drop_subvolume`] may still be under way after it. Their reads of the
+//!   tree's blocks fail, and their changes are not applied ([`crate::delayed::tree_view::Tree::seal`]): only the walk
+//!   reads the blocks.
 //!
 //! Source: the btrfs design notes on mixed back references, and the on-disk state that Linux leaves during deletions.
 
@@ -157,8 +157,8 @@ struct Drop<'a> {
     refs: DelayedRefs,
     extent_root: RootPtr,
     child_refs: ChildRefs,
-    /// If the subvolume is a snapshot: the transaction that made it. Blocks that the snapshot owns are newer than that
-    /// transaction, except its first root node; older blocks belong to the snapshot's source.
+    /// If the subvolume is a snapshot, the transaction that made it; otherwise 0. Blocks that the snapshot owns are
+    /// newer than that transaction, except its first root node; older blocks belong to the snapshot's source.
     created: Generation,
     /// Approximate number of references that this commit may still change.
     budget: &'a mut i64,
@@ -199,7 +199,8 @@ impl Drop<'_> {
         let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
         for slot in first..node.nritems() {
             let below = progress.filter(|(_, level)| slot == first && *level < node.level());
-            // The path to the position where the last part ended is followed even if the budget is used up.
+            // Follow the path to the position where the last part ended even if the budget is used up: a position
+            // higher up would mean that nothing below it is dropped yet.
             if *self.budget <= 0 && below.is_none() {
                 return Ok(Some((node.key(slot), node.level())));
             }

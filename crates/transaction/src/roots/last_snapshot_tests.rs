@@ -94,7 +94,7 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
         // added.
         ((257, 259), (257, dir(7))),
         ((257, 260), (257, dir(2))),
-        // The parent, 259, already shares blocks with three other trees.
+        // The parent, 259, already shares blocks with all other trees.
         ((258, 261), (259, dir(3))),
     ];
     for (number, (ids, place)) in plans.into_iter().enumerate() {

@@ -17,7 +17,7 @@ use crate::delayed::tree_view::Tree;
 #[derive(Debug)]
 pub(crate) struct Roots {
     trees: RwLock<HashMap<RootId, Arc<Tree>>>,
-    /// Deleted subvolumes without users, in the order in which they are dropped.
+    /// Deleted subvolumes that nothing uses any more, in the order in which they are dropped.
     dead: Mutex<VecDeque<RootId>>,
     /// Errors that prevented dropping deleted subvolumes and that were not taken yet.
     drop_failures: Mutex<Vec<Error>>,

@@ -4,7 +4,7 @@
 //! ```text
 //! snapshot:   root' = copy of the source's root node, owned by the new tree; everything below it has two users from here on
 //! subvolume:  root' = a leaf with the root directory
-//! both:       -> the name's items into the parent's tree -> ROOT_REF, ROOT_BACKREF, UUID item -> ROOT_ITEM with the roots
+//! both:       -> the name's items into the parent's tree -> ROOT_REF, ROOT_BACKREF, UUID item -> ROOT_ITEM in the rounds
 //! ```
 //!
 //! The source's root item records the transaction that made the snapshot (`last_snapshot`): blocks that are not newer
@@ -96,7 +96,8 @@ impl Engine {
         self.roots.new_id()
     }
 
-    /// Makes a subvolume in a commit. `plan` gets the running transaction and describes the subvolume.
+    /// Makes a subvolume in a commit. `plan` gets the generation of the running transaction, and returns the
+    /// description of the subvolume.
     ///
     /// The caller keeps the directory of the new name locked, and puts nothing into that directory during the call.
     ///
