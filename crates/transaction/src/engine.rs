@@ -1,8 +1,7 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
-//! The parts of the engine, each of which owns its locks, are [`RunningTransaction`], [`Admission`], [`CommitState`],
-//! [`Roots`], [`DataLedger`], [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`] and [`AbortState`]. The
-//! fields of each part are private, and the head of the part's file states the lock order inside the part.
+//! The engine consists of parts, the fields of [`Engine`]. A part owns its locks, and the head of the part's file
+//! states the lock order inside the part.
 //!
 //! Lock order between the parts: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
 //! trees -> a tree's view -> delayed item shards / data ledger / space. No thread waits for the commit lock while it
@@ -77,7 +76,7 @@ pub struct Geometry {
     pub no_holes: bool,
     /// Whether names that do not fit into an `INODE_REF` item go into `INODE_EXTREF` items.
     pub extended_iref: bool,
-    /// Whether tree blocks have `METADATA_ITEM`s.
+    /// Whether new tree blocks get `METADATA_ITEM`s instead of `EXTENT_ITEM`s.
     pub skinny: bool,
     /// Whether data and metadata share block groups.
     pub mixed: bool,
@@ -92,9 +91,9 @@ pub struct Usage {
     pub metadata: SpaceInfo,
     /// System block groups.
     pub system: SpaceInfo,
-    /// Type and profile of the data block groups.
+    /// Type and profile of a new data chunk. During a conversion, the profile is the target of the conversion.
     pub data_flags: BlockGroupFlags,
-    /// Type and profile of the metadata block groups.
+    /// Type and profile of a new metadata chunk. During a conversion, the profile is the target of the conversion.
     pub metadata_flags: BlockGroupFlags,
     /// Bytes of all devices.
     pub device_bytes: u64,
@@ -117,7 +116,8 @@ pub struct DirtyData {
 
 /// Requests of the engine that the crate above it, `fs`, carries out.
 pub trait Flusher: Send + Sync {
-    /// Writes at least `target_bytes` of dirty file data, or all dirty file data if `target_bytes` is `None`.
+    /// Writes back about `target_bytes` of dirty file data, or all of it if `target_bytes` is `None`. Leaves out files
+    /// whose locks are held and files whose data could not be written before.
     ///
     /// # Errors
     ///
@@ -134,8 +134,9 @@ pub trait Flusher: Send + Sync {
         true
     }
 
-    /// Waits until all writes into existing extents that began before this call have ended, and until the items of
-    /// these writes are put. Writes that begin after this call ask [`Engine::extent_is_shared`] anew.
+    /// Waits until all writes into existing extents that began before this call have ended, and until the item changes
+    /// of these writes are recorded as delayed items. Writes that begin after this call ask
+    /// [`Engine::extent_is_shared`] anew.
     fn wait_for_writes_in_place(&self) {}
 
     /// Waits until every thread that looked up an address of data before this call has finished using that address.
@@ -369,7 +370,7 @@ impl Engine {
         self.space.set_unallocated(of(SpaceKind::Data), of(SpaceKind::Metadata));
     }
 
-    /// Space by kind.
+    /// The use of space, by kind and on the devices.
     pub fn usage(&self) -> Usage {
         Usage {
             data: self.space.info(SpaceKind::Data),
@@ -393,7 +394,7 @@ impl Engine {
         crate::extents::chunk_alloc::stripe_length(chunk)
     }
 
-    /// Sets the label, of at most [`LABEL_LEN_MAX`] bytes without zeros. The label is durable on return.
+    /// Sets the label. A label has at most [`LABEL_LEN_MAX`] bytes, none of them zero. The label is durable on return.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Transactions: item changes that become durable together.
 //!
-//! Only this crate loads space from the trees and writes it back, derives references from item changes, copies shared
-//! blocks on write, makes chunks, and writes the superblock.
+//! Only this crate loads block groups and free space from the trees and writes them back, derives references from item
+//! changes, copies shared blocks on write, makes chunks, and writes the superblock.
 //!
 //! The modules, from the top down; each imports only from modules below it:
 //!

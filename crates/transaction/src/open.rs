@@ -122,7 +122,7 @@ fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
     })
 }
 
-/// Fills the chunk map and the device items. Returns the chunk tree's UUID.
+/// Loads the chunk map and the device items into `volumes`. Returns the chunk tree's UUID.
 fn load_chunk_tree(volumes: &Volumes, store: &NodeStore, superblock: &Superblock) -> Result<Uuid> {
     let root = chunk_root(superblock);
     let mut cursor = Cursor::new(store, root);

@@ -253,7 +253,8 @@ impl Engine {
         self.own_tree(RootId::FREE_SPACE_TREE).map(Some)
     }
 
-    /// Updates the accounting trees until all of them agree.
+    /// Updates the accounting trees (extent, csum, quota, free space, block group, chunk, device and root tree) until
+    /// all of them agree.
     fn run_rounds(
         &self,
         work: &mut CommitWork,
@@ -430,7 +431,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Writes the root items of the trees whose roots moved.
+    /// Writes the root items of the trees whose root or root item changed.
     fn update_root_items(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let mut batch = Batch::new();
         for tree in self.roots.all() {

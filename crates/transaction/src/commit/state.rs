@@ -2,12 +2,13 @@
 //!
 //! Owns the commit lock, and three locks that come after it in the lock order: those of the last superblock, of the
 //! next label and of the list of retired blocks. Lock order: the commit lock comes before every other lock of the
-//! engine; no lock is taken under the other locks.
+//! engine, except the lock for a whole resize ([`crate::extents::device_size`]) and the lock for closing a block group
+//! ([`crate::extents::emptying`]), which come before the commit lock. No lock is taken under the other locks.
 //!
 //! Invariants:
 //! - I1. Trees change under the commit lock only: a function that changes a tree takes [`CommitWork`] or parts of it.
-//! - I2. The superblock in [`CommitState`] is the superblock that was written last, and only the holder of the commit
-//!   lock replaces it.
+//! - I2. The superblock in [`CommitState`] is the superblock of the last commit, and only the holder of the commit lock
+//!   replaces it. The superblock that an fsync writes for a log is not kept here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

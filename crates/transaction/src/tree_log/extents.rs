@@ -44,7 +44,8 @@ impl Collector<'_> {
                 ranges.push(self.range_of(offset, &FileExtent::decode(raw)?));
             }
         }
-        // Past the end of the file the log has no holes (I2). If the file grew, holes are needed up to the new end.
+        // The log has holes only before the end of the file (I2). So if the end moved, log the range between the old
+        // and the new end: a file that grew needs holes there, a file that shrank must lose them.
         if let Some(logged) = self.log.inodes.get_mut(&ino)
             && let Some(before) = logged.end.replace(end)
             && before != end
@@ -166,7 +167,7 @@ impl Collector<'_> {
         wanted.insert(range.start, hole.encode().into());
     }
 
-    /// Logs the checksums of an extent that are not in the csum tree.
+    /// Logs those checksums of an extent that the csum tree does not have yet.
     fn csums(&mut self, extent: &FileExtent) -> Result<(), Stop> {
         let FileExtentBody::Regular(regular) = &extent.body else { return Ok(()) };
         if regular.disk_bytenr.0 == 0 {

@@ -1,5 +1,6 @@
 //! Loading the log that is on the devices at open. The blocks and the data of the log are protected from being
-//! overwritten until the replay is committed. Crate `ubtrfs-fs` decides which logs are replayed (`mount/log_replay.rs`).
+//! overwritten until the replay is committed. Crate `ubtrfs-fs` decides which logs are replayed
+//! (`mount/log_replay.rs`).
 //!
 //! The log root tree has a root item for each subvolume with a log. A log tree holds items under the keys that they
 //! have in the subvolume, and checksums under their keys in the csum tree.
@@ -63,7 +64,7 @@ pub(crate) fn load(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<Fo
     Ok(FoundLog { trees, blocks: seen.into_iter().collect() })
 }
 
-/// Collects all blocks below a pointer (I2).
+/// Collects the block that a pointer leads to, and all blocks below that block (I2).
 fn walk(store: &NodeStore, ptr: &NodePtr, seen: &mut HashSet<Logical>) -> Result<()> {
     if !seen.insert(ptr.bytenr) {
         let expected = "expected a block that the log refers to once";

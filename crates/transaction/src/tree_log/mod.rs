@@ -117,7 +117,7 @@ struct SubvolumeLog {
 struct LoggedInode {
     /// Whether the directory entries that changed since the last commit are logged too.
     entries: bool,
-    /// End of the file in whole sectors, as of the last logging of the file's extents.
+    /// End of the file in bytes, rounded up to a sector, when the file's extents were last logged.
     end: Option<u64>,
 }
 

@@ -52,8 +52,8 @@ enum Outcome {
 }
 
 impl Engine {
-    /// Makes all changes put for this inode durable: by the tree log, or by a commit if the log cannot express the
-    /// changes.
+    /// Makes all earlier changes of this inode's items durable: by the tree log, or by a commit if the log cannot
+    /// express the changes.
     ///
     /// The inode's data must already be written. The caller must hold no inode lock.
     ///
@@ -174,8 +174,9 @@ impl Engine {
             state.needs_commit = false;
             return Ok(Outcome::Unchanged);
         };
-        // Check after the blocks are allocated: a new chunk is listed as pending before space in it can be allocated.
-        // So if no chunk is pending now, the log lies in recorded chunks.
+        // Check after the blocks are allocated. The check locks the list of pending chunks, and a chunk enters this
+        // list under the same lock under which its space becomes allocatable. So if no chunk is pending now, the log
+        // lies in recorded chunks.
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }
