@@ -39,7 +39,8 @@ fn touch_inodes(engine: &Engine, tree: &Tree, step: u64) {
     }
 }
 
-/// Empties every `step`-th file that has one extent.
+/// Takes every `step`-th inode number, and empties those files among them whose only extent is at offset 0. Returns the
+/// number of emptied files.
 fn empty_files(engine: &Engine, tree: &Tree, step: u64) -> u64 {
     let mut nr_emptied = 0;
     for ino in (257..=tree.highest_objectid().unwrap().unwrap()).step_by(usize::try_from(step).unwrap()) {

@@ -32,7 +32,7 @@ fn engine() -> (Arc<Engine>, Arc<Tree>) {
     (engine, tree)
 }
 
-/// Keys of some objectids, with a type that the tree checker does not know.
+/// The key with this number. The tree checker does not know the type of the key.
 fn key(number: u64) -> Key {
     Key::new(1000 + number / 40, KeyType(TYPES[(number / 20 % 2) as usize]), number % 20)
 }
@@ -109,8 +109,9 @@ fn reading_agrees_with_an_ordered_map() {
     }
 }
 
-/// Commits run concurrently with readers and a writer. Half of the keys never change; for the other half, each value
-/// contains its key.
+/// One thread puts and deletes items, commits and flushes, while other threads read. Half of the keys never change, and
+/// every reader must find all of them; the other half are put and deleted at random. Each value is made from its key,
+/// so a reader can check each value that it finds.
 #[test]
 fn readers_see_no_gap_while_items_move() {
     let (engine, tree) = engine();

@@ -1,4 +1,4 @@
-//! Helpers of the engine's tests: opening an image, running `btrfs check` on it, making an inode item.
+//! Helpers of the engine's tests: opening an image, running `btrfs check` on it, making inodes and files.
 
 // No test file uses all of these helpers.
 #![allow(dead_code, reason = "compiled once for each test file")]
@@ -23,7 +23,7 @@ pub(crate) fn open(path: &Path) -> Arc<Engine> {
     engine
 }
 
-/// Runs `btrfs check`, which must find nothing in metadata and data.
+/// Runs `btrfs check`, which must find no errors in metadata and data.
 pub(crate) fn check(path: &Path) {
     let output = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
