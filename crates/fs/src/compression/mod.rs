@@ -36,7 +36,7 @@ pub(crate) struct Method {
     pub level: i32,
 }
 
-/// Compression contexts of every algorithm. A context is made when it is first needed.
+/// Compression contexts of every algorithm. The contexts for zlib and zstd are made when they are first needed.
 #[derive(Default)]
 struct Workspace {
     zlib: zlib::Workspace,

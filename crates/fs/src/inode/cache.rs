@@ -64,7 +64,7 @@ struct Users {
 }
 
 impl InodeCache {
-    /// Makes a cache that keeps about `limit` unused inodes.
+    /// Makes a cache of about `limit` inodes, or of more if more inodes are in use.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             shards: (0..NR_SHARDS).map(|_| Shard::default()).collect(),
@@ -325,7 +325,7 @@ impl Hasher for IdHasher {
 }
 
 const NR_SHARDS: usize = 64;
-/// Maximum number of young inodes in a shard. The young inodes of all shards take a quarter of a MiB together.
+/// Maximum number of young inodes in a shard. The young inodes of all shards together take about a quarter of a MiB.
 const MAX_YOUNG: usize = 4;
 /// An odd number whose bits look random.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -15,8 +15,8 @@
 //!   is being written; readers of all other ranges get the data of the file's extent items.
 //! - I3: in the last sector, bytes past the end of the file are zero.
 //! - I4: a range under writeback never changes; a write to it makes a new dirty range.
-//! - I5: two batches never write back the same bytes at the same time: data that becomes dirty during its writeback
-//!   stays dirty until that writeback ends.
+//! - I5: two batches never write back the same range at the same time: a range that becomes dirty while it is under
+//!   writeback stays dirty until that writeback ends.
 
 #![allow(clippy::arithmetic_side_effects, reason = "ranges of dirty data in memory: writes end at most at `MAX_SIZE`")]
 
@@ -116,7 +116,7 @@ impl FileData {
         if bytes >= reservation.bytes() { self.reservation.take() } else { Some(reservation.split(bytes)) }
     }
 
-    /// The decompressed extent at `bytenr`, if it was the last extent read.
+    /// The decompressed extent at `bytenr`, if this extent is the one that is kept.
     pub(crate) fn decompressed(&self, bytenr: Logical) -> Option<Decompressed> {
         self.decompressed.lock().clone().filter(|last| last.bytenr == bytenr)
     }
@@ -378,8 +378,8 @@ impl FileData {
         self.discard(sector_end..u64::MAX)
     }
 
-    /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). Dirty data
-    /// that overlaps a range under writeback stays dirty (I5).
+    /// Takes the dirty buffers that overlap `range` for writeback, as whole buffers, until they hold at least
+    /// `max_bytes`. A buffer that overlaps a range under writeback stays dirty (I5).
     pub(crate) fn start_writeback(&mut self, range: Range<u64>, max_bytes: u64) -> Vec<Run> {
         let is_alone = self.writeback.is_empty();
         let mut runs: Vec<Run> = Vec::new();
@@ -499,7 +499,7 @@ mod tests {
     const SECTOR: u64 = 4096;
     const SPACE: usize = 3 << 20;
 
-    /// The expected pending data, with an entry per byte: `None` for a byte that is not pending.
+    /// The expected pending data, with an entry per byte: `None` for a byte that is not dirty, or not under writeback.
     struct Model {
         dirty: Vec<Option<u8>>,
         writeback: Vec<Option<u8>>,

@@ -72,7 +72,7 @@ impl Fs {
             return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
         // Get the subvolume before loading the inode: the first use of a subvolume loads and deletes its orphans.
-        // During the load of an orphan, this would wait for the same load.
+        // Inside the load of an orphan, getting the subvolume would wait for that same load.
         let subvolume = self.subvolume(id.root)?;
         let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
         // Check after loading: the deletion of a subvolume removes its inodes from memory, but misses inodes that are
@@ -107,8 +107,8 @@ impl Fs {
         Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
     }
 
-    /// Returns an inode for a change. Fails if the inode's subvolume is read-only. Until the returned value is dropped,
-    /// the subvolume does not become read-only, and the filesystem is not closed.
+    /// Returns an inode for a change. Fails if the inode's subvolume is read-only, or if the inode is a stub directory.
+    /// Until the returned value is dropped, the subvolume does not become read-only, and the filesystem is not closed.
     pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<InodeToChange<'_>> {
         let changing = self.begin_change()?;
         let inode = self.inode(id)?;
@@ -166,8 +166,8 @@ impl Fs {
         self.end_deletion(id);
     }
 
-    /// Releases `n` references that lookups counted
-    /// ([`MountOptions::track_lookups`](crate::MountOptions::track_lookups)).
+    /// Releases `n` lookups of the inode. Lookups are counted only with
+    /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups).
     pub fn forget(&self, id: InodeId, n: u64) {
         if self.inodes.forget(id, n) {
             self.delete_if_unlinked(id);

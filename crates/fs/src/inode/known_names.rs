@@ -1,7 +1,7 @@
-//! The known names of a directory that was empty at some time since it was loaded. Every name in such a directory was
-//! added since then, so all of its names are known: any other name does not exist, and the tree need not be searched.
-//! Creating a file first checks whether its name exists, so the set saves a tree search for each new file. (The
-//! kernel's cache of missing names is bounded in `server.rs` of crate `fuse`.)
+//! The known names of a directory that was empty when it was loaded or created. Every name in such a directory was
+//! added later, so all of its names are known: any other name does not exist, and the tree need not be searched.
+//! Creating a file first checks whether its name exists, so the set saves a tree search for each new file. (`server.rs`
+//! of crate `fuse` decides how long the kernel may cache a missing name.)
 //!
 //! Invariants:
 //! - I1. The set holds the hash of every name in the directory, and maybe of names that were removed. The set changes
@@ -137,7 +137,8 @@ const LINE_NAMES: usize = 40;
 const NR_PROBES: u64 = 6;
 /// Each filter has four times the lines of the previous one.
 const GROWTH_BITS: usize = 2;
-/// Number of filters of a directory that has had more than 200 names.
+/// Number of filters from which on a set is large. The third filter is added after 200 names: 40 in the first filter,
+/// 160 in the second.
 const LARGE_FILTERS: usize = 3;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -3,8 +3,8 @@
 //! - `state`, `subvolume`: the current state of an inode, and of a subvolume with its inode numbers.
 //! - `cache`, `handle`: the inodes that stay in memory, access by id, atime.
 //! - `file_data`, `buf_pool`, `readahead`: dirty data, its memory, and data read ahead.
-//! - `known_names`: whether a name is absent without a tree search. (How long the kernel may cache a missing name is
-//!   decided in `server.rs` of crate `fuse`.)
+//! - `known_names`: finds out without a tree search that a directory lacks a name. (`server.rs` of crate `fuse` decides
+//!   how long the kernel may cache a missing name.)
 //! - `setattr`, `xattr`, `acl`, `property`: changes of attributes and their rules.
 //! - `change_gate`, `writeback_lock`: waiting for running changes, and for writeback of a file.
 

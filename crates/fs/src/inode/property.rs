@@ -35,7 +35,7 @@ impl Value {
         })
     }
 
-    /// Sets the flags and the method of the inode.
+    /// Sets the inode's flags for compression, and its method.
     pub(crate) fn apply(self, state: &mut InodeState) {
         let mut flags = state.item.flags();
         flags.remove(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS);

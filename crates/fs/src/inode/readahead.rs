@@ -13,8 +13,8 @@
 //!   change ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). So every slot that a
 //!   reader finds was made after the last change.
 //! - I2. A reader holds the state lock for reading while it waits for a slot. So the thread that fills the slot must
-//!   not wait for the state lock: it takes the lock even if writers wait for it, or abandons the slot. A reader takes
-//!   over a slot that no thread has begun to fill, instead of waiting for it.
+//!   not wait for the state lock: it takes the lock even if writers are waiting, or abandons the slot if a writer holds
+//!   the lock. A reader takes over a slot that no thread has begun to fill, instead of waiting for it.
 //! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory in addition to
 //!   the slots.
 
@@ -189,8 +189,8 @@ impl Shared {
 }
 
 impl Slot {
-    /// Fills `out` with the slot's bytes from the file offset `offset` on; the slot must hold all of them. Waits if a
-    /// thread is reading the slot. Returns false if there is nothing to copy; the caller then reads from the extents.
+    /// Fills `out` with the slot's bytes from the file offset `offset` on; the slot must hold all of them. Waits while
+    /// a thread fills the slot. Returns false if there is nothing to copy; the caller then reads from the extents.
     pub(crate) fn copy_to(&self, offset: u64, out: &mut [u8]) -> bool {
         let mut content = self.content.lock();
         loop {
@@ -281,7 +281,7 @@ impl Fs {
     }
 
     fn fill(&self, job: &Job, shared: &Shared) {
-        // No reader can find the slot, or a reader took it over.
+        // Skip a slot that no reader can find any more, or that a reader took over.
         if Arc::strong_count(&job.slot) == 1 || !job.slot.begin() {
             return;
         }

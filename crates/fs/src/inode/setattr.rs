@@ -13,7 +13,7 @@ use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFla
 
 impl Fs {
     /// Changes attributes. A change of owner removes set-uid, capabilities and, if the group may execute the file,
-    /// set-gid from a file; a change of mode also changes its access ACL.
+    /// set-gid from a file; a change of mode also changes the file's access ACL.
     pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, false)
     }
@@ -38,7 +38,8 @@ impl Fs {
             true => self.inode_of_open_file(id)?,
             false => self.inode_to_change(id)?,
         };
-        // A file can be shortened on a full filesystem, together with the times that the kernel sends with the size.
+        // Shortening a file succeeds on a full filesystem, even if the request also sets times, as the kernel's
+        // requests do.
         let is_removal = match set.size {
             Some(size) => {
                 check_may_resize(&*inode.read()?, is_open)?;
@@ -83,9 +84,9 @@ impl Fs {
     }
 
     /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
-    /// permissions do not change. The flags append-only and immutable do not prevent the removal, because appending
-    /// changes the content too. The subvolume may be read-only by now, because the file was open. The removal succeeds
-    /// on a full filesystem, because a file can be truncated there.
+    /// permissions do not change. Neither the flags append-only and immutable nor a read-only subvolume prevent the
+    /// removal, because the change of the content was permitted. The removal succeeds on a full filesystem, because a
+    /// file can be truncated there.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_of_open_file(id)?;
         let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
@@ -231,8 +232,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Plans the property for new flags. `FS_COMPR` sets the property to the mount's method (zlib if the mount has
-    /// none); flags without `FS_COMPR`, or with `FS_NOCOMP`, remove it.
+    /// Sets the inode's flags for compression in `state`, and plans the change of the property. `FS_COMPR` sets the
+    /// property to the mount's method (zlib if the mount has none); flags without `FS_COMPR`, or with `FS_NOCOMP`,
+    /// remove it.
     fn plan_compression_flags(
         &self,
         changes: &mut Vec<dir_item::Change>,
@@ -298,7 +300,8 @@ fn to_ioctl_flags(flags: InodeFlags) -> u32 {
     FLAG_PAIRS.iter().filter(|(disk, _)| flags.contains(*disk)).map(|(_, ioctl)| ioctl).sum()
 }
 
-/// Sets every flag except the flags for compression, because the property decides compression.
+/// Sets the flags except those for compression, which [`Fs::plan_compression_flags`] sets, and verity, which cannot be
+/// changed.
 fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
     let mut flags = state.item.flags();
     for (disk, ioctl) in FLAG_PAIRS {
@@ -352,5 +355,6 @@ const FLAG_PAIRS: &[(InodeFlags, u32)] = &[
 const SETTABLE: u32 =
     FS_COMPR | FS_SYNC | FS_IMMUTABLE | FS_APPEND | FS_NODUMP | FS_NOATIME | FS_NOCOMP | FS_DIRSYNC | FS_NOCOW;
 
-/// Number of items to reserve for a change of attributes: the inode, its ACL, its capability, its property.
+/// Number of items to reserve for a change of attributes. A change puts at most three: the inode item, the access ACL,
+/// and the capabilities or the compression property.
 const SETATTR_ITEMS: usize = 6;

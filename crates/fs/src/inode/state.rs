@@ -4,8 +4,8 @@
 //!   while data past that size is not on disk yet. Apart from the size, the two items are equal unless written data
 //!   waits for writeback. While it waits, other fields of the item in the tree may be older too, and the dirty data
 //!   keeps the inode in memory.
-//! - I2. Everything that belongs to the inode's items changes only while its state lock is held for writing. The lock
-//!   is held before the [`TransHandle`] that puts the items begins, and until it ends.
+//! - I2. The inode's items change only while the inode's state lock is held for writing. The lock is taken before the
+//!   [`TransHandle`] that puts the items begins, and is held until the handle ends.
 //! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards
 //!   of the inode cache. Inside an operation no code waits for a state lock, a reservation or I/O.
 
@@ -58,7 +58,7 @@ pub(crate) struct InodeState {
     pub(crate) home_of_new: Option<Arc<Home>>,
     /// Whether the inode has extended attributes, if known.
     pub(crate) xattrs: KnownXattrs,
-    /// All names of the directory, if it was empty at some time since it was loaded.
+    /// The names of the directory, if the directory was empty when it was loaded or created.
     pub(crate) known_names: Option<KnownNames>,
     /// Attributes that new entries inherit from this directory. `None` until the attributes are read, and again after
     /// an attribute of the directory changes.
@@ -83,12 +83,12 @@ pub(crate) struct Rewriting {
 /// neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct NextInos {
-    /// The transaction in which the numbers may be used: inodes of a transaction have higher numbers than inodes of
-    /// earlier transactions.
+    /// The transaction in which the numbers may be used. A later transaction takes new numbers, so that its inodes have
+    /// higher numbers than inodes of earlier transactions.
     pub(crate) generation: Generation,
-    /// Number of inode numbers given to new inodes in the transaction.
+    /// Number of inodes created in the directory in this transaction.
     pub(crate) nr_given: u64,
-    /// Number of inode numbers given to new directories in the transaction.
+    /// Number of directories created in the directory in this transaction.
     pub(crate) nr_dirs: u64,
     pub(crate) numbers: Range<u64>,
 }

@@ -28,18 +28,18 @@ pub(crate) struct Subvolume {
     /// Whether the subvolume's name is removed. The root directory of a deleted subvolume cannot be found any more, but
     /// inodes in use remain usable.
     deleted: AtomicBool,
-    /// Whether all uses of the subvolume's inodes have ended. After all uses have ended, the subvolume's tree is
-    /// dropped.
+    /// Whether the deletion has ended: no inode of the deleted subvolume is in use any more, or the filesystem is being
+    /// closed. Then the subvolume's tree is dropped, and no inode of the subvolume may be used again.
     gone: AtomicBool,
-    /// The highest inode number in use or given out (I1). `None` if no inodes can be created in this subvolume, or if
-    /// the end of the tree is damaged.
+    /// The highest inode number in use or given out (I1). `None` if the number was not read, because the filesystem or
+    /// the subvolume has been read-only so far, or if reading the number failed.
     last_ino: Mutex<Option<u64>>,
     /// Whether orphans of earlier sessions were deleted.
     pub(crate) orphans_deleted: Mutex<bool>,
 }
 
-/// The choice of numbers for new inodes. A row is a group of [`INODES_PER_ROW`] consecutive numbers; the inodes of a
-/// row share locks.
+/// The choice of numbers for new inodes. A row is a group of [`INODES_PER_ROW`] consecutive numbers; the delayed items
+/// of a row's inodes share a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NewInos {
     /// The next free number.

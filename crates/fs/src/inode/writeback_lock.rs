@@ -32,7 +32,7 @@ pub(crate) enum BatchGuard<'i> {
 pub(crate) enum Wait {
     /// The batch does not wait: if the lock is not free, the batch does not get it.
     Never,
-    /// The batch waits only for an exclusive holder.
+    /// The batch waits only for an exclusive holder; a batch that takes the lock exclusively waits for all holders.
     ForExclusive,
     /// The batch waits for all holders, and takes the lock exclusively.
     ForAll,
@@ -49,7 +49,7 @@ impl WritebackLock {
         self.batches.try_write()
     }
 
-    /// Takes the lock for a batch; with `alone`, exclusively.
+    /// Takes the lock for a batch; with `alone`, exclusively. Returns `None` only with [`Wait::Never`].
     pub(crate) fn lock_for_batch(&self, wait: Wait, alone: bool) -> Option<BatchGuard<'_>> {
         match (wait, alone) {
             (Wait::Never, false) => self.batches.try_read().map(|_guard| BatchGuard::Shared { _guard }),

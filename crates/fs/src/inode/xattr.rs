@@ -210,7 +210,8 @@ impl Fs {
         }
     }
 
-    /// Sets an attribute. ACLs are validated and change the mode; the compression property changes the inode's flags.
+    /// Sets an attribute. An ACL is validated first. An access ACL also changes the mode, and the compression property
+    /// changes the inode's flags.
     pub fn setxattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, caller: &Caller) -> Result<()> {
         let namespace = Namespace::of(name)?;
         if value.len() > VALUE_MAX {
@@ -304,8 +305,8 @@ impl Fs {
     }
 }
 
-/// Returns the value to store for an ACL attribute, and the new mode if it changes. An access ACL that the mode can
-/// express is stored as the mode alone.
+/// Returns the value to store for an ACL attribute and, for an access ACL, the new mode. An access ACL that the mode
+/// can express is stored as the mode alone.
 fn acl_value(state: &InodeState, namespace: Namespace, value: Option<&[u8]>) -> Result<(Option<Vec<u8>>, Option<u32>)> {
     if state.file_type_bits() == mode::SYMLINK {
         return Err(Error::NotSupported("ACLs of symbolic links"));

@@ -3,7 +3,7 @@
 //! | item | key | holds |
 //! |---|---|---|
 //! | `DIR_ITEM` | (dir, DIR_ITEM, hash(name)) | entries whose names share the hash |
-//! | `DIR_INDEX` | (dir, DIR_INDEX, index) | the same entry, in order of creation |
+//! | `DIR_INDEX` | (dir, DIR_INDEX, index) | the entry of one name; later names have higher indexes |
 //! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
 //! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | index and name of links for which the `INODE_REF` has no room |
 //!
@@ -308,8 +308,8 @@ fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEnt
     changes.push(Change::Delete(dir_index_key(Ino(key.objectid), index)));
 }
 
-/// Plans the changes that add an entry, with this index, after the earlier changes of the list. The name must not
-/// exist.
+/// Plans the changes that add an entry, with this index, on top of the changes that are in the list already. The name
+/// must not exist.
 pub(crate) fn plan_add(
     changes: &mut Vec<Change>,
     tree: &Tree,

@@ -7,8 +7,8 @@
 //! - I1: items of one file do not overlap; each item except an inline one starts and ends on a sector boundary.
 //! - I2: an inline item starts at offset 0 and covers its length, rounded up to whole sectors.
 //! - I3: lengths, overflow and alignment of every value from disk are checked before use.
-//! - I4: items of a file are read and changed under its writeback lock or its state lock, so a plan stays valid until
-//!   it is put.
+//! - I4: items of a file are read under the inode's writeback lock or state lock, and put under both locks, so a plan
+//!   stays valid until it is put.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
