@@ -31,7 +31,8 @@ pub struct Defragment {
     pub range: Range<u64>,
     /// Extents that cover at least this many bytes of the file stay as they are, unless they are to be compressed.
     pub small_bytes: u64,
-    /// Compress with this method, including extents that are not compressed yet.
+    /// Compress the rewritten extents with this method. Extents that are not compressed yet are rewritten even if they
+    /// are large.
     pub compress: Option<CompressSpec>,
     /// Also rewrite extents that snapshots or other files share. The file's own copy of the extents then takes
     /// additional space.
@@ -39,8 +40,8 @@ pub struct Defragment {
 }
 
 impl Default for Defragment {
-    /// By default, all extents of the file that are smaller than 32 MiB (as in btrfs-progs) and not shared are
-    /// defragmented.
+    /// The whole file, with the extent threshold of btrfs-progs (32 MiB). Shared extents stay shared, and nothing is
+    /// compressed.
     fn default() -> Self {
         Self { range: 0..u64::MAX, small_bytes: 32 << 20, compress: None, unshare: false }
     }
@@ -185,6 +186,5 @@ fn is_joined(first: &ExtentAt, second: &ExtentAt) -> bool {
 
 /// Number of bytes made dirty in one step.
 const PIECE: u64 = BUF_MAX as u64;
-/// Extents below this size are joined even with neighbours that are contiguous on disk, because each extent takes an
-/// item.
+/// Two extents below this size are joined even if they are contiguous on disk, because each extent takes an item.
 const TINY_BYTES: u64 = 1 << 20;

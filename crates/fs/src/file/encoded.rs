@@ -61,7 +61,7 @@ impl Encoded<'_> {
 impl Fs {
     /// Writes compressed data at `offset`. `plain` is the decompressed data. Stores the data compressed, unless
     /// `always_decompress` is set, the compression saves no space, or the file's flags, the algorithm, the alignment or
-    /// the free space do not allow that (I2). Returns whether the data was stored compressed.
+    /// the free space do not allow compressed storage (I2). Returns whether the data was stored compressed.
     #[allow(clippy::arithmetic_side_effects, reason = "`decompress` has checked the lengths")]
     pub(crate) fn write_encoded(
         &self,
@@ -153,7 +153,8 @@ impl Fs {
         plan.drop_range(tree, ino, range.clone(), sectorsize)?;
         plan.insert(offset, item(extent, encoded, range.end - range.start));
         let reservation = self.engine.reserve(plan.len() + 8)?;
-        // From this point on, only the planning of explicit holes can fail, and it ends before the file's items change.
+        // Of the following steps, only the planning of explicit holes can fail. The planning comes before any change of
+        // the file's items.
         let (size, disk_size) = (state.item.size, state.disk_size);
         state.item.size = size.max(end);
         state.advance_disk_size();

@@ -1,10 +1,11 @@
 //! fallocate: preallocation, holes, zeros.
 //!
-//! For the whole sectors of the range, the file extent items change. In the partial sectors at the ends of the range,
-//! punching and zeroing write zeros as data.
+//! Preallocation gives an extent to every sector that the range touches. Punching and zeroing change the file extent
+//! items of whole sectors, and write zeros as data in the partial sectors at the ends of the range.
 //!
 //! Invariants:
-//! - I1: both locks of the inode are held while changes of its extents are planned and put.
+//! - I1: the inode's writeback lock (exclusively) and state lock are held while changes of its extents are planned and
+//!   put.
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
 //! - I3: data is dropped, and the size changes, only after the space for the change is reserved.
 //! - I4: the locks of the inode are held from the comparison of the missing space with the reservation to the last
@@ -150,7 +151,7 @@ impl Fs {
         self.put_changed(inode, state, if keep_size { 0 } else { range.end })
     }
 
-    /// The bytes of the parts that [`Self::missing`] returns.
+    /// Total length in bytes of the ranges that [`Self::missing`] returns.
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn missing_bytes(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<u64> {
         Ok(self.missing(inode, state, range, zero)?.iter().map(|gap| gap.end - gap.start).sum())
@@ -279,7 +280,8 @@ impl Fs {
         self.drop_matching(inode, state, range, |_| true)
     }
 
-    /// Drops the pending data in `range` (sector-aligned). The caller changes the extents of the range next.
+    /// Drops the dirty data in `range` (sector-aligned). The caller holds the writeback lock exclusively, so no data is
+    /// under writeback, and changes the extents of the range next.
     pub(crate) fn drop_pending(&self, state: &mut InodeState, range: Range<u64>) {
         let freed = state.data.discard(range);
         drop(state.data.take_reservation(freed));
@@ -287,7 +289,7 @@ impl Fs {
         state.data.extents_changed();
     }
 
-    /// Drops the data in `range`; preallocated extents stay.
+    /// Drops the data in `range`; preallocated extents, which read as zeros, stay.
     fn drop_unwritten(&self, inode: &Arc<Inode>, state: &mut InodeState, range: Range<u64>) -> Result<()> {
         self.drop_matching(inode, state, range, |extent| !extent.is_prealloc())
     }

@@ -1,7 +1,7 @@
 //! File content: reading, writing, truncating, preallocation, holes, shared extents.
 //!
 //! - `read`, `write`: reads and writes, and the offsets of data and holes.
-//! - `truncate`, `fallocate`: changing the size, preallocating, zeroing, removing ranges.
+//! - `truncate`, `fallocate`: changing the size, preallocating, zeroing, punching holes.
 //! - `reflink`: sharing extents between files, for copies and deduplication.
 //! - `encoded`: storing data that arrives compressed.
 //! - `defragment`: rewriting small extents as larger ones.

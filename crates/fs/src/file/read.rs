@@ -46,7 +46,8 @@ impl Fs {
         Ok(read)
     }
 
-    /// Reads as [`Fs::read_into`] does, but does not update the access time: for reads that no caller asked for.
+    /// Reads as [`Fs::read_into`] does, but does not update the access time. Deduplication and cloning do not change
+    /// the access time, and [`Fs::copy_range`] updates it itself.
     pub(crate) fn read_keeping_atime(&self, inode: &Arc<Inode>, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let state = inode.read()?;
         check_regular(&state)?;

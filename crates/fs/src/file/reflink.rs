@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - I1: the writeback and state locks of both inodes are held from the search for the source's extents until the last
-//!   item is put. They are taken in ascending order of the inodes' ids. The source has no pending data in its range.
+//!   item is put. The locks are taken in ascending order of the inodes' ids. The source has no pending data in its
+//!   range.
 //! - I2: shared ranges are whole sectors. The one exception is the source's last sector, which may become the last
 //!   sector of the destination.
 //! - I3: one operation both removes a range of the destination and puts the shared extents there, so no commit or log
@@ -115,7 +116,7 @@ impl Fs {
 
     /// Compares two ranges and shares them as [`Fs::clone_range`] does, piece by piece, up to the first piece that
     /// differs. Returns whether the ranges have equal content. Both ranges must end inside their files. Times do not
-    /// change. `job` counts bytes.
+    /// change. `job` counts the bytes of the range.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     pub fn dedupe_range(
         &self,
@@ -194,7 +195,7 @@ impl Fs {
         Err(Error::Busy("the files are being written"))
     }
 
-    /// Copies bytes through memory (I5).
+    /// Copies bytes through memory, and does not update the source's access time (I5).
     fn copy_piece(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let mut buf = vec![0; len.min(COPY_PIECE) as usize];
         let read = self.read_keeping_atime(source, src_off, &mut buf)?;

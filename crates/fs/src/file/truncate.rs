@@ -104,8 +104,8 @@ pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'
     Ok(((NoFlush::new(), writeback), state))
 }
 
-/// Cuts the file to `size`, and sets its times. The caller holds both locks of the inode; metadata is reserved under
-/// them (I2 of [`crate::writeback::delalloc`]).
+/// Cuts the file to `size`, and sets its times. The caller holds a [`NoFlush`] and the inode's writeback and state
+/// locks, under which metadata is reserved (I2 of [`crate::writeback::delalloc`]).
 #[allow(
     clippy::arithmetic_side_effects,
     reason = "the reservation holds at least the 8 items that are subtracted; sizes are at most `MAX_SIZE`"

@@ -92,8 +92,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes a piece, and returns the number of bytes written. If there is no space or quota for all of it, writes only
-    /// the first part of [`Piece::Bytes`].
+    /// Writes a piece, and returns the number of bytes written. If there is no space or quota for the whole piece,
+    /// writes only the first part of a [`Piece::Bytes`], and fails for a [`Piece::Filled`].
     #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn write_piece(&self, inode: &Arc<Inode>, offset: u64, mut piece: Piece<'_>, keeps_times: bool) -> Result<usize> {
         let mut end = offset + piece.len_bytes();
@@ -178,8 +178,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes the data of a buffer dirty without a copy, if the buffer holds whole sectors or ends at the end of the
-    /// file. Otherwise copies the data with [`Self::write_dirty`].
+    /// Makes the data of a buffer dirty without a copy, if the buffer begins at a sector, ends at a sector or not
+    /// before the end of the file, and overlaps no dirty data. Otherwise copies the data with [`Self::write_dirty`].
     #[allow(clippy::arithmetic_side_effects, reason = "the write ends at most at `MAX_SIZE`, rounded up to a sector")]
     fn adopt_dirty(
         &self,
@@ -247,9 +247,9 @@ impl Fs {
         self.write_dirty(inode, state, size, &[0], space)
     }
 
-    /// Prepares the end of the file for a write at `offset`, or an extension to it. Calls [`Self::zero_old_end`].
-    /// Also makes the content of the file's inline extent dirty if other data would follow it, because an inline
-    /// extent must hold the whole file.
+    /// Prepares the end of the file for a write at `offset`, or for an extension of the file to `offset`. Calls
+    /// [`Self::zero_old_end`]. Also makes the content of the file's inline extent dirty if other data would follow it,
+    /// because an inline extent must hold the whole file.
     pub(crate) fn prepare_end(
         &self,
         inode: &Arc<Inode>,

@@ -23,7 +23,7 @@ use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 pub(crate) struct Draft {
     pub(crate) inode: Arc<Inode>,
     pub(crate) file_type: FileType,
-    /// Extended attributes.
+    /// The changes that put the inode's extended attributes.
     changes: Vec<Change>,
     symlink_target: Option<Vec<u8>>,
 }
@@ -389,11 +389,11 @@ pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, tim
     }
 }
 
-/// Number of items to reserve for a new inode: the inode, reference, entry, index, symbolic link target, up to three
-/// attributes, orphan item, and the directory's inode.
+/// Number of items to reserve for a new inode, which takes at most ten: the inode, reference, entry, index, symbolic
+/// link target, up to three attributes, orphan item, and the directory's inode.
 const CREATE_ITEMS: usize = 12;
 /// How many new inodes per directory and transaction get the next free inode number, as on Linux. Further inodes get
-/// the numbers of a whole row.
+/// numbers from a row that the directory reserves for itself.
 const SINGLE_INOS: u64 = 64;
 /// How many new directories per parent and transaction get the next free inode number. Further directories begin a new
 /// row of numbers, so that threads that fill different directories rarely share locks.

@@ -306,7 +306,8 @@ pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
 
 /// Maximum number of links of an inode.
 const LINK_MAX: u32 = 65_535;
-/// Number of items to reserve for a link or unlink: entry, index, reference, both inodes, orphan item.
+/// Number of items to reserve for a link or unlink, which changes at most six: entry, index, reference, both inodes,
+/// orphan item.
 const LINK_ITEMS: usize = 8;
 /// Maximum number of an inode's items that are deleted in one operation with its last name.
 const LAST_ITEMS: usize = 16;

@@ -1,5 +1,5 @@
-//! Inodes without links. An inode without links is deleted after its last use, or by the next session after a crash. An
-//! unused inode with few items is deleted with its last name, in one operation.
+//! Inodes without links. An inode without links is deleted after its last use or, after a crash, when its subvolume is
+//! next loaded. An unused inode with few items is deleted with its last name, in one operation.
 //!
 //! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as the last item of the
 //!   inode.
@@ -100,8 +100,9 @@ impl LastItems<'_> {
 }
 
 impl Fs {
-    /// Returns the items of an inode that is about to lose its last name, if the inode is unused and has at most
-    /// `limit` items. The caller locks the inode and the directory of the name, so that no use begins.
+    /// Returns the items of an inode that is about to lose its last name. Returns `None` if the inode has other names,
+    /// is in use or being written back, or has more than `limit` items besides its `INODE_ITEM`. The caller locks the
+    /// inode and the directory of the name, so that no use begins.
     pub(crate) fn last_items<'i>(
         &self,
         inode: &'i Inode,
@@ -222,10 +223,10 @@ impl Fs {
         }
     }
 
-    /// Deletes the inodes that earlier sessions left without links in a subvolume. The orphans of a subvolume are
-    /// deleted once per session. Deleting an orphan looks up the subvolume, which calls this function again. While one
-    /// call for a subvolume runs, all other calls for this subvolume return at once. A failure to delete one inode does
-    /// not stop the deletion of other inodes; the failed deletion is tried again (I3).
+    /// Deletes the inodes that earlier mounts left without links in a subvolume. The orphans of a subvolume are deleted
+    /// once per mount. Deleting an orphan looks up the subvolume, which calls this function again. While one call for a
+    /// subvolume runs, all other calls for this subvolume return at once. A failure to delete one inode does not stop
+    /// the deletion of other inodes; the failed deletion is tried again (I3).
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if *done {

@@ -352,6 +352,6 @@ fn is_inside(dir: &Inode, ancestor: Ino) -> Result<bool> {
 
 /// Limit that ends a loop of damaged references; real directories are not as deep.
 const MAX_DEPTH: u64 = 1 << 20;
-/// Number of items to reserve for a rename: two names removed, two added, a whiteout with attributes, four inodes, an
-/// orphan item.
+/// Number of items to reserve for a rename, which changes about 20: three items (entry, index, reference) of each of
+/// two removed and two added names, a whiteout with attributes, four inodes, an orphan item.
 const RENAME_ITEMS: usize = 28;
