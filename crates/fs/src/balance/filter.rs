@@ -71,7 +71,8 @@ fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
     !filters.contains(BalanceFilters::USAGE) || below(args.usage_min)
 }
 
-/// The minimum number of block groups that must match, and the maximum number that are taken.
+/// The limits on the number of block groups: if fewer than the first number match, none is taken; at most the second
+/// number are taken.
 pub(crate) fn limits(args: &BalanceArgs) -> (u64, u64) {
     let filters = args.filters();
     if filters.contains(BalanceFilters::LIMIT_RANGE) {
@@ -99,7 +100,7 @@ pub(crate) fn for_resumption(item: &mut BalanceItem) {
     }
 }
 
-/// Percentage below which block groups are balanced after an interruption, as in Linux.
+/// A resumed balance takes only block groups of which less than this percentage is used, as in Linux.
 const RESUMED_USAGE: u32 = 90;
 
 #[cfg(test)]

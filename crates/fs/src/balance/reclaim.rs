@@ -24,7 +24,7 @@ use crate::service_threads::ServiceThreads;
 /// The thread that reclaims and discards, and its state.
 #[derive(Debug)]
 pub(crate) struct Reclaim {
-    /// Percentage below which a data block group is reclaimed; 0 means never.
+    /// A data block group is reclaimed when less than this percentage of it is used; 0 means never.
     threshold: u32,
     shared: Arc<Shared>,
     thread: ServiceThreads,
@@ -104,7 +104,8 @@ impl Fs {
             choose(&groups, &mut above, threshold)
         };
         for start in chosen {
-            // The thread does not wait for sends, because it also discards. It tries the block group again later.
+            // The thread does not wait for sends, because the wait would also delay discards. It tries the block group
+            // again later.
             let Some(moving) = self.subvolumes.sends.try_begin_move() else {
                 shared.above.lock().insert(start);
                 continue;
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(choose(&groups(29, 30), &mut above, 30), [Logical(1)]);
         assert_eq!(choose(&groups(20, 30), &mut above, 30), [], "once each time that it falls");
         assert_eq!(choose(&groups(20, 0), &mut above, 30), [], "empty ones are removed anyway");
-        // The other block group has no room for the content of this one.
+        // Block group 2 has no room for the content of block group 1.
         let mut above = BTreeSet::from([Logical(1)]);
         assert_eq!(choose(&[data(1, 29), data(2, 90)], &mut above, 30), []);
         assert!(above.contains(&Logical(1)), "it is tried again");

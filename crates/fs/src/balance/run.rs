@@ -49,7 +49,7 @@ pub struct BalanceFailure {
 }
 
 impl Fs {
-    /// Balances the block groups that the filters of `item` select. `job` counts bytes.
+    /// Balances the block groups that the filters of `item` select. `job` counts the bytes that move.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Fs {
             if self.balance.stop(StopRequest::Cancel) {
                 return Ok(());
             }
-            // While the item is removed, the balance counts as running, so no other thread resumes it.
+            // While the item is being removed, the balance counts as running, so no other thread resumes the balance.
             match self.balance.begin(None) {
                 Ok(_) => break,
                 Err(Error::InProgress(_)) => {}
@@ -272,7 +272,7 @@ impl Fs {
                 nr_waits += 1;
                 std::thread::sleep(WAIT);
             }
-            // Choose further block groups of another profile, until none is left (I2).
+            // Choose further block groups that do not have the target profile yet, until none is left (I2).
             let added = self.choose_unconverted(item, |group| settled.contains(&group) || busy.contains(&group));
             self.balance.count(|counts| counts.expected += added.len() as u64);
             chosen = busy.into_iter().chain(added).collect();
@@ -392,7 +392,8 @@ impl Fs {
                 // If there is no space for a copy of the chunk, the block group is emptied instead, because other block
                 // groups may have room.
                 Err(EngineError::NoSpace) => {}
-                // Emptying the block group moves all other extents, and finds the files of those that cannot be read.
+                // Emptying the block group moves the readable extents, and finds the files of the extents that cannot
+                // be read.
                 Err(error @ (EngineError::Corrupt(_) | EngineError::Io { op: "read", .. })) => {
                     tracing::warn!("balance: the chunk of block group {} is not copied: {error}", group.start);
                 }

@@ -59,14 +59,14 @@ pub struct BalanceCounts {
     /// Block groups examined so far. Block groups that the filters leave out count as examined from the
     /// beginning.
     pub considered: u64,
-    /// Block groups finished.
+    /// Block groups that were moved.
     pub completed: u64,
     /// Block groups among [`BalanceCounts::completed`] whose chunk was copied. A copy changes only the chunk and
     /// device trees.
     pub migrated: u64,
-    /// Block groups that stayed, because they hold extents that could not be moved.
+    /// Block groups that stayed, because an extent could not be moved or because there was no space.
     pub failed: u64,
-    /// Block groups among [`BalanceCounts::failed`] for whose extents there was no space.
+    /// Block groups among [`BalanceCounts::failed`] for which there was no space.
     pub without_space: u64,
 }
 

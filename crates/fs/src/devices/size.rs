@@ -9,7 +9,7 @@ use crate::Fs;
 use crate::error::Result;
 
 impl Fs {
-    /// The number of bytes that the filesystem uses on a device, and the device's size in bytes.
+    /// The size of the filesystem on a device, and the size of the device itself, both in bytes.
     ///
     /// # Errors
     ///
@@ -35,9 +35,9 @@ impl Fs {
         Ok(self.engine.trim(range, min_bytes, job)?)
     }
 
-    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end of
-    /// the device to places below the new end. If extents must get other logical addresses for this, the call first
-    /// waits until no send runs. `job` counts the bytes that move. The new size is durable on return.
+    /// Sets the size of the filesystem on a device, in bytes. Shrinking moves everything past the new end to places
+    /// below the new end. If extents must get other logical addresses for this, the call first waits until no send
+    /// runs. `job` counts the bytes that move. The new size is durable on return.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ pub struct SpaceUsage {
 pub struct GroupUsage {
     /// Type and profile.
     pub flags: BlockGroupFlags,
-    /// Logical bytes.
+    /// Logical bytes in the block groups.
     pub total: u64,
     /// Logical bytes of extents.
     pub used: u64,
@@ -38,7 +38,7 @@ pub struct DeviceUsage {
     pub uuid: Uuid,
     /// The device's path; `None` if the device is missing.
     pub path: Option<String>,
-    /// Bytes of the device that the filesystem uses.
+    /// Size of the filesystem on the device, in bytes, allocated or not.
     pub total: u64,
     /// Bytes of the device past `total`.
     pub slack: u64,

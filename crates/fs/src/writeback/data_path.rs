@@ -1,5 +1,5 @@
-//! [`DataPath`]: the memory for dirty data, and the queue of inodes that have dirty data. Decides how much data may be
-//! dirty before background threads write it, and before writers must wait.
+//! [`DataPath`]: the memory for dirty data, and the queue of inodes that have pending data (dirty or under writeback).
+//! Decides how much data may be dirty before background threads write it, and before writers must wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,8 +32,9 @@ pub(crate) struct DataPath {
     pub(crate) in_place: RwLock<()>,
 }
 
-/// Inodes with dirty data, in the order in which they became dirty. The queue numbers of inodes whose data could not
-/// be written have the bit [`FAILED`]: background writeback and reclaim skip these inodes.
+/// Inodes with pending data, in the order in which they became dirty. The queue numbers of inodes whose data could not
+/// be written have the bit [`FAILED`], so that these inodes come last; [`Fs::flush_some`](crate::Fs::flush_some) skips
+/// them.
 #[derive(Debug, Default)]
 struct DirtyQueue {
     next: u64,
@@ -66,7 +67,7 @@ impl DataPath {
         }
     }
 
-    /// Whether any inode has dirty data.
+    /// Whether any inode has pending data.
     pub(crate) fn has_dirty(&self) -> bool {
         !self.queue.lock().inodes.is_empty()
     }
@@ -86,7 +87,7 @@ impl DataPath {
         }
     }
 
-    /// All inodes with dirty data. Inodes whose data could not be written come last.
+    /// All inodes with pending data. Inodes whose data could not be written come last.
     pub(crate) fn queued(&self) -> Vec<Arc<Inode>> {
         self.queue.lock().inodes.values().cloned().collect()
     }
@@ -96,8 +97,8 @@ impl DataPath {
         self.queue.lock().inodes.range(..FAILED).take(limit).map(|(_, inode)| Arc::clone(inode)).collect()
     }
 
-    /// Moves an inode to the end of the queue, because its data could not be written. `data` is the inode's data; the
-    /// caller holds the inode's state lock.
+    /// Moves an inode behind all inodes without the bit [`FAILED`], because its data could not be written. `data` is
+    /// the inode's data; the caller holds the inode's state lock.
     pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
         let mut queue = self.queue.lock();
         let at = data.queued.unwrap_or(queue.next);
@@ -109,7 +110,7 @@ impl DataPath {
         data.queued = Some(at | FAILED);
     }
 
-    /// Whether all dirty data belongs to files that could not be written, and no data is being written.
+    /// Whether all dirty data belongs to files whose data could not be written, and no data is being written.
     pub(crate) fn has_only_failed_data(&self) -> bool {
         self.writing_bytes.load(Ordering::Relaxed) == 0 && self.queue.lock().inodes.range(..FAILED).next().is_none()
     }

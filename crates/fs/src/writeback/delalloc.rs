@@ -8,7 +8,8 @@
 //! data ([`crate::mount::memory_budget`]) write data back themselves, their own data first.
 //!
 //! Invariants:
-//! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.
+//! - I1: each inode with pending data (dirty or under writeback) is in the queue of [`crate::writeback::data_path`],
+//!   which keeps it in memory.
 //! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A
 //!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several writeback
 //!   locks takes them in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks
@@ -207,7 +208,7 @@ impl Fs {
             }
             let wait = if index == 0 { how.wait } else { Wait::Never };
             let Some((guard, mut state)) = lock_for_batch(inode, wait) else { continue };
-            // A thread that panics during a writeback releases its lock before the work is complete. Then the
+            // A thread that panics during a writeback releases the writeback lock before its work is complete. Then the
             // filesystem is read-only, so write nothing.
             if let Err(error) = self.engine.check_writable() {
                 jobs.into_iter().flatten().for_each(|job| self.give_up(job));
@@ -333,7 +334,7 @@ impl Fs {
         })
     }
 
-    /// Cuts all jobs into units and writes the units. After an error the jobs are unchanged.
+    /// Cuts all jobs into units and writes the units. After an error, each job has its reservation and quota again.
     fn write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
         let mut reservation = self.engine.empty_data_reservation();
         let result = self.try_write_jobs(jobs, &mut reservation);
@@ -550,7 +551,8 @@ impl Fs {
 }
 
 impl InodeState {
-    /// Raises the size on disk to the start of the first pending data (I3).
+    /// Raises the size on disk to the start of the first pending data past it, or to the file's size if there is none
+    /// (I3).
     pub(crate) fn advance_disk_size(&mut self) {
         self.disk_size = match self.data.first_pending_after(self.disk_size) {
             None => self.item.size,
@@ -578,7 +580,8 @@ struct Job<'i> {
     inline: Option<InlineData>,
     /// Whether some data may be written into existing extents of the file.
     in_place: bool,
-    /// Whether data overwrites existing data, not only preallocated extents.
+    /// Whether the file is without copy-on-write, so that data may overwrite existing data, not only preallocated
+    /// extents.
     overwrite: bool,
     /// Whether the file's `nbytes` is 0, so that it probably has no extent items.
     may_be_new: bool,
@@ -746,12 +749,13 @@ enum Finished {
 
 /// Approximate number of bytes written back in one batch.
 const BATCH_BYTES: u64 = 16 << 20;
-/// Approximate number of bytes written back in one batch by a writer, which waits for it.
+/// Approximate number of bytes that a writer over the memory limit writes back in one batch.
 const WRITER_BYTES: u64 = 4 << 20;
-/// Flags of files that may be written into their existing extents.
+/// Flags of files whose data may be written into existing extents.
 pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
 const BATCH_INODES: usize = 4096;
-/// A writer whose file has at least this much dirty data first writes back data of that file.
+/// A writer over the memory limit first writes back data of its own file, if the file has at least this much dirty
+/// data. [`Fs::flush_tagged`] writes such files of a single subvolume in passes of their own.
 const OWN_BYTES: u64 = 1 << 20;
 /// A writer over the limit waits at most `MAX_WAITS` * `WAIT` (1 s) for writeback by other threads, then continues.
 const MAX_WAITS: u32 = 500;
@@ -760,7 +764,7 @@ const MAX_WAITS: u32 = 500;
 /// state.
 const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
-/// Number of items reserved in addition to the planned ones: the inode, checksums, explicit holes.
+/// Number of items reserved in addition to the planned ones, for the inode, checksums and explicit holes.
 const EXTRA_ITEMS: usize = 8;
 /// Number of items that suffice for one sector: its new extent, and the remaining parts of the extent around it.
 const FEW_ITEMS: usize = 16;

@@ -7,7 +7,7 @@
 //! to write it again, and fsync fails until the write succeeds, even if the error was reported before.
 //!
 //! Invariants:
-//! - I1: descriptors and failures take their numbers from one clock, so the lower number came first.
+//! - I1: descriptors and failures take their numbers from one clock, so the one with the lower number came first.
 //! - I2: a descriptor has no entry until a failure is reported to it. So opening takes no lock, and closing takes a
 //!   lock only while some descriptor has an entry.
 
@@ -98,8 +98,9 @@ impl WritebackErrors {
         (self.nr_failures.load(Ordering::Relaxed), self.nr_failing.load(Ordering::Relaxed))
     }
 
-    /// Returns the file's failure, and marks it as reported to this descriptor. Returns `None` if it was reported to
-    /// this descriptor already, or if it was reported to any descriptor and happened before this one was opened.
+    /// Returns the error number of the file's last failure, and marks the failure as reported to this descriptor.
+    /// Returns `None` if the failure was reported to this descriptor already, or if it was reported to another
+    /// descriptor and happened before this descriptor was opened.
     fn take(&self, id: InodeId, descriptor: Descriptor) -> Option<i32> {
         if self.nr_failures.load(Ordering::Acquire) == 0 {
             return None;

@@ -7,8 +7,8 @@ use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Job, Reclaim};
 use crate::{Error, Fs};
 
 thread_local! {
-    /// Whether this thread is writing data back. Reservations of a thread that writes data back must not start more
-    /// writeback.
+    /// Whether reservations of this thread must not start writeback ([`NoFlush`]), because the thread writes data back
+    /// itself or holds inode locks.
     static FLUSHING: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -28,7 +28,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Counts of written logs, of fsyncs that had nothing to write, and of commits that replaced a log.
+    /// Counts of batches of fsyncs by their result: a log was written, nothing had to be written, or no log could be
+    /// written.
     pub fn log_stats(&self) -> LogStats {
         self.engine.log_stats()
     }

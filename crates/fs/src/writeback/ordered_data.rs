@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! - I1: a unit's items are put only after all of its bytes were written.
-//! - I2: a unit becomes one new extent of at most [`MAX_EXTENT`] bytes (128 KiB before compression), or goes into an
-//!   existing extent of the file.
+//! - I2: a unit becomes one new extent or goes into an existing extent of the file. A unit holds at most [`MAX_EXTENT`]
+//!   bytes of the file; a compressed one, at most 128 KiB.
 //! - I3: allocated bytes that no unit uses are released.
 
 #![allow(
@@ -38,7 +38,8 @@ pub(crate) const MAX_EXTENT: u64 = 128 << 20;
 pub(crate) struct Policy {
     /// Compress with this method.
     pub compress: Option<Method>,
-    /// Compress even data that does not look compressible, and keep compressing the file's later data.
+    /// Compress even data that does not look compressible. Do not set `NOCOMPRESS` if compressing the file's start
+    /// saves no space.
     pub force: bool,
     /// Whether the data gets checksums.
     pub csums: bool,
@@ -141,8 +142,8 @@ pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> 
     units
 }
 
-/// Compresses the new units of all files whose policy requires it, if that saves space. Many units are compressed on
-/// several threads. Sets [`Batch::start_failed`].
+/// Compresses the new units of all files whose policy has a compression method. A unit stays uncompressed if
+/// compression saves no sector. Many units are compressed on several threads. Sets [`Batch::start_failed`].
 pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
     let mut work: Vec<Mutex<Work<'_, '_>>> = Vec::new();
     for batch in &mut *batches {
@@ -272,7 +273,7 @@ pub(crate) struct Batch<'r> {
 
 /// Allocates, checksums and writes all units of several files. Adjacent units share one allocation and one write.
 /// `reservation` covers the units. Allocation begins at `hint`, which is moved to the end of the allocated space. After
-/// an error, all space that this call allocated is released, and the reservation is unchanged.
+/// an error, all space that this call allocated is released, and `reservation` covers the units again.
 pub(crate) fn write_out(
     engine: &Engine,
     batches: &mut [Batch<'_>],

@@ -1,6 +1,5 @@
-//! Background threads that write data back while writers continue. Copying and compressing run in parallel: while one
-//! thread waits for the device, another prepares the next batch. [`crate::writeback::data_path`] decides when the
-//! threads write.
+//! Background threads that write data back while writers continue. While one thread waits for the device, another
+//! prepares the next batch. [`crate::writeback::data_path`] decides when the threads write.
 //!
 //! - I1. A thread holds a strong reference to the filesystem only while it writes, so dropping the last handle closes
 //!   the filesystem.
