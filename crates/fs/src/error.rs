@@ -41,7 +41,7 @@ pub enum Error {
     /// ENODATA: no such attribute.
     #[error("no such attribute")]
     NoData,
-    /// ERANGE: the caller's buffer is too small, or a value is too long.
+    /// ERANGE: the name of an attribute is empty or too long.
     #[error("result out of range")]
     Range,
     /// E2BIG.
@@ -68,7 +68,7 @@ pub enum Error {
     /// ESHUTDOWN: a change after [`Fs::close`](crate::Fs::close).
     #[error("the filesystem is closed")]
     Closed,
-    /// The error number of an earlier [`Fs::close`](crate::Fs::close), which failed.
+    /// An earlier [`Fs::close`](crate::Fs::close) failed. The error number is that of the earlier call.
     #[error("{reason}")]
     CloseFailed {
         /// The error number of that call.
@@ -79,8 +79,8 @@ pub enum Error {
     /// ELOOP.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
-    /// ENOSPC: extended attributes whose names have equal hashes share an item, and the item has no room for another
-    /// one.
+    /// ENOSPC: an extended attribute does not fit into its item, which it shares with attributes whose names have the
+    /// same hash.
     #[error("no room in the item for another entry")]
     ItemFull,
     /// EOVERFLOW: the entries of one name hash do not fit into an item.
@@ -92,7 +92,7 @@ pub enum Error {
     /// EBUSY.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// EINPROGRESS: an operation of this kind is already running.
+    /// EINPROGRESS: a running operation, such as a balance or a send, excludes this one.
     #[error("{0}")]
     InProgress(&'static str),
     /// ENOTCONN: no operation of this kind is running.

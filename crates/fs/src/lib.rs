@@ -4,7 +4,7 @@
 //! method takes `&self` and may be called from any thread. This crate neither knows how trees lie on disk nor allocates
 //! space: it reads and puts items of subvolumes.
 //!
-//! The modules, from the top down; each imports only from modules below it:
+//! The modules, from the top down. Apart from [`Fs`], each module imports only from modules below it:
 //!
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
 //! - `send`: subvolumes as streams, and differences of snapshots.

@@ -44,7 +44,8 @@ impl CompressSpec {
 pub enum AtimeMode {
     /// Never.
     Noatime,
-    /// A read updates the access time if it is older than the last change, or more than a day old.
+    /// A read updates an access time that is not later than the last change of content or attributes, or is at least a
+    /// day old.
     #[default]
     Relatime,
     /// Every read updates the access time.

@@ -141,8 +141,8 @@ pub(crate) fn rdev_to_item(rdev: u32) -> u64 {
     u64::from(major) << 20 | u64::from(minor)
 }
 
-/// The user that makes a call. This crate does not check access permissions (FUSE does, by `default_permissions`).
-/// The caller determines the owner of new inodes, and which mode bits a change of owner or mode clears.
+/// The user that makes a call. This crate checks only the right to change `trusted` attributes and inode flags; FUSE
+/// checks access permissions (`default_permissions`). The caller also determines the owner and the mode of new inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// User; 0 is privileged.
@@ -157,8 +157,7 @@ impl Caller {
     /// The superuser with no umask.
     pub const ROOT: Self = Self { uid: 0, gid: 0, umask: 0 };
 
-    /// The caller's rights to change inode flags beyond those of the inode's owner: all for the superuser, none for
-    /// other callers.
+    /// The rights to change inode flags that the caller's user id gives: all for the superuser, none for other users.
     pub fn flag_rights(&self) -> FlagRights {
         FlagRights { as_owner: self.is_privileged(), immutable: self.is_privileged() }
     }
@@ -169,7 +168,8 @@ impl Caller {
     }
 }
 
-/// Rights to change inode flags beyond those of the inode's owner.
+/// Rights to change inode flags that capabilities give. Without them, only the owner of an inode can change its flags,
+/// except +i and +a.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlagRights {
     /// May act as the owner of any inode (CAP_FOWNER).
@@ -187,7 +187,7 @@ pub enum SetTime {
     At(Timespec),
 }
 
-/// The changes that [`Fs::setattr`](crate::Fs::setattr) makes. `None` leaves an attribute unchanged.
+/// The changes that [`Fs::setattr`](crate::Fs::setattr) makes. `None` leaves an attribute unchanged, except `ctime`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (type bits are ignored).
@@ -202,7 +202,7 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// Modification time.
     pub mtime: Option<SetTime>,
-    /// Change time; the current time if not given.
+    /// Change time; `None` sets the current time.
     pub ctime: Option<Timespec>,
     /// Creation time, which archives and receive set.
     pub otime: Option<Timespec>,
@@ -346,13 +346,13 @@ pub struct SubvolumeInfo {
     pub parent_uuid: Uuid,
     /// UUID of the sent subvolume that this subvolume was received from.
     pub received_uuid: Uuid,
-    /// Last transaction that changed the subvolume.
+    /// Generation of the root item: the last transaction that wrote the subvolume's root node.
     pub generation: Generation,
     /// Transaction that created the subvolume.
     pub otransid: Generation,
     /// Last transaction that changed the subvolume's content.
     pub ctransid: Generation,
-    /// Transaction of the sent subvolume, on the sender's side.
+    /// The `ctransid` of the sent subvolume, on the sender's side.
     pub stransid: Generation,
     /// Transaction in which the subvolume was received.
     pub rtransid: Generation,
@@ -360,7 +360,7 @@ pub struct SubvolumeInfo {
     pub otime: Timespec,
     /// Time of the last change to the subvolume's content.
     pub ctime: Timespec,
-    /// Time of sending, on the sender's side.
+    /// Time of sending, on the sender's side; receive leaves it 0.
     pub stime: Timespec,
     /// Time of receiving.
     pub rtime: Timespec,

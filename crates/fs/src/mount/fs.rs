@@ -54,7 +54,7 @@ pub struct Fs {
     closed: Mutex<Option<Outcome>>,
 }
 
-/// How closing ended: the reason of its failure, if it failed.
+/// The result of closing.
 type Outcome = std::result::Result<(), CloseError>;
 
 /// The failure of a close, for the calls that follow.

@@ -1,4 +1,5 @@
-//! Calls that only a FUSE server needs: checks at open and lookup, and the abort if the server must stop.
+//! Calls that only a FUSE server needs: checks at open and lookup, and making the filesystem read-only if the server
+//! fails.
 
 use crate::Fs;
 use crate::error::{Error, Result};

@@ -57,7 +57,7 @@ fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
         if !root.is_subvolume() {
             return Err(corrupt(log, "subvolume", root.0, "expected a subvolume's id"));
         }
-        // The subvolume was deleted after its log was begun, so its log is skipped.
+        // Skip the log of a subvolume that was deleted after its log was begun.
         if engine.root_item(*root)?.is_none_or(|item| item.refs == 0) {
             continue;
         }

@@ -3,7 +3,7 @@
 //! | share | of the total | what for |
 //! |---|---|---|
 //! | fixed | [`PROGRAM_BYTES`], at most five sixths | code, stacks, buffers of device I/O, memory that the allocator keeps |
-//! | dirty | a quarter of the rest, at most [`DIRTY_MAX`] | dirty file data and buffers kept for it |
+//! | dirty | a quarter of the rest, from [`DIRTY_MIN`] to [`DIRTY_MAX`] | dirty file data and buffers kept for it |
 //! | reads | a sixteenth | read-ahead |
 //! | engine | a half, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
 //! | inodes | a sixteenth | inodes that are not in use |
@@ -29,7 +29,7 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Divides `total_bytes`. Very small totals count as a few MiB.
+    /// Divides `total_bytes`. With a very small total, the shares with a minimum may exceed the total.
     pub(crate) fn of(total_bytes: u64) -> Self {
         let rest = total_bytes.saturating_sub(PROGRAM_BYTES).max(total_bytes / 6);
         let dirty_bytes = (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX);

@@ -5,7 +5,7 @@
 //! - `commit_thread`: starting commits in the background.
 //! - `log_replay`: making the changes of a tree log part of the subvolumes.
 //! - `statfs`: the numbers that df shows.
-//! - `guard`: checks for a FUSE server, and the abort if the server must stop.
+//! - `guard`: calls that only a FUSE server needs.
 //! - `stats`: counters.
 
 pub(crate) mod commit_thread;

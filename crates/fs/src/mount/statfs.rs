@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::types::StatFs;
 
 impl Fs {
-    /// Space as `df` shows it: bytes of the devices, divided by the number of copies of data.
+    /// Space as `df` shows it: blocks on the devices, divided by the number of copies of data.
     #[allow(
         clippy::arithmetic_side_effects,
         reason = "sums of bytes on the devices; `factor` and `bsize` are at least 1"

@@ -4,7 +4,7 @@
 //!   is written back, so a snapshot does not wait for later writes.
 //! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made. Afterwards the
 //!   extents are shared, so writes no longer overwrite them in place.
-//! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
+//! - I3. Lock order: change lock of [`crate::subvolume::state`] -> `DataPath::in_place` -> inode states.
 //! - I4. A subvolume becomes read-only in two steps. First, new changes are refused and running changes end; the caller
 //!   waits for their end before it takes any lock that a change may take. Then the subvolume's data and the flag are
 //!   made durable.
@@ -52,7 +52,7 @@ impl Fs {
         qgroups: &[QgroupId],
         stransid: Generation,
     ) -> Result<InodeId> {
-        // The name takes space in the subvolume that holds it.
+        // Reserve quota for the name in the subvolume that holds the name.
         let _quota = self.engine.reserve_metadata_quota(dir.root)?;
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
@@ -183,8 +183,9 @@ impl Fs {
     }
 
     /// Sets or clears the read-only flag of a subvolume, durable on return. A received subvolume that becomes writable
-    /// loses its received UUID. Earlier writes are durable too. Waits for running changes. After the call returns, a
-    /// read-only subvolume can only be changed through files that were opened for writing earlier.
+    /// loses its received UUID. If the subvolume becomes read-only, earlier writes to it are durable too. Waits for
+    /// running changes. After the call returns, a read-only subvolume can only be changed through files that were
+    /// opened for writing earlier.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
@@ -270,6 +271,6 @@ impl Fs {
 const NOT_RECEIVED: Generation = Generation(0);
 /// Name of the entry, in the root tree's directory, for the default subvolume.
 const DEFAULT: &[u8] = b"default";
-/// Number of items to reserve for a new subvolume: root item, both references, two UUID items, entry, index, the
-/// directory, and the items of the new tree.
+/// Number of items to reserve for a new subvolume, more than it takes: root item, both references, two UUID items,
+/// entry, index, the directory's inode, and the two items of the new tree.
 const NEW_ITEMS: usize = 16;

@@ -1,5 +1,5 @@
-//! Deleting subvolumes. Deletion removes the subvolume's name at once. The inodes are removed when none of them is in
-//! use any more, and later commits free the space ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes. Deletion removes the subvolume's name at once. The inodes are removed from memory when none of
+//! them is in use any more, and later commits free the space ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
@@ -168,7 +168,8 @@ impl Fs {
         }
     }
 
-    /// The inodes in use of a deleted subvolume: for each, its directory and one of its names.
+    /// The inodes in use of a deleted subvolume, without its root directory and inodes that have no name: for each, its
+    /// directory and one of its names.
     pub fn used_names_of_deleted(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
         match self.subvolumes.get(id) {
             Some(found) if found.is_deleted() => self.used_names_of(id),
@@ -176,7 +177,8 @@ impl Fs {
         }
     }
 
-    /// The inodes in use of a subvolume: for each, its directory and one of its names.
+    /// The inodes in use of a subvolume, without its root directory and inodes that have no name: for each, its
+    /// directory and one of its names.
     pub fn used_names_of(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
         let Some(tree) = self.subvolumes.get(id).map(|found| found.tree.clone()) else { return Vec::new() };
         let inodes = self.inodes.used_of(id).into_iter().filter(|inode| inode.ino != Ino::ROOT_DIR);

@@ -165,7 +165,7 @@ impl Fs {
         Ok(path)
     }
 
-    /// The names on the path from a subvolume's root down to one of its directories.
+    /// The names on the path from a subvolume's root down to an inode, by the inode's first name.
     pub(crate) fn names_up(&self, dir: InodeId) -> Result<Vec<Vec<u8>>> {
         let Some(tree) = self.engine.tree(dir.root)? else { return Ok(Vec::new()) };
         let mut names = Vec::new();
@@ -203,7 +203,7 @@ impl Fs {
         Ok(InodeId { root: dir.root, ino: parent })
     }
 
-    /// Path of a directory from the top level, for messages and listings.
+    /// Path of an inode from the top level, by the inode's first name, for messages and listings.
     pub fn path_of(&self, dir: InodeId) -> Result<Vec<u8>> {
         let mut path = self.subvolume_path(dir.root, &mut HashMap::from([(RootId::FS_TREE, Vec::new())]), 0)?;
         for name in self.names_up(dir)? {
@@ -233,5 +233,5 @@ fn push_name(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
-/// Limit on the depth of paths. Only damaged filesystems have deeper paths: `PATH_MAX` allows fewer names.
+/// Limit on the number of names in a path, which ends loops of damaged references.
 const MAX_NESTING: usize = 4096;

@@ -81,7 +81,8 @@ impl Fs {
         Ok(self.engine.remove_qgroup(member, parent)?)
     }
 
-    /// Sets (`Some(Some)`) or removes (`Some(None)`) limits of a quota group, durable on return.
+    /// Sets (`Some(Some)`), removes (`Some(None)`) or leaves (`None`) the limits of a quota group, in bytes, durable on
+    /// return.
     pub fn limit_qgroup(
         &self,
         id: QgroupId,

@@ -1,9 +1,9 @@
 //! Renames that move a subvolume: plain, over an empty directory, as an exchange, or leaving a whiteout. A subvolume
 //! can be exchanged with another subvolume at any place, and with an inode if both names are in one subvolume.
 //!
-//! - I1. The subvolume lock is held, so the nesting of subvolumes does not change. The rename lock is held, so the
-//!   parents of directories do not change.
-//! - I2. Lock order: subvolume lock -> reservation -> rename lock -> inode states.
+//! - I1. The change lock of [`crate::subvolume::state`] is held, so the nesting of subvolumes does not change. The
+//!   rename lock is held, so the parents of directories do not change.
+//! - I2. Lock order: change lock -> reservation -> rename lock -> inode states.
 
 use std::sync::Arc;
 
@@ -271,8 +271,8 @@ impl Reference {
     }
 }
 
-/// Number of items to reserve for a rename: two names removed and two added, a whiteout with attributes, four inodes
-/// with references, references of two subvolumes, an orphan item.
+/// Number of items to reserve for a rename, more than it changes: two names removed and two added, a whiteout with
+/// attributes, four inodes with references, references of two subvolumes, an orphan item.
 const RENAME_ITEMS: usize = 40;
 /// Limit that ends a loop of damaged references.
 const MAX_NESTING: usize = 4096;

@@ -28,7 +28,7 @@ pub(crate) struct Sends {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Subvolumes that must not change, each with the number of its users.
+    /// Subvolumes that must not change, each with the number of sends and receives that need it unchanged.
     kept: HashMap<RootId, usize>,
     /// Number of running and waiting sends.
     sending: usize,
@@ -52,7 +52,7 @@ pub(crate) struct Kept<'s> {
 pub(crate) struct Moving<'s>(&'s Sends);
 
 impl Sends {
-    /// Begins a send, after waiting for the running move (N2). The caller holds no lock that a move takes.
+    /// Begins a send, after waiting for running moves of extents (N2). The caller holds no lock that a move takes.
     pub(crate) fn begin_send(&self, job: &Job) -> Result<Sending<'_>, EngineError> {
         {
             let mut state = self.state.lock();
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// Calls a function in a thread, because a lock that is never released would stop the test.
+    /// Calls a function in a thread, so that a deadlock fails the test instead of blocking it forever.
     fn in_time<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
         let (send, done) = channel();
         std::thread::spawn(move || send.send(call()));

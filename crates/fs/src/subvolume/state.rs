@@ -34,8 +34,8 @@ impl Subvolumes {
         self.change_lock.lock()
     }
 
-    /// Blocks changes of read-only flags by other threads. This lock comes before all others, because its holder waits
-    /// for running changes.
+    /// Blocks changes of read-only flags by other threads. This lock comes before all others except the lock of running
+    /// receives, because its holder waits for running changes.
     pub(crate) fn lock_flags(&self) -> MutexGuard<'_, ()> {
         self.flag_lock.lock()
     }
