@@ -53,7 +53,7 @@ fn empty_at_random(fs: &Fs, seed: u64, stop: &AtomicBool, nr_emptied: &AtomicU64
     }
 }
 
-/// Rewrites parts of a file, in place or not, and compares the whole content after each write.
+/// Rewrites parts of a file, sometimes with an fsync, and compares the whole content after each write.
 fn rewrite(fs: &Fs, dir: InodeId, name: &str, seed: u64, stop: &AtomicBool) {
     let mut rng = Rng::new(seed);
     let id = fs.create(dir, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;

@@ -37,7 +37,7 @@ fn of_file(image: &Image) -> Arc<dyn Device> {
     Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap())
 }
 
-/// Moves all block groups; converts them if a profile is given.
+/// Moves all block groups; converts them if a profile is given. Returns the number of bytes copied.
 fn move_all(fs: &Fs, profile: Option<BlockGroupFlags>, keeps_stripes: bool) -> Result<u64> {
     let mut copied = 0;
     for group in fs.block_groups() {
@@ -194,7 +194,8 @@ fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
     judge(image.path(), "", &[(&tree, Compare::MODEL)]).unwrap();
 }
 
-/// With metadata, data and holes at random places, a device can be shrunk to the size that `min_device_size` returns.
+/// After files in the middle of the device were removed, the device can be shrunk to the size that `min_device_size`
+/// returns.
 #[test]
 fn a_device_shrinks_to_the_size_that_is_named() {
     if !capability::kernel_oracle() {
@@ -299,7 +300,8 @@ fn verify(medium: &Medium, model: &Model) -> Result<()> {
 }
 
 /// Moves, two resizes, and allocations that fill and empty block groups run at once: nothing lies past the end of the
-/// device, each chunk has its block group, and no operation makes another one fail.
+/// device, each chunk has its block group, and moves and resizes fail only for lack of space or because another
+/// operation moves or removes the block group.
 #[test]
 fn moves_resizes_and_removals_go_together() {
     if !capability::kernel_oracle() {
@@ -412,9 +414,9 @@ fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
     judge(image.path(), "", &[]).unwrap();
 }
 
-/// A device that starts a commit when a large part of one copy of a chunk is read. The read waits until the commit has
-/// written a part of its blocks to the copy that is read; for a moment, the commit's other blocks and the other copy of
-/// the chunk are not written.
+/// A device that lets another thread begin a commit when a large part of the first copy of a chunk is read. The read
+/// waits until the commit has written some of its blocks to the first copy. The commit's writes to the second copy, and
+/// its further writes to the first copy, are delayed for a moment.
 #[derive(Debug)]
 struct HoldingDevice {
     inner: Arc<dyn Device>,
@@ -425,7 +427,7 @@ struct HoldingDevice {
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
     Off,
-    /// The next read begins the commit. The two ranges are the two copies of the chunk.
+    /// The next large read of the first copy begins the commit. The two ranges are the two copies of the chunk.
     Armed([Range<u64>; 2]),
     /// The commit begins, and has written this number of runs of blocks to the first copy.
     Commit([Range<u64>; 2], u64),
@@ -528,7 +530,7 @@ fn a_commit_beside_a_conversion_to_single_is_no_damage() {
     let unlink = |round: usize, number: usize| {
         fs.unlink(TOP, format!("{}-{round}-{number}", "x".repeat(200)).as_bytes()).unwrap();
     };
-    // Make blocks with holes between them, in more space than one step of a migration copies.
+    // Leave free gaps between the tree blocks, which take more space than one step of a migration copies.
     (0..24_000).for_each(|number| create(0, number));
     fs.sync().unwrap();
     for round in 0..7 {

@@ -184,7 +184,8 @@ fn fsync_of_data_written_in_place_flushes() {
     check_medium(&bed.medium.content()).unwrap();
 }
 
-/// A preallocation compares the space that it needs with its reservation again if it waited for the reservation.
+/// While a preallocation waits for its reservation, another thread punches a hole into the range. The preallocation
+/// then needs more space, and reserves it.
 #[test]
 fn a_preallocation_reserves_what_is_punched_while_it_waits() {
     const LEN: u64 = 32 << 20;

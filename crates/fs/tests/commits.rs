@@ -12,7 +12,7 @@ use ubtrfs_testkit::{FsTarget, Image, btrfs_check};
 
 const ROOT: Caller = Caller::ROOT;
 
-/// Waits until a copy of the image shows this file with this content.
+/// Waits until a copy of the image shows this file with this content. Returns false if that takes longer than `limit`.
 fn wait_for(image: &Image, path: &[u8], content: &[u8], limit: Duration) -> bool {
     let start = Instant::now();
     while start.elapsed() < limit {

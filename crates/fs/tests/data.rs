@@ -37,7 +37,7 @@ fn open(image: &Image, options: &MountOptions) -> Arc<Fs> {
     fs
 }
 
-/// A file and its expected content.
+/// The expected content of a file.
 #[derive(Clone, Debug, Default)]
 struct Expected {
     bytes: Vec<u8>,
@@ -76,7 +76,7 @@ impl World {
             let id = fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
             if self.rng.one_in(5) {
                 let property: &[u8] = self.rng.pick::<&[u8]>(&[b"zstd", b"lzo", b"zlib"]);
-                // Files without copy-on-write or checksums refuse the compression property.
+                // Files without copy-on-write refuse the compression property.
                 let _ = fs.setxattr(id, b"btrfs.compression", property, XattrFlags::empty(), &Caller::ROOT);
             } else if self.rng.one_in(6) {
                 const NOCOW: u32 = 0x0080_0000;
@@ -450,7 +450,8 @@ fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
 }
 
 /// As on Linux, cloning and deduplication change no access time, not even if a file's data is inline and so cannot be
-/// shared. Bytes that `copy_range` copies through memory count as read.
+/// shared. If `copy_range` shares nothing, because an offset is not aligned, it copies bytes and updates the access
+/// time.
 #[test]
 fn cloning_and_deduplication_change_no_access_time() {
     let image = make(&MkfsOptions::default());

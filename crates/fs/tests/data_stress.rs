@@ -37,8 +37,8 @@ fn create(fs: &Fs, name: &str) -> InodeId {
     fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id
 }
 
-/// Every 8 bytes of a file are zero, or their own offset mixed with a tag of the file. So the content is right no
-/// matter which thread wrote last.
+/// The content of a file: each 8-byte word is its own offset mixed with a tag of the file, so the content is right no
+/// matter which thread wrote last. Words in holes are zero.
 fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
     (0..len as u64 / 8).flat_map(|index| (offset + index * 8 + 1).wrapping_mul(tag | 1).to_le_bytes()).collect()
 }
@@ -265,8 +265,8 @@ fn write_version(fs: &Fs, version: u64) -> ubtrfs_fs::Result<()> {
     Ok(())
 }
 
-/// Writes some files in two versions, and syncs after each version. Returns the last version with a successful sync. A
-/// failed sync is tried again, as a program may do.
+/// Writes some files in two versions, and syncs after each version. Returns the last version with a successful sync.
+/// After a failed sync, the version is written and synced again, as a program may do.
 fn write_and_sync(fs: &Fs) -> u64 {
     let mut synced = 0;
     for version in 1..=2 {

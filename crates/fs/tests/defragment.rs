@@ -17,7 +17,7 @@ const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 const BLOCK: usize = 4096;
 const NR_BLOCKS: usize = 1000;
 
-/// A file in small extents: blocks are written in random order, with a commit now and then.
+/// Makes a file of small extents: its blocks are written in random order, with writeback after every four blocks.
 fn fragmented(fs: &Fs, name: &[u8], rng: &mut Rng) -> (InodeId, Vec<u8>) {
     let id = fs.create(TOP, name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
     let content = rng.text(NR_BLOCKS * BLOCK + 100);

@@ -33,7 +33,7 @@ fn is_full(error: &Error) -> bool {
     true
 }
 
-/// Creates and writes files named after `tag` until a few attempts in a row find no space.
+/// Creates and writes files named after `tag` until three attempts have found no space.
 fn fill(fs: &Fs, rng: &mut Rng, tag: &str, max_bytes: u64, files: &Mutex<Files>) {
     let mut refused = 0;
     for number in 0.. {
@@ -158,7 +158,8 @@ fn mixed_block_groups_fill() {
     }
 }
 
-/// Takes a snapshot of the top level in itself, and deletes it again if there was room for it.
+/// Takes a snapshot of the top level in itself, and deletes the snapshot again. Returns false if there was no room for
+/// the snapshot.
 fn try_snapshot(fs: &Fs, name: &str) -> bool {
     let source = fs.root();
     match fs.snapshot(source.root, source, name.as_bytes(), false) {
@@ -170,7 +171,7 @@ fn try_snapshot(fs: &Fs, name: &str) -> bool {
     }
 }
 
-/// Fills a filesystem, requests snapshots that do not fit, and removes files.
+/// Fills a filesystem, requests snapshots, for which there may be no room, and removes files.
 fn refused_snapshots_and_removals(len_bytes: u64, mkfs: &[&str], max_bytes: u64) {
     let image = Image::kernel_made(len_bytes, mkfs).unwrap();
     let mut rng = Rng::new(Rng::seed_or(5));

@@ -47,7 +47,7 @@ fn operations(on: &mut dyn Target) -> Result<(), i32> {
     on.set_xattr(b"a/file 6", b"user.one", b"changed")?;
     on.set_xattr(b"a", b"trusted.t", b"")?;
     on.remove_xattr(b"a/file 6", b"user.two")?;
-    // An access ACL that also gives a named user read, write and execute permission.
+    // An ACL that also gives a named user read, write and execute permission.
     let acl = [
         &[2u8, 0, 0, 0][..],
         &[1, 0, 7, 0, 255, 255, 255, 255],

@@ -60,7 +60,7 @@ fn files_in_one_directory_and_one_commit_fill_each_leaf_once() {
 }
 
 /// Creating a file first looks up its name. All names of a directory that was created in this session stay known, even
-/// after many other inodes were loaded and dropped.
+/// after many other inodes were created and evicted.
 #[test]
 fn names_of_a_large_directory_stay_known() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(1 << 30));

@@ -16,7 +16,7 @@ fn nr_ops() -> usize {
     std::env::var("UBTRFS_OPS").ok().and_then(|value| value.parse().ok()).unwrap_or(600)
 }
 
-/// Runs rounds of operations on one image, each with its options.
+/// Runs rounds of operations on one image, each round with its own mount options.
 fn rounds(mkfs: &[&str], options: &[&str], default_seed: u64) -> Result<()> {
     let seed = Rng::seed_or(default_seed);
     let image = Image::kernel_made(768 << 20, mkfs)?;

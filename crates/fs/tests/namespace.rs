@@ -544,7 +544,7 @@ fn busy_directories_give_numbers_in_rows() -> Result<()> {
     all.dedup();
     assert_eq!(all.len(), 928);
     fs.sync()?;
-    // The new inode's number is above all numbers that earlier transactions gave.
+    // The new inode's number is above all numbers that were given in earlier transactions.
     assert!(make(464..465)[0].0 > all[927]);
     close_and_verify(&image, target)
 }

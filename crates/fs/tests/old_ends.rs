@@ -1,5 +1,5 @@
-//! Files that Linux shortened keep old bytes past their end on disk. However such a file grows later, the range that it
-//! gains reads as zeros.
+//! Files that Linux shortened keep old bytes past their end on disk. No matter how such a file grows later, the added
+//! range reads as zeros.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

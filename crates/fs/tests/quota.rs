@@ -579,7 +579,7 @@ fn defragmentation_holes_and_truncation_obey_limits() {
     btrfs_check(image.path()).unwrap();
 }
 
-/// At the limit, Linux refuses each of these changes. Removals work.
+/// Like Linux, ubtrfs refuses each of these changes at the limit. Removals work.
 #[test]
 fn names_attributes_and_subvolumes_obey_limits() {
     if !capability::kernel_oracle() {

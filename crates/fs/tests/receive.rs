@@ -157,7 +157,7 @@ fn a_subvolume_is_received_with_its_origin() {
     assert_eq!((next.parent_uuid, next.received_uuid, next.stransid.0), (info.uuid, NEXT, 9));
     assert_eq!(bed.find("s2/dir/file").unwrap().nlink, 1);
     assert_eq!(bed.find("s1/dir/file").unwrap().nlink, 2);
-    // All received subvolumes are still there after the filesystem is closed and opened again.
+    // The last subvolume still has its received UUID after the filesystem is closed and opened again.
     let image = bed.close();
     let bed = Bed { fs: Bed::open(&image), image };
     assert_eq!(bed.subvolume("s2").received_uuid, NEXT);
@@ -737,7 +737,7 @@ fn a_kept_subvolume_that_was_changed_is_not_resumed() {
 
 #[test]
 fn a_name_that_is_being_received_is_not_called_interrupted() {
-    /// An input that runs a second receive of its stream before it returns the stream's last 30 bytes.
+    /// An input that runs two further receives of its stream before it returns the stream's last 30 bytes.
     struct Slow<'b> {
         bed: &'b Bed,
         stream: &'b [u8],

@@ -15,7 +15,7 @@ use ubtrfs_stream::{Command, Version, Writer};
 use ubtrfs_testkit::{Medium, MediumDevice, Rng, check_medium};
 
 const LEN: usize = 4 << 20;
-/// Data of one command.
+/// Bytes of data in one command.
 const PIECE: usize = 64 << 10;
 
 /// A filesystem with the snapshot `sent`, which has the files `a` and `b` of [`LEN`] bytes, and the stream of this
@@ -157,7 +157,7 @@ fn the_error_of_waiting_data_is_the_error_of_its_file_and_skips_no_other_command
 #[test]
 fn a_source_that_changes_between_comparison_and_sharing_is_noticed() {
     let bed = Bed::new();
-    // The file was opened before its subvolume became read-only.
+    // `write_opened` stands for a write through a file that was opened before its subvolume became read-only.
     let source = bed.find("sent/a");
     let done = bed.receive_and(ReceiveOptions::default(), |_| {
         bed.fs.write_opened(source, 0, b"changed", false).unwrap();

@@ -170,7 +170,7 @@ fn verify(medium: &Medium, recorded: &Recorded, promised: u64) -> Result<[usize;
         compare_entries(&recorded.expected[number], &found, Compare::ALL).context(NAMES[number])?;
     }
     drop(fs);
-    // The rest can be received now.
+    // The streams of the other subvolumes can be received now.
     let target = open(Arc::clone(&device) as Arc<dyn Device>, "").context("opening again")?;
     for (number, name) in NAMES.iter().enumerate().skip(complete.len()) {
         resume(&target, name, &recorded.streams[number]).with_context(|| format!("resuming {name}"))?;
@@ -186,7 +186,7 @@ fn verify(medium: &Medium, recorded: &Recorded, promised: u64) -> Result<[usize;
     Ok(counts)
 }
 
-/// Receives a stream, whose subvolume may be there and incomplete.
+/// Receives a stream, whose subvolume may exist already and be incomplete.
 fn resume(target: &FsTarget, name: &str, stream: &[u8]) -> Result<()> {
     let fs = target.fs();
     let Ok(found) = fs.lookup(fs.root(), name.as_bytes()) else {

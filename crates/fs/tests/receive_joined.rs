@@ -11,10 +11,11 @@ use ubtrfs_stream::{Command, Version, Writer};
 use ubtrfs_testkit::{CAPABILITY, Compare, NodeKind, Rng, TreeEntry, compare_entries, walk_fs};
 use uuid::Uuid;
 
-/// A command that a filesystem accepts and that changes nothing. Commands before and after it are not joined.
+/// A command that a filesystem accepts and that changes nothing. The receiver does not join a command before it with a
+/// command after it.
 const BETWEEN: Command<'_> = Command::UpdateExtent { path: b"", offset: 0, size: 0 };
 
-/// Receives a stream of commands, also of some that fail.
+/// Receives a stream of commands, of which some may fail. With `singly`, no commands are joined.
 fn receive(commands: &[Command<'_>], singly: bool) -> (ReceiveReport, Vec<TreeEntry>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));
     ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
@@ -74,7 +75,7 @@ fn joined_commands_have_the_result_of_single_ones() {
         Command::Mkfile { path: b"o2-1-0", ino: 2 },
         Command::Rename { path: b"o2-1-0", to: f },
     ];
-    // The owner after the permissions removes the set-user-id bit; in the other order the bit stays.
+    // A chown after the chmod removes the set-user-id bit; a chmod after the chown keeps the bit.
     for (attributes, mode) in [
         ([Command::Chmod { path: f, mode: 0o4755 }, chown(f, 7), utimes(f, 10)], 0o755),
         ([chown(f, 7), Command::Chmod { path: f, mode: 0o4755 }, utimes(f, 10)], 0o4755),
@@ -83,7 +84,8 @@ fn joined_commands_have_the_result_of_single_ones() {
         let tree = compare(&[&make[..], &attributes].concat());
         assert_eq!(tree.iter().find(|entry| entry.path == b"s/d/f").unwrap().mode, mode);
     }
-    // Both names of a new inode are taken: the temporary one by a file that stays, the other by one that is replaced.
+    // Names of new inodes are taken: the temporary name `a` of inode 2 by inode 1, and the final name `b` of inode 3 by
+    // a file that is replaced.
     let tree = compare(&[
         Command::Mkfile { path: b"a", ino: 1 },
         Command::Write { path: b"a", offset: 0, data: b"first" },

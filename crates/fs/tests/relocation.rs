@@ -1,9 +1,8 @@
 //! Tests emptying block groups.
 //!
-//! Method: Linux, and random operations of the engine, make filesystems with snapshots, reflinks and preallocated
-//! extents. All block groups of a filesystem are emptied, one after the other. Then each file is as before, both in the
-//! engine and under Linux; `btrfs check` and `ubtrfs check` find nothing; and the groups are gone. `UBTRFS_SEED`
-//! repeats a failure.
+//! Method: Linux makes filesystems of every format with snapshots, reflinks and preallocated extents. All block groups
+//! of a filesystem are emptied, one after the other. Then each file is as before, both in the engine and under Linux;
+//! `btrfs check` and `ubtrfs check` find nothing; and the groups are gone.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

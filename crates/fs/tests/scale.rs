@@ -1,5 +1,5 @@
-//! Measures operations in a directory with very many entries, and prints their times. Each should be about as fast as
-//! in a small directory.
+//! Measures operations in a directory with very many entries, and prints their times. Each operation should be about as
+//! fast as in a small directory.
 //!
 //! `UBTRFS_SCALE` sets the number of entries (default 100,000).
 

@@ -162,7 +162,7 @@ fn nested_subvolumes_join_the_groups_of_their_holder() {
     fs.close().unwrap();
 }
 
-/// Makes Linux delete everything, and checks that only the root nodes stay charged.
+/// Makes Linux delete all subvolumes, and checks that only the nodes of the top level stay charged.
 fn empty_by_linux(image: &Path, rounds: &Rounds) {
     let mount = LoopMount::new(image, "").unwrap();
     let names = rounds.names.join(" ");
@@ -215,7 +215,7 @@ fn random_turns(seed: u64, image: &Image, nr_turns: usize, names: &[&str]) {
             if rounds.rng.one_in(3) {
                 let groups = fs.block_groups();
                 let start = groups[rounds.rng.index(groups.len())].start;
-                // A group cannot be moved if there is no room elsewhere.
+                // A block group cannot be moved if there is no room elsewhere.
                 let _ = fs.relocate_block_group(start, &Job::new());
             }
             settle(&fs);

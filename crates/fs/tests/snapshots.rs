@@ -1,9 +1,9 @@
 //! Tests creating and deleting subvolumes and snapshots.
 //!
 //! Method: random operations change a subvolume and a model of it. When a snapshot is taken, the model's state is
-//! saved. At the end, each snapshot that was not deleted must hold the saved state, both in the engine and under Linux.
-//! `btrfs check` and `ubtrfs check` must find no problems, and the image must hold nothing of the deleted snapshots.
-//! `UBTRFS_SEED` repeats a failure.
+//! saved. At the end, Linux must show the saved state in each snapshot that was not deleted. `btrfs check` and `ubtrfs
+//! check` must find no problems, and the image must hold nothing of the deleted snapshots. `UBTRFS_SEED` repeats a
+//! failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -127,7 +127,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
             assert!(line.ends_with(&format!("path {}", String::from_utf8_lossy(&info.path))), "{line}");
         }
     }
-    // Linux changes and deletes the subvolumes of this image.
+    // Linux changes and deletes subvolumes of this image.
     let mount = LoopMount::new(image.path(), "").unwrap();
     let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
     run("btrfs", ["subvolume", "snapshot", &path("house/rw"), &path("again")]).unwrap();
@@ -242,8 +242,9 @@ fn snapshots_of_files_that_are_written_in_place() {
     }
 }
 
-/// Deletes a tree that takes several commits to drop and shares most blocks with a snapshot. After each commit, both
-/// checkers examine the image as a power cut would leave it, and Linux and ubtrfs continue the deletion from there.
+/// Deletes a tree that takes several commits to drop and, in two of the three cases, shares most blocks with snapshots.
+/// Both checkers examine the image as a power cut after each commit would leave it, and Linux or ubtrfs (by turns)
+/// continues the deletion from there.
 #[test]
 fn a_deletion_is_taken_up_where_it_was() {
     if !capability::kernel_oracle() {
@@ -265,8 +266,8 @@ fn a_deletion_is_taken_up_where_it_was() {
         let mut victim = "origin";
         if keep != "nothing" {
             fs.snapshot(origin.root, TOP, b"snapshot", false).unwrap();
-            // Give `origin` and `snapshot` blocks that are not shared, and `origin` also such blocks below shared
-            // blocks.
+            // Change some directories of `origin` and other directories of `snapshot`, so that each of the two has
+            // blocks of its own beside the shared blocks.
             for (root, dirs) in [("origin", 0..20), ("snapshot", 10..30)] {
                 let root = fs.lookup(TOP, root.as_bytes()).unwrap().id;
                 for dir in dirs {
@@ -435,8 +436,8 @@ fn a_snapshot_holds_no_files_without_names() {
     }
 }
 
-/// A crash right after a snapshot leaves files without names in the snapshot too. They go when the snapshot is
-/// looked up, as in Linux.
+/// A crash right after a snapshot leaves files without names in the snapshot too. These files are deleted when the
+/// snapshot is looked up, as in Linux.
 ///
 /// The normal mode of `btrfs check` 6.2 counts an error that it does not name while the leaf of such a file is shared,
 /// also on images that Linux left in this state.
@@ -495,9 +496,8 @@ fn an_id_is_given_once_while_the_filesystem_is_open() {
     second_opinion(image.path()).unwrap();
 }
 
-/// Threads keep writing and creating files while snapshots are taken. Each snapshot is the state of one moment: if a
-/// thread writes a counter first to one file and then to a second file, the counter in the second file is never ahead.
-/// The snapshot holds everything that was written before the call that made the snapshot.
+/// Threads keep writing and creating files while snapshots are taken. Each snapshot holds everything that was written
+/// before the call that made the snapshot, and does not change afterwards.
 #[test]
 fn snapshots_amid_writers_are_of_one_moment() {
     for options in ["", "nodatacow"] {

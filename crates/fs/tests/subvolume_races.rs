@@ -1,9 +1,10 @@
-//! Tests creating and deleting subvolumes while other threads work in them.
+//! Tests subvolumes that are snapshotted, deleted or made read-only, and filesystems that are closed, while other
+//! threads work in them.
 //!
-//! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors, while the subvolume is
-//! snapshotted into its own directories, or deleted. The filesystem must stay writable, and both checkers must find
-//! nothing. All names in the snapshots lead to inodes, both in the engine and under Linux. `UBTRFS_ROUNDS` sets the
-//! number of rounds.
+//! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors. Meanwhile the subvolume
+//! is snapshotted into its own directories, deleted or made read-only, or the filesystem is closed. No failure may make
+//! the filesystem read-only, and both checkers must find nothing. All names in the snapshots lead to inodes, both in
+//! the engine and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +28,7 @@ fn rounds(default: u64) -> u64 {
     std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Makes one random change in one of the directories `dirs`. Fails if an inode that it needs is missing.
+/// Makes one random change in the directories `dirs`. Fails if an inode that the change needs is missing.
 fn change(fs: &Fs, rng: &mut Rng, dirs: &[InodeId], number: u64) -> Result<(), Error> {
     let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
     let name = format!("file-{}-{}", number % 500, "n".repeat(rng.index(150)));

@@ -1,7 +1,7 @@
 //! Tests that discarding free space punches holes into the image file, but only where space is free.
 //!
-//! Method: threads write, replace and remove files. Each thread remembers the content of its files, while another
-//! thread discards free space without a pause. `UBTRFS_SEED` repeats a run.
+//! Method: threads write, replace and remove files, and remember their content, while another thread discards free
+//! space without a pause. `UBTRFS_SEED` repeats a run.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -49,7 +49,7 @@ fn asynchronous_discards_follow_removals() {
     let full = bytes();
     fs.unlink(TOP, b"gone").unwrap();
     fs.sync().unwrap();
-    // New data is allocated in a part of the freed space before that space is discarded.
+    // New data may be allocated in a part of the freed space before that space is discarded.
     let new = write("new", 20 << 20, 3);
     fs.sync().unwrap();
     wait_until("the freed space is discarded", || bytes() + (75 << 20) < full);
@@ -215,7 +215,7 @@ fn nothing_that_is_written_meanwhile_is_discarded() {
     }
     let seed = Rng::seed_or(20_261_124);
     println!("UBTRFS_SEED={seed}");
-    // The image is small enough to become full.
+    // The image is smaller than all written data together, so freed space is allocated again.
     let image = Image::kernel_made(300 << 20, &[]).unwrap();
     let fs = open(&image, "");
     let is_done = AtomicBool::new(false);

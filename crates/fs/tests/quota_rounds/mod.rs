@@ -118,7 +118,8 @@ impl Rounds {
         }
     }
 
-    /// Makes a shell command by which Linux changes subvolume `name` at random. `new` is the name of a snapshot.
+    /// Makes a shell command by which Linux changes the subvolume `name`; `kind` selects the change. `new` is the name
+    /// of the snapshot, if the command makes one.
     pub(crate) fn command_of_linux(&mut self, kind: u64, name: &str, file: u64, new: String) -> String {
         match kind {
             0 if self.names.len() < 12 => {
