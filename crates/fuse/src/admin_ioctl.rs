@@ -261,7 +261,7 @@ fn trim(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// The argument that stands for a whole file.
+/// The argument of DEFRAG_RANGE for a whole file: `start` is 0, and `len` is the largest number.
 const DEFRAG_ALL: [u8; 48] = {
     let mut args = [0; 48];
     let mut at = 8;

@@ -11,7 +11,7 @@
 //! | DEV_INFO       | devid 0, uuid 8, bytes_used 24, total_bytes 32, fsid 40, path 3072                             |
 //! | INO_LOOKUP     | treeid 0, objectid 8, name 16                                                                |
 //! | INO_LOOKUP_USER | dirid 0, treeid 8, name 16, path 272                                                        |
-//! | GET_SUBVOL_ROOTREF | min_treeid 0, (treeid, dirid) from 8 on, their number 4088                               |
+//! | GET_SUBVOL_ROOTREF | min_treeid 0, (treeid, dirid) from 8 on, num_items 4088                                 |
 //! | RESIZE         | name 8                                                                                       |
 //! | TREE_SEARCH    | tree_id 0, min and max objectid 8, offset 24, transid 40, type 56, nr_items 64, items 104      |
 

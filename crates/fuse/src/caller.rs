@@ -92,7 +92,8 @@ impl Groups {
         }
     }
 
-    /// The caller's rights to change inode flags beyond those of the inode's owner.
+    /// The rights to change inode flags that the caller's capabilities give: to act as the owner of any inode, and to
+    /// change the flags that an owner may not change (immutable, append-only).
     pub(crate) fn flag_rights(&self, req: &Request<'_>) -> FlagRights {
         FlagRights { as_owner: self.acts_as_owner(req), immutable: self.is_capable(req, CAP_LINUX_IMMUTABLE) }
     }
@@ -113,7 +114,7 @@ impl Groups {
         without_set_id(file_mode, || self.has(req, gid))
     }
 
-    /// Whether a file stays set-group-id when the caller sets its ACL.
+    /// Whether a file of group `gid` stays set-group-id when the caller sets the file's ACL.
     pub(crate) fn may_keep_sgid(&self, req: &Request<'_>, gid: u32) -> bool {
         self.may_keep_set_id(req) || self.has(req, gid)
     }

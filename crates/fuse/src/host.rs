@@ -86,8 +86,8 @@ impl MountHost {
         request: Request,
     ) -> ubtrfs_control::Result<Response> {
         let caller = self.groups.waiting_caller(req);
-        // The kernel does not tell whether the caller has the files open for writing, so they count as open for reading
-        // only.
+        // The kernel does not tell whether the caller has the files open for writing, so the files count as open for
+        // reading only.
         let device = self.device.get().filter(|_| request.changes());
         let is_read_only_mount =
             device.and_then(|device| self.groups.is_read_only_for(req.pid, *device)).unwrap_or(false);

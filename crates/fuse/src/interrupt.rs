@@ -1,17 +1,18 @@
-//! [`Interrupts`]: cancels long ioctls when their process gets a signal, and all of them when the mount ends.
+//! [`Interrupts`]: cancels a long ioctl when its process gets a signal, and all ioctls when the mount ends.
 //!
-//! A process that waits for an answer stays blocked until the answer arrives, even if the process is killed. If it gets
-//! a signal, the kernel sends INTERRUPT with the number of the request, once for each request.
+//! A process that waits for an answer stays blocked until the answer arrives, even if the process is killed. If the
+//! process gets a signal, the kernel sends INTERRUPT with the number of the request, once for each request.
 //!
 //! As on Linux, most ioctls end only by a signal that kills the process, and so Ctrl-Z or a handled signal does not end
 //! a balance ([`EndsBy`]). INTERRUPT does not tell which signal arrived, so a thread watches the process from the
 //! INTERRUPT on: in /proc, a thread that is being killed has a pending SIGKILL, whatever signal kills it, unless that
 //! signal dumps core.
 //!
-//! - N1. An INTERRUPT can overtake its request, because different threads handle them. The numbers of early INTERRUPTs
-//!   are kept, at most [`EARLY_MAX`] of them, and each request looks for its number when it starts.
-//! - N2. No ioctl outlives the connection to the kernel by more than one step of its job: nobody would get its answer,
-//!   and the end of the mount waits for it.
+//! - N1. An INTERRUPT can overtake its request, because different threads handle them. The request numbers in early
+//!   INTERRUPTs are kept, at most [`EARLY_MAX`] of them. Each cancellable request looks for its number among them when
+//!   it starts.
+//! - N2. No ioctl outlives the connection to the kernel by more than one step of the ioctl's job: nobody would get the
+//!   answer, and the end of the mount waits for the ioctl.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub(crate) struct Interrupts {
 #[derive(Debug, Default)]
 struct Shared {
     running: Vec<Running>,
-    /// Numbers of INTERRUPTs whose request is not known (N1).
+    /// The request numbers of INTERRUPTs that arrived while no such request was running (N1).
     early: VecDeque<u64>,
     has_ended: bool,
 }
@@ -144,8 +145,8 @@ impl Drop for Interruptible {
     }
 }
 
-/// The largest number of early INTERRUPTs that are kept. Most of them belong to requests that cannot be cancelled,
-/// and so never look for their number.
+/// The largest number of early INTERRUPTs that are kept. Most early INTERRUPTs are for requests that cannot be
+/// cancelled, so no request ever removes their numbers.
 const EARLY_MAX: usize = 64;
 /// The interval at which an interrupted process is watched.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
 //! The ioctls on flags of files. For a FUSE server, the kernel copies as many bytes of an ioctl's argument as the
-//! ioctl's number states, so ioctls with other arguments do not work. FICLONE, FIDEDUPERANGE and FIEMAP never arrive,
-//! because the kernel handles them itself. The kernel also turns accesses to inode flags (`lsattr`, `chattr`) into
-//! ioctls. `btrfs_ioctl` and `subvolume_ioctl` have the ioctls of btrfs.
+//! ioctl's number states, so an ioctl does not work if its argument is longer or contains pointers. FICLONE,
+//! FIDEDUPERANGE and FIEMAP never arrive, because the kernel handles them itself. The kernel also turns accesses to
+//! inode flags (`lsattr`, `chattr`) into ioctls. `btrfs_ioctl` and `subvolume_ioctl` have the ioctls of btrfs.
 
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{Caller, Error, FlagRights, Fs, InodeId, Result};

@@ -68,10 +68,11 @@ pub struct MountConfig {
     /// changes its owner. Capabilities of files and ACLs have no effect in such a mount.
     pub no_xattrs: bool,
     /// Files are opened and closed without requests. Files that are immutable, append-only or in read-only subvolumes
-    /// can then be opened for writing, and every write to them fails.
+    /// can then be opened for writing, but the server refuses writes to them (to append-only files: writes without
+    /// O_APPEND).
     pub no_open: bool,
     /// Allow idmapped mounts of this mount. Most requests then do not contain the caller's user, so ioctls that need
-    /// it, such as those on subvolumes, are refused to all users but root.
+    /// the caller's user, such as the ioctls on subvolumes, are refused to all users but root.
     pub idmap: bool,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
@@ -627,7 +628,7 @@ pub(crate) fn set_read_ahead(dir: &Path) {
 /// The read-ahead to set: the size of the largest request that kernels make by default.
 const READ_AHEAD_KIB: u32 = crate::server::MAX_WRITE >> 10;
 
-/// The largest write request that the kernel makes: 1 MiB, or more if root raised the limit for all FUSE servers
+/// The largest write request that the kernel makes: 1 MiB, or up to 4 MiB if root raised the limit for all FUSE servers
 /// (`sysctl fs.fuse.max_pages_limit`, Linux 6.13).
 pub(crate) fn max_write() -> u32 {
     max_write_by(&std::fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").unwrap_or_default())

@@ -12,8 +12,8 @@
 //! | of the mounted subvolume, number below 2^40                        | the inode number, as on Linux             |
 //! | of another subvolume, id below 2^22, number below 2^40             | `id << 40 \| number`                      |
 //! | of another subvolume, id below 2^32, number below 2^30             | `2^62 \| id << 30 \| number`              |
-//! | the empty directory that a snapshot has in place of a nested subvolume, both ids below 2^31         | `2^63 \ | 2^62 \ | snapshot << 31 \ | subvolume` |
-//! | anything else                                                      | `2^63 \ | 62 bits of a hash`, incremented while the id is taken |
+//! | the empty directory that a snapshot has in place of a nested subvolume, both ids below 2^31         | `2^63 \| 2^62 \| snapshot << 31 \| subvolume` |
+//! | anything else                                                      | `2^63 \| 62 bits of a hash`, incremented while the id is taken |
 //!
 //! Except for numbers made from hashes, the numbers are equal after every mount and on every machine. Backups that
 //! compare inode numbers with those of the last run, file handles that outlive the server (NFS), and
@@ -22,9 +22,9 @@
 //! numbers become stale when the server ends.
 //!
 //! Invariants:
-//! - N1. The mapping is one to one for the lifetime of the mount. An id that [`Nodes::node`] did not make is stale.
-//! - N2. `fs` counts the references that the kernel holds (lookup counts): one for each `Attr` that it returns, until
-//!   FORGET gives it back. This module keeps no second count that could disagree.
+//! - N1. The mapping is one to one for the lifetime of the mount. An id that [`Nodes::node`] cannot have made is stale.
+//! - N2. `fs` counts the references that the kernel holds (lookup counts): one for each `Attr` that goes to the kernel
+//!   in an entry, until FORGET gives the reference back. This module keeps no second count that could disagree.
 
 use std::collections::HashMap;
 

@@ -275,8 +275,8 @@ pub struct PrivilegedHelper {
 
 const LAZY: u8 = b'l';
 const PLAIN: u8 = b'p';
-/// Question: is the process in the group, and are all its user ids equal to the given one (any, if [`ANYBODY`] is
-/// given)?
+/// Question: is the process in the group, and are all its user ids equal to the given id? With [`ANYBODY`], the user
+/// ids do not matter.
 const GROUP: u8 = b'g';
 /// Question: the umask of the process.
 const UMASK: u8 = b'u';

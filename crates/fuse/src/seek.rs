@@ -22,8 +22,8 @@ use crate::transport::{Notifier, Place};
 /// Makes the kernel write back dirty pages. For this, counts how often each file is open for writing.
 #[derive(Debug)]
 pub(crate) struct PageFlusher {
-    /// For each node, how often it is open for writing. The map is split into parts by node id, so that threads that
-    /// open and close different files seldom wait for each other.
+    /// The number of opens for writing of each node. The map is split by node id into several maps with a lock each, so
+    /// that threads that open and close different files seldom wait for each other.
     writers: [Mutex<HashMap<u64, u32>>; NR_PARTS],
     notifier: Arc<OnceLock<Notifier>>,
     /// Whether the kernel keeps all written data for a while (`writeback_cache`), not only data written through
@@ -40,7 +40,7 @@ impl PageFlusher {
         Self { writers, notifier, kernel_keeps_writes, hears_of_opens }
     }
 
-    /// The part of `writers` that counts the opens of a node.
+    /// The map of `writers` that has the node's number of opens.
     fn writers_of(&self, node: u64) -> MutexGuard<'_, HashMap<u64, u32>> {
         let part = usize::try_from(node % NR_PARTS as u64).unwrap_or_default();
         self.writers[part].lock()
@@ -68,8 +68,9 @@ impl PageFlusher {
         lacks_some && attr.mode & mode::TYPE == mode::REGULAR && self.may_have_writers(node)
     }
 
-    /// Makes the kernel forget the attributes of a file after a request changed more of them than the kernel expects.
-    /// Unlike the requests of K1, this request does not wait: with a negative offset, the kernel keeps the pages.
+    /// Makes the kernel forget the attributes of a file after a request changed attributes that the kernel does not
+    /// expect it to change. Unlike the notifications of K1, this notification does not wait: with a negative offset,
+    /// the kernel keeps the pages.
     pub(crate) fn attributes_changed(&self, node: u64) {
         if let Some(notifier) = self.notifier.get() {
             notifier.forget_attributes(node);
@@ -108,7 +109,7 @@ impl PageFlusher {
     }
 }
 
-/// The number of parts into which `PageFlusher::writers` is split.
+/// The number of maps into which `PageFlusher::writers` is split.
 const NR_PARTS: usize = 32;
 
 #[cfg(test)]

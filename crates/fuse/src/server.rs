@@ -1,16 +1,15 @@
 //! Requests: each handler turns one request into one call of `fs`, and the result into the answer.
 //!
-//! Invariants:
-//! S1. A handler answers exactly once. If `fs` fails, the answer is the errno of its error. After a panic, the answer
-//!     is EIO and the filesystem is read-only, so that no half-done change is ever committed.
-//! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
-//!     fit into the answer gives its reference back.
-//! S3. Only requests change the filesystem, so the kernel may cache names, missing names and attributes for long
-//!     ([`TTL`]). There are two exceptions. `st_blocks` may change without a request when writeback allocates new data:
-//!     see [`Server::attr_ttl`]. In a subvolume that is being received, the kernel may cache only data. If a request
-//!     changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`).
-//! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
-//!     kernel's writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
+//! Invariants: S1. A handler answers exactly once. If `fs` fails, the answer is the errno of its error. After a panic,
+//! the answer is EIO and the filesystem is read-only, so that no half-done change is ever committed. S2. Every `Attr`
+//! that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not fit into the
+//! answer gives its reference back. S3. Only requests of the kernel and commands of crate `control` change the
+//! filesystem, so the kernel may cache names, missing names and attributes for long ([`TTL`]). There are two
+//! exceptions. `st_blocks` may change without a request when writeback allocates new data: see [`Server::attr_ttl`]. In
+//! a subvolume that is being received, the kernel may cache only data. If a command, or an ioctl that runs one, changes
+//! something that the kernel may have cached, the server tells the kernel to forget it (`name_cache`). S4. The server
+//! acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the kernel's
+//! writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
 mod read_dir;
 
@@ -44,7 +43,7 @@ use crate::seek::PageFlusher;
 use crate::subvolume_ioctl::{self, Command};
 use crate::transport::{Handler, Place};
 
-/// How long names, missing names, and attributes that only requests change stay valid in the kernel.
+/// How long names, missing names, and attributes stay valid in the kernel, apart from the exceptions in S3.
 const TTL: Duration = Duration::from_secs(3600);
 /// How long the kernel may keep the attributes of a file whose `st_blocks` may still change by writeback.
 const UNSETTLED_TTL: Duration = Duration::from_secs(1);

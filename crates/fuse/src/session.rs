@@ -254,8 +254,9 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     }
 }
 
-/// Whether the server with this control socket also serves another place, by `mount --bind`. The device number does not
-/// identify the server, because Linux may already have given the number to another filesystem.
+/// Whether the filesystem of the server with this control socket is also mounted on another directory, by `mount
+/// --bind`. The device number does not identify the server, because Linux may already have given the number to another
+/// filesystem.
 fn is_mounted_elsewhere(unmounted: &mount::MountInfo, name: &[u8]) -> bool {
     mount::mounts_of_device(&unmounted.device)
         .iter()

@@ -95,7 +95,7 @@ impl Mount {
         let session =
             Session::mount(fs.clone(), dir.path(), &MountConfig { transport, ..MountConfig::default() }).unwrap();
         let mount = Self { device, fs, dir, server: std::thread::spawn(move || session.run()) };
-        // In steps from the end to the start, so that the file consists of many extents.
+        // Write the file in pieces from its end to its start, so that it consists of many extents.
         let fill = "
 import os
 fd = os.open('file', os.O_CREAT | os.O_RDWR)
@@ -204,8 +204,8 @@ fn a_handled_signal_does_not_end_a_balance_and_a_later_kill_does() {
     mount.wait_for_balance();
     sleep(Duration::from_secs(1));
     mount.wait_for_balance();
-    // The kernel sends one INTERRUPT for a request, and has sent it for SIGALRM. While SIGALRM is pending, only SIGKILL
-    // kills at once, as on Linux.
+    // The kernel sends only one INTERRUPT for a request, and has already sent it for SIGALRM. While SIGALRM is pending,
+    // only SIGKILL kills at once, as on Linux.
     assert_eq!(killed(balance, Signal::KILL), Some(Signal::KILL.as_raw()));
     assert_eq!(mount.fs.balance_status(), None);
     mount.assert_unfinished();

@@ -26,8 +26,8 @@ const ROUNDS: u64 = 6;
 /// The number of cuts after each event. Each cut keeps, drops and tears different writes.
 const CUTS: usize = 4;
 
-/// Writes all pages of three files in each round; syncs the first file, the first half of the second file, and nothing
-/// of the third.
+/// Round 1 writes and fsyncs three files. Each later round changes all their pages through mappings, and syncs the
+/// first file, the first half of the second file, and nothing of the third.
 const WRITER: &str = r"
 import mmap, os, sys
 page, pages, rounds = map(int, sys.argv[1:4])
@@ -91,7 +91,7 @@ fn data_synced_through_a_mapping_survives_a_power_cut() {
         }
     }
     println!("{} events, versions seen {seen:x?}", device.events());
-    // Every round was found after some cut.
+    // In the first file, the version of every round was found after some cut.
     assert_eq!(seen[0], (1 << (ROUNDS + 1)) - 2);
 }
 

@@ -220,7 +220,7 @@ fn panic_in(kind: &str) {
     target.close().unwrap();
 }
 
-/// An image with two files.
+/// Writes an image with the files `kept` and `cold`.
 fn prepare(image: &Path, kept: &[u8], cold: &[u8]) {
     let base = Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap();
     let device = Arc::new(MediumDevice::new(base));

@@ -47,7 +47,7 @@ impl Mount {
         self.dir.path()
     }
 
-    /// The requests so far.
+    /// The number of requests so far, by operation.
     fn requests(&self) -> BTreeMap<String, u64> {
         let stats = Request::Filesystem(filesystem::Request::Stats);
         let Response::Filesystem(filesystem::Response::Stats(text)) =
@@ -63,7 +63,7 @@ impl Mount {
         text.lines().filter_map(parse).collect()
     }
 
-    /// The requests of each kind that a program makes.
+    /// The number of requests, by operation, while a program runs.
     fn requests_of(&self, program: &str) -> BTreeMap<String, u64> {
         let before = self.requests();
         python(self.path(), program);
@@ -519,7 +519,7 @@ for nr in range(100):
     mount.end();
 }
 
-/// Mounts the current directory again, with the owner 1000 shown as 2000, and uses this view.
+/// Mounts the current directory again, with the owner 1000 shown as 2000, and uses this idmapped mount.
 const USE_MAPPED: &str = r#"
 import ctypes, errno, os, struct, sys, tempfile
 libc = ctypes.CDLL(None, use_errno=True)

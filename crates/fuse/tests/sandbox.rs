@@ -1,5 +1,5 @@
-//! Tests of the limits of a confined process. Method: the test runs itself again as a child, which confines
-//! itself, tries everything, and prints the results.
+//! Tests of the limits of a confined process. Method: the test runs itself again as a child, which confines itself,
+//! tries allowed and forbidden operations, and prints the results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -49,8 +49,8 @@ fn a_confined_process_serves_and_does_nothing_else() {
     }
 }
 
-/// User ids, group ids, groups, capabilities (permitted, effective, ambient), and whether the process can gain new
-/// privileges.
+/// User ids, group ids, groups, capabilities (permitted, effective, ambient) and `NoNewPrivs`, as the `status` file of
+/// a thread in /proc shows them.
 fn rights(status: &File) -> String {
     let mut text = vec![0; 8192];
     let len = status.read_at(&mut text, 0).unwrap();

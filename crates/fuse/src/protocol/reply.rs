@@ -142,18 +142,18 @@ impl<'a> Reply<'a> {
             btime: more.btime.into(),
             ctime: time(attr.ctime, attr.ctimensec),
             mtime: time(attr.mtime, attr.mtimensec),
-            // The major and minor number in the form of `Attr::rdev`.
+            // The major and the minor number, taken from the bits of `Attr::rdev`.
             rdev: [attr.rdev >> 8 & 0xfff, attr.rdev & 0xff | attr.rdev >> 12 & 0xf_ff00],
             ..StatxOut::default()
         });
     }
 
-    /// Writes the number of bytes copied.
+    /// Writes the number of bytes copied, in 64 bits.
     pub fn copied(&mut self, len: u64) {
         self.put(&len);
     }
 
-    /// Writes the number of bytes written or copied.
+    /// Writes the number of bytes written or copied, in 32 bits.
     pub fn written(&mut self, len: u32) {
         self.put(&[len, 0]);
     }

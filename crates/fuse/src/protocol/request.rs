@@ -3,7 +3,7 @@
 //! A request is a header, a struct of fixed size that depends on the opcode, and then names or data. In a read from
 //! /dev/fuse, these parts follow each other; in a ring, the struct has a separate buffer.
 //!
-//! - P1. Decoding never panics, for any bytes. If bytes are missing, decoding returns `None`.
+//! - P1. Decoding never panics, for any bytes. If needed bytes are missing, decoding returns `None`.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -288,7 +288,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// The nodes that FORGET or BATCH_FORGET gives back, with the number of references to each.
+/// The nodes to which FORGET or BATCH_FORGET gives back references, each with the number of these references.
 pub(crate) fn forgotten(header: &InHeader, body: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     let one = (header.opcode == opcode::FORGET).then(|| take(body)).flatten().map(|count: u64| (header.node, count));
     let nr = if header.opcode == opcode::BATCH_FORGET { take::<u32>(body).unwrap_or(0) } else { 0 };

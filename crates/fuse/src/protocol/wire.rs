@@ -167,7 +167,7 @@ impl Attr {
         (self.mtime, self.mtimensec) = (time.sec, time.nsec);
     }
 
-    /// Sets the time of the last change.
+    /// Sets the time of the last change of content or attributes.
     pub fn set_ctime(&mut self, time: Time) {
         (self.ctime, self.ctimensec) = (time.sec, time.nsec);
     }
@@ -200,7 +200,7 @@ impl Setattr {
         self.valid & 1 << bit != 0
     }
 
-    /// Whether the request changes nothing.
+    /// Whether the request sets no attribute.
     pub fn is_empty(&self) -> bool {
         const SETS: u32 = 0b101_1011_1111;
         self.valid & SETS == 0

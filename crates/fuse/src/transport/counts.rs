@@ -26,7 +26,7 @@ pub(super) struct ThreadCounts {
     /// `schedstat` of the thread in /proc: time on a processor, time between wake-up and running, and the number of
     /// turns. `None` if the file cannot be opened, such as in a confined server.
     sched: Mutex<Option<File>>,
-    /// Times and turns (see `sched`) of ended threads that used these counts before (N2).
+    /// Nanoseconds between wake-up and running, and the number of turns, of ended threads that used these counts (N2).
     ended: [AtomicU64; 2],
 }
 
@@ -115,7 +115,7 @@ impl ThreadCounts {
         }
     }
 
-    /// Saves the times of the calling thread, which is about to end.
+    /// Saves the waiting time and the number of turns of the calling thread, which is about to end.
     pub(super) fn thread_ends(&self) {
         let turns = self.turns();
         *self.sched.lock() = None;
@@ -124,7 +124,8 @@ impl ThreadCounts {
         }
     }
 
-    /// Nanoseconds between wake-up and running, and the number of turns on a processor.
+    /// Nanoseconds between wake-up and running, and the number of turns on a processor; ended threads (N2) are
+    /// included.
     fn turns(&self) -> [u64; 2] {
         let own = self.sched.lock().as_ref().and_then(read_schedstat).unwrap_or_default();
         [0, 1].map(|index| own[index] + self.ended[index].load(Ordering::Relaxed))

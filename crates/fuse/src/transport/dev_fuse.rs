@@ -83,8 +83,8 @@ fn send(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> io::Res
     }
 }
 
-/// The length of a buffer that holds the largest request (a write) and the largest answer (to a read as large as that
-/// write, or an extended attribute).
+/// The length of a buffer for one request or one answer. The largest request is a write; the largest answer is that to
+/// a read of the same size, or an extended attribute.
 pub(super) fn buffer_len(max_write: usize) -> usize {
     max_write.max(64 << 10) + 4096
 }

@@ -6,8 +6,8 @@
 //!
 //! - P1. Polling costs nothing while few requests arrive: the thread starts to spin after [`BURST`] requests, and stops
 //!   after [`QUIET`] without a request.
-//! - P2. The spinning thread yields to other threads: if they kept it from running for [`CROWDED`], it sleeps for
-//!   [`REST`].
+//! - P2. The spinning thread yields to other threads: if it did not run for [`CROWDED`] because of other threads, it
+//!   sleeps for [`REST`].
 //! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine ([`SLOW_WAKE`], measured
 //!   when serving begins), and for at most one [`SHARE`]th of the elapsed time. Time that was not used is saved for
 //!   later bursts, up to [`SAVED_MAX`].

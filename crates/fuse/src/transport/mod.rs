@@ -286,8 +286,8 @@ pub struct Notifier(Arc<OwnedFd>);
 
 impl Notifier {
     /// Makes the kernel forget a node's attributes, and its cached pages from `offset` on, after writing back dirty
-    /// ones. A negative `offset` keeps all pages; a `len` of 0 means up to the end. Succeeds if the kernel does not
-    /// know the node.
+    /// ones. A negative `offset` keeps all pages; a `len` of 0 means up to the end. Succeeds also if the kernel does
+    /// not know the node.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
         let size = u32::try_from(size_of::<InvalInode>()).unwrap_or_default();
         let header = OutHeader { len: size, error: NOTIFY_INVAL_INODE, unique: 0 };
@@ -305,7 +305,7 @@ impl Notifier {
     }
 
     /// Makes the kernel forget a name in a directory, and everything below it. The kernel locks the directory for this.
-    /// Succeeds if the kernel does not know the name.
+    /// Succeeds also if the kernel does not know the name.
     pub fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()> {
         let too_long = |_| io::Error::from(Errno::NAMETOOLONG);
         let namelen = u32::try_from(name.len()).map_err(too_long)?;
@@ -327,7 +327,7 @@ const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// Default number of threads that read /dev/fuse: enough that some may wait for a device.
 const NR_THREADS: usize = 4;
 
-/// Features that the transport needs; without these features, requests are small.
+/// Features that the transport uses: concurrent reads, large requests, and io_uring.
 const TRANSPORT_FEATURES: Features = Features::ASYNC_READ
     .union(Features::BIG_WRITES)
     .union(Features::MAX_PAGES)

@@ -2,8 +2,8 @@
 //! processor. A request is handled on the processor that it came from. One system call sends an answer and waits for
 //! the next request.
 //!
-//! - U1. Each thread has one slot in its queue, so the kernel never gives a request to a busy thread while another is
-//!   free. Among free threads the kernel picks the one that answered last; idle threads cost nothing.
+//! - U1. Each thread has one slot in its queue, so the kernel never gives a request to a busy thread while another
+//!   thread is free. Among free threads the kernel picks the one that answered last; idle threads cost nothing.
 //! - U2. FORGET requests do not arrive in rings: one thread keeps reading /dev/fuse.
 //! - U3. All threads exist from the start. A thread started later would not help, because a new slot gets none of the
 //!   waiting requests. So the last thread of a queue never steps [aside](Place::aside_for_kernel) for the kernel.
@@ -149,7 +149,8 @@ const NR_THREADS: usize = 32;
 const MEMORY: u32 = 64 << 20;
 /// Largest number of processors for which rings are used: with more processors, most threads would stay idle.
 const MAX_QUEUES: usize = 128;
-/// Room for an answer after its request in the buffer. The longest answer is an extended attribute, after its name.
+/// Room for an answer after the request's body in the buffer. The longest answer to a request with a body is the value
+/// of an extended attribute; the body is the attribute's name.
 const ROOM_FOR_ANSWER: usize = 68 << 10;
 
 #[cfg(test)]
