@@ -53,7 +53,7 @@ fn by_mode(attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
     }
 }
 
-/// The bits r, w, x that an access ACL grants. A malformed ACL does not grant `wanted`.
+/// The bits r, w, x that an access ACL grants. A missing entry grants nothing, and a missing mask limits nothing.
 ///
 /// | offset | size | field                                 |
 /// |--------|------|---------------------------------------|

@@ -206,7 +206,7 @@ impl Status {
     ///
     /// # Errors
     ///
-    /// Fails if a filter contradicts itself.
+    /// Fails if a filter contradicts itself or names an unknown profile.
     pub fn item(&self) -> Result<BalanceItem> {
         let of = |kind: &str| self.filters.iter().find(|(name, _)| name == kind).map(|(_, filters)| filters.clone());
         item_of(Start { data: of("data"), metadata: of("metadata"), system: of("system"), force: false })

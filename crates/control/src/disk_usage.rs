@@ -146,7 +146,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The directories and regular files in a directory, also in other subvolumes.
+    /// The directories and regular files in a directory. The root directories of nested subvolumes are included.
     fn entries_of(&self, dir: InodeId) -> Result<Vec<(InodeId, bool, Vec<u8>)>> {
         let mut found = Vec::new();
         let listed = self.context.fs.readdir(dir, 0, &mut |entry| {
@@ -184,7 +184,7 @@ impl Walk<'_, '_> {
         if self.uses.len() >= BATCH { self.settle() } else { Ok(()) }
     }
 
-    /// Counts the collected uses.
+    /// Adds the bytes of the collected `uses` to their nodes and to the shared ranges.
     fn settle(&mut self) -> Result<()> {
         let uses = std::mem::take(&mut self.uses);
         let mut extents: Vec<(Logical, u64)> = uses.iter().map(|found| found.extent).collect();
@@ -221,7 +221,7 @@ impl Walk<'_, '_> {
             }
         }
         let mut entries = Vec::with_capacity(self.nodes.len());
-        // Build the list in reverse order: each directory before its content. It is reversed at the end.
+        // Build the list in reverse order: each directory before its content. The list is reversed at the end.
         let mut open = below[0].clone();
         while let Some(index) = open.pop() {
             let Node { path, total, exclusive, .. } = &self.nodes[index];
@@ -233,7 +233,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Adds a range to a set of ranges that do not touch.
+/// Adds a range to a set of ranges, and merges it with the ranges that it touches.
 fn add_range(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
     while let Some((&from, &to)) = ranges.range(..=end).next_back()
         && to >= start

@@ -76,9 +76,9 @@ pub trait Host: Send + Sync {
         false
     }
 
-    /// Whether only the kernel makes files longer. The kernel writes an append at the file size that it knows from its
-    /// own changes and from the attributes that it requested last. It does not notice if the server makes the file
-    /// longer.
+    /// Whether the kernel writes an append at the file size that it knows from its own changes and from the attributes
+    /// that it requested last. Such a kernel does not notice if the server makes the file longer, so a client must
+    /// extend a file through the mount (`file::Response::GrowFirst`).
     fn appends_by_own_size(&self) -> bool {
         false
     }

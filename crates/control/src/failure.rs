@@ -31,8 +31,8 @@ impl Failure {
         Errno::from_raw_os_error(self.errno)
     }
 
-    /// Adds the reason if the filesystem has turned read-only. `EROFS` and `EIO` alone do not tell whether another
-    /// writer, a bad device or a full host disk caused the error.
+    /// If the filesystem has turned read-only, replaces the text of `EROFS` and `EIO` by the reason. `EROFS` and `EIO`
+    /// alone do not tell whether another writer, a bad device or a full host disk caused the error.
     pub(crate) fn explained(self, fs: &Fs) -> Self {
         match fs.read_only().filter(|_| !fs.options().read_only) {
             Some(reason) if matches!(self.errno(), Errno::ROFS | Errno::IO) => {

@@ -10,7 +10,7 @@
 //! | dedupe   | the source open for reading; the target open for writing, or ownership of it, or root                 |
 //!
 //! - D1. Before a command on file content, the client makes the kernel write its dirty pages of the files. After a
-//!   change, the server makes the kernel drop its pages of the target.
+//!   clone, the server makes the kernel drop its pages of the target.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

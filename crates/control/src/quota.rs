@@ -4,7 +4,8 @@
 //! |---------|--------------------------------------------------------------------|
 //! | all     | the rights of an administrator ([`Context::require_admin`])        |
 //!
-//! Groups are named by their 64-bit ids: the level in the upper 16 bits.
+//! Groups are named by their 64-bit ids: the level in the upper 16 bits, and the number within the level (on level 0,
+//! the subvolume's id) in the lower 48 bits.
 
 use serde::{Deserialize, Serialize};
 use ubtrfs_fs::{QgroupId, QgroupInfo, QuotaKind};
@@ -64,7 +65,7 @@ pub enum Request {
     Limit {
         /// The group; `None` means the group of the subvolume that holds the file `of`.
         id: Option<u64>,
-        /// A file.
+        /// The file that selects the group if `id` is `None`.
         of: FileNr,
         /// The limit of referenced bytes.
         referenced: LimitChange,

@@ -193,5 +193,5 @@ const ITEMS_MAX: usize = 100_000;
 const LEN_MAX: usize = 8 << 20;
 /// The largest number of children in one answer: one more than the ioctl has room for.
 const CHILDREN_MAX: usize = 256;
-/// Deeper nesting of directories is treated as damage.
+/// The greatest depth of a directory below file 0. Access to names in deeper directories is denied.
 const NESTING_MAX: usize = 4096;

@@ -32,9 +32,9 @@ pub enum Request {
     Send(Send),
     /// Writes the changes between two snapshots, one JSON object a line.
     Diff {
-        /// The older one.
+        /// The older snapshot.
         old: u64,
-        /// The newer one.
+        /// The newer snapshot.
         new: u64,
     },
     /// Writes the extents that are not older than a generation, as `btrfs subvolume find-new` prints them.

@@ -414,7 +414,7 @@ fn try_send_answer(wire: &Wire, answer: &Answer) {
 
 /// The largest number of connections of one ordinary user.
 const USER_MAX: usize = 8;
-/// The largest number of connections of root, and of the mount's owner.
+/// The largest number of connections of root; the mount's owner may have as many.
 const OWNER_MAX: usize = 128;
 /// The largest number of connections of all ordinary users together.
 const OTHERS_MAX: usize = 64;

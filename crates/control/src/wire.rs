@@ -24,7 +24,7 @@ use rustix::net::{
 pub(crate) const REQUEST_MAX: usize = 64 << 10;
 /// The greatest length of an answer.
 pub(crate) const ANSWER_MAX: usize = 64 << 20;
-/// The largest number of files in a request.
+/// The largest number of descriptors in a request, including that of a stream.
 pub(crate) const FILES_MAX: usize = 4;
 /// A writer gives up if the other end reads nothing for this long.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
@@ -167,7 +167,8 @@ impl Wire {
         )
     }
 
-    /// Waits until the stream is ready.
+    /// Waits until the stream is ready or the time `until` has come. Fails with `TimedOut` if it had already come
+    /// before the call.
     fn wait(&self, events: PollFlags, until: Option<Instant>) -> io::Result<()> {
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         if timeout.is_some_and(|left| left.is_zero()) {

@@ -1,6 +1,6 @@
-//! Tests the permission rules of all commands with a table: each command is called by root, the user who mounted, the
-//! owner of the files, a member of their group, and another user. The expected error numbers are those of Linux, where
-//! Linux has the command.
+//! Tests the permission rules of commands with a table: each command in the table is called by root, the user who
+//! mounted, the owner of the files, a member of the files' group, and another user. The expected error numbers are
+//! those of Linux, where Linux has the command.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -111,8 +111,8 @@ fn each_command_is_for_those_whom_its_rule_names() {
     let admins = [OK, OK, PERM, PERM, PERM];
     let empty = balance::Filters { usage: Some((0, 0)), ..balance::Filters::default() };
     let empty_groups = balance::Start { data: Some(empty), ..balance::Start::default() };
-    // Request, files, and the results for root, the user who mounted, the owner of the files, a member of their group,
-    // another user.
+    // Request, files, and the results for root, the user who mounted, the owner of the files, a member of the files'
+    // group, another user.
     let table: Vec<(Request, &[&str], [i32; 5])> = vec![
         (create(), &["/open"], everyone),
         (create(), &["/shared"], [OK, ACCES, OK, OK, ACCES]),

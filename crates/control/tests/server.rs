@@ -144,7 +144,7 @@ fn garbage_is_refused_and_harms_nobody() {
         let body = match round % 4 {
             // Random bytes.
             0 => rng.bytes(len),
-            // JSON with a changed byte.
+            // JSON with one to three changed bytes.
             1 | 2 => {
                 let text = br#"{"version":1,"request":{"subvolume":{"create":{"dir":0,"name":"a","umask":18}}}}"#;
                 let mut text = text.to_vec();
