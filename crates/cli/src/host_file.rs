@@ -35,7 +35,7 @@ pub(crate) struct HostFile {
 enum Place {
     /// A device, a FIFO, or an open file of a process (such as `/dev/stdout`), written in order.
     Direct,
-    /// A new file.
+    /// A file that gets its final name when it is complete (I1).
     New(TemporaryName),
 }
 
@@ -219,7 +219,7 @@ impl HostFile {
         Ok(())
     }
 
-    /// Makes the data durable, if the file supports that.
+    /// Makes the data durable. Does nothing for a file that is written in place.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match self.place {
             Place::Direct => Ok(()),

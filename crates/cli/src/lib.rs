@@ -1,12 +1,11 @@
 //! The ubtrfs command line: arguments, printing, exit status. Every command is a module of `commands`.
 //!
-//! Invariants:
-//! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1. For wrong arguments, clap's tips
-//!     and the usage follow in separate lines. Neither user input nor a failed write to stdout causes a panic: only
-//!     `common` prints, and it returns an error if a result cannot be printed.
-//! I2. stdout carries only results. Progress and warnings go to stderr, progress only on a terminal.
-//! I3. The program also accepts the command lines `mount.ubtrfs`, `mount.fuse.ubtrfs` and `ubtrfs DEVICE DIR -o ...`,
-//!     with which mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.
+//! Invariants: I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1 unless the command
+//! documents another status. For wrong arguments, clap's tips and the usage follow in separate lines. Neither user
+//! input nor a failed write to stdout causes a panic: only `common` prints, and it returns an error if a result cannot
+//! be printed. I2. stdout carries only results. Progress and warnings go to stderr, progress only on a terminal. I3.
+//! The program also accepts the command lines with which mount(8) and umount(8) call it for the types `ubtrfs` and
+//! `fuse.ubtrfs`: `mount.ubtrfs`, `mount.fuse.ubtrfs`, `umount.fuse.ubtrfs`, and `ubtrfs DEVICE DIR -o ...`.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

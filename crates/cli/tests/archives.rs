@@ -58,7 +58,8 @@ fn record(key: &str, value: &[u8]) -> Vec<u8> {
     [format!("{len} {key}=").as_bytes(), value, b"\n"].concat()
 }
 
-/// Writes a small archive that takes much memory when it is read.
+/// Writes an archive compressed with zstd, which is much larger when it is decompressed. `long` is the base-2 logarithm
+/// of the window's size in bytes.
 fn packed(dir: &Path, name: &str, long: Option<u32>, write: &mut dyn FnMut(&mut dyn Write)) {
     let mut out = zstd::stream::write::Encoder::new(fs::File::create(dir.join(name)).unwrap(), 3).unwrap();
     if let Some(log) = long {
@@ -193,7 +194,8 @@ fn a_member_that_was_replaced_leads_nowhere() {
             ok(run(dir, 0, "check a.img"));
         }
     }
-    // If a regular file replaces a link or directory, importing a member below that name fails.
+    // If a name is a regular file, or a regular file has replaced a link or directory of that name, importing a member
+    // below the name fails.
     let not_dirs: [(&str, &[&str]); 3] =
         [("", &["a", "a/g"]), ("", &["x/", "a -> x", "a/f", "a", "a/g"]), ("--oci-layer ", &["a/", "a", "a/g"])];
     for (option, members) in not_dirs {
@@ -289,7 +291,7 @@ fn a_member_that_fails_removes_nothing() {
             ok(run(dir, 0, "check a.img"));
         }
     }
-    // A replaced file gets the new type, names and links.
+    // A file is replaced by a link, a link by a file, a link by a directory, and a hard link by another hard link.
     for option in ["", layer] {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();

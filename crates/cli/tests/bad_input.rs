@@ -63,7 +63,8 @@ fn inside(image: &Path, path: &str) -> OsString {
 /// An empty tar archive.
 const NO_FILES: &[u8] = &[0; 1024];
 
-/// Checks that every command that opens an image refuses this image and leaves it unchanged. Returns the error lines.
+/// Checks that `ls`, `mkdir`, `import`, `export` and `mount` refuse this image and leave it unchanged. Returns the
+/// error lines.
 fn refused(image: &Image) -> Vec<String> {
     let before = image.digest().unwrap();
     let dir = TempDir::new().unwrap();
@@ -356,7 +357,8 @@ fn a_mount_without_dev_fuse_or_fusermount_says_what_is_missing() {
     let line = error_line(&run_with(&args, &[]));
     assert!(line.contains("/dev/fuse"), "{line}");
 
-    // Run as an ordinary user, with programs in unusual places.
+    // Run as an ordinary user without fusermount3: empty directories hide /usr/bin and /usr/local/bin, so the programs
+    // that the test needs are copied elsewhere.
     let home = TempDir::new().unwrap();
     let copy = |from: &OsStr, name: &str| {
         let to = home.path().join(name);

@@ -120,7 +120,7 @@ fn signal(name: &str, server: u32) {
     run("kill", [name, &server.to_string()]).unwrap();
 }
 
-/// Whether no thread of a process runs.
+/// Whether all threads of a process are stopped by a signal (state T).
 fn is_stopped(process: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
     let state = |stat: String| stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());

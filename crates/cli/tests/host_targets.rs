@@ -145,7 +145,7 @@ fn a_bad_file_does_not_stop_the_other_files() {
             let times = |dir: &Path| fs::metadata(dir.join("d")).unwrap().mtime_nsec();
             assert_eq!(times(&out), times(&source), "directories are finished");
         }
-        // Copy from one directory of the image to another.
+        // Copy from the image `bad.img` into the image `disk.img`.
         ok(ubtrfs(&["mkdir", &bed.at(&format!("/in{option}"))]));
         let target = bed.at(&format!("/in{option}"));
         failed(&ubtrfs(&["cp", option, &at("/."), &target]), &["d/bad'", "d/same'"]);
@@ -321,7 +321,7 @@ fn an_error_leaves_the_old_target_whole() {
         return;
     }
     let bed = Bed::new();
-    // The image has space for the old file, but not for the new file.
+    // A small ext4 on the host has space for the old files, but not for the new ones.
     let small = Image::empty(16 << 20).unwrap();
     sh("mkfs.ext4", ["-q".as_ref(), small.path().as_os_str()]).unwrap();
     let mnt = bed.join("small");

@@ -24,7 +24,7 @@ fn stdout(output: &Output) -> String {
 
 /// Compares the output of both programs after the line with the version. The tests pass `--hide-names`, because some
 /// names contain line breaks, which ubtrfs escapes and btrfs-progs does not. Even then, btrfs-progs prints the names of
-/// subvolumes, so this function replaces them by `HIDDEN` in its output.
+/// subvolumes, so this function replaces these names by `HIDDEN` in the output of btrfs-progs.
 fn assert_same(image: &Path, args: &[&str]) {
     let ours = inspect(image, args);
     assert!(ours.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ours.stderr));

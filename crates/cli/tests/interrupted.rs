@@ -56,7 +56,7 @@ impl Bed {
         names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Starts a command, and sends it a signal when the files in `out` have grown by some MiB.
+    /// Starts a command, and sends it a signal when the files in `out` have grown by 8 MiB.
     fn interrupt(&self, line: &str, signal: Signal) {
         let blocks = || blocks_below(&self.join("out"));
         let before = blocks();

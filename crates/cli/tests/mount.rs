@@ -28,7 +28,7 @@ fn ready() -> bool {
     capability::fuse() && capability::kernel_oracle()
 }
 
-/// Runs the program. A run that does not end by itself fails the test.
+/// Runs the program, and waits for its end without a time limit.
 fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     Command::new(UBTRFS).args(args).env("LC_ALL", "C").output().unwrap()
 }
@@ -41,7 +41,7 @@ fn ok(output: &Output) {
     assert!(output.status.success(), "{}: {}", output.status, text(output));
 }
 
-/// An image mounted by the program; unmounted on drop, panics included.
+/// An image mounted by the program; unmounted on drop, also if the test panics.
 struct Mount {
     dir: TempDir,
     mounted: bool,

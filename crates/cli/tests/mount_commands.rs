@@ -286,7 +286,7 @@ fn an_append_removes_the_capabilities_of_an_append_only_file() {
 
 /// An idmapped mount shows files under other owners than the filesystem stores. The control socket learns only the user
 /// id of a client, not the mount through which the client reached the file. So the server cannot tell whether the
-/// client owns the file, and only root may run commands on it.
+/// client owns the file, and only root may run commands on such a mount.
 #[test]
 fn only_root_runs_commands_on_a_mount_whose_owners_may_be_mapped() {
     if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {

@@ -27,7 +27,7 @@ fn ready() -> bool {
         && ["find", "tar", "rsync", "git", "python3"].iter().all(|name| capability::program(name))
 }
 
-/// Our mount; unmounted on drop, panics included.
+/// Our mount; unmounted on drop, also if the test panics.
 struct Ours {
     dir: TempDir,
     mounted: bool,
@@ -134,7 +134,7 @@ fn compare(scripts: &[&str], printed: &[String], expected: &[String]) {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Programs that only read. `$1` is a directory for the programs' output.
+/// Scripts that only read the filesystem. `$1` is a directory for their output.
 const READERS: &[&str] = &[
     "find . | sort",
     "find . -type f -printf '%p %s %b %n %m\\n' | sort",
@@ -165,7 +165,7 @@ fn programs_that_read_see_in_nested_subvolumes_what_they_see_on_linux() {
     }
     let image = nested();
     let (our_out, their_out) = (TempDir::with_prefix("ubtrfs-o-").unwrap(), TempDir::with_prefix("ubtrfs-t-").unwrap());
-    // Both runs use one output directory, so that printed paths are equal.
+    // Each run has its own output directory, so the directory's path is replaced in the printed text.
     let run = |dir: &Path, out: &Path| -> Vec<String> {
         let shown = out.display().to_string();
         READERS.iter().map(|script| sh(dir, out, script).replace(&shown, "OUT")).collect()
@@ -186,7 +186,7 @@ fn programs_that_read_see_in_nested_subvolumes_what_they_see_on_linux() {
     }
 }
 
-/// Programs that change.
+/// Scripts that change the filesystem.
 const WRITERS: &[&str] = &[
     "chown -R 1234:1235 home/ann home/bob && chmod -R g-r var",
     "mv var/cache/d home/bob/moved",

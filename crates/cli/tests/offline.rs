@@ -47,7 +47,7 @@ impl Dir {
     }
 }
 
-/// Makes a tree with one file of each type, and an archive of it.
+/// Makes a tree with files of each type that tar can store, and an archive of the tree.
 fn archived() -> (Dir, PathBuf, String) {
     let dir = Dir::new();
     let root = dir.join("root");
@@ -57,7 +57,7 @@ fn archived() -> (Dir, PathBuf, String) {
     (dir, root, tar)
 }
 
-/// Makes a tree with one file of each type.
+/// Makes a tree with files of each type that tar can store.
 fn fill(root: &Path) {
     fs::create_dir_all(root.join("dir/sub/empty")).unwrap();
     fs::write(root.join("empty"), b"").unwrap();

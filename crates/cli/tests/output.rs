@@ -188,7 +188,7 @@ impl Bed {
         self.0.path()
     }
 
-    /// Runs a command line on the files in their first state.
+    /// Runs a command line. Before an import, rm, mkdir or subvolume command, restores `a.img` to its first state.
     fn run(&self, line: &str, stdout: Sink, stderr: Sink) -> Output {
         let _ = fs::remove_file(self.dir().join("new.img"));
         let changes = ["import", "rm", "mkdir", "subvolume"].iter().any(|command| line.starts_with(command));

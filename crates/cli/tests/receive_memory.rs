@@ -61,7 +61,8 @@ fn path_of(dir: &[u8], name: &str) -> Vec<u8> {
     [dir, name.as_bytes()].join(&b'/')
 }
 
-/// Makes directories inside each other, and returns the path of the innermost one, which has `len` bytes or a few less.
+/// Makes directories inside each other, and returns the path of the innermost one. The path has `len` bytes, or up to
+/// 249 bytes fewer.
 fn deep_dir(out: &mut Out, len: usize) -> Vec<u8> {
     let mut path = b"d".to_vec();
     out.command(&Command::Mkdir { path: &path, ino: 0 }).unwrap();

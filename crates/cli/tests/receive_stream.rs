@@ -111,7 +111,7 @@ fn a_dump_is_that_of_btrfs_progs() {
     for stream in &streams {
         let ours = ok(ubtrfs(["receive", "--dump", "-f", &text(stream.path())]));
         let theirs = sh("btrfs", ["receive", "--dump", "-f", &text(stream.path())]).unwrap();
-        // btrfs-progs prints the bytes of attributes raw, up to the first zero byte.
+        // btrfs-progs prints the bytes of attributes raw, up to the first zero byte, so these lines are not compared.
         let kinds: Vec<&str> = ubtrfs_stream::CommandKind::ALL.iter().map(|kind| kind.name()).collect();
         let lines = |text: &str| -> Vec<String> {
             let kind_of =
@@ -221,7 +221,7 @@ fn an_interrupted_receive_leaves_nothing_or_can_be_continued() {
             }
             continue;
         }
-        // The server notices a client that went away.
+        // The server takes a moment to notice that the client went away, so wait for the mark.
         let list = || ok(ubtrfs(["subvolume", "list", "--json", &place]));
         let mark =
             || sh("getfattr", ["--only-values", "-n", "trusted.ubtrfs.incomplete", &text(&mount.0.path().join("s0"))]);

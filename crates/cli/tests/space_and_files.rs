@@ -1,5 +1,6 @@
-//! Tests of `ubtrfs filesystem df`, `usage`, `show` and `label`: a mount, its image, and btrfs-progs on Linux's mount
-//! of the image give equal output.
+//! Tests of `ubtrfs filesystem df`, `usage`, `show`, `label`, `du`, `fiemap`, `clone` and `dedupe`: results on a mount
+//! and on its image are equal, and the shown numbers equal those of btrfs-progs and filefrag on Linux's mount of the
+//! image.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,8 +40,8 @@ impl Drop for Mount {
     }
 }
 
-/// Removes the parts of the output that always differ: device paths, and the global reserve, whose size Linux chooses
-/// at each mount.
+/// Removes the parts of the output that always differ: device paths; the global reserve, whose size Linux chooses at
+/// each mount; and in mixed filesystems the estimate of free space, which depends on the reserve.
 fn comparable(text: &str, device: &str) -> Vec<String> {
     let is_mixed = text.contains("Data+Metadata");
     let differs = |line: &str| {

@@ -62,7 +62,7 @@ impl Place for OnImage {
     }
 }
 
-/// A mount, unmounted on drop, panics included.
+/// A mount, unmounted on drop, also if the test panics.
 struct OnMount {
     image: Option<Image>,
     dir: TempDir,

@@ -49,7 +49,7 @@ fn on_both(options: &str, words: &[&str]) -> (String, String) {
     (ours, theirs)
 }
 
-/// A mount, unmounted on drop, panics included.
+/// A mount, unmounted on drop, also if the test panics.
 struct Mounted<'d>(&'d Path);
 
 impl Drop for Mounted<'_> {

@@ -1,5 +1,5 @@
 //! Tests of obstacles to mounting and unmounting: other users at the control socket, a dead mount, a filesystem that
-//! can only be read, an unknown option. Also tests the owner of a new image.
+//! can only be read, an unknown option. Also tests the mode of a new image.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -142,7 +142,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     let every = || all.then(Filters::default);
     let request = Request::Start(Box::new(Start {
         data: data.or_else(every),
-        // As in btrfs-progs, the metadata filters apply to system block groups too.
+        // As in btrfs-progs, the metadata filters apply to system block groups too if -s is not given.
         system: system.or_else(|| metadata.clone()).or_else(every),
         metadata: metadata.or_else(every),
         force,

@@ -168,7 +168,7 @@ fn to_json(samples: &[Sample]) -> Value {
     Value::Object(out)
 }
 
-/// Makes text for people: a table for each label, times by phase, and a line for each other number.
+/// Makes text for people: a table for each label, a line for each number without labels, and a table of the phases.
 fn mount_text(samples: &[Sample]) -> String {
     let (phases, others): (Vec<&Sample>, Vec<&Sample>) =
         samples.iter().partition(|sample| sample.name.starts_with("ubtrfs_phase_seconds"));

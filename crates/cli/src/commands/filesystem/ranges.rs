@@ -154,7 +154,8 @@ fn share(
     })
 }
 
-/// Extends a file of a mount to `size`, does the work, and restores the file's old size if the work fails.
+/// Extends a file of a mount to `size`, does the work, and restores the file's old size if the work fails and the file
+/// still has `size` bytes.
 fn grown(file: &OpenedFile, size: u64, work: impl FnOnce() -> anyhow::Result<Response>) -> anyhow::Result<Response> {
     let OpenedFile::Descriptor(file) = file else { bail!("it is in an image") };
     let size_now = || rustix::fs::fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or_default());

@@ -239,7 +239,8 @@ impl Sums {
         let unallocated = size.saturating_sub(allocated);
         let in_chunks =
             sum(&mut usage.groups.iter().filter(is_data).map(|group| group.total.saturating_sub(group.used)));
-        // In mixed block groups, the global reserve counts as space for data.
+        // In mixed block groups, the global reserve takes space that data could use, so its unused bytes are
+        // subtracted.
         let is_mixed = usage.groups.iter().any(|group| is_data(&group) && is_metadata(&group));
         let reserved = if is_mixed { usage.global_reserve.saturating_sub(usage.global_reserve_used) } else { 0 };
         let with = |ratio: f64| in_chunks.saturating_sub(reserved).saturating_add((unallocated as f64 / ratio) as u64);

@@ -1,9 +1,9 @@
 //! Reads tree blocks of a filesystem that may be damaged, from any readable copy, and reports damage.
 //!
 //! Invariants:
-//! - I1. If any copy of a block has the right checksum, that copy is shown; otherwise, the first copy that can be read
-//!   is shown.
-//! - I2. A walk ends on any input: it visits each address once, and levels only descend.
+//! - I1. If any copy of a block has the right address and checksum, that copy is shown; otherwise, the first copy that
+//!   can be read is shown.
+//! - I2. A walk ends on any input: it visits each address at most once, and levels only descend.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;

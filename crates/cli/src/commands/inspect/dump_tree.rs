@@ -195,7 +195,7 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
     trees
 }
 
-/// Prints the damage of a block as one line on stderr.
+/// Prints the damage of a block as one line on stderr. Returns whether the block is damaged.
 fn print_damage(block: &Block) -> bool {
     if let Some(damage) = &block.damage {
         warn(&damage.to_string());

@@ -304,8 +304,8 @@ fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<PrivilegedHelper> 
     PrivilegedHelper::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
 }
 
-/// Tells the waiting command that the mount works. Then closes this server's stdin, stdout and stderr, so that the
-/// server does not keep the command's terminal or pipes open.
+/// Tells the waiting command that the mount works. Then replaces this server's stdin, stdout and stderr by `null`, so
+/// that the server does not keep the command's terminal or pipes open.
 fn report_mounted(null: &std::fs::File) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     // Errors are ignored: the waiting command may have been killed, but the mount is still useful.

@@ -93,7 +93,7 @@ fn parse_sort(text: &str) -> Result<Sort, String> {
     text.split(',').map(column).collect::<Result<_, _>>().map(Sort)
 }
 
-/// A group, and the path of its subvolume.
+/// A group, and its text in the column `Path`: the path of its subvolume, or a note in angle brackets.
 struct Row {
     group: Group,
     path: String,

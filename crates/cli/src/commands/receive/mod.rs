@@ -187,7 +187,7 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// Bytes from the current position of a regular file to its end.
+/// Bytes from the current position of a regular file to its end; `None` for other types of files.
 fn size_of_file(stream: BorrowedFd<'_>) -> Option<u64> {
     let stat = rustix::fs::fstat(stream).ok()?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {

@@ -188,7 +188,8 @@ fn for_each(
             continue;
         }
         for target in targets {
-            // Connect through the parent directory, because the subvolume may not exist yet.
+            // If the path is not a directory, connect through its parent directory, because the subvolume may not exist
+            // yet.
             let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
             let near = if is_dir { target.clone() } else { target.split()?.0 };
             with_channel_of(&near, options, Use::Write, owner, |channel| work(channel, target))?;

@@ -207,7 +207,7 @@ impl HostTarget {
         if let Some(owner) = attributes.owner {
             let (uid, gid) = ids_of(owner)?;
             match rustix::fs::fchown(file, Some(uid), Some(gid)) {
-                // As with cp -p, ordinary users keep only the attributes that they may set.
+                // As with cp -p, the copy keeps only the attributes that the user may set.
                 Err(Errno::PERM) => {}
                 other => other?,
             }
@@ -276,7 +276,7 @@ impl To for HostTarget {
         path
     }
 
-    /// Follows no links below the directory that the user named (I1).
+    /// Follows a symbolic link only if the user named it as the target (I1).
     fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>> {
         if (named && follow) || path == b"/" {
             return Host.info(self.shown(path).as_os_str().as_bytes(), true);
@@ -381,7 +381,7 @@ impl To for HostTarget {
         let (dir, name) = self.place(path)?;
         let (uid, gid) = ids_of(owner)?;
         match rustix::fs::chownat(&*dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
-            // As with cp -p, ordinary users keep only the attributes that they may set.
+            // As with cp -p, the copy keeps only the attributes that the user may set.
             Err(Errno::PERM) => {}
             other => other?,
         }

@@ -148,8 +148,8 @@ trait To {
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()>;
     fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()>;
-    /// Makes a file with the data that `fill` produces, and replaces an existing file. On error, the existing file
-    /// stays unchanged.
+    /// Makes a file with the data that `fill` produces, and replaces an existing file. On error, an existing regular
+    /// file stays unchanged.
     fn make_file(
         &self,
         path: &[u8],
@@ -163,7 +163,8 @@ trait To {
     fn set_owner(&self, path: &[u8], owner: (u32, u32), mode: u32) -> anyhow::Result<()>;
     fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()>;
     fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()>;
-    /// Sets the attributes that [`To::make_file`] does not set.
+    /// Sets the attributes of a directory, symbolic link or special file. ([`To::make_file`] sets those of the file
+    /// that it makes.)
     fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
         self.set_each_attribute(path, attributes)
     }
