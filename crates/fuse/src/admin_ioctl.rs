@@ -271,7 +271,8 @@ const DEFRAG_ALL: [u8; 48] = {
     }
     args
 };
-/// The default of extent_thresh, as in Linux: extents of at least this size stay as they are.
+/// The default of extent_thresh, as in Linux: extents of at least this size stay as they are unless the ioctl
+/// compresses them.
 const DEFRAG_SMALL_BYTES: u64 = 256 << 10;
 const STATE: usize = 8;
 const DATA_ARGS: usize = 16;

@@ -1,10 +1,10 @@
 //! Mounting and unmounting: by mount(2) if this process is permitted to, otherwise through the setuid helper
 //! fusermount3.
 //!
-//! M1. [`check`] runs before the image is opened, and finds every mistake that can be found without opening it.
-//! M2. The kernel decides who may enter the mount (`allow_other`). The kernel also checks permissions inside the mount
-//!     (`default_permissions`) unless that is pointless ([`MountConfig::checks_permissions`]). The server answers every
-//!     request that arrives, also those of the kernel's own writeback.
+//! M1. [`check`] runs before the image is opened, and checks the mount point and whether FUSE can be used. M2. The
+//! kernel decides who may enter the mount (`allow_other`). The kernel also checks permissions inside the mount
+//! (`default_permissions`) unless that is pointless ([`MountConfig::checks_permissions`]). The server answers every
+//! request that arrives, also those of the kernel's own writeback.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -33,7 +33,7 @@ pub const SUBTYPE: &str = "ubtrfs";
 pub struct MountConfig {
     /// The device in the output of `mount`.
     pub fsname: String,
-    /// The part of the type after `fuse.` in the output of `mount`.
+    /// The part of the type after `fuse.` or `fuseblk.` in the output of `mount`.
     pub subtype: &'static str,
     /// Let other users access the mount.
     pub allow_other: bool,

@@ -264,7 +264,7 @@ const ALLOWED: &[i64] = &[
 ];
 
 /// A process that acts for the confined server (X4): it unmounts one directory, claims one block device, and looks up
-/// groups, umasks and capabilities of processes.
+/// groups, umasks, capabilities and open files of processes.
 ///
 /// A question consists of one byte for its kind and three numbers of four bytes each. An answer has two bytes; the
 /// answer to [`FILE`] has more.

@@ -58,8 +58,8 @@ impl PageFlusher {
 
     /// Whether the kernel may have data that `st_blocks` of a file does not count. If the kernel keeps only data
     /// written through mappings, the function returns true only for files without blocks. If a file has some blocks, it
-    /// does no harm that others are not counted: programs find the data with SEEK_DATA, and the server fetches the
-    /// pages before it answers that request.
+    /// does no harm that its other data is not counted: programs find the data with SEEK_DATA, and the server fetches
+    /// the pages before it answers that request.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,

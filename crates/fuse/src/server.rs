@@ -400,7 +400,7 @@ impl Server {
             Operation::Tmpfile { flags, mode, umask } => {
                 self.activity.note_change();
                 let attr = self.fs.tmpfile(self.id(node)?, mode, &caller(req, umask))?;
-                // End the use that `tmpfile` began. The kernel's reference keeps the inode in use until FORGET.
+                // Close the file that `tmpfile` opened. The reference of the kernel keeps the inode until FORGET.
                 self.fs.release_inode(attr.id);
                 self.created(&attr, flags, reply);
             }

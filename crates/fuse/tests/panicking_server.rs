@@ -1,8 +1,8 @@
 //! Tests of a server whose engine panics: programs get errors, unmounting works, and the disk keeps the last commit.
 //!
 //! Method: the test runs itself again as a server over a device that only tests have. Once armed through standard
-//! input, the device panics in every request of one kind. System calls of programs and `umount` then meet the broken
-//! server, and each must return: a test that hangs fails when the time limit ends the server.
+//! input, the device panics in every request of one kind. System calls and `umount` then meet the broken server, and
+//! each must return. After the unmount, the server must end within a time limit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
 //! Tests of the requests that the kernel sends. Also tests rules that must hold even if the kernel omits some requests,
-//! such as those that open files.
+//! such as requests to open files.
 //!
 //! Method: this process serves a mount in memory, and programs in other processes use it. The server's own counts tell
 //! which requests arrived.

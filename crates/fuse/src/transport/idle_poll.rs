@@ -36,8 +36,8 @@ pub(super) struct IdlePoll {
     /// Whether the spinning thread is parked until a burst of requests.
     asleep: AtomicBool,
     stopped: AtomicBool,
-    /// The spinning thread. It is set by `started`, on the thread that later calls [`IdlePoll::stop`], so it is set
-    /// before `stop` needs it.
+    /// The spinning thread. [`IdlePoll::started`] sets this field on the thread that later calls [`IdlePoll::stop`], so
+    /// `stop` finds it set.
     thread: OnceLock<Thread>,
 }
 
@@ -204,8 +204,8 @@ const SHARE: u32 = 4;
 const SAVED_MAX: Duration = Duration::from_secs(5);
 const LOWEST: i32 = 19;
 const BURST: u64 = 16;
-/// The thread stops spinning after this time without a request (P1). The time is longer than one request and the
-/// client's work before its next request.
+/// The thread stops spinning after this time without a request (P1). The time is longer than one request together with
+/// the client's work before its next request.
 const QUIET: Duration = Duration::from_micros(500);
 /// If the spinning thread does not run for this long, other threads need the processor (P2). The time is about one time
 /// slice.
