@@ -345,8 +345,8 @@ pub fn connect_to_unmount(name: &[u8]) -> io::Result<UnixStream> {
     Ok(wire.into_stream())
 }
 
-/// Waits until the server ends: `Ok(None)` if the server's last commit is durable, `Ok(Some(reason))` if that commit
-/// failed.
+/// Waits for the report that [`connect_to_unmount`] requested: `Ok(None)` if the server's last commit is durable,
+/// `Ok(Some(reason))` if that commit failed. Fails if the server ends without a report.
 pub fn await_unmount(stream: UnixStream) -> io::Result<Option<String>> {
     let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended without an answer");
     let frame = Wire::new(stream)?.receive(ANSWER_MAX, None)?.ok_or_else(ended)?;

@@ -25,7 +25,7 @@ pub struct Request {
     pub start: u64,
     /// The number of bytes to defragment.
     pub len_bytes: u64,
-    /// Extents of at least this many bytes are not rewritten.
+    /// Extents of at least this many bytes are not rewritten, unless they are uncompressed and `compress` is given.
     pub small_bytes: u64,
     /// The method and level to compress with, if any.
     pub compress: Option<(Method, i32)>,

@@ -1,4 +1,5 @@
-//! The commands that change or show a filesystem as a whole: subvolumes, sync, usage, label and so on.
+//! The commands of ubtrfs on a filesystem and its files: subvolumes, sync, usage, label, balance, shared ranges, send,
+//! receive and so on.
 //!
 //! Each command has one implementation, [`execute`]. The command line calls `execute` in its own process for an image,
 //! and through the control socket for a mount; ioctls on the mount call `execute` too.

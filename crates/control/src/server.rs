@@ -14,7 +14,8 @@
 //! - K1. A thread accepts connections as they arrive, so the listener's queue stays free.
 //! - K2. An ordinary user has at most [`USER_MAX`] connections, root and the mount's owner have [`OWNER_MAX`] each. All
 //!   ordinary users together have at most [`OTHERS_MAX`]. A connection beyond these limits gets an error and is closed.
-//!   Connections that wait for the unmount are counted separately, with the same limits.
+//!   Connections that wait for the unmount are counted separately, with the same limits; beyond the limits they are
+//!   closed without an answer.
 //! - K3. The server does not wait for a client forever (W1 of `wire`). A connection that has not sent its request
 //!   within [`REQUEST_TIMEOUT`] is closed.
 //! - K4. Each connection has its own thread, so no connection blocks another one or the mount.

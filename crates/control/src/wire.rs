@@ -167,8 +167,8 @@ impl Wire {
         )
     }
 
-    /// Waits until the stream is ready or the time `until` has come. Fails with `TimedOut` if it had already come
-    /// before the call.
+    /// Waits until the stream is ready or the time `until` has come. Fails with `TimedOut` if `until` has passed before
+    /// the call.
     fn wait(&self, events: PollFlags, until: Option<Instant>) -> io::Result<()> {
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         if timeout.is_some_and(|left| left.is_zero()) {
