@@ -80,7 +80,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
 }
 
 /// Prints an error as one line on stderr, even if its text has line breaks, and returns exit status 1 (I1 of the
-/// crate).
+/// crate). If the error means that the reader of standard output went away, prints nothing and returns [`NO_READER`].
 pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(NO_READER);
@@ -139,7 +139,7 @@ pub(crate) fn warn(text: &str) {
 }
 
 /// Calls `work` for each operand. As in coreutils, a failure does not stop the work on other operands, but makes the
-/// exit status 1.
+/// exit status 1. Only if the reader of standard output went away, the remaining operands are skipped.
 pub(crate) fn each<T>(
     operands: impl IntoIterator<Item = T>,
     mut work: impl FnMut(T) -> anyhow::Result<()>,

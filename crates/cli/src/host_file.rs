@@ -1,4 +1,4 @@
-//! Host files that commands write: the targets of `cp` and `export -o`, and the timeline of `mount`.
+//! Host files that commands write: the targets of `cp` and `export --output`, and the timeline of `mount`.
 //!
 //! Invariants:
 //! - I1. A regular file gets its name only when it is complete. The file is written under a temporary name in the same
@@ -6,7 +6,8 @@
 //!   Without `keep`, or when the program is interrupted, the temporary file is removed; when the program is killed, it
 //!   remains.
 //! - I2. An image in use is never written, under any path that leads to it.
-//! - I3. Devices and FIFOs are written in place, never removed or replaced.
+//! - I3. Devices, FIFOs, and files named as open files of a process (such as `/dev/stdout`) are written in place, never
+//!   removed or replaced.
 //! - I4. [`HostFile::in_dir`] touches only one name in one directory, and follows no links.
 
 use std::ffi::OsStr;

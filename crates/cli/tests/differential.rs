@@ -24,8 +24,8 @@ fn options(time: Duration) -> Options {
         steps: 600,
         time,
         stop_at_first: true,
-        // With a fixed number of rounds, runs are equal on every machine, so CI does not find new failing cases by
-        // chance. The example `differential` searches for such cases.
+        // The limit on rounds keeps a fast machine from running random sequences that no earlier run has tried, so CI
+        // does not find new failing cases by chance. The example `differential` searches for such cases.
         rounds: 24,
         shrink_time: Duration::from_secs(120),
     }

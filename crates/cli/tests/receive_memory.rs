@@ -1,7 +1,9 @@
-//! The memory of a receive, with streams that hold much of one thing.
+//! Tests the memory that a receive takes, with streams of many fragments, many small files, large commands, or long
+//! paths.
 //!
 //! Method: streams are generated into the input of the built program, which runs with `--memory`, and the highest
-//! resident memory of the process is read. It must not exceed the limit, or [`LEAST_MIB`] if the limit is smaller.
+//! resident memory of the process is read. This memory must not exceed the limit, or [`LEAST_MIB`] if the limit is
+//! smaller.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,8 +20,8 @@ use uuid::Uuid;
 
 use common::{command, ok, text, ubtrfs};
 
-/// Memory that a receive may take whatever the limit: the fixed share of the filesystem's memory budget (120 MiB), and
-/// a fifth more, because what the allocator keeps depends on the order in which threads run. A receive of one empty
+/// Memory that a receive may take regardless of the limit: the fixed share of the filesystem's memory budget (120 MiB),
+/// and a fifth more, because what the allocator keeps depends on the order in which threads run. A receive of one empty
 /// file takes 22 MiB.
 const LEAST_MIB: u64 = 144;
 
@@ -89,7 +91,7 @@ fn many_files(out: &mut Out, count: u32) {
     }
 }
 
-/// Writes blocks of one file far from each other.
+/// Writes blocks of one file at distant offsets.
 fn fragments(out: &mut Out, count: u64) {
     let block = std::array::from_fn::<u8, 4096, _>(|at| (at * 31) as u8);
     out.command(&Command::Mkfile { path: b"f", ino: 0 }).unwrap();

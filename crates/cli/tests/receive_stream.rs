@@ -175,7 +175,7 @@ fn errors_are_one_line_that_says_what_to_do() {
     mount.close().unwrap();
 }
 
-/// Starts a receive into a place, with a pipe as its input.
+/// Starts a receive into a mount or an image, with a pipe as standard input.
 fn start(place: &str, options: &[&str]) -> Child {
     let mut command = command(["receive"].iter().chain(options).copied().chain([place]));
     command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -241,7 +241,7 @@ fn an_interrupted_receive_leaves_nothing_or_can_be_continued() {
 }
 
 /// Kills receives, or the servers of the mounts that receive, at random points. `UBTRFS_KILLS` sets the number of
-/// rounds, `UBTRFS_SEED` repeats them.
+/// rounds, and `UBTRFS_SEED` the seed of the first round.
 fn kill_receives(into_mount: bool) {
     let (chain, [full, _]) = chain();
     let stream = fs::read(full.path()).unwrap();

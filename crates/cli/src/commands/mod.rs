@@ -1,4 +1,5 @@
-//! The commands. Each module has `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
+//! The commands. Most modules have `Args` (clap) and a function `run`, which returns the exit status. `place` and some
+//! modules of `offline` are shared by several commands.
 
 pub(crate) mod balance;
 pub(crate) mod check;

@@ -144,7 +144,7 @@ fn is_in_mount(path: &Path) -> bool {
     Channel::mount(path).is_ok()
 }
 
-/// Whether a file has the magic number of btrfs at its place in the first superblock.
+/// Whether a file has btrfs's magic number at the offset where the first superblock has it.
 fn holds_btrfs(path: &Path) -> bool {
     let magic_at = SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64;
     let mut found = [0; MAGIC.len()];

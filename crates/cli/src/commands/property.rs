@@ -169,7 +169,7 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
     with_channel(target, &args.image, Use::Write, |channel| {
         let opened = open(channel, target)?;
         if read_only {
-            // Write dirty pages first, because the server refuses them once the subvolume is read-only.
+            // Write dirty pages first, because the server refuses writes once the subvolume is read-only.
             channel.flush(&opened).with_context(|| format!("cannot write back {target}"))?;
         }
         let request = match args.name {

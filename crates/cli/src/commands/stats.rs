@@ -197,7 +197,7 @@ fn shown(sample: &Sample) -> String {
     }
 }
 
-/// Makes a table: one line for each value of a label, one column for each name that has the label.
+/// Makes a table: one line for each value of a label, one column for each metric that has the label.
 fn table(label: &str, samples: &[&Sample]) -> String {
     let of_label: Vec<_> = samples.iter().filter(|sample| sample.labels.contains_key(label)).collect();
     let (mut lines, mut names): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Measures how full the trees of a filesystem are, by walking them.
+//! Walks the trees of a filesystem, and measures how full their leaves are.
 
 use std::path::Path;
 

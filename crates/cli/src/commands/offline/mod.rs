@@ -7,7 +7,7 @@
 //! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
 //!
 //! For an import, crate `archive` ensures that nothing outside of the target directory changes; for a copy to the host,
-//! `copy/host.rs` ensures it.
+//! `copy/host.rs` ensures the same.
 
 pub(crate) mod copy;
 pub(crate) mod edit;

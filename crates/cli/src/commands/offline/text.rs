@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(time_text(at(1_795_275_512, 0)), "2026-11-21 15:38:32.000000000");
         assert_eq!(time_text(at(-1, 999_999_999)), "1969-12-31 23:59:59.999999999");
         assert_eq!(short_time_text(at(1_795_275_512, 0)), "2026-11-21 15:38");
-        // A timestamp on disk may hold any value, and none of them causes a panic.
+        // A timestamp on disk may have any value, so no value may cause a panic.
         time_text(at(i64::MAX, u32::MAX));
         time_text(at(i64::MIN, 0));
     }

@@ -162,7 +162,7 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     let (target, read_only, force) = (&args.path, args.read_only, args.force);
     with_channel(target, &args.image, Use::Write, |channel| {
         let (file, _) = open_subvolume(channel, target)?;
-        // Write dirty pages first, because the server refuses them once the subvolume is read-only.
+        // Write dirty pages first, because the server refuses writes once the subvolume is read-only.
         let flushed = if read_only { channel.flush(&file) } else { Ok(()) };
         let done = flushed.and_then(|()| channel.subvolume(Request::SetReadOnly { of: 0, read_only, force }, &[&file]));
         done.map(|_| ()).map_err(|failure| explain("change", target, failure))

@@ -249,8 +249,8 @@ fn timestamps((atime, mtime): Times) -> Timestamps {
     Timestamps { last_access: time(atime), last_modification: time(mtime) }
 }
 
-/// Opens a directory below another one. Follows no symbolic links, because this copy may have made them as copies of
-/// the image's links.
+/// Opens a directory below another one. Follows no symbolic links, because a link on the way may have been copied from
+/// the image.
 fn open_beneath(base: &OwnedFd, path: &[u8]) -> anyhow::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

@@ -86,7 +86,7 @@ struct Info {
     nlink: u64,
     atime: Timespec,
     mtime: Timespec,
-    /// Device or subvolume, and inode: equal for names of one file.
+    /// Device or subvolume, and inode: equal for all names of a file.
     identity: (u64, u64),
     /// The inode, if the file is in an image.
     id: Option<InodeId>,
