@@ -40,7 +40,7 @@ pub struct ExportReport {
 /// and a directory is called `.`.
 ///
 /// # Errors
-/// `out` cannot be written, or the directory cannot be read.
+/// `out` cannot be written, or the file or directory `start` cannot be read.
 pub fn export<W: Write>(
     fs: &Fs,
     start: &Attr,

@@ -22,8 +22,8 @@ pub use tar::compressor::{Compression, Compressor};
 /// A message to the caller of [`import()`] or [`export()`].
 #[derive(Debug)]
 pub enum Event<'e> {
-    /// The number of bytes so far. An import counts bytes read from the archive, an export counts bytes of file data
-    /// written to it.
+    /// The number of bytes so far: for an import, bytes read from the archive file; for an export, bytes of file data
+    /// written to the archive.
     Bytes(u64),
     /// A member or file was skipped, or is incomplete in the archive.
     Failed(&'e anyhow::Error),

@@ -17,7 +17,7 @@ pub(crate) struct CpuTimes {
     /// Time of the server, if there is one.
     pub(crate) server_user: f64,
     pub(crate) server_system: f64,
-    /// Time of the kernel threads for loop devices, btrfs and writeback.
+    /// Time of the kernel threads that may work for a filesystem ([`NAMES`]).
     pub(crate) kernel_threads: f64,
 }
 

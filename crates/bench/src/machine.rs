@@ -68,7 +68,7 @@ pub(crate) fn describe() -> serde_json::Value {
         "kernel": uname.release().to_string_lossy(),
         "processors": std::thread::available_parallelism().map_or(0, usize::from),
         "memory_mib": kib / 1024,
-        // A load above 0 at the start means that other programs were running.
+        // Callers read the load after their measurements, so it includes the load of the measurements.
         "load_1_minute": first_word("/proc/loadavg"),
     })
 }

@@ -1,9 +1,9 @@
-//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. The speed of the
-//! null server is the limit set by the FUSE protocol, the kernel's part of it, and the scheduler.
+//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. Its speed is the
+//! limit that the FUSE protocol, the kernel's FUSE client and the scheduler set for every FUSE server.
 //!
-//! - N1. The null server requests those kernel features of the server of ubtrfs that affect the requests of the
-//!   workloads, and gives names and attributes equal lifetimes, so that both servers receive equal requests. The null
-//!   server always refuses ACLs and extended attributes, which the kernel then no longer requests.
+//! - N1. The null server enables those FUSE features of ubtrfs's server that affect the requests of the workloads, and
+//!   gives names and attributes the same lifetimes as ubtrfs's server. So both servers receive equal requests. The null
+//!   server always refuses requests for extended attributes and ACLs, and the kernel then sends no more of them.
 //! - N2. One lock protects all state. No request holds the lock longer than it takes to look up or list names.
 
 use std::collections::{BTreeMap, HashMap};

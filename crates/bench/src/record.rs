@@ -107,11 +107,11 @@ pub(crate) struct RunResult {
     /// `None` if single operations were not timed.
     pub(crate) latency: Option<LatencySummary>,
     pub(crate) cpu: CpuTimes,
-    /// Maximum resident memory of this process, or of `ubtrfs import` if it did the work.
+    /// Maximum resident memory of this process; 0 if `ubtrfs import` did the work.
     pub(crate) peak_rss_mib: f64,
     pub(crate) params: serde_json::Value,
-    /// Counters of the engine for the run, by the names of `ubtrfs stats`; empty if the engine is in
-    /// another process.
+    /// Counters of the engine since it opened the image for the measurement, by the names of `ubtrfs stats`; empty if
+    /// the engine is in another process.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) engine: BTreeMap<String, f64>,
 }

@@ -2,12 +2,12 @@
 //!
 //! - R1. `seconds` is the time of the work and of the sync that makes it durable. The sync is `Fs::sync` for an engine
 //!   in this process, and syncfs(2) for a directory. On a mount of ubtrfs, syncfs(2) is followed by the mount's own
-//!   sync command. For the workload `snapshot`, `seconds` is the time of the snapshots alone, which are durable when
-//!   their calls return.
+//!   sync command. The workloads `snapshot`, `balance`, `send` and `receive` measure `seconds` themselves
+//!   ([`Work::timed`]): `receive` includes a sync, and the other three need none.
 //! - R2. First, the files that the workload needs are made, and synced. Then, as root and without `--warm`, the caches
 //!   are dropped, but only for a workload that needs files. Then the workload runs.
 //! - R3. The workload makes all files in the directory `bench` of the target. At the end, the directory is removed
-//!   unless `--keep` is given.
+//!   unless `--keep` or `--phase prepare` is given.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

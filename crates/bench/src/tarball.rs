@@ -3,7 +3,7 @@
 //!
 //! | what | share |
 //! |---|---|
-//! | directories | about one for 15 files, up to 6 levels deep |
+//! | directories | one for 15 files, at most 6 levels below the directory `tree` |
 //! | files | text of 100 to 400,000 bytes, with a median near 5,000 bytes |
 //! | symbolic links | 1 of 200 |
 //! | hard links | 1 of 500 |
@@ -55,8 +55,8 @@ fn base_name(path: &str) -> String {
     path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
-/// Picks a file size. The distribution is log-uniform in three parts, so that half of the files are shorter than
-/// 5,000 bytes and few are long.
+/// Picks a file size. The distribution is log-uniform in each of four ranges of sizes, so that half of the files are
+/// shorter than 5,000 bytes and few are long.
 fn file_len(rng: &mut Rng) -> usize {
     let (low, high) = match rng.below(100) {
         0..15 => (100, 1_000),

@@ -1,5 +1,5 @@
-//! Tests of `bench compare` with tiny runs on real mounts. The tests check the shape of the output, never times, and
-//! that no mounts, loop devices, processes or files remain, even after a signal.
+//! Tests of `bench compare` with tiny runs on real mounts. The tests check the shape of the output but not times. They
+//! also check that no mounts, loop devices or files remain, even after a signal.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Tests of `bench run` with every workload, in tiny sizes, on both kinds of target. The tests check the shape of the
-//! output and its counts, never times.
+//! Tests of `bench run` with every workload except `send` and `receive`, in tiny sizes: on an image, and on a directory
+//! if the workload needs no subvolumes. The tests check the shape of the output and its counts, never times.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Workloads, each with its sizes and the number of operations that it must count (0 means any number).
+/// Workloads, each with its sizes and the number of operations that the result must have (0 means any number).
 const RUNS: &[(&str, &[&str], u64)] = &[
     ("untar", &["--files", "120"], 0),
     ("fsmark", &["--files", "200", "--threads", "4", "--dirs", "3"], 200),

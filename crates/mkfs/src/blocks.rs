@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - I1. A tree has a single leaf, or several leaves below one node. Initial trees are never higher.
-//! - I2. No block covers a superblock mirror.
+//! - I2. No block overlaps a superblock mirror.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ pub(crate) struct Filesystem {
     nodesize: u64,
 }
 
-/// Maximum number of rounds of the iteration. Each round only adds blocks, and few rounds are needed.
+/// Maximum number of rounds of the iteration. The number of blocks never falls, and few rounds are needed.
 const NR_ROUNDS_MAX: usize = 16;
 
 impl Filesystem {
@@ -167,7 +167,7 @@ impl Plan<'_> {
         Ok(Some(Filesystem { blocks, chunks: self.chunks.to_vec(), roots, nodesize }))
     }
 
-    /// Allocates addresses for the assumed blocks: for each tree its leaves, then the node above them.
+    /// Allocates addresses for the assumed blocks: for each tree its leaves, then the node above several leaves.
     fn allocate(&self) -> Result<BTreeMap<RootId, Vec<u64>>> {
         let mut system = self.free_blocks(BlockGroupFlags::SYSTEM)?;
         let mut metadata = self.free_blocks(BlockGroupFlags::METADATA)?;
@@ -185,7 +185,7 @@ impl Plan<'_> {
         Ok(addresses)
     }
 
-    /// Returns addresses of blocks in the first chunk of this type, except blocks that cover a superblock mirror (I2).
+    /// Returns addresses of blocks in the first chunk of this type, except blocks that overlap a superblock mirror (I2).
     fn free_blocks(&self, flag: BlockGroupFlags) -> Result<impl Iterator<Item = u64>> {
         let chunk = self.chunks.iter().find(|chunk| chunk.item.flags.contains(flag)).ok_or_else(no_room)?;
         let reserved = ubtrfs_volumes::reserved_ranges(Logical(chunk.start), &chunk.item, self.options.sectorsize)?;

@@ -105,7 +105,7 @@ impl<'o> Layout<'o> {
         self.end += nr_stripes * length;
     }
 
-    /// Skips the space of a single chunk of this length.
+    /// Skips the logical and physical addresses of a chunk of this length with the profile single.
     fn skip(&mut self, length: u64) {
         self.next_logical += length;
         self.end += length;
@@ -158,8 +158,8 @@ fn full_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     layout
 }
 
-/// Plans chunks of minimal sizes. Metadata and data each also get a quarter of the remaining device space, until their
-/// chunk has 8 MiB.
+/// Plans chunks of minimal sizes. If space remains on the device, the metadata chunk and the data chunk each get a
+/// quarter of it in addition, up to a chunk length of 8 MiB.
 fn small_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     let (data, metadata) = (options.data_profile, options.metadata_profile);
     // The kernel reserves several hundred nodes before it allows writes, so metadata gets room for at least 768 nodes.

@@ -1,7 +1,8 @@
 //! Makes an empty filesystem on a device.
 //!
-//! The result has the chunks, addresses, trees and keys that mkfs.btrfs 6.2 makes, in one transaction of generation 1.
-//! Each tree is built directly from leaves in key order, without crate `tree`.
+//! The result has the chunks, trees and keys that mkfs.btrfs 6.2 makes, except keys that contain the address of a tree
+//! block or of free space. Everything is made in one transaction, of generation 1. Each tree is built directly from
+//! leaves in key order, without crate `tree`.
 //!
 //! ```text
 //! options --layout--> chunks --trees--> items of each tree --blocks--> tree blocks --make--> device

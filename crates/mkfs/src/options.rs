@@ -24,7 +24,7 @@ pub struct MkfsOptions {
     pub size_bytes: Option<u64>,
     /// Bytes of a tree block: a power of two from `sectorsize` to 65536.
     pub nodesize: u32,
-    /// Bytes of a data block: a power of two from 4096 to 65536.
+    /// Bytes of a sector: a power of two from 4096 to 65536.
     pub sectorsize: u32,
     /// Checksum algorithm.
     pub csum_type: CsumType,

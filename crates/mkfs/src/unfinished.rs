@@ -27,7 +27,7 @@ impl Unfinished {
         Self { device, held: Mutex::default() }
     }
 
-    /// Writes the superblocks after the filesystem is complete (I2).
+    /// Writes the held superblocks (I2). The caller has written the rest of the filesystem.
     pub fn finish(&self) -> Result<()> {
         let held = std::mem::take(&mut *self.held());
         crate::flush(&*self.device)?;

@@ -112,7 +112,7 @@ numbered! {
     RemoveXattr = 14, "remove_xattr";
     /// Writes data.
     Write = 15, "write";
-    /// Shares the data of a range of one file with another file.
+    /// Makes a range of a file share the data of a range of the same or another file.
     Clone = 16, "clone";
     /// Sets the size of a file.
     Truncate = 17, "truncate";
@@ -448,9 +448,9 @@ pub enum Compression {
     Zlib,
     /// zstd.
     Zstd,
-    /// LZO in units of this many bytes, the sector size of the sender.
+    /// LZO, compressed in units of the sender's sector size.
     Lzo {
-        /// 4096 to 65536.
+        /// The sector size in bytes: a power of two from 4096 to 65536.
         sectorsize: u32,
     },
 }

@@ -254,7 +254,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// Appends the attribute `DATA`, and returns the part of the output to which the caller must write its `len` bytes.
+    /// Appends the attribute `DATA`, and returns the slice of the output into which the caller must write `len` bytes.
     /// Since version 2 the length of `DATA` is not written: the data extends to the end of the command.
     fn data(&mut self, len: usize) -> Result<&mut [u8], EncodeError> {
         if self.version >= Version::V2 {

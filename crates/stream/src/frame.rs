@@ -135,7 +135,7 @@ impl<R: Read> FrameReader<R> {
         Ok(Some(header))
     }
 
-    /// Appends a command to `out`, whose head was read last: the head, and the attributes that follow in the input.
+    /// Appends to `out` the command whose head was read last: its head, and the attributes that follow in the input.
     pub fn body(&mut self, header: &FrameHeader, out: &mut Vec<u8>) -> Result<(), StreamError> {
         out.extend_from_slice(&header.len.to_le_bytes());
         out.extend_from_slice(&header.number.to_le_bytes());
@@ -149,7 +149,7 @@ impl<R: Read> FrameReader<R> {
         Ok(())
     }
 
-    /// Appends `len` bytes, growing the buffer only as they arrive.
+    /// Appends `len` bytes of the input. Grows the buffer by at most `STEP` bytes before reading these bytes.
     fn append(&mut self, len: usize, out: &mut Vec<u8>) -> Result<(), Problem> {
         const STEP: usize = 256 << 10;
         let mut missing = len;

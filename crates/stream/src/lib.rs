@@ -15,7 +15,8 @@
 //! `END` or at the end of the input. If another stream follows in the input, it starts with its own header.
 //!
 //! - I1. No function panics, whatever bytes the input contains.
-//! - I2. The buffer for a command grows only as bytes of the command arrive, up to [`MAX_COMMAND_BYTES`].
+//! - I2. The buffer for a command grows in steps of at most 256 KiB, each after the bytes of the previous step have
+//!   arrived, up to [`MAX_COMMAND_BYTES`].
 //! - I3. `encode(parse(bytes)) == bytes` for every command that Linux writes.
 
 #![forbid(unsafe_code)]

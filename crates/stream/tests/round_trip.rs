@@ -215,7 +215,7 @@ fn a_claimed_length_allocates_nothing() {
     bytes.extend([15, 0, 0, 0, 0, 0]);
     let error = for_each_command(&bytes, |_, _, _| {}).unwrap_err();
     assert!(matches!(error.problem, Problem::TooLong(_)), "{error}");
-    // Within the limit, the buffer grows only as bytes arrive.
+    // A claimed length within the limit does not make the reader allocate all of it in advance.
     bytes[17..21].copy_from_slice(&(MAX_COMMAND_BYTES as u32 - 100).to_le_bytes());
     let mut reader = FrameReader::new(&bytes[..]);
     reader.stream().unwrap();
@@ -234,7 +234,7 @@ fn a_command_that_does_not_fit_writes_nothing() {
     assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
     let write = Command::Write { path: b"p", offset: 0, data: &data[..65_530] };
     assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
-    // No receiver accepts longer paths.
+    // Receivers accept paths of at most 4095 bytes.
     let path = b"d/".repeat(2048);
     assert!(encode(Version::V1, &Command::Mkdir { path: &path[..4095], ino: 300 }, &mut Vec::new()).is_ok());
     let long = Command::Rename { path: b"p", to: &path };

@@ -24,7 +24,7 @@ fn main() -> Result<()> {
         run("sync", ["-f".as_ref(), mount.path().as_os_str()])?;
         let path = dir.join(format!("{name}.img.zst"));
         if name == "log" {
-            // Copy the image while it is mounted, because fsynced changes are only in the log.
+            // Copy the image while it is mounted, because an unmount would commit the fsynced changes and drop the log.
             logged(mount.path())?;
             let taken = Image::copy_of(image.path())?;
             mount.close()?;

@@ -28,9 +28,9 @@ pub fn btrfs_check_after_failures(image: &Path) -> Result<()> {
 
 /// Fails with the output of `btrfs check` unless `btrfs check` finds the filesystem clean.
 ///
-/// The normal mode of `btrfs check` (version 6.2) counts an unnamed error if the leaf of a deleted file that is still
-/// open is shared with a snapshot, also on images made by Linux. If the normal mode reports only this error, the mode
-/// `lowmem`, which is right, decides.
+/// The normal mode of `btrfs check` (version 6.2) reports an error without naming it if a snapshot shares the leaf of a
+/// file that was deleted and is still open, also on images made by Linux. The mode `lowmem` does not have this fault.
+/// So if the normal mode reports only this error, the result of `lowmem` counts.
 fn by_btrfs(image: &Path) -> Result<()> {
     const ARGS: [&str; 2] = ["--readonly", "--check-data-csum"];
     const UNNAMED: [&str; 2] = ["bytes used, error(s) found", "ERROR: errors found in fs roots"];
@@ -47,8 +47,8 @@ fn by_btrfs(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails with every problem that `ubtrfs check --check-data-csum` finds. A torn copy of the superblock is allowed,
-/// because a power cut may leave a torn copy, and the next commit repairs it.
+/// Fails with all errors and all wrong quota numbers that `ubtrfs check --check-data-csum` finds. A torn copy of the
+/// superblock is allowed, because a power cut may leave a torn copy, and the next commit repairs the copy.
 pub fn second_opinion(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror])
 }

@@ -42,7 +42,7 @@ ways! {
     ExtentLength: "The length of a data extent.",
     ExtentAdded: "An extent item that nothing refers to.",
     CsumRemoved: "A checksum item is missing.",
-    CsumShortened: "A checksum item lacks its last checksums.",
+    CsumShortened: "A checksum item lacks its last checksum.",
     CsumWrong: "A checksum of data.",
     DirectorySize: "The size of a directory.",
     LinkCount: "The link count of an inode.",
@@ -62,7 +62,7 @@ ways! {
     FileTypeWrong: "The file type in a directory entry.",
     LocationWrong: "The inode that a directory entry leads to.",
     FileExtentLonger: "A file extent is longer, so that it overlaps the next extent.",
-    FileExtentMoved: "The device address of a file extent.",
+    FileExtentMoved: "The extent's address in a file extent item, or the offset in the extent.",
     FileExtentRemoved: "A file extent is missing.",
     OrphanRemoved: "An orphan item is missing.",
     BlockGroupUsed: "The used bytes of a block group.",
@@ -76,11 +76,11 @@ ways! {
     ChunkStripe: "The device offset of a chunk's stripe.",
     ChunkFlags: "The type of a chunk.",
     FreeSpaceRemoved: "A free space entry is missing.",
-    FreeSpaceShifted: "A free space entry is too short.",
+    FreeSpaceShifted: "A free space entry is too short or too long.",
     FreeSpaceBit: "A bit of a free space bitmap, or the number of entries.",
     FreeSpaceAdded: "Free space past the last block group, where the next block group will be made.",
     LogCsumRemoved: "A checksum item of a log is missing.",
-    LogExtentMoved: "The device address of a file extent in a log.",
+    LogExtentMoved: "The extent's address in a file extent item of a log.",
     OwnerWrong: "The owner in a block's header.",
     GenerationWrong: "The generation in a block's header.",
     LevelWrong: "The level in a block's header.",
@@ -102,7 +102,7 @@ ways! {
     QgroupNumbers: "The bytes that a quota group counts.",
     QgroupLimitRemoved: "The limits of a quota group are missing.",
     UuidRemoved: "A subvolume is missing in the UUID tree.",
-    SuperMirror: "A copy of the superblock is overwritten.",
+    SuperMirror: "A number in one copy of the superblock; the checksum does not match.",
     SuperUsed: "The superblock's used bytes.",
     SuperGeneration: "The superblock's generation.",
 }
@@ -521,7 +521,8 @@ impl<'i> Corruptor<'i> {
         )
     }
 
-    /// Changes a pointer, or overwrites it with the block address of the next pointer.
+    /// Changes a number in a pointer. With `cross`, overwrites the pointer's block address and generation with those of
+    /// the next pointer.
     fn pointer(
         &self,
         rng: &mut Rng,

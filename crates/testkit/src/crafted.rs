@@ -16,7 +16,8 @@ use crate::{Image, LoopMount};
 /// A leaf's items.
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// Calls `edit` with the items of every leaf of all subvolumes, and rewrites the changed leaves. Returns their number.
+/// Calls `edit` with the items of every leaf of all subvolumes, and rewrites the changed leaves. Returns the number of
+/// changed leaves.
 pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>) -> Result<usize> {
     let nodesize = image.read_at(65_536 + 148, 4)?;
     let nodesize = u32::from_le_bytes(nodesize.as_slice().try_into()?) as usize;
@@ -140,8 +141,8 @@ pub fn hostile_trees() -> Result<Vec<(String, Image)>> {
     Ok(images)
 }
 
-/// Makes `outer/inner/leaf/`, `outer/twin/`, `outer/file`, and nested directories `a0/a1/...`, each with a `b` beside
-/// it.
+/// Makes `outer/inner/leaf/deep`, `outer/twin/`, `outer/file`, and nested directories `a0/a1/...` in `leaf`. Beside each
+/// directory `aN` is an empty directory `bN`.
 fn tree() -> Result<Image> {
     let image = Image::kernel_made(128 << 20, &[])?;
     let mount = LoopMount::new(image.path(), "")?;

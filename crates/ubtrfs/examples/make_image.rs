@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     fs.set_permissions("/root/home/alice", 0o700)?;
     fs.write("/root/home/alice/notes", "one line that compresses well\n".repeat(10_000))?;
     fs.set_owner("/root/home/alice/notes", 1000, 1000)?;
-    // A fixed time makes images reproducible.
+    // Set fixed times, as reproducible builds do.
     let times = FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH).set_modified(SystemTime::UNIX_EPOCH);
     fs.set_times("/root/home/alice/notes", times)?;
     fs.symlink("etc/hostname", "/root/name")?;

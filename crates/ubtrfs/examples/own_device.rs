@@ -1,4 +1,4 @@
-//! Keeps a filesystem in the program's own storage: a `Vec`, with counts of writes and flushes.
+//! Keeps a filesystem in the program's own storage: a `Vec`, with counts of written bytes and flushes.
 //!
 //! `cargo run -p ubtrfs --example own_device`
 

@@ -1,6 +1,7 @@
 //! Lists everything in an image: `cargo run -p ubtrfs --example walk -- disk.img`.
 //!
-//! The image is not trusted: names are printed escaped, and a directory that contains itself ends the walk.
+//! The image is not trusted: names are printed escaped, and a directory that contains itself ends the walk with an
+//! error.
 
 use std::path::{Path, PathBuf};
 

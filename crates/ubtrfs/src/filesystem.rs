@@ -185,7 +185,7 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// `NotFound`; `ResourceBusy` if another process has the device open or the kernel has mounted it; damage.
+    /// `NotFound`; `ResourceBusy` if the device is open elsewhere, also in this process, or mounted by the kernel; damage.
     pub fn open_image(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_image_with(path, MountOptions::default())
     }

@@ -1,4 +1,4 @@
-//! Mounting a filesystem through FUSE, which any program can then use through the kernel.
+//! Mounts a filesystem through FUSE, so that all programs can use the filesystem.
 //!
 //! [`Filesystem::mount`] mounts, [`Mount::run`] serves the mount, [`unmount`] ends it.
 

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-/// A public item: its name, the line of its declaration, and its documentation.
+/// A public item: the line of its declaration, and its documentation.
 struct Item {
     declaration: String,
     docs: String,

@@ -1,5 +1,5 @@
-//! Tests the mount of the feature `fuse` through the library: programs and the library's other handles see one
-//! filesystem, and unmounting commits and closes it.
+//! Tests mounting through the library (feature `fuse`): programs and the library's other handles see one filesystem,
+//! and unmounting commits and closes the filesystem.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,6 +1,7 @@
 //! Writes contents and attributes of an archive's files. If the archive is an uncompressed file, a separate thread
-//! completes the files (writes their contents and attributes) while the main thread makes names. The separate thread
-//! reads data directly into the buffers that writeback uses.
+//! completes most files (writes their contents and attributes) while the main thread makes names. The separate thread
+//! reads data directly into the buffers that writeback uses. The main thread completes files that replace existing
+//! files, and files with large attributes.
 //!
 //! Invariants:
 //! - I1. The code that makes a file also opens the file's inode. This module releases the inode when the file is
@@ -83,7 +84,7 @@ impl<'a> Contents<'a> {
         self.complete(&file.member, file.id, written)
     }
 
-    /// Completes a file after its data is written (I1).
+    /// Sets the size and the attributes of a file if its data was written. Releases the inode in any case (I1).
     fn complete(self, member: &Member, id: InodeId, written: anyhow::Result<()>) -> anyhow::Result<()> {
         let end = member.data_ranges().last().map_or(0, |(offset, len)| offset + len);
         let completed = written.and_then(|()| {
@@ -162,8 +163,8 @@ impl<'scope> ContentsThread<'scope> {
         })
     }
 
-    /// Waits until all files are complete, and returns the number of failed ones. If an error of a file ended the
-    /// import, returns this error.
+    /// Waits until all files are complete, and returns the number of failed files. If an error ended the separate
+    /// thread, returns this error.
     pub(super) fn finish(mut self) -> anyhow::Result<u64> {
         let sent = self.send();
         drop(self.batches);
@@ -172,7 +173,7 @@ impl<'scope> ContentsThread<'scope> {
     }
 }
 
-/// Completes files, and returns the number of failed ones.
+/// Completes files, and returns the number of failed files. An error that ends the import ends this function.
 fn run_thread(contents: Contents<'_>, batches: &Receiver<Vec<QueuedFile>>) -> anyhow::Result<u64> {
     let mut nr_failed = 0;
     for batch in batches {

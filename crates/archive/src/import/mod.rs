@@ -10,8 +10,8 @@
 //!   members end the import ([`is_fatal`]); the first such error in archive order is reported.
 //! - I4. Data that is kept until the end takes at most [`HELD_MAX`] bytes. This data is the times and inheritable
 //!   attributes of directories (I2) and, if the archive is a layer, the names that the layer added.
-//! - I5. If a file with the name of a member exists, the member is first made under a temporary name, with its data and
-//!   attributes. The existing file is removed only when the member is complete and may replace it, so a failed member
+//! - I5. If a member must replace an existing file, the member is first made under a temporary name, with its data and
+//!   attributes (a directory without attributes). The existing file is removed only after that, so a failed member
 //!   removes nothing.
 
 mod contents;
@@ -57,7 +57,7 @@ impl Archive {
         Self::begin(Input::open(path)?, path)
     }
 
-    /// Starts to read an archive from a stream, which another thread reads ahead. `name` is its name for messages.
+    /// Starts to read an archive from a stream, which another thread reads ahead. Messages call the archive `name`.
     ///
     /// # Errors
     /// The stream cannot be read, or is not a tar archive.
@@ -94,7 +94,8 @@ pub struct ImportOptions {
     pub place: String,
 }
 
-/// The numbers of files and attributes that an import made, and of members that it skipped.
+/// The numbers of members and attributes that an import unpacked, and of members that it skipped. A member that failed
+/// may be counted both in `failed` and in the count of its kind.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct ImportReport {
     /// Unpacked members.
@@ -191,7 +192,8 @@ impl std::fmt::Display for Fatal {
 
 impl std::error::Error for Fatal {}
 
-/// Whether an error affects more than one member: an error of the archive or the device, or lack of space.
+/// Whether an error affects more than one member: an error of the archive or the device, lack of space, damage, or a
+/// filesystem that is read-only.
 fn is_fatal(error: &anyhow::Error) -> bool {
     let is_of_all = |errno: i32| {
         [Errno::NOSPC, Errno::DQUOT, Errno::ROFS, Errno::IO, Errno::UCLEAN]
@@ -220,7 +222,7 @@ struct PendingDir {
 }
 
 /// A cache of directories: maps their paths below the target to their inodes. The cache is emptied when a link or
-/// directory on a path may have been replaced.
+/// directory on a path may have been replaced, and when the cache is full.
 #[derive(Default)]
 struct DirCache {
     paths: HashMap<Vec<u8>, InodeId>,
@@ -246,8 +248,8 @@ impl DirCache {
 /// A new inode for a member.
 struct Made {
     id: InodeId,
-    /// The temporary name of the inode, if a file with the member's name exists. At the end, the inode replaces this
-    /// file and takes its name.
+    /// The temporary name of the inode, if a file with the member's name exists. The complete inode replaces this file
+    /// and takes its name.
     temporary: Option<Vec<u8>>,
 }
 
@@ -452,14 +454,14 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Fails if the existing file must stay. As in tar, an empty directory is replaced. A layer also replaces a
-    /// directory if everything in it comes from the layers below.
+    /// Fails if the existing file must not be replaced. As in tar, an empty directory may be replaced. A layer may also
+    /// replace a directory if everything in it comes from the layers below.
     fn check_replaceable(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
         match &self.layer {
             _ if !old.is_dir() => Ok(()),
             Some(layer) => layer.check_replaceable(self.fs, old.id),
-            // A directory's size is the sum of its names' lengths, so it is 0 if the directory is empty.
+            // A directory's size is twice the total length of its names, so it is 0 if the directory is empty.
             None if old.size == 0 => Ok(()),
             None => bail!("a directory of that name exists and is not empty; remove it first"),
         }
@@ -587,8 +589,8 @@ impl<'a> Import<'a> {
     /// Returns all directories on the path that consists of `names`, from the target directory to the last name. Makes
     /// missing directories.
     fn directories_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
-        // Keep all directories on the path, because `..` in the target of a symbolic link leads back to the previous
-        // directory.
+        // `way` keeps all directories on the path, because `..` in the target of a symbolic link leads back to the
+        // previous directory of the path.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut nr_links = 0;
@@ -634,5 +636,5 @@ const MAX_LINKS: usize = 40;
 const MAX_DIRS: usize = 1 << 16;
 /// The largest total length of the paths in [`DirCache`], in bytes.
 const MAX_DIRS_BYTES: usize = 8 << 20;
-/// The most memory for data kept until the end (I4), enough for about three million directories.
+/// The maximum memory in bytes for data kept until the end (I4), enough for about three million directories.
 const HELD_MAX: usize = 256 << 20;

@@ -1,7 +1,8 @@
-//! POSIX ACLs: conversion between the attribute's bytes and the text of `SCHILY.acl.*` records in tar archives.
+//! POSIX ACLs: conversion between the value of an ACL attribute and the text of a `SCHILY.acl.*` record in a tar
+//! archive.
 //!
-//! The attribute holds version 2 (u32), then entries of tag (u16), permissions (u16) and id (u32), sorted by tag and
-//! id.
+//! The value of the attribute is the version number 2 (u32), followed by entries: tag (u16), permissions (u16) and id
+//! (u32). The entries are sorted by tag and id.
 
 use anyhow::{Context, bail};
 
@@ -10,8 +11,9 @@ pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Name of the attribute that holds the default ACL.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// Parses `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without
-/// an id is a number, or is looked up in this system's `/etc/passwd` and `/etc/group`.
+/// Parses `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or newlines, into the
+/// value of an ACL attribute. Without `:ID`, `NAME` is a number, or is looked up in this system's `/etc/passwd` or
+/// `/etc/group`.
 pub(crate) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
     parse(text, id_of)
 }
@@ -63,7 +65,7 @@ fn parse(text: &[u8], id_of: impl Fn(&str, &str) -> Option<u32>) -> anyhow::Resu
     Ok(value)
 }
 
-/// The text of an attribute, with ids as numbers; `None` if the bytes are not an ACL.
+/// The text form of an ACL attribute's value, with ids as numbers; `None` if the value is not an ACL.
 pub(crate) fn to_text(value: &[u8]) -> Option<String> {
     let entries = value.strip_prefix(&2u32.to_le_bytes())?;
     let mut texts = Vec::new();

@@ -1,4 +1,4 @@
-//! An uncompressed archive in a file. This module reads the headers; other code reads the data from the file.
+//! An uncompressed archive in a file. This module reads the headers; other code reads most data directly from the file.
 //!
 //! - I1. Readahead of [`AHEAD`] bytes is requested explicitly, because two threads read alternately, which the kernel
 //!   does not recognize as a sequential read.
@@ -77,7 +77,7 @@ impl InPlace {
     }
 }
 
-/// Length of a header and the records that usually follow it. A longer window would contain data, which other code
-/// reads.
+/// Bytes read at once: enough for a member's header and the pax records that usually precede it. A longer window would
+/// contain data, which other code reads.
 const WINDOW: usize = 2048;
 const AHEAD: u64 = 16 << 20;

@@ -52,7 +52,7 @@ pub(crate) enum Kind {
 pub(crate) struct Member {
     pub(crate) path: Vec<u8>,
     pub(crate) kind: Kind,
-    /// Target of a symbolic link, or path of a hard link.
+    /// Target of a symbolic link, or path of the member that a hard link links to.
     pub(crate) link: Vec<u8>,
     /// Permission bits.
     pub(crate) mode: u32,

@@ -113,7 +113,7 @@ impl Reader {
         }
     }
 
-    /// Reads the member's data: each piece with its offset in the file.
+    /// Reads the data of `member`, which was returned last, and calls `piece` with each piece and its offset in the file.
     pub(crate) fn for_each_piece(
         &mut self,
         member: &Member,
@@ -135,7 +135,7 @@ impl Reader {
                     }
                 };
                 let count = bytes.len() as u64;
-                // Count the bytes even if `piece` fails, because the next member begins after the data.
+                // The bytes count as read even if `piece` fails, because the next member begins after the data.
                 self.data_left -= count;
                 piece(offset, bytes)?;
                 left -= count;
@@ -344,7 +344,7 @@ impl Reader {
         self.input.skip(len).map_err(|error| self.broken(error))
     }
 
-    /// Reads the data of a header that describes the next member.
+    /// Reads the data that follows a header of pax records, or of GNU tar's long path or link.
     fn read_meta(&mut self, size: u64) -> anyhow::Result<Vec<u8>> {
         charge(&mut self.meta_left, usize::try_from(size).unwrap_or(usize::MAX))?;
         let mut data = Vec::new();
@@ -405,7 +405,7 @@ fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::
         charge(left, key.len() + value.len() + RECORD_OVERHEAD)?;
         match key {
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => extras.sparse.push(parse_decimal(value)?),
-            // An empty value cancels a global record.
+            // An empty value removes an earlier record with this key: empty records are dropped below.
             _ => drop(extras.records.insert(key.to_vec(), value.to_vec())),
         }
         rest = &rest[len..];
@@ -431,7 +431,7 @@ fn xattrs(records: &Records) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(xattrs)
 }
 
-/// GNU tar writes `%` and `=` of an attribute's name as `%25` and `%3D`.
+/// Decodes the name of an attribute in a key. GNU tar writes `%` and `=` of the name as `%25` and `%3D`.
 fn decode_keyword(key: &[u8]) -> Vec<u8> {
     let mut name = Vec::with_capacity(key.len());
     let mut rest = key;
@@ -477,9 +477,9 @@ fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
 /// The message for an archive that ends too early.
 pub(crate) const DATA_CUT_OFF: &str = "the archive ends within its data; download or copy it again";
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
-/// Limit for the headers of one member, large enough for many attributes of 64 KiB each.
+/// Limit in bytes for the headers of one member, large enough for many attributes of 64 KiB each.
 const META_MAX: usize = 64 << 20;
-/// Limit for the global records, all of which apply to each member.
+/// Limit in bytes for the global records. The limit is low, because each member gets a copy of all global records.
 const GLOBAL_MAX: usize = 64 << 10;
 /// Longest path that Linux accepts.
 const PATH_MAX: usize = 4096;

@@ -138,7 +138,7 @@ fn type_byte(kind: Kind) -> u8 {
     }
 }
 
-/// The pax records of a member: values that do not fit into its header.
+/// The pax records of a member: values that do not fit into its header or have no field in it.
 fn records(member: &Member, stored: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let sparse = member.sparse.is_some();
@@ -316,8 +316,7 @@ mod tests {
             }
             assert!(reader.next_member().unwrap().is_none());
         }
-        // An archive cut off at any offset gives an error, or ends cleanly if cut between members. A truncated archive
-        // never causes a panic.
+        // Reading an archive that was cut off never panics.
         for len in (0..archive.len()).step_by(100) {
             for input in inputs {
                 let mut reader = Reader::new(input(&archive[..len]).unwrap());

@@ -108,7 +108,7 @@ impl Report {
             let mut each: Vec<_> = row.requests_per_op.iter().filter(|(_, nr)| **nr >= 0.005).collect();
             each.sort_by(|one, other| other.1.total_cmp(one.1));
             let each: Vec<String> = each.iter().map(|(opcode, nr)| format!("{opcode} {nr:.2}")).collect();
-            // FORGET requests are left out, because no program waits for them.
+            // The total omits FORGET requests, because no program waits for them.
             let is_counted = |(opcode, _): &(&String, &f64)| !opcode.contains("forget");
             let all: f64 = row.requests_per_op.iter().filter(is_counted).map(|(_, nr)| nr).sum();
             let (workload, side) = (row.workload.name(), row.side.name());

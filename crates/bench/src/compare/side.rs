@@ -325,7 +325,7 @@ impl Drop for Side {
     }
 }
 
-/// Reads the operation and the number of its requests from a line of the text for Prometheus.
+/// Parses a line of Prometheus text: returns a FUSE operation and the number of its requests.
 fn parse_requests(line: &str) -> Option<(String, f64)> {
     let rest = line.strip_prefix("ubtrfs_fuse_requests_total{opcode=\"")?;
     let (opcode, count) = rest.split_once("\"} ")?;

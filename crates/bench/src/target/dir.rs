@@ -1,7 +1,7 @@
 //! [`DirTarget`]: a directory of any mounted filesystem, used by ordinary system calls.
 //!
-//! Names are resolved from the given directory, as in tar and fs_mark. No directory is kept open, so a tree may have
-//! more directories than a process may have open files.
+//! Names are resolved from the given directory, as in tar and fs_mark. No other directory is kept open, so a tree may
+//! have more directories than a process may have open files.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -34,7 +34,7 @@ impl DirTarget {
 }
 
 impl DirTarget {
-    /// Returns the mount of ubtrfs that contains the directory, if there is one.
+    /// Returns the control channel of the ubtrfs mount that contains the directory; `None` on other filesystems.
     fn channel(&self) -> Result<Option<Channel<'static>>> {
         match Channel::mount(&self.path) {
             Ok(channel) => Ok(Some(channel)),
@@ -43,7 +43,7 @@ impl DirTarget {
         }
     }
 
-    /// Runs `btrfs`, or `ubtrfs` if the directory is in a mount of ubtrfs.
+    /// Runs `btrfs`, or `ubtrfs` if the directory is in a mount of ubtrfs. `paths` are relative to the directory.
     fn run(&self, command: &[&str], paths: &[&Path]) -> Result<()> {
         let paths: Vec<PathBuf> = paths.iter().map(|path| self.path.join(path)).collect();
         let paths = paths.iter().map(|path| path.as_os_str());

@@ -1,7 +1,7 @@
 //! [`Target`]: the operations of workloads, implemented in this process and by system calls.
 //!
-//! - T1. For each call, every implementation makes only the requests that any program must make to a filesystem, so all
-//!   implementations do equal work. No implementation caches anything.
+//! - T1. An implementation of a call makes only the requests to the filesystem that the call needs, and caches nothing.
+//!   So all implementations do equal work.
 //! - T2. After [`Target::sync`], all previous work is durable on the device below.
 
 pub(crate) mod dir;
@@ -57,11 +57,11 @@ pub(crate) trait Target: Sync {
     /// An open file, which is closed on drop.
     type File: Send + Sync;
 
-    /// Returns the workload's directory.
+    /// Returns the root directory of the target.
     fn root(&self) -> Result<Self::Dir>;
     /// Makes a directory and returns it.
     fn mkdir(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<Self::Dir>;
-    /// Opens an existing directory.
+    /// Returns an existing directory in `dir`.
     fn child(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::Dir>;
     /// Makes a file and opens it for writing.
     fn create(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<Self::File>;

@@ -85,7 +85,8 @@ fn snapshot_name(number: u64) -> Vec<u8> {
     format!("snapshot-{number}").into_bytes()
 }
 
-/// Copies directories, files and symbolic links until `left` bytes of file data are used up.
+/// Copies directories, files and symbolic links. `left` is the number of bytes of file data that may still be copied;
+/// longer files are skipped.
 fn copy_dir<T: Target>(target: &T, from: &Path, to: &T::Dir, left: &mut u64) -> Result<()> {
     let mut entries = fs::read_dir(from)
         .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)

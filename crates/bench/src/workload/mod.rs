@@ -199,7 +199,7 @@ impl Workload {
         }
     }
 
-    /// Whether the workload unpacks an archive, in `measure` or `prepare`.
+    /// Whether the workload may unpack an archive, in `measure` or `prepare`.
     pub(crate) fn needs_archive(self) -> bool {
         matches!(self, Self::Untar | Self::Rm | Self::Find | Self::Send | Self::Receive)
     }

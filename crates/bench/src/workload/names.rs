@@ -27,7 +27,8 @@ pub(super) fn fsmark<T: Target>(target: &T, params: &Params, base: &T::Dir) -> R
 /// Removes everything in `dir`, depth first, as `rm -r` does.
 pub(super) fn rm<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
     let mut work = Work::new();
-    // A directory is pushed twice: first to list it, then to remove it when it is empty.
+    // Each directory has two steps: `Enter` removes its files and pushes its subdirectories, and `Remove` later removes
+    // the empty directory.
     enum Step<D> {
         Enter(D),
         Remove(D, Vec<u8>),

@@ -44,7 +44,7 @@ fn name(number: u64) -> Vec<u8> {
     format!("snapshot-{number}").into_bytes()
 }
 
-/// Takes the snapshots after the writers have begun.
+/// Takes the snapshots after the writers have written a quarter of the bytes.
 fn snapshots<T: Target>(
     target: &T,
     params: &Params,

@@ -54,7 +54,7 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
 }
 
 impl<T: Target> Untar<'_, T> {
-    /// Returns the directory and last name of a path. Makes missing directories.
+    /// Returns the directory whose path in the archive consists of `names`. Makes missing directories.
     fn parent(&mut self, names: &[&[u8]]) -> Result<T::Dir> {
         let path = names.join(&b'/');
         if let Some(dir) = self.dirs.get(&path) {

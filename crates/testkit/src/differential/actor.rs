@@ -58,8 +58,8 @@ pub const ACTORS: &[Actor] = &[
     Actor { capabilities: Some(CapabilitySet::FOWNER), ..user("other-fowner", 1003, 1003, &[]) },
     Actor { capabilities: Some(CapabilitySet::FSETID), ..user("owner-fsetid", 1001, 1001, &[]) },
     Actor {
-        // This user has FOWNER, because the sides differ for users without FOWNER: Linux's btrfs refuses a chown that
-        // clears a set-id bit, because the chown changes the mode, and FUSE does not refuse it.
+        // This user has FOWNER, because the sides differ for users without FOWNER: a chown that clears a set-id bit
+        // also changes the mode, so Linux's btrfs refuses the chown, but FUSE allows it.
         capabilities: Some(CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::CHOWN).union(CapabilitySet::FOWNER)),
         ..user("other-chown", 1003, 1003, &[])
     },
@@ -71,7 +71,7 @@ pub const ACTORS: &[Actor] = &[
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads.
+/// The threads, one for each user in [`ACTORS`].
 pub(crate) struct Threads {
     senders: Vec<Sender<Job>>,
 }

@@ -53,7 +53,8 @@ const LONG_NAME: &str = match std::str::from_utf8(&[b'd'; 255]) {
     Ok(name) => name,
     Err(_) => "",
 };
-/// Paths stay below the kernel's limit on both sides, whose mount points have names of different lengths.
+/// The longest directory path in which names are made. With the path of the mount point, which differs between the
+/// sides, and a name, paths stay below the kernel's limit on both sides.
 const LONGEST_DIR: usize = 3200;
 const IDS: [u32; 6] = [0, 1001, 1002, 1003, 1004, 2000];
 /// Inode flags: append-only, immutable, compressed, no compression, nocow, nodump, noatime, sync, dirsync, and one that

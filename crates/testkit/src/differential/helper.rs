@@ -1,11 +1,12 @@
 //! [`Helper`]: a separate program that maps files into its memory and makes ioctls on subvolumes, for a user of the
 //! test bed.
 //!
-//! H1. A helper is started by a thread of the user for whom it acts, and has the credentials of that thread, except for
-//!     capabilities that the user id does not imply. So [`super::generate`] makes calls on subvolumes only as users
-//!     whose capabilities follow from their user id.
-//! H2. If a signal kills a helper (SIGBUS of a mapping), the answer names the signal, and the helper's mappings are
-//!     gone.
+//! H1. A helper for ioctls is started by the thread of the user for whom it acts, and has the credentials of that
+//!     thread, except for capabilities that the user id does not imply. So [`super::generate`] makes calls on
+//!     subvolumes only as users whose capabilities follow from their user id. One helper makes the calls on mappings
+//!     for all users.
+//! H2. If a signal kills a helper, such as SIGBUS at an access to a mapping, the answer names the signal, and the
+//!     helper's mappings are gone.
 
 use std::collections::hash_map::Entry;
 use std::io::{IoSlice, IoSliceMut};
