@@ -185,7 +185,8 @@ impl Plan<'_> {
         Ok(addresses)
     }
 
-    /// Returns addresses of blocks in the first chunk of this type, except blocks that overlap a superblock mirror (I2).
+    /// Returns addresses of blocks in the first chunk of this type, except blocks that overlap a superblock mirror
+    /// (I2).
     fn free_blocks(&self, flag: BlockGroupFlags) -> Result<impl Iterator<Item = u64>> {
         let chunk = self.chunks.iter().find(|chunk| chunk.item.flags.contains(flag)).ok_or_else(no_room)?;
         let reserved = ubtrfs_volumes::reserved_ranges(Logical(chunk.start), &chunk.item, self.options.sectorsize)?;

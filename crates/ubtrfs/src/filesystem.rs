@@ -185,7 +185,8 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// `NotFound`; `ResourceBusy` if the device is open elsewhere, also in this process, or mounted by the kernel; damage.
+    /// `NotFound`; `ResourceBusy` if the device is already open, also in this process, or mounted by the kernel;
+    /// damage.
     pub fn open_image(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_image_with(path, MountOptions::default())
     }

@@ -113,7 +113,8 @@ impl Reader {
         }
     }
 
-    /// Reads the data of `member`, which was returned last, and calls `piece` with each piece and its offset in the file.
+    /// Reads the data of `member`, which was returned last, and calls `piece` with each piece and its offset in the
+    /// file.
     pub(crate) fn for_each_piece(
         &mut self,
         member: &Member,
