@@ -141,8 +141,8 @@ pub fn hostile_trees() -> Result<Vec<(String, Image)>> {
     Ok(images)
 }
 
-/// Makes `outer/inner/leaf/deep`, `outer/twin/`, `outer/file`, and nested directories `a0/a1/...` in `leaf`. Beside each
-/// directory `aN` is an empty directory `bN`.
+/// Makes `outer/inner/leaf/deep`, `outer/twin/`, `outer/file`, and nested directories `a0/a1/...` in `leaf`. Beside
+/// each directory `aN` is an empty directory `bN`.
 fn tree() -> Result<Image> {
     let image = Image::kernel_made(128 << 20, &[])?;
     let mount = LoopMount::new(image.path(), "")?;

@@ -90,7 +90,7 @@ impl FaultDevice {
         self.faults.load(Ordering::SeqCst)
     }
 
-    /// Names of the threads that made a request with a fault.
+    /// Names of the threads that made a request with a fault, except writes that [`FaultPlan::refused`] refused.
     pub fn threads(&self) -> BTreeSet<String> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

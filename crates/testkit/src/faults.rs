@@ -352,7 +352,8 @@ impl Request {
 }
 
 impl FaultSweep {
-    /// Returns a sweep of each kind of fault for each kind of filesystem, and for each script about one topic.
+    /// Returns a sweep of each kind of fault for each kind of filesystem, for each script about one topic, and for the
+    /// long script.
     pub fn all() -> Vec<Self> {
         let everything = Arc::new(Script::everything(1));
         let mut runs: Vec<_> =

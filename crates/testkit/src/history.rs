@@ -11,8 +11,8 @@
 //!   that changed later.
 //! - H2. Each path is as it was in one of the states. Each block of a file's content is as it was in one state, old
 //!   or new, because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
-//! - H3. A file that exists in every state is found under at least one of its names, and with no more links than
-//!   in one of the states: a rename neither loses a file nor leaves it under both names.
+//! - H3. An inode that exists in every state is found under at least one of its names. A file has at most as many links
+//!   as it had in the state with the most links: a rename neither loses a file nor leaves it under both names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -173,8 +173,8 @@ impl History {
                 Ok(()) => return Ok(()),
                 Err(error) => {
                     // Report the error against the most similar state, which is the state with the shortest error. For
-                    // this comparison, each missing path makes the error 200 characters longer, so a state that differs
-                    // only in content is more similar than one with missing paths.
+                    // this comparison, each missing path makes the error about 200 characters longer, so a state that
+                    // differs only in content is more similar than a state with missing paths.
                     let len = error.to_string().replace(": only in the ", &"#".repeat(200)).len();
                     if best.as_ref().is_none_or(|(least, _)| len < *least) {
                         best = Some((len, error.context(format!("state {state} (first) and what is there (second)"))));
@@ -360,7 +360,8 @@ impl History {
         Ok(())
     }
 
-    /// Checks H1 for the inode `id`, which was fsynced in the first state of the window, if `entry` is that inode.
+    /// Checks H1 for the inode `id`, which was fsynced in the first state of the window. Assumes that `entry` is that
+    /// inode, and fails if it cannot be.
     fn verify_fsynced_at(
         &self,
         found: &BTreeMap<&[u8], &TreeEntry>,

@@ -53,7 +53,7 @@ impl KernelImageSpec {
     /// The format that `mkfs.btrfs` makes without options.
     pub const DEFAULT: Self = Self::new("default", &[]);
 
-    /// The formats that a filesystem on one device can have.
+    /// The formats of filesystems on one device that tests use.
     pub fn matrix() -> Vec<Self> {
         vec![
             Self::DEFAULT,

@@ -154,7 +154,7 @@ impl LoopMount {
         Ok(Some((numbers, is_inconsistent != "0")))
     }
 
-    /// A file about quotas in sysfs, if quotas are on.
+    /// Returns the content of a file about quotas in sysfs; `None` if quotas are off.
     fn quota_state(&self, name: &str) -> Option<String> {
         let device = self.device().trim_start_matches("/dev/");
         let mut filesystems = std::fs::read_dir("/sys/fs/btrfs").ok()?.flatten().map(|entry| entry.path());
@@ -218,8 +218,8 @@ impl LoopMount {
         self.kernel_log()
             .lines()
             .filter(|line| ["BTRFS warning", "BTRFS error", "BTRFS critical"].iter().any(|tag| line.contains(tag)))
-            // Ignore warnings about an outdated free space cache: a writer that does not maintain the cache leaves it
-            // outdated, and Linux warns about that at mount.
+            // Ignore warnings about deprecated options, and about an outdated free space cache: a writer that does not
+            // maintain the cache leaves it outdated, and Linux warns about that at mount.
             .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
             // Ignore a failed scan of the UUID tree: if Linux commits while it mounts, it counts the UUID tree as
             // outdated and scans for missing entries. The scan needs space even if the UUID tree has all entries, so it

@@ -133,7 +133,8 @@ impl Model {
         self.nodes.len() <= 1
     }
 
-    /// Returns everything that a walk of the filesystem must find, except times and sizes of directories.
+    /// Returns everything that a walk of the filesystem must find. All times and the sizes of directories are 0,
+    /// because the model does not have them.
     pub fn entries(&self) -> Vec<TreeEntry> {
         self.entries_and_ids().into_iter().map(|(entry, _)| entry).collect()
     }

@@ -63,7 +63,8 @@ pub enum LinuxVerdict {
 }
 
 impl PowerCuts {
-    /// Records the workload of a seed: random operations or one of the scripts, on one of several kinds of filesystems.
+    /// Records the workload of a seed: one of the scripts, writes to a full filesystem, or random operations. The seed
+    /// also determines the kind of filesystem.
     pub fn record(seed: u64) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let kind = usize::try_from(seed % (Script::KINDS as u64 + 4))?;
@@ -320,7 +321,7 @@ pub fn check(medium: &Medium) -> Result<()> {
     Ok(())
 }
 
-/// A memory limit so small that a few hundred changes trigger a flush of delayed items.
+/// A memory limit in bytes, so small that a few hundred changes trigger a flush of delayed items.
 const LITTLE_MEMORY: u64 = 1 << 20;
 
 fn filesystem(rng: &mut Rng, mixed: bool) -> (MkfsOptions, String) {

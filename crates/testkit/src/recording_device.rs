@@ -78,7 +78,7 @@ pub struct Gate {
     pub limit: Duration,
 }
 
-/// A sparse device in memory that records writes, flushes and promises.
+/// A sparse device in memory that records writes, discards, flushes and promises.
 #[derive(Debug)]
 pub struct RecordingDevice {
     base: Medium,

@@ -1,5 +1,5 @@
-//! Scripted workloads for faults and power cuts: short lists of steps that together cover all operations of a
-//! filesystem.
+//! Scripted workloads for faults and power cuts: lists of steps that together cover most operations on files,
+//! directories and links.
 //!
 //! I1. Every step of a script succeeds, on a filesystem without faults as well as on the model.
 //! I2. A script depends only on its seed.
@@ -153,7 +153,7 @@ impl Script {
         self.steps.push(Step::Remount);
     }
 
-    /// A script that contains every operation, for faults at every request.
+    /// A script that contains most operations, for faults at every request.
     pub fn everything(seed: u64) -> Self {
         let mut s = Self::new("everything", seed);
         s.mkdir("dir");
@@ -472,7 +472,7 @@ impl Script {
         s
     }
 
-    /// Changes extended attributes, modes, symbolic links and special files.
+    /// Sets and removes extended attributes, changes modes, and makes symbolic links.
     fn attributes(seed: u64) -> Self {
         let mut s = Self::new("attributes", seed);
         s.mkdir("dir");

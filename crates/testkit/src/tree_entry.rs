@@ -75,7 +75,7 @@ impl Compare {
     pub const MODEL: Self = Self { mtime: false, dir_size: false, dir_nlink: false, xattrs: true, root: false };
 }
 
-/// Compares two trees. Returns the number of entries. An error lists the first differences and their number.
+/// Compares two trees. Returns the number of entries. An error has the number of all differences, and lists the first.
 pub fn compare_trees(a: &Path, b: &Path, what: Compare) -> Result<usize> {
     let left = walk_path(a)?;
     let right = walk_path(b)?;

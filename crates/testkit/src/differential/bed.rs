@@ -31,11 +31,11 @@ pub struct Difference {
     pub ours: String,
     /// The value on Linux.
     pub linux: String,
-    /// Whether an object that the call names, or the directory of such an object, is immutable or append-only on Linux's
-    /// side.
+    /// Whether an object that the call names, or the directory of such an object, is immutable or append-only on
+    /// Linux's side.
     pub guarded: bool,
-    /// Whether the call named an empty directory that a snapshot has in place of a nested subvolume, or a name in such a
-    /// directory.
+    /// Whether the call named an empty directory that a snapshot has in place of a nested subvolume, or a name in such
+    /// a directory.
     pub left_out: bool,
     /// Whether the object is the root of a nested subvolume, in a comparison of trees.
     pub is_subvolume: bool,

@@ -203,7 +203,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The fields to compare. Times of calls are included only if both trees come from one image.
+    /// The fields to compare. Block counts and the exact times of calls are included only if both trees come from one
+    /// image.
     pub(crate) fn fields(&self, one_image: bool) -> Vec<(String, String)> {
         let entry = &self.entry;
         let xattrs: Vec<String> = entry

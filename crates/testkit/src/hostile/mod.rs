@@ -170,7 +170,8 @@ pub fn tree_log(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Opens an image, walks it, reads, writes and commits, then checks the resulting image.
+/// Checks an image, opens it, and reads its content. If `options` is empty, also changes the filesystem, commits, and
+/// checks the resulting image.
 pub fn use_image(medium: &Medium, options: &str) {
     let device = Arc::new(MediumDevice::new(medium.clone()));
     let _ = check(device.clone());
@@ -220,7 +221,8 @@ fn use_filesystem(device: Arc<dyn Device>, options: &str) -> Result<()> {
     target.close()
 }
 
-/// Sends two snapshots in all forms of the stream, and lists their differences.
+/// Sends the snapshot `sent1` whole, as an increment to `sent0`, and with `sent0` as a clone source, in versions 1 and
+/// 2 of the stream. Lists the differences between both snapshots.
 fn send(fs: &Fs) {
     let list = fs.subvolumes().unwrap_or_default();
     let found = |name: &[u8]| list.iter().find(|info| info.path.ends_with(name)).map(|info| info.id);

@@ -71,7 +71,7 @@ pub const FORMS: [Form; 3] = [
     Form { version: 2, compressed_data: true },
 ];
 
-/// Opens an image for reading, at one of its subvolumes.
+/// Opens an image for reading. `options` are further mount options, such as the subvolume to open; "" for none.
 pub fn open_at(image: &Path, options: &str) -> Result<Arc<Fs>> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadOnly)?);
     let options = if options.is_empty() { "ro".to_owned() } else { format!("ro,{options}") };

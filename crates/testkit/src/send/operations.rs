@@ -174,8 +174,8 @@ impl Operations {
         }
     }
 
-    /// Swaps a directory `a/b` with its parent `a`: the former child becomes the parent, and the two inodes keep or
-    /// swap their names.
+    /// Swaps a directory `a/b` with its parent `a`: the former child becomes the parent and gets the name `a`. The
+    /// former parent gets the name `b` or `was-above`.
     fn swap_with_parent(&mut self, target: &mut dyn Target) {
         let Some(child) = self.any(|kind| kind == NodeKind::Directory) else { return };
         let Some(at) = child.iter().rposition(|byte| *byte == b'/') else { return };
@@ -219,7 +219,8 @@ impl Operations {
         }
     }
 
-    /// Removes a name, and makes a new inode under that name: a directory, or for half of the directories a file.
+    /// Removes a name, and makes a new inode under that name: a directory, or, if the name was a directory, in half of
+    /// the cases a regular file.
     fn replace(&mut self, target: &mut dyn Target) {
         let Some(path) = self.any(|_| true) else { return };
         let was = self.nodes[&path];
@@ -317,7 +318,7 @@ impl Operations {
         }
     }
 
-    /// Grows a truncated file, sometimes by cloning the extents that it had before from `backup`.
+    /// Grows a truncated file, sometimes by cloning the file's former extents from `backup`.
     fn regrow(&mut self, target: &mut dyn Target, path: &[u8], backup: &[u8]) {
         match self.rng.below(8) {
             0..=3 => {

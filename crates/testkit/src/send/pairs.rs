@@ -6,9 +6,9 @@
 //! what Linux reads there, and let Linux receive the streams.
 //!
 //! - I1. A round depends only on its seed, except for UUIDs and the current time.
-//! - I2. Streams of version 1 do not transport creation times, flags, preallocated blocks and holes. These properties,
-//!   and the sharing of the blocks in which files end, are compared only if the snapshot and all of its parents were
-//!   sent in version 2.
+//! - I2. Streams of version 1 do not transport creation times, flags and preallocated blocks, and a hole in such a
+//!   stream can unshare the block in which a file ends. So these properties, and the sharing of the blocks in which
+//!   files end, are compared only if the snapshot and all of its parents were sent in version 2.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -13,13 +13,13 @@ use crate::tree_entry::{join, show};
 /// The differences between two chains.
 #[derive(Clone, Debug, Default)]
 pub struct Differs {
-    /// Blocks that are holes in one chain only.
+    /// Blocks that have data in one chain, and are holes or preallocated in the other.
     pub holes: Vec<String>,
-    /// Preallocated blocks of one chain only.
+    /// Blocks that are preallocated in one chain, and holes in the other.
     pub prealloc: Vec<String>,
-    /// Blocks that are shared in the first chain and not in the second one.
+    /// Blocks that are shared in the first chain and not in the second one; at most four of each file.
     pub unshared: Vec<String>,
-    /// Number of blocks in `unshared`.
+    /// The number of all blocks that are shared in the first chain and not in the second one.
     pub nr_unshared: usize,
 }
 
@@ -63,7 +63,7 @@ pub struct Tolerance {
     /// Preallocated blocks may be holes.
     pub prealloc: bool,
     /// The block in which a file ends may be unshared. A stream of version 1 makes a hole by cloning a hole from past
-    /// the end of the file. For this the receiver extends the file, which rewrites the block in which it ended.
+    /// the end of the file. For this the receiver extends the file, which rewrites the block in which the file ended.
     pub tails: bool,
     /// The block in which a file ends may also be data instead of a hole, and one more block of each file may be
     /// unshared: when Linux changes a file's size or preallocates, it writes zeros into the blocks at the new end and

@@ -1,5 +1,5 @@
-//! The two threads of a run with balances: one starts and resumes balances with random filters, the other pauses and
-//! cancels them and resizes the device.
+//! The two threads of a run with balances: one starts balances with random filters, and resumes or cancels paused
+//! balances; the other pauses and cancels running balances, and resizes the device.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,7 +28,8 @@ pub(super) struct Balances {
     groups: u64,
 }
 
-/// Runs at least two balances, and continues until the other threads are done. A paused balance may be left at the end.
+/// Starts, resumes or cancels a balance at least twice, and continues until the other threads are done. A paused
+/// balance may be left at the end.
 pub(super) fn balance(target: &FsTarget, is_mixed: bool, shared: &Shared, seed: u64) -> Result<Balances> {
     let mut rng = Rng::new(seed ^ 0xba1a);
     let fs = target.fs();

@@ -160,8 +160,8 @@ impl Lane {
         }
     }
 
-    /// Handles an operation that failed but may have taken effect. An operation may fail after a fault, and then the
-    /// lane ends.
+    /// Handles an operation that failed. After a fault, an operation may fail, may have taken effect nevertheless, and
+    /// ends the lane. Without a fault, returns an error.
     fn failed(&mut self, what: &str, number: Option<i32>, model: Model, shared: &Shared) -> Result<Done> {
         let has_fault = self.faults.as_ref().is_some_and(|faults| faults.faults() > 0);
         if !has_fault {

@@ -82,8 +82,8 @@ impl Record {
         Ok(())
     }
 
-    /// Checks that all names in the directory `ballast` exist, and that it contains no other names except the names
-    /// of snapshots.
+    /// Checks that all names in the directory `ballast` exist, and that the region has no unknown names. In a snapshot,
+    /// the paths of snapshots are known, because they are empty directories there.
     fn verify_ballast(&self, entries: &[TreeEntry], snapshot: Option<&Snapshot>) -> Result<()> {
         let mut expected: BTreeSet<Vec<u8>> =
             self.scenario.ballast_paths().iter().map(|path| format!("ballast/{path}").into_bytes()).collect();
