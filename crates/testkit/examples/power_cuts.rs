@@ -12,8 +12,9 @@
 //! threads but not their interleaving. `--bed balance` adds balances with random filters, conversions, resizes and
 //! quotas. Linux then gets only cuts that interrupt a balance, at most one of each seed, and resumes the balance.
 //!
-//! `--repeat N` runs each seed N times, `--every 8` uses seeds of only one kind of run, and `--keep` saves the image of
-//! each failed cut and the actions of each thread. `--threads` is the number of seeds that run in parallel.
+//! `--repeat N` runs each seed N times. `--every N` uses every N-th seed: with 8 for `--bed threads` and 13 for `--bed
+//! alone`, all seeds have one kind of run. `--keep` saves the image of the first two failed cuts of each run, and the
+//! actions of each thread. `--threads` is the number of seeds that run in parallel.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -27,7 +27,7 @@ fn damage(image: &Image, rng: &mut Rng, offset: u64, len: u64) {
     image.write_at(at, &[byte ^ (1 << rng.below(8))]).unwrap();
 }
 
-/// Makes a small filesystem with Linux and these arguments, and fills it with `fill`.
+/// Makes a small filesystem with these arguments of `mkfs.btrfs`, and fills it with `fill` through Linux's mount.
 fn small(mkfs: &[&str], fill: impl Fn(&Path)) -> Image {
     let image = Image::kernel_made(256 << 20, mkfs).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -130,7 +130,7 @@ fn a_block_without_a_good_copy_is_an_error_that_says_where() {
     assert!((1..150).contains(&seen), "{seen} of 150 files were found");
 }
 
-/// Finds the offsets of these bytes in the image.
+/// Finds the offsets of the sectors of the image that begin with these bytes.
 fn places(image: &Image, needle: &[u8]) -> Vec<u64> {
     let raw = std::fs::read(image.path()).unwrap();
     (0..raw.len()).step_by(4096).filter(|&at| raw[at..].starts_with(needle)).map(|at| at as u64).collect()
@@ -204,8 +204,8 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// A damaged filesystem is either refused, or opened and writable. In both cases, every superblock still belongs to
-/// this filesystem and device.
+/// A damaged filesystem may be refused, or opened and changed. In both cases, every superblock that was valid before
+/// still belongs to this filesystem and device.
 #[test]
 fn superblocks_outlive_writes_to_a_crafted_image() {
     if !capability::kernel_oracle() {
@@ -244,7 +244,7 @@ fn superblocks_outlive_writes_to_a_crafted_image() {
     assert!(written > 20, "only {written} images were written to");
 }
 
-/// Both checkers find a wrong byte of file data, and a broken copy of the superblock, including the primary.
+/// Both checkers find a wrong byte of file data. Our checker finds a broken copy of the superblock, also the primary.
 #[test]
 fn the_judges_read_data_and_every_superblock() {
     if !capability::kernel_oracle() {

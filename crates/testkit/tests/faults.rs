@@ -18,7 +18,7 @@ use ubtrfs_testkit::{
     walk_path,
 };
 
-/// Tests every `step`-th request of all scripted workloads, with every kind of fault.
+/// Tests every `step`-th of the first 2,000 requests of the wanted workloads, with every kind of fault.
 fn sweep(wanted: impl Fn(&str) -> bool, step: usize) {
     silence_planned_panics();
     let oracle = capability::kernel_oracle();
@@ -131,7 +131,7 @@ fn losing_a_copy_while_writing_loses_nothing() {
     btrfs_check(image.path()).unwrap();
 }
 
-/// Reading repairs a block with one bad copy, and the error count survives the unmount.
+/// A read that finds a bad copy of a block counts the error, and the count survives the unmount.
 #[test]
 fn repairs_by_reading_are_counted_permanently() {
     let base = Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap();

@@ -238,7 +238,7 @@ impl Worker {
     }
 }
 
-/// The errors that an operation may report because of a race with another thread or of a random name.
+/// The errors that an operation may report because of a race with another thread, or because its name is random.
 const EXPECTED: [i32; 9] = [1, 2, 16, 17, 20, 21, 22, 39, 116];
 
 /// Runs consecutive sessions on one filesystem.

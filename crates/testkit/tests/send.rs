@@ -67,7 +67,7 @@ fn a_subvolume_that_is_received_beside_itself_shares_its_blocks() {
 /// block may be unshared (`tails`).
 #[test]
 fn a_tail_that_may_be_unshared_is_a_source_of_later_snapshots() {
-    /// Makes a file in each directory: a copy, or a clone of an earlier one.
+    /// Makes a file in each directory: written data, or a clone of an earlier file.
     fn filesystem(sources: [Option<usize>; 3]) -> Arc<Fs> {
         let device = MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap());
         let fs = Fs::open(vec![Arc::new(device)], MountOptions::default()).unwrap();

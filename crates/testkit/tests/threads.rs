@@ -52,8 +52,8 @@ fn balances_amid_threads_keep_promises_through_power_cuts() {
 /// Kinds of runs.
 const KINDS: std::ops::Range<u64> = 0..8;
 
-/// Tests the hardest case of T6: three threads commit one after the other while other threads free space and store
-/// data. The power is not cut, which leaves time for more seeds.
+/// Tests the hardest case of T6: three threads fill the filesystem, remove files, fsync and sync at the same time. The
+/// power is not cut, which leaves time for more seeds.
 #[test]
 fn a_nearly_full_filesystem_takes_every_removal_and_stores_what_it_accepted() {
     const NEARLY_FULL: u64 = 5;

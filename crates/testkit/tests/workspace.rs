@@ -144,7 +144,7 @@ const PERMISSIVE: &[&str] = &[
     "Unicode-DFS-2016",
 ];
 
-/// The largest number of lines that a source file may have before its tests.
+/// A source file must have fewer lines than this before its tests.
 const MAX_LINES: usize = 800;
 
 fn root() -> PathBuf {

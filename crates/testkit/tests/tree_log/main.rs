@@ -303,8 +303,8 @@ fn random_logs_of_ours_are_replayed_by_both() {
     }
 }
 
-/// Threads concurrently append and fsync, replace files by rename, and commit. Everything fsynced before the power cut
-/// exists after the replay, and most fsyncs share a log with fsyncs of other threads.
+/// Threads concurrently append and fsync, replace files by rename, and commit. All appended data that was fsynced
+/// before the power cut exists after the replay.
 #[test]
 fn threads_share_logs() {
     if !capability::kernel_oracle() {
