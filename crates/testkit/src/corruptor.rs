@@ -42,7 +42,7 @@ ways! {
     ExtentLength: "The length of a data extent.",
     ExtentAdded: "An extent item that nothing refers to.",
     CsumRemoved: "A checksum item is missing.",
-    CsumShortened: "A checksum item lacks its last checksum.",
+    CsumShortened: "A checksum item lacks its last four bytes.",
     CsumWrong: "A checksum of data.",
     DirectorySize: "The size of a directory.",
     LinkCount: "The link count of an inode.",
