@@ -71,8 +71,8 @@ impl<'a> Checker<'a> {
         });
     }
 
-    /// Adds an extent to its block group, and checks that the extent has the kind of data or metadata that the group
-    /// holds.
+    /// Adds an extent's length to its block group. Checks that the extent lies in one group of the right kind (data,
+    /// metadata or system), and that a tree block does not cross a boundary of 64 KiB.
     pub(crate) fn record_in_group(&mut self, extent: &Extent) {
         let end = extent.bytenr.saturating_add(extent.len_bytes);
         let what = if extent.is_data { "data extent" } else { "tree block" };
@@ -108,7 +108,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Compares block groups with chunks, and each group's used bytes with the extents in the group.
+    /// Compares block groups with chunks, the used bytes of each group with the extents in the group, and the
+    /// superblock's used bytes with the sum over all groups.
     pub(crate) fn compare_groups(&mut self) {
         if !self.groups.complete {
             return;

@@ -1,6 +1,7 @@
-//! A table with a record of every tree block, made from its extent item and from the walks that reached it.
+//! A table with a record of every tree block outside of the log, made from the block's extent item and from the walks
+//! that reached the block.
 //!
-//! A record takes 32 bytes, so a filesystem with a million nodes (16 GiB of metadata) takes 32 MB.
+//! A record takes 32 bytes, so the table of a filesystem with a million nodes (16 GiB of metadata) takes 32 MB.
 //!
 //! Invariants:
 //! - I1. Records are sorted by address after a call of [`BlockTable::load`]. Reached blocks without an extent item
@@ -14,11 +15,11 @@ pub(crate) const FULL: u8 = 1 << 0;
 pub(crate) const REACHED: u8 = 1 << 1;
 /// A walk reached the block in the tree that the block's header names as its owner.
 pub(crate) const BY_OWNER: u8 = 1 << 2;
-/// One copy of the block is bad, so each read must look for a good copy.
+/// At least one copy of the block is bad.
 pub(crate) const COPY_BAD: u8 = 1 << 3;
 /// No copy of the block is usable.
 pub(crate) const LOST: u8 = 1 << 4;
-/// The block belongs to a relocation tree, which has other rules for flags.
+/// The block belongs to a relocation tree, so its full backref flag is not checked.
 pub(crate) const RELOC: u8 = 1 << 5;
 /// The block has an extent item.
 pub(crate) const RECORDED: u8 = 1 << 6;

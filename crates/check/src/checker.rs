@@ -31,10 +31,10 @@ const REF_BUCKETS: usize = 1 << 16;
 /// Number of buckets for the names of one subvolume.
 const NAME_BUCKETS: usize = 1 << 12;
 
-/// At least this many blocks may be read again, even on a filesystem with fewer tree blocks.
+/// Lower limit of [`Checker::again_max`], which applies to small filesystems.
 pub(crate) const REREADS_MIN: u64 = 1 << 21;
-/// Number of further reads allowed for each tree block. The limit is needed because subvolumes of a crafted image
-/// can share blocks in very many combinations.
+/// [`Checker::again_max`] is this number for each tree block of the filesystem. A limit is needed because subvolumes of
+/// a crafted image can share blocks in very many combinations.
 pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
 
 /// The state of one check.
@@ -75,7 +75,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) nr_rereads: u64,
     /// Maximum number of blocks that may be read again.
     pub(crate) again_max: u64,
-    /// The trees that were walked, which a second walk visits again.
+    /// The trees walked so far, except for logs. The second walk visits these trees again.
     pub(crate) walked: Vec<TreeRoot>,
     pub(crate) stats: Stats,
 }
@@ -132,7 +132,7 @@ pub(crate) fn run(
 }
 
 impl<'a> Checker<'a> {
-    /// Runs every part in order. Returns `false` if the chunk or root tree cannot be read.
+    /// Runs every part in order. Returns `false` if no leaf of the chunk tree or of the root tree can be read.
     fn all(&mut self) -> bool {
         self.progress.stage("trees", Some(self.metadata_bytes_guess()));
         if !self.chunk_tree() || !self.root_tree() {
@@ -195,7 +195,7 @@ impl<'a> Checker<'a> {
         root
     }
 
-    /// Walks a tree and remembers it for the second walk.
+    /// Walks a tree. Remembers the tree for the second walk, unless it is a log.
     pub(crate) fn walk_tree(&mut self, root: TreeRoot, on_event: &mut dyn FnMut(&mut Self, Event<'_, '_>)) -> bool {
         if root.kind != Kind::Log {
             self.walked.push(root);

@@ -1,4 +1,4 @@
-//! Chunk tree and device extents: chunks, devices, and the parts of devices that stripes occupy.
+//! Checks the chunk tree and the device tree: chunks, device items, device extents and device statistics.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::problem::{Code, Place};
 use crate::reader::{one_line, spans};
 use crate::walk::Event;
 
-/// Device extents and device items, by device and offset.
+/// Device extents by device id and offset, and device items by device id.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceExtents {
     extents: BTreeMap<(u64, u64), (u64, u64, Place)>,
@@ -23,8 +23,8 @@ impl<'a> Checker<'a> {
     /// Reads the chunk tree. Returns `false` if no part of the chunk tree can be read.
     pub(crate) fn chunk_tree(&mut self) -> bool {
         let root = self.super_root(RootId::CHUNK_TREE);
-        // Collect all items before any of them is processed: until the whole tree is read, only the superblock's system
-        // chunks are known.
+        // Collect all items before processing them, so that the whole chunk tree is read through the superblock's
+        // system chunks.
         let mut found: Vec<(Key, Vec<u8>, Place)> = Vec::new();
         let complete = self.walk_tree(root, &mut |_, event| {
             let Event::Leaf(leaf) = event else { return };

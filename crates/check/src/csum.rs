@@ -91,7 +91,7 @@ impl<'a> Checker<'a> {
         (nr_sectors as u64).saturating_mul(self.sectorsize)
     }
 
-    /// Checks that every checksum belongs to a data extent, or to an extent that a log replay will make.
+    /// Checks that every checksum belongs to a data extent, or to an extent that a log replay makes.
     pub(crate) fn compare_csums_with_extents(&mut self) {
         if self.extents_have_gaps() || !self.log.complete {
             return;
@@ -222,7 +222,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Number of bytes of data in one read.
+/// Maximum number of bytes of data in one read.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Bytes of data that the threads verify before the results are reported.
 const BATCH_BYTES: u64 = 32 << 20;
@@ -289,7 +289,7 @@ impl Verifier<'_> {
             unreadable = true;
         }
         let size = self.csum_type.size();
-        // Consecutive bad sectors are reported together.
+        // Consecutive sectors are reported together if all are unreadable or all have wrong checksums.
         let mut run: Option<(u64, u64, Option<String>)> = None;
         let mut tell = |run: &mut Option<(u64, u64, Option<String>)>| {
             let Some((from, to, error)) = run.take() else { return };

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks are in the block table.
-//! - I2. References are added to the ledger when they are read. This module compares only the number of references with
-//!   the reference count in the extent item.
+//! - I2. The references that extent items list are added to the ledger when they are read. This module checks only
+//!   their number, against the extent item's reference count; `extent_detail` compares the references themselves.
 
 use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::hash::extent_data_ref_hash;
@@ -115,7 +115,8 @@ impl<'a> Checker<'a> {
         !self.data.complete
     }
 
-    /// Removes duplicate data extents, which only a crafted extent tree has.
+    /// Removes duplicate data extents, which only a crafted extent tree has. If there were any, the extent tree counts
+    /// as incomplete.
     pub(crate) fn load_extents(&mut self) {
         let before = self.data.list.len();
         self.data.list.dedup_by_key(|extent| extent.bytenr);
@@ -278,8 +279,8 @@ impl<'a> Checker<'a> {
         self.blocks.put_recorded(blocks);
     }
 
-    /// Checks that every recorded tree block was reached and has the right backref flag, and that every reached block
-    /// is recorded.
+    /// Checks that every tree block with an extent item was reached and has the right full backref flag, and that every
+    /// reached block has an extent item.
     pub(crate) fn compare_blocks(&mut self) {
         let mut told = Vec::new();
         for block in self.blocks.recorded() {
@@ -288,9 +289,10 @@ impl<'a> Checker<'a> {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
             let is_full = block.flags & FULL != 0;
-            // In two cases, a block may have full backrefs although its owner still reaches it. A balance shares blocks
-            // for a while, and leaves full backrefs on blocks that their owner keeps. The deletion of a subvolume gives
-            // full backrefs to the shared blocks of the subvolume before it drops them.
+            // In two cases, a block may have the full backref flag although its owner still reaches the block. A
+            // balance shares blocks with a relocation tree for a while, and leaves the flag on blocks that their owner
+            // keeps. The deletion of a subvolume sets the flag on shared blocks before it drops its references to these
+            // blocks.
             let owner = self.roots.trees.get(&block.owner);
             let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {

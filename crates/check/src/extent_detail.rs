@@ -1,4 +1,4 @@
-//! Finds the wrong references by a second walk over all trees, if the sum of all references is not zero.
+//! Finds the wrong references by a second walk over all trees, if the sum of any bucket of references is not zero.
 
 use ubtrfs_format::{KeyType, RootId};
 
@@ -17,7 +17,8 @@ impl<'a> Checker<'a> {
         self.refs.keep_disagreements();
         self.second_walk();
         let (facts, overflowed) = self.refs.disagreements();
-        // Extents for which a wrong reference was reported. A wrong length of such an extent is not reported as well.
+        // Extents for which a wrong reference was reported. A wrong length of these extents is not reported in
+        // addition.
         let mut told = std::collections::HashSet::new();
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind != LENGTH) {
             told.insert(fact.subject);
@@ -68,7 +69,7 @@ impl<'a> Checker<'a> {
             _ => format!("data extent {bytenr}: references of tree {a} inode {b} at {c}"),
         };
         let code = match (sides.plus, sides.minus) {
-            // A tree block without an extent item is reported elsewhere.
+            // `compare_blocks` reports tree blocks without an extent item.
             (0, _) if self.blocks.is_unrecorded(bytenr) => return,
             (0, _) if self.lacks_data_extent(fact) => Code::ExtentMissing,
             _ => Code::ExtentRef,

@@ -1,7 +1,7 @@
 //! Sums of hashes that show whether two sides list equal facts, without keeping the facts.
 //!
-//! A fact with two sides (for example a reference in the extent tree and the pointer itself, or a directory's index and
-//! the inode's name) is added with weight +n on one side and -n on the other. If all facts agree, every bucket is zero.
+//! A fact with two sides (for example a reference in the extent tree and the pointer itself, or a `DIR_INDEX` item and
+//! an `INODE_REF`) is added with weight +n on one side and -n on the other. If all facts agree, every bucket is zero.
 //! Otherwise a second walk keeps the facts of the non-zero buckets and finds the facts that disagree.
 //!
 //! Invariants:
@@ -150,7 +150,7 @@ impl Ledger {
         self.buckets.iter().all(|&sum| sum == 0)
     }
 
-    /// Forgets the sums.
+    /// Empties the ledger.
     pub(crate) fn clear(&mut self) {
         self.buckets.fill(0);
         self.total = 0;

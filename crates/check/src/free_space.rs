@@ -10,23 +10,24 @@ use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::walk::{Event, Leaf};
 
-/// The free ranges of a block group as the free space tree lists them. Each range takes 16 bytes. The ranges are
-/// dropped after the comparison.
+/// The state of reading the free space tree. Holds the listed free ranges of one block group at a time, 16 bytes for
+/// each range.
 #[derive(Default)]
 struct Listed {
     /// Start, end, info and place of the current block group.
     group: Option<(u64, u64, FreeSpaceInfo, Place)>,
     /// The free ranges of the current block group. Ranges that touch are joined.
     ranges: Vec<(u64, u64)>,
-    /// End of the last item that was read.
+    /// End of the last item that was read in the current block group.
     last_end: u64,
-    /// Start and end of each block group whose free space was compared.
+    /// Start and end of each block group that has a free space info.
     done: Vec<(u64, u64)>,
-    /// End of the last stale range. A stale range is listed for a block group that no longer exists.
+    /// End of the range of the last free space info if the info is stale, otherwise 0. A stale info is of a block group
+    /// that does not exist.
     stale: u64,
-    /// Number of stale ranges.
+    /// Number of stale free space infos.
     nr_stale: u64,
-    /// Place of the first stale range.
+    /// Place of the first stale free space info.
     first_stale: Option<Place>,
     gaps: bool,
 }

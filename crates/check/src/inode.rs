@@ -1,7 +1,8 @@
-//! The inodes of a subvolume. All items of an inode are neighbours, so each inode is checked after its last item.
+//! Checks the inodes of a subvolume. All items of an inode are neighbours, so each inode is checked after its last
+//! item.
 //!
 //! Invariants:
-//! - I1. One inode is in memory at a time; names, which belong to two inodes, go into the ledger.
+//! - I1. One inode is in memory at a time. Names, which a directory and another inode list, go into the ledger.
 //! - I2. An inode that could not be read completely is not checked.
 
 use ubtrfs_format::item::{FileType, InodeFlags, InodeItem};
@@ -49,7 +50,7 @@ pub(crate) struct Inode {
     inline_len: Option<u64>,
     /// Whether the inode is a directory with entries of subvolumes.
     pub(crate) has_subvolumes: bool,
-    /// Whether a part could not be read (I2).
+    /// Whether a block that may have held items of this inode could not be read (I2).
     partial: bool,
 }
 
@@ -175,8 +176,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reports an item of a type that subvolume trees do not contain. Items of the inode number cache, a relic of old
-    /// Linux, are harmless.
+    /// Reports an item that belongs to no inode or has a type that subvolume trees do not contain. Items of the inode
+    /// number cache, a relic of old Linux, are reported as a warning.
     fn unknown_item(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, is_inode: bool) {
         let is_cache = match key.item_type {
             KeyType::INODE_ITEM | KeyType::EXTENT_DATA => key.objectid == objectid::FREE_INO,
@@ -288,9 +289,9 @@ impl<'a> Checker<'a> {
         self.file_csums(place, inode, Stored { kind, whole, disk_bytenr, from, bytes });
     }
 
-    /// Checks that written data has checksums, unless the inode has the flag NODATASUM, and that preallocated space
-    /// has no checksums. Compressed data must have checksums, because Linux does not compress files without
-    /// checksums.
+    /// Checks that written data has checksums, that preallocated space has none, and that an inode with the flag
+    /// NODATASUM has none. Compressed data must have checksums even if the inode has the flag, because Linux does not
+    /// compress files without checksums.
     fn file_csums(&mut self, place: Place, inode: &Inode, stored: Stored) {
         let Stored { kind, whole, disk_bytenr, from, bytes } = stored;
         // Data under relocation has checksums although its inode has the flag NODATASUM.

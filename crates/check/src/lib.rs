@@ -4,18 +4,19 @@
 //! engine cannot hide the damage that it causes. In the stack of crates, the checker is above `volumes`, like `tree`
 //! and `transaction`.
 //!
-//! The checker visits every tree once, in key order. Runs of leaves that it has checked in one subvolume are usually
-//! not read again in another (`segment`). `walk` reads blocks (`reader`) and records references; the modules named
-//! after trees check items. A fact with two sides (a reference and its extent item, a directory entry and its inode's
-//! name) is compared as a sum of hashes (`fingerprint`). If a sum is not zero, a second walk finds the facts that
-//! disagree.
+//! The checker visits every tree once, in key order. Runs of leaves that were checked in one subvolume are usually not
+//! read again in another subvolume (`segment`). `walk` reads blocks (`reader`) and records references; the modules
+//! named after trees check items. A fact with two sides (a reference and its extent item, a directory entry and its
+//! inode's name) is compared as a sum of hashes (`fingerprint`). If a sum is not zero, a second walk finds the facts
+//! that disagree.
 //!
 //! Invariants:
 //! - I1. Nothing is written, not even a repair.
 //! - I2. Memory is bounded for any input: 32 bytes for each tree block, 16 bytes for each data extent, 16 bytes for
-//!   each contiguous range with checksums or free space, about 100 bytes for each leaf that subvolumes may share, and a
-//!   record for each chunk, block group and subvolume. Time is also bounded: blocks that subvolumes share are read
-//!   again only a limited number of times (`E-LIMIT`).
+//!   each contiguous range with checksums or free space, 48 bytes for each logged file extent, about 100 bytes for each
+//!   leaf that subvolumes may share, and a record for each chunk, block group and subvolume. Full quotas take about 20
+//!   more bytes for each tree block and data extent. Time is also bounded: blocks that subvolumes share are read again
+//!   only a limited number of times (`E-LIMIT`).
 //! - I3. Arithmetic on values from disk uses checked, saturating or wrapping functions, never bare operators.
 
 #![forbid(unsafe_code)]
@@ -80,14 +81,14 @@ impl Progress for () {
 pub struct Report {
     /// Number of problems of each code, reported or not.
     pub counts: BTreeMap<Code, u64>,
-    /// Whether the check was completed.
+    /// Whether all parts of the check ran. `false` if nothing of the chunk tree or of the root tree could be read.
     pub complete: bool,
     /// Numbers of trees, tree blocks, data extents and inodes.
     pub stats: Stats,
 }
 
 impl Report {
-    /// Whether no damage was found.
+    /// Whether all parts of the check ran, and no problem has a code that begins with `E-`.
     pub fn is_clean(&self) -> bool {
         self.complete && !self.counts.keys().any(|code| code.is_error())
     }
@@ -102,7 +103,7 @@ pub struct Stats {
     pub tree_blocks: u64,
     /// Data extents.
     pub data_extents: u64,
-    /// Bytes that all extents use.
+    /// Bytes that all extents use, according to the superblock.
     pub bytes_used: u64,
     /// Inodes; a shared inode counts in each subvolume.
     pub inodes: u64,

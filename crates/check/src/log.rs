@@ -1,8 +1,8 @@
 //! Checks the tree log: its trees are complete, its blocks and data overlap nothing else, and its data has checksums.
 //!
 //! Blocks of the log are not in the extent tree, and a replay adds the log's data extents to the extent tree. So logged
-//! data is either a recorded extent, or lies in free space of a data block group. The checksums of logged data are in
-//! the log or, for recorded extents, in the csum tree.
+//! data is either an extent of the extent tree, or lies in free space of a data block group. The checksums of logged
+//! data are in the log or, for extents of the extent tree, in the csum tree.
 //!
 //! Invariants:
 //! - I1. 48 bytes are kept for each logged file extent, and 16 bytes for each contiguous run of checksums.
@@ -26,7 +26,7 @@ pub(crate) struct Logged {
     pub(crate) written: CsumRanges,
     /// Whether the whole log could be read.
     pub(crate) complete: bool,
-    /// All logged extents in order, including recorded ones.
+    /// All logged extents in order, including those that the extent tree has already.
     extents: Vec<LoggedExtent>,
     all: CsumRanges,
     csums: CsumRanges,
@@ -50,7 +50,7 @@ impl LoggedExtent {
 }
 
 impl Logged {
-    /// Whether a replay turns all of this range into data extents.
+    /// Whether logged data extents cover all of this range.
     pub(crate) fn is_data(&self, from: u64, to: u64) -> bool {
         self.all.covered(from, to) == to.saturating_sub(from)
     }
@@ -176,7 +176,8 @@ impl<'a> Checker<'a> {
         Some(LoggedExtent { start, end, leaf: leaf.bytenr, slot: u32::try_from(slot).unwrap_or(u32::MAX), needs })
     }
 
-    /// Checks that an unrecorded extent lies in a data block group and overlaps no allocated extent.
+    /// Checks that a logged extent that is not in the extent tree lies in a data block group and overlaps no allocated
+    /// extent.
     fn place_logged(&mut self, place: Place, ino: u64, start: u64, end: u64) {
         let len_bytes = end.saturating_sub(start);
         let what = format!("inode {ino}: logged data of {len_bytes} bytes at {start}");

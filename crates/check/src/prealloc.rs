@@ -38,8 +38,8 @@ impl Prealloc {
 }
 
 impl<'a> Checker<'a> {
-    /// If there are suspects, walks the trees of files again to find files that mark these extents as written. Reports
-    /// the remaining suspects.
+    /// If there are suspects, walks subvolumes, relocation trees and logs again to find files that mark these extents
+    /// as written. Reports the remaining suspects.
     pub(crate) fn compare_prealloc(&mut self) {
         let mut suspects = std::mem::take(&mut self.prealloc.suspects);
         if suspects.is_empty() {

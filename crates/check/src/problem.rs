@@ -10,8 +10,8 @@ use ubtrfs_format::RootId;
 
 macro_rules! codes {
     ($($variant:ident = $text:literal, $doc:literal;)*) => {
-        /// The stable code of a problem. A code that begins with `E-` means damage, a code that begins with `W-` means
-        /// an oddity that harms nothing.
+        /// The stable code of a problem. A code that begins with `E-` means damage or, for `E-LIMIT`, a part that was
+        /// not checked. A code that begins with `W-` means an oddity that harms nothing.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code { $(#[doc = $doc] $variant),* }
 
@@ -91,7 +91,7 @@ codes! {
 }
 
 impl Code {
-    /// Whether the code means damage.
+    /// Whether the code begins with `E-`: damage, or a part that was not checked (`E-LIMIT`).
     pub fn is_error(self) -> bool {
         self.as_str().starts_with('E')
     }
@@ -224,7 +224,7 @@ impl<'a> Sink<'a> {
         self.total
     }
 
-    /// Whether any damage was found.
+    /// Whether a problem with a code that begins with `E-` was counted.
     pub(crate) fn has_errors(&self) -> bool {
         self.counts.keys().any(|code| code.is_error())
     }

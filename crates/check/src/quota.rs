@@ -2,7 +2,7 @@
 //! are right.
 //!
 //! A group refers to an extent if a block or a file of one of its subvolumes refers to the extent. The group has the
-//! extent exclusively if no subvolume outside of the group refers to it. Both facts depend only on the set of
+//! extent exclusively if no subvolume outside of the group refers to the extent. Both facts depend only on the set of
 //! subvolumes that refer to the extent, so the bytes of extents are summed for each such set. There are few sets, even
 //! if there are many extents.
 //!
@@ -10,7 +10,7 @@
 //! subvolume, and so does the header of a tree block.
 //!
 //! Invariants:
-//! - I1. If quotas are on, the check takes about 20 bytes for each tree block and data extent.
+//! - I1. If full quotas are on, the check takes about 20 bytes for each tree block and data extent.
 //! - I2. Set number 0 has no subvolumes. A set is added when it first occurs, and its subvolumes never change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -107,7 +107,8 @@ impl Quota {
         found
     }
 
-    /// Notes a reference in the item of a data extent, if it names the subvolume that allocated the extent.
+    /// If `reference` is the owner reference in a data extent's item, adds the extent's length to the bytes that the
+    /// owner allocated.
     pub(crate) fn note_owner(&mut self, reference: &InlineRef, generation: u64, len_bytes: u64) {
         if let InlineRef::Owner(RootId(owner)) = reference {
             let sum = self.allocated.entry((*owner, generation)).or_default();
@@ -145,8 +146,7 @@ impl Quota {
         for users in self.sets.iter().skip(1).filter(|users| users.bytes > 0) {
             let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
             let (mut nr_users, mut set) = (0u32, Some(users));
-            // Every other set was made after the set that it extends, so the loop ends at set 0, which has no
-            // subvolumes.
+            // The set that `others` names has a lower number, so the loop ends at set 0, which has no subvolumes.
             while let Some(UserSet { others, last, .. }) = set.copied() {
                 nr_users = nr_users.saturating_add(1);
                 let groups = above.entry(last).or_insert_with(|| self.above(last));

@@ -1,4 +1,4 @@
-//! Reads tree blocks sorted by address, in large pieces, and verifies every copy.
+//! Reads tree blocks in order of their addresses, adjacent blocks in one read, and verifies every copy.
 //!
 //! Invariants:
 //! - I1. A usable block has a correct checksum, the right address in its header, and the level that its parent expects.
@@ -87,8 +87,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Fills `buf` with the blocks. `order` holds indexes of `edges`, sorted by address, and sets the order of the
-    /// blocks.
+    /// Reads the blocks that `edges` point to. `order` holds the indexes of `edges`, sorted by the blocks' addresses.
+    /// The blocks in `buf` and the outcomes are in this order.
     pub(crate) fn read(&self, edges: &[BlockPtr], care: &[ReadMode], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
         let threads = if order.len() < PARALLEL_MIN { 1 } else { self.threads.max(1) };
         if threads == 1 {
@@ -158,8 +158,8 @@ impl Reader<'_> {
         outcome
     }
 
-    /// Reads blocks that were verified before. Reports a problem only if the block is not the block that this pointer
-    /// expects.
+    /// Reads blocks that were verified before. Reports a problem of a block only if no copy is usable, or if the header
+    /// is not what this pointer expects.
     fn read_again(&self, edges: &[&BlockPtr], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
         for (edge, raw) in edges.iter().zip(piece.chunks_mut(self.nodesize)) {
             let mut outcome = Outcome::default();

@@ -46,7 +46,7 @@ pub(crate) struct Roots {
     /// Links by parent and child.
     links: BTreeMap<(u64, u64), Link>,
     orphans: BTreeSet<u64>,
-    /// Default subvolumes, found in the root tree's directory.
+    /// Subvolumes that entries of the root tree's directory name as the default. Only a crafted image has several.
     defaults: Vec<(u64, Place)>,
     /// Subvolumes whose directories were read completely.
     read: BTreeSet<u64>,
@@ -91,7 +91,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reads the entry `default` of the root tree's directory.
+    /// Records the subvolume that an entry of the root tree's directory names as the default.
     fn default_subvolume(&mut self, data: &[u8], place: Place) {
         for entry in DirEntry::decode_all(data).unwrap_or_default() {
             self.roots.defaults.push((entry.location.objectid, place));
@@ -120,7 +120,8 @@ impl<'a> Checker<'a> {
             self.sink.report(Code::RootItem, place, text);
         }
         if id == RootId::TREE_RELOC {
-            // After a relocation tree is merged, its root item with 0 references stays until the tree is dropped.
+            // All relocation trees have this id, so they are kept in a list. After a relocation tree is merged, its
+            // root item with 0 references stays until the tree is dropped.
             return self.roots.reloc.push(root);
         }
         let is_known = id.is_fs_tree() || (1..=12).contains(&id.0);
@@ -249,7 +250,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks the subvolumes: first those in use, then the remains of deleted ones.
+    /// Checks the subvolumes: first those in use, then those that are being deleted.
     pub(crate) fn subvolumes(&mut self) {
         let mut roots: Vec<Root> = self.roots.trees.values().copied().collect();
         roots.retain(|root| root.root.kind == Kind::Files);

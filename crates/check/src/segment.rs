@@ -8,7 +8,7 @@
 //! - I1. A segment is remembered only if it had no problems, and no items that are compared outside of the ledger
 //!   (inodes without names, entries of subvolumes, orphan items).
 //! - I2. A segment takes about 100 bytes and has at least one leaf. Segments are remembered only if there are several
-//!   subvolumes.
+//!   subvolumes and full quotas are off.
 
 use std::collections::HashMap;
 

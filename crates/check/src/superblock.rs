@@ -13,7 +13,7 @@ use crate::problem::{Code, Place, Sink};
 /// Checks every copy that fits on a device against the newest superblock.
 pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut Sink<'_>) {
     for (mirror, offset) in SUPERBLOCK_OFFSETS.into_iter().enumerate() {
-        // The kernel expects this copy only if it ends inside the device.
+        // Linux expects this copy only if it ends before the end of the device.
         let end = offset.saturating_add(SUPERBLOCK_SIZE as u64);
         if end >= newest.dev_item.total_bytes.min(device.len_bytes()) {
             continue;

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - I1. A walk visits each block once: the level decreases from a block to its children, and a block that this walk
 //!   visited before is reported and skipped.
-//! - I2. The references in a block are recorded when a walk first reaches the block, and not again.
+//! - I2. In each round of walks (the first and the second), the references in a block are recorded only when a walk
+//!   first reaches the block.
 //! - I3. A walk takes memory for a window of leaves ([`WINDOW_BYTES`]), and for the pointers of [`NODES_AT_ONCE`] nodes
 //!   of each level.
 
@@ -20,17 +21,17 @@ use crate::raw::{u8_at, u64_at};
 use crate::reader::{BlockPtr, ReadMode, Reader};
 use crate::segment::Known;
 
-/// Number of bytes of leaves that are read together.
+/// Maximum number of bytes of leaves that are read together.
 const WINDOW_BYTES: usize = 8 << 20;
-/// Number of internal nodes whose children are listed together.
+/// Maximum number of internal nodes that are read together. Their children form the window of the level below.
 const NODES_AT_ONCE: usize = 4;
 
 /// The kind of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A tree that shares no blocks.
+    /// A tree that shares no blocks with other trees.
     Plain,
-    /// A tree that holds inodes and may share blocks.
+    /// A tree that holds inodes and may share blocks with other trees.
     Files,
     /// A relocation tree, whose blocks have full backrefs.
     Reloc,

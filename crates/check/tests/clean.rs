@@ -1,5 +1,5 @@
-//! Tests that the checker finds nothing in images that Linux made in every format, before and after random operations
-//! of the engine.
+//! Tests that the checker finds no problems in images that Linux made in every format, before and after random
+//! operations of the engine.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

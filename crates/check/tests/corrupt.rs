@@ -1,7 +1,7 @@
 //! Tests that the checker finds damage in every image in which `btrfs check` finds damage.
 //!
-//! By default, only a sample of the damage is tried. This command tries all kinds of damage: `UBTRFS_CORRUPT=1000
-//! cargo test --release -p ubtrfs-check --test corrupt -- --nocapture`.
+//! By default, 120 damaged images in 4 formats are compared. This command compares 1,000 damaged images in 11 formats:
+//! `UBTRFS_CORRUPT=1000 cargo test --release -p ubtrfs-check --test corrupt -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,8 @@ use ubtrfs_testkit::{
     Corruption, Corruptor, Image, KernelImage, KernelImageSpec, LoopMount, Rng, btrfs_check_output, capability, run,
 };
 
-/// Makes a small image that contains everything that can be damaged.
+/// Makes a small image with hard links, xattrs, symbolic links, a snapshot, files without names and a log. One of three
+/// images also has quotas.
 fn base(spec: KernelImageSpec, seed: u64) -> Image {
     let made = KernelImage::empty(KernelImageSpec { len_bytes: 256 << 20, ..spec }).unwrap();
     let mount = LoopMount::new(made.image.path(), made.spec.mount).unwrap();
@@ -54,7 +55,7 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
         std::fs::write(mount.join(format!("subvolume/file-{}", file * 2)), rng.content(3000)).unwrap();
         std::fs::remove_file(mount.join(format!("snapshot/file-{file}"))).unwrap();
     }
-    // Copy the image as a power cut would leave it, while files without names are open.
+    // The image is copied while these files without names are open, as a power cut would leave it.
     let open: Vec<std::fs::File> = (0..3)
         .map(|file| {
             let path = mount.join(format!("dir-0/file-{file}"));

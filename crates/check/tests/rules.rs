@@ -123,9 +123,9 @@ fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     assert_agreed_clean(&made.image);
 }
 
-/// An interrupted balance also leaves full backrefs on blocks that their owner still uses. References from a block
-/// with a full backref name the block and not the tree. A block that is newer than the last snapshot was never
-/// shared, so full backrefs on it are damage.
+/// An interrupted balance also leaves the full backref flag on blocks that their owner still uses. References from a
+/// block with the flag name the block and not the tree. A block that is newer than the last snapshot was never shared,
+/// so the flag on such a block is damage.
 #[test]
 fn full_backrefs_are_of_blocks_that_were_shared() {
     if !capability::kernel_oracle() {
@@ -201,7 +201,7 @@ fn a_restored_metadata_image_is_not_damaged() {
     // A dump has no data, so the data checksums cannot match.
     assert!(errors.iter().all(|problem| problem.code == Code::DataCsum), "{errors:?}");
     assert_eq!(report.counts.get(&Code::SuperMissing), Some(&1), "{problems:?}");
-    // In contrast to a missing copy, a copy that was written and then damaged is an error.
+    // A copy of zeros is only a warning, but a copy with other invalid content is an error.
     restored.write_at((64 << 20) + 100, &[1]).unwrap();
     assert!(codes(&restored).contains(&Code::SuperMirror));
 }
@@ -289,8 +289,8 @@ fn a_directory_without_a_name_may_be_emptied_half_way() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // Once the directory's link count is 1, the exemption for orphans ends, and the directory's missing name is a
-    // problem.
+    // Once the directory's link count is 1, the exemption for orphans ends, so the directory's entry for inode 258,
+    // which lists no such name, is a problem.
     craft(&image, |items| find(items, 257, KeyType::INODE_ITEM).map(|(_, data)| data[40] = 1).is_some());
     assert!(codes(&image).contains(&Code::InodeNames));
 }
@@ -412,7 +412,7 @@ fn free_space_where_the_next_block_group_will_be_is_found() {
     let damage = Corruptor::new(&image).unwrap().apply(Corruption::FreeSpaceAdded, &mut Rng::new(1)).unwrap().unwrap();
     assert_eq!(codes(&image), [Code::FreeSpace]);
     damage.undo(&image).unwrap();
-    // A free space entry in address space that was never used is a harmless relic of old programs.
+    // A free space info in address space below all block groups is a harmless relic of old mkfs.btrfs.
     craft_in(&image, 10, |items| {
         items.retain(|(key, _)| key.objectid >= 13 << 20);
         insert(items, Key::new(1 << 20, KeyType::FREE_SPACE_INFO, 1 << 20), vec![1, 0, 0, 0, 0, 0, 0, 0]);
