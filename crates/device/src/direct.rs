@@ -10,8 +10,8 @@
 //! Many small buffers, such as scattered changed sectors, are copied into a large buffer first, because the copy costs
 //! less than requests with many segments.
 //!
-//! Large writes take turns: the next one starts when half of the previous one is done. Writes that start together would
-//! also end together, and the device would idle while all threads prepare their next write.
+//! Large writes with a ring take turns: the next write starts when half of the previous write is done. Writes that
+//! start together would also end together, and the device would idle while all threads prepare their next write.
 //!
 //! Invariants:
 //! - I1. A result of 0 bytes means that direct I/O was not used and nothing was transferred; the caller then reads or
@@ -42,7 +42,7 @@ pub(crate) struct Direct {
     /// Rings not in use.
     rings: Mutex<Vec<Ring>>,
     nr_rings: AtomicUsize,
-    /// Large writes take turns: a large write holds this lock until half of it is done.
+    /// Large writes with a ring take turns: a write holds this lock until half of its requests are done.
     turn: Mutex<()>,
 }
 
@@ -188,8 +188,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const RING_MIN_BYTES: usize = 2 * PIECE_BYTES;
 /// Buffers with a smaller average size are copied into one large buffer.
 const SMALL_BUF: usize = 5 << 10;
-/// Buffers with a smaller average size do not use a ring, because their I/O costs less on the calling thread than on a
-/// kernel worker.
+/// Buffers with an average size from [`SMALL_BUF`] up to this size do not use a ring, because their I/O costs less on
+/// the calling thread than on a kernel worker.
 const LARGE_BUF: usize = 64 << 10;
 /// Number of concurrent large reads and writes with a ring: enough for the writeback and readahead threads.
 const NR_RINGS: usize = 8;

@@ -1,4 +1,4 @@
-//! Discarding ranges: holes in image files, BLKDISCARD on block devices.
+//! Discards ranges: punches holes into image files, and calls BLKDISCARD on block devices.
 
 use std::fs::File;
 use std::io;
@@ -27,7 +27,7 @@ pub(crate) fn discard_blocks(file: &File, offset: u64, len_bytes: u64) -> io::Re
     }
     let range = [start, end - start];
     // SAFETY: BLKDISCARD reads two u64, start and length, from the pointer it is given; `Setter` passes a pointer to
-    // `range`, which lives until the call returns, and the kernel writes nothing to it.
+    // its copy of `range`, which lives until the call returns, and the kernel writes nothing to it.
     let done = unsafe { ioctl::ioctl(file, ioctl::Setter::<BLKDISCARD, [u64; 2]>::new(range)) };
     best_effort(done)
 }

@@ -1,6 +1,6 @@
 //! Image files and block devices.
 //!
-//! - I1. The lock (`exclusive_use`) is taken before the size is read or changed.
+//! - I1. The lock (`exclusive_use`) is taken before the size of an existing file or block device is read or changed.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -26,7 +26,7 @@ use crate::{Device, check_range, discard};
 pub enum Access {
     /// Reading; several readers may share the device.
     ReadOnly,
-    /// Reading and writing; excludes all others.
+    /// Reading and writing; excludes all other readers and writers.
     ReadWrite,
 }
 
@@ -117,7 +117,8 @@ impl FileDevice {
         opened.map(|device| Self { path: shown.to_owned(), full_path, ..device })
     }
 
-    /// Locks an open file. `parts` are the locked files and devices that a block device is made of.
+    /// Locks an open file and makes its device. `parts` are the locked files and devices that a block device is made
+    /// of.
     fn from_file(file: File, path: &Path, access: Access, parts: Vec<File>) -> Result<Self, OpenError> {
         let wrap = |source| OpenError::Io { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(wrap)?;
@@ -396,8 +397,8 @@ mod tests {
                 device.direct.deny_rings();
                 assert!(!device.has_io_uring());
             }
-            // The data exceeds one call of a ring, and buffers do not end where requests end. Round 1 has small
-            // buffers, which are copied together. Round 3 adds a buffer whose length is not aligned for direct I/O.
+            // The data exceeds one call of a ring, and buffers do not end where requests end. Round 1 has buffers of 4
+            // and 8 KiB. Round 3 adds a buffer whose length is not aligned for direct I/O.
             let (nr_lens, nr_shifts) = if round == 1 { (2, 1) } else { (7, 9) };
             let parts: Vec<AlignedBuf> = (0..)
                 .map(|nr: usize| (nr % nr_lens + 1) << (12 + nr % nr_shifts))

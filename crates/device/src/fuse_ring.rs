@@ -38,7 +38,9 @@ pub struct FuseRing {
     owner: Owner,
     /// `struct iovec[2]` of header and payload, which the kernel reads when the entry is registered.
     places: Box<[[u64; 2]; 2]>,
-    /// Makes the type `!Sync`, because the kernel accepts commands only from the thread that enabled the ring.
+    /// Makes the type `!Sync`, because a ring has one user at a time. The type is `Send`, because one thread makes the
+    /// ring and another thread enables and uses it. The kernel accepts commands only from the thread that enabled the
+    /// ring.
     not_sync: PhantomData<std::cell::Cell<()>>,
 }
 

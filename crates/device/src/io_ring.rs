@@ -143,7 +143,7 @@ impl IoRing {
 struct Request {
     command: Command,
     len: usize,
-    /// Transferred bytes; `None` if the request failed.
+    /// Transferred bytes; `None` if the request failed or was not completed.
     done: Option<usize>,
 }
 
@@ -161,7 +161,7 @@ fn done_from_start(requests: &[Request]) -> usize {
 }
 
 /// Splits a list of buffers into at most `nr_most` lists of `piece_bytes` each. A list with [`NR_BUFS_MAX`] buffers,
-/// and the last list, may have fewer bytes.
+/// and the last list, may have fewer bytes. Bytes that do not fit in `nr_most` lists are left out.
 fn cut<'b>(bufs: &'b [IoSlice<'_>], piece_bytes: usize, nr_most: usize) -> Vec<Vec<IoSlice<'b>>> {
     let mut pieces = Vec::new();
     let mut piece = Vec::new();

@@ -99,8 +99,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(self.len_bytes())
     }
 
-    /// Takes the kernel's exclusive claim on a block device, which [`Device::release_claim`] gave up. Does nothing if
-    /// there is nothing to claim.
+    /// Takes the kernel's exclusive claim on a block device, at open and after [`Device::release_claim`]. Does nothing
+    /// if the claim is held already, if the device is read-only, or if it is not a block device.
     fn claim(&self) -> io::Result<()> {
         Ok(())
     }
@@ -118,8 +118,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// refused, because another program has the device.
     fn resume_writes(&self, _permitted: bool) {}
 
-    /// Fails if reopening the device would not find its content: the image file was removed, replaced or truncated
-    /// since it was opened.
+    /// Fails if the image file was removed, replaced or truncated since it was opened.
     fn check_in_place(&self) -> io::Result<()> {
         Ok(())
     }

@@ -7,8 +7,8 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::ioctl;
 
-/// The ioctl of [`ask_mount`]: `_IOR('u', 0xb7, char[64])`. Its number states the length of the answer, so the kernel
-/// passes it on to FUSE servers.
+/// The ioctl of [`ask_mount`]: `_IOR('u', 0xb7, char[64])`. The ioctl's number states the length of the answer, as the
+/// kernel requires to pass an ioctl on to a FUSE server.
 pub const ASK_MOUNT: u32 = 2 << 30 | (ASK_MOUNT_LEN as u32) << 16 | 0x75 << 8 | 0xb7;
 /// Bytes of the answer, zeros at its end included.
 pub const ASK_MOUNT_LEN: usize = 64;

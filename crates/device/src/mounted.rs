@@ -25,8 +25,8 @@ pub(crate) enum KernelUse {
         /// The filesystem type, such as `fuse.ubtrfs`.
         kind: String,
     },
-    /// An exclusive open of the device fails: it is mounted in another namespace, in use as swap, or part of another
-    /// device.
+    /// The kernel holds the device, although mountinfo does not list it: it is mounted in another namespace, one of
+    /// several devices of a mounted btrfs, in use as swap, or part of another device.
     Exclusive,
 }
 
@@ -145,7 +145,7 @@ struct Mount {
     source: PathBuf,
 }
 
-/// Parses /proc/self/mountinfo: the mounts with a path as source.
+/// Returns the mounts in the text of /proc/self/mountinfo whose source is a path.
 fn mount_points(mountinfo: &str) -> impl Iterator<Item = Mount> + '_ {
     mountinfo.lines().filter_map(|line| {
         let (head, tail) = line.split_once(" - ")?;

@@ -12,7 +12,7 @@ fn run(program: &str, args: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Unmounts and detaches the loop device, also when the test fails.
+/// Unmounts the filesystem and detaches the loop device, also when the test fails.
 struct Cleanup<'a> {
     mount: &'a str,
     node: String,
