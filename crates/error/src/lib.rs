@@ -1,7 +1,7 @@
-//! [`Error`]: the failure that devices, volumes, trees, space and transactions report, and its errno.
+//! [`Error`]: the failure that volumes, trees, space and transactions report, and its errno.
 //!
-//! A failure of a commit or of a log reaches every caller that waited for it. So an error can be cloned, and every
-//! clone has the same kind, message and errno.
+//! A failure of a commit, or of writing a log, reaches every caller that waited for the commit or the log. So an error
+//! can be cloned, and every clone has the same kind, message and errno.
 
 #![forbid(unsafe_code)]
 

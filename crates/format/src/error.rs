@@ -5,7 +5,7 @@ use std::fmt;
 use crate::ids::{Logical, RootId};
 use crate::key::Key;
 
-/// A violation of the disk format. Names the field and the value found.
+/// A violation of the disk format, with the found and the expected content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A structure is cut off.
@@ -30,7 +30,7 @@ pub enum FormatError {
         /// The allowed values, as a phrase: "expected a multiple of the sector size".
         expected: &'static str,
     },
-    /// A field differs from the value that the pointer to the structure promises.
+    /// A field differs from the value that the pointer to the structure promises, or that the superblock requires.
     #[error("{what}: {field} is {found}, expected {expected}")]
     Mismatch {
         /// The structure.

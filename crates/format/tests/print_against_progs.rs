@@ -1,5 +1,5 @@
 //! Compares printed blocks with the output of `btrfs inspect-internal`: for kernel images, and for a block that holds
-//! every type of item with unusual values.
+//! many types of items with unusual values.
 
 mod common;
 
@@ -16,7 +16,7 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// Items of every type, in one leaf although they belong to different trees.
+/// Items of many types, for one leaf although they belong to different trees.
 fn unusual_items() -> Items {
     let mut items = Items::new();
     let mut put = |objectid: u64, item_type: KeyType, offset: u64, data: Vec<u8>| {

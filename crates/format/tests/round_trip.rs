@@ -228,8 +228,8 @@ proptest! {
         let _ = NodeView::new(&raw);
     }
 
-    /// Puts random items of known types into a correct leaf, so that the rules of each item type are tested with random
-    /// content.
+    /// Puts random items, most of them of known types, into a correct leaf, so that the rules of each item type are
+    /// tested with random content.
     #[test]
     fn no_items_make_the_checker_or_the_printer_panic(
         items in proptest::collection::btree_map(

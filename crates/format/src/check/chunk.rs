@@ -47,7 +47,7 @@ pub(crate) fn check_chunk(logical: u64, data: &[u8], ctx: &CheckContext) -> Chec
     if stripe_len != ChunkItem::STRIPE_LEN {
         return Err(bad(WHAT, "stripe_len", stripe_len, "expected 65536"));
     }
-    // The number of a stripe within its chunk has 32 bits, which limits the chunk's length.
+    // The number of a 64 KiB stripe element within its chunk has 32 bits, which limits the chunk's length.
     if length >= ChunkItem::STRIPE_LEN << 32 {
         return Err(bad(WHAT, "length", length, "expected less than 2^48"));
     }

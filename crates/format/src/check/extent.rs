@@ -15,7 +15,8 @@ use crate::superblock::Incompat;
 
 const WHAT: &str = "ExtentItem";
 
-/// Checks an extent item. `extent_end` is the end of the preceding extents in this leaf.
+/// Checks an extent item. `extent_end` holds the end of the preceding extent in this leaf, and receives the end of this
+/// extent.
 pub(super) fn check_extent_item(item: &Item<'_>, extent_end: &mut u64) -> Check {
     let key = &item.key;
     let is_skinny = key.item_type == KeyType::METADATA_ITEM;
@@ -174,7 +175,8 @@ pub(super) fn check_keyed_ref(item: &Item<'_>) -> Check {
     item.exact_size(WHAT, 0)
 }
 
-/// Checks keyed `EXTENT_DATA_REF` items. The key's offset is the hash, or greater if hashes collide.
+/// Checks keyed `EXTENT_DATA_REF` items. The key's offset is not checked: it is the hash, or a greater number if hashes
+/// collide.
 pub(super) fn check_keyed_data_ref(item: &Item<'_>) -> Check {
     const WHAT: &str = "ExtentDataRef";
     item.aligned(WHAT, "bytenr", item.key.objectid)?;

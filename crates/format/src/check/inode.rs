@@ -61,7 +61,7 @@ pub(super) fn check_prev_ino(item: &Item<'_>, what: &'static str) -> Check {
 
 pub(super) fn check_inode_ref(item: &Item<'_>) -> Check {
     check_prev_ino(item, "InodeRef")?;
-    // index, name_len, name
+    // Layout of an entry: index (8 bytes), name_len (2), name.
     check_names(item, "InodeRef", 8, 10)
 }
 
@@ -89,8 +89,8 @@ fn check_names(item: &Item<'_>, what: &'static str, len_at: usize, head: usize) 
     }
 }
 
-/// Checks that a directory entry may have this name. Programs join names to paths, so a wrong name could lead
-/// elsewhere.
+/// Checks that a directory entry may have this name. Programs join names to paths, so a name with a slash, or the name
+/// `..`, could lead out of the directory.
 pub(super) fn check_name(what: &'static str, name: &[u8]) -> Result<(), FormatError> {
     if is_entry_name(name) {
         return Ok(());

@@ -70,7 +70,8 @@ pub(super) fn check_header(view: &NodeView<'_>, ctx: &CheckContext) -> Check {
     }
 }
 
-/// Checks the owner. Subvolumes share blocks with each other; every other tree owns all its blocks.
+/// Checks the owner. Subvolumes share blocks with each other; every other tree, except relocation trees, owns all its
+/// blocks.
 fn check_owner(owner: RootId, ctx: &CheckContext) -> Check {
     let Some(tree) = ctx.expected.tree else { return Ok(()) };
     let fits = match tree {

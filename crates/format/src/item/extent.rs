@@ -16,7 +16,7 @@ bitflags! {
         const DATA = 1 << 0;
         /// A tree block.
         const TREE_BLOCK = 1 << 1;
-        /// References to the block's children name the block's address, not its owner.
+        /// References to the block's children name the block's address, not the block's owner.
         const FULL_BACKREF = 1 << 8;
     }
 }

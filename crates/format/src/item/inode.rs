@@ -126,7 +126,7 @@ bitflags! {
         const COMPRESS = 1 << 11;
         /// Only in the inode of a root item: the fields `flags` and `byte_limit` of the root item are initialized.
         const ROOT_ITEM_INIT = 1 << 31;
-        /// Read-only compatible: fs-verity.
+        /// fs-verity is enabled. Programs that do not know this flag may only read the file.
         const RO_VERITY = 1 << 32;
     }
 }

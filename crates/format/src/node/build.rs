@@ -1,4 +1,4 @@
-//! Writing of tree blocks: headers, leaves and internal nodes.
+//! Builds tree blocks in memory: headers, leaves and internal nodes.
 //!
 //! Invariants:
 //! - I1. Offsets are computed by this program or checked, so a wrong index is a bug of this program and panics.

@@ -131,7 +131,7 @@ fn print_dir_entries(data: &[u8], options: &PrintOptions, out: &mut dyn Write) -
     Ok(())
 }
 
-/// Prints the header even if the type is unknown.
+/// Prints a file extent item, even if its compression or its type is unknown.
 fn print_file_extent(data: &[u8], out: &mut dyn Write) -> Printed {
     let mut reader = crate::codec::Reader::new("FileExtent", data);
     let head: [u8; FileExtent::HEADER_SIZE] = reader.array()?;
@@ -189,7 +189,7 @@ fn print_csums(key: &Key, data: &[u8], options: &PrintOptions, out: &mut dyn Wri
 }
 
 fn print_root(data: &[u8], out: &mut dyn Write) -> Printed {
-    // Do not use `decode_any`: it would clear the fields that a mismatch of the generations makes invalid.
+    // Do not use `decode_any`, which replaces a `generation_v2` that differs from `generation`.
     let mut padded = data.to_vec();
     if data.len() >= RootItem::SIZE_V1 {
         padded.resize(RootItem::SIZE.max(data.len()), 0);

@@ -25,7 +25,7 @@ pub fn escaped(bytes: &[u8]) -> String {
     out
 }
 
-/// The names of the set bits, joined by `|`, or `none` if no bit is set.
+/// The names of the set bits that are in `names`, joined by `|`, or `none` if there are no such bits.
 pub(super) fn flags(bits: u64, names: &[(u64, &'static str)], none: &'static str) -> String {
     let set: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
     if set.is_empty() { none.to_owned() } else { set.join("|") }

@@ -178,7 +178,8 @@ pub(crate) fn items(raw: &[u8]) -> Vec<(Key, &[u8])> {
     (0..view.nritems()).map(|slot| (view.key(slot).expect("key"), view.item(slot).expect("item"))).collect()
 }
 
-/// Fills a mounted filesystem with every kind of item that a few seconds of work can make.
+/// Fills a mounted filesystem with many types of items: files, links, devices, attributes, holes, clones, snapshots and
+/// quota groups.
 pub(crate) fn fill_richly(mount: &Path) {
     let script = r#"
         set -e
