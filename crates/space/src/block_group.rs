@@ -42,7 +42,7 @@ pub(crate) struct Group {
     pub(crate) read_only: bool,
     /// Allocated bytes without an extent item yet.
     pub(crate) allocated: u64,
-    /// Bytes whose extent items are deleted, but to which the last commit may still refer.
+    /// Bytes of extents whose items are deleted, but to which the trees of the last commit may still refer.
     pub(crate) pinned: u64,
     free: FreeSpace,
     disk_free: RangeSet,

@@ -21,9 +21,9 @@ use crate::ref_deltas::RefDeltas;
 /// A reference to an extent, without its count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefKey {
-    /// A reference to a tree block by the tree that owns it.
+    /// A reference to a tree block by a tree: the owner of the node that points to the block.
     TreeBlock(RootId),
-    /// A reference to a tree block that the node at this address holds; the node has full backrefs.
+    /// A reference to a tree block by the node at this address, which has the full backref flag.
     SharedBlock(Logical),
     /// A reference to a data extent by a file.
     Data {
@@ -34,7 +34,7 @@ pub enum RefKey {
         /// File offset of the file extent item minus its offset into the extent (wrapping).
         offset: u64,
     },
-    /// A reference to a data extent that the leaf at this address holds; the leaf has full backrefs.
+    /// A reference to a data extent by the leaf at this address, which has the full backref flag.
     SharedData(Logical),
 }
 

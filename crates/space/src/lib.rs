@@ -1,7 +1,7 @@
 //! Space accounting in memory: block groups, free space, allocation, reservations, and the queue of delayed refs.
 //!
-//! This crate depends only on `format` and never reads a tree. The crate `transaction` loads the accounting from the
-//! trees, and writes the changes of the accounting back into the trees.
+//! This crate depends only on `format` and `error`, and never reads a tree. The crate `transaction` loads the
+//! accounting from the trees, and writes the changes of the accounting back into the trees.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

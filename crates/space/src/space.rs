@@ -97,7 +97,7 @@ impl Space {
     }
 
     /// Forbids allocations in a block group, unless reservations need the group's free space. Reservations of metadata
-    /// that may be overcommitted do not count as such. Returns whether the group is read-only now.
+    /// do not prevent this if metadata may be overcommitted. Returns whether the group is read-only now.
     pub fn try_set_read_only(&self, start: Logical) -> bool {
         self.inner.state_of_group(start).is_some_and(|mut state| state.try_set_read_only(start.0))
     }

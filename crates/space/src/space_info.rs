@@ -135,7 +135,7 @@ impl SpaceState {
         let left = self.totals.free.saturating_sub(contribution(group).free);
         // If reservations of this kind may exceed the free space, they do not depend on the free space of one block
         // group. The caller checks that enough space remains for admitted changes of metadata, because this type does
-        // not know how much they need.
+        // not know how much space those changes need.
         let is_allowed = group.read_only || self.overcommits || left >= self.totals.may_use;
         if is_allowed {
             self.set_read_only(start, true);

@@ -84,7 +84,7 @@ impl NodeCache {
     }
 
     /// Notes that the node at this address is being replaced. Removes the node if its shard has no room for the
-    /// replacement.
+    /// replacement in addition.
     pub fn retire(&self, bytenr: Logical) {
         let mut shard = self.shard(bytenr).lock();
         if let Some(node) = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref())

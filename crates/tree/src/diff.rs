@@ -48,7 +48,7 @@ struct Side {
     root: Option<RootPtr>,
     tree: RootId,
     path: Vec<(Arc<Node>, usize)>,
-    /// The first children of the current level-1 node, up to this number, were announced.
+    /// The children of the current level-1 node before this slot were announced, or do not need to be.
     announced: usize,
     last: Option<Key>,
 }
@@ -112,8 +112,9 @@ impl<'s> Diff<'s> {
         }
     }
 
-    /// Continues at the first difference at or after this key, without reading the earlier differences. Does nothing if
-    /// the walk is already past the key.
+    /// Moves forward to about this key, to avoid reading the nodes before the key. The walk then reports every
+    /// difference at or after the key, and may still report items before the key, also equal ones. Does nothing if the
+    /// walk is already past the key.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Trees of immutable nodes: nodes and their cache, lookups, cursors, and the function that changes a tree.
 //!
-//! This crate depends only on `format` and is generic over storage: it reads nodes through [`NodeSource`] and writes
-//! them through [`NodeSink`]. The crate does not interpret items.
+//! This crate depends only on `format` and `error`, and is generic over storage: it reads nodes through [`NodeSource`]
+//! and writes them through [`NodeSink`]. The crate does not interpret items.
 //!
 //! Invariants:
 //! - I1. A [`Node`] never changes. A change makes new nodes; readers that hold old nodes keep using them.

@@ -45,10 +45,10 @@ pub trait NodeSink {
     fn leave(&mut self, node: &Arc<Node>) -> Result<()>;
 
     /// Notes that the batch inserts (`old` is `None`), replaces or deletes (`new` is `None`) an item. Called in key
-    /// order. If `leave` is called for the item's leaf, it is called first.
+    /// order. If `leave` is called for the item's leaf, that call comes first.
     fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()>;
 
-    /// Takes the new content of a fresh address. The address may have had other content before.
+    /// Takes a new node at a fresh address. The address may have held another fresh node before.
     fn emit(&mut self, node: Arc<Node>);
 }
 

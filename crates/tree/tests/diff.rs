@@ -77,7 +77,7 @@ fn check_seed(seed: u64) {
     if new_root != old_root {
         assert!(walk(&store, Some(old_root), new_root, Some(whole)) == expected, "seed {seed}, all of {whole}");
     }
-    // `skip_to` omits the differences before the key, and no others.
+    // `skip_to` omits no difference at or after the key.
     let mut diff = Diff::new(&store, Some(old_root), new_root);
     let expected = slow(&old_model, &model, None);
     if let Some(first) = diff.next().unwrap() {

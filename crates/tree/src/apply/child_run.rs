@@ -36,7 +36,7 @@ impl ChildRef {
 #[derive(Debug, Default)]
 pub(super) struct ChildRun {
     children: Vec<ChildRef>,
-    /// Number of pointers in the old nodes that joined this run.
+    /// Number of pointers in the old nodes that were taken apart into this run.
     nr_old: usize,
     /// Number of pointers in new nodes that this run has written.
     nr_written: usize,

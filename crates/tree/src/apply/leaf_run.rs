@@ -49,7 +49,7 @@ struct Page {
     items: LeafBuilder,
     /// Number of inserted items.
     nr_inserted: u32,
-    /// Number of rows of consecutive inserted items.
+    /// Number of sequences of consecutive inserted items.
     nr_rows: u32,
     /// Whether the last item of the page was inserted, not replaced or copied.
     last_inserted: bool,
@@ -219,5 +219,5 @@ fn current_bytes(view: &NodeView<'_>) -> usize {
     (0..view.nritems()).map(|slot| head_and_data(view, slot)).sum()
 }
 
-/// Inserts count as ascending if rows of consecutive inserts have at least this average length.
+/// Inserts count as ascending if sequences of consecutive inserts have at least this average length.
 const ROW_MIN: u32 = 4;

@@ -13,11 +13,12 @@
 //! Invariants:
 //! - I1. A node is taken apart after its parent and before its children. Taking it apart means that `leave` is called,
 //!   or that its address is kept for reuse.
-//! - I2. A node is taken apart only if the batch changes an item below it, or to merge it into an underfull neighbour.
+//! - I2. A node is taken apart only if the batch changes an item below it, to merge it into an underfull neighbour, or
+//!   because it would be a root with a single child.
 //! - I3. Pointers join a level's run in key order. The runs of lower levels end before the pointer to an untouched
 //!   child is passed on.
 //! - I4. When a node that was made in this transaction and not yet written is taken apart, a new node of the same run
-//!   takes its address, or the address is freed at the end of the run.
+//!   takes the old node's address, or that address is freed at the end of the run.
 //! - I5. Only a root leaf may be empty.
 //!
 //! Modules: this module walks the tree, `parts` walks it in several threads, `leaf_run` packs items into leaves, and
@@ -148,8 +149,8 @@ struct Applier<'a> {
     internals: Vec<ChildRun>,
     /// By level: fresh nodes that were taken apart. New nodes of the level's run reuse their addresses.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
-    /// By level, as a hint for allocation: the address of the last new node, or at first that of the first node taken
-    /// apart.
+    /// By level, as a hint for allocation: the address of the last new node, or at first the address of the first node
+    /// taken apart.
     hints: [Option<Logical>; NR_LEVELS],
     /// The last new address of any level, initially the root's.
     last_address: Logical,
