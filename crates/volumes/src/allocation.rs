@@ -22,7 +22,7 @@ pub const DEVICE_RESERVED: u64 = 1 << 20;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Smallest stripe of a new chunk. The bookkeeping of a smaller chunk would cost more than its space.
+/// Smallest stripe of a new chunk, unless the caller limits the chunk to a shorter length.
 const STRIPE_LEN_MIN: u64 = MIB;
 
 /// The facts about a device from which chunks are planned: its size and its used ranges.
@@ -113,7 +113,8 @@ pub(crate) fn chunk_len_max(flags: BlockGroupFlags, total_bytes: u64) -> u64 {
     by_type.min(tenth.max(STRIPE_LEN_MIN))
 }
 
-/// Plans a chunk of the single or DUP profile. Returns `None` for other profiles, and if the devices are full.
+/// Plans a chunk of the single or DUP profile. Returns `None` for other profiles, and if no device has a large enough
+/// hole.
 pub(crate) fn plan(
     devices: &[DeviceSpace],
     flags: BlockGroupFlags,

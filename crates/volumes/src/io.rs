@@ -178,7 +178,7 @@ impl Volumes {
     }
 
     /// Writes consecutive buffers of content that readers verify; fails only if no copy could be written (I3). The
-    /// device's statistics count each failed copy, and the next reader repairs it.
+    /// device's statistics count each failed write of a copy. A reader that finds the copy bad repairs it.
     pub fn write_verifiable(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
         self.write_copies(logical, bufs, Needed::One)
     }

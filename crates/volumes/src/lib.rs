@@ -10,8 +10,8 @@
 //! Invariants (each file adds more):
 //! - I1. A filesystem that is read-only gets no writes, not even repairs.
 //! - I2. Every piece that [`Volumes::read`] returns passed its check; it may come from any copy.
-//! - I3. A repair writes only content that passed the check, only over content that failed it, and only while no other
-//!   write runs.
+//! - I3. A repair writes only content that passed the check, only over content that failed the check or could not be
+//!   read, and only while no other write runs.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

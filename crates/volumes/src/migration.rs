@@ -161,7 +161,7 @@ impl Volumes {
         Some(low.saturating_mul(STRIPE_LEN).min(space.total_bytes.max(least)))
     }
 
-    /// Makes every write to the chunk at `logical` also go to the stripes of `target`, a plan of
+    /// Makes every write to the chunk at `logical` also go to the fresh stripes of `target`, a plan of
     /// [`Volumes::plan_migration`].
     ///
     /// # Errors
@@ -316,7 +316,7 @@ fn not_begun(logical: Logical) -> Error {
     Error::Bug { what: format!("chunk {logical} is not being migrated") }
 }
 
-/// Bytes of a chunk that are copied in one step. Writes to these bytes wait until they are copied, about a millisecond.
+/// Bytes of a chunk that are copied in one step. Writes to these bytes wait until the bytes are copied.
 pub const MIGRATION_PIECE_BYTES: u64 = 4 << 20;
 /// The number of locks, larger than the number of threads that copy at the same time.
 const NR_PIECE_LOCKS: u64 = 16;

@@ -24,7 +24,7 @@ pub struct SuperCopies {
 pub struct SuperCopy {
     /// Offset on the device.
     pub offset: u64,
-    /// The problem of a bad copy.
+    /// The problem of a bad copy; `None` for a good copy.
     pub problem: Option<String>,
 }
 

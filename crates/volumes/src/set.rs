@@ -46,7 +46,7 @@ pub struct DeviceSummary {
     pub devid: DevId,
     /// Device UUID.
     pub uuid: Uuid,
-    /// Number of bytes of the device that the filesystem uses.
+    /// Size of the device in bytes, according to its device item.
     pub total_bytes: u64,
     /// Bytes in device extents.
     pub bytes_used: u64,
@@ -121,8 +121,9 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Opens a filesystem on these devices. Fails if the filesystem's features cannot be read.
-    /// [`Volumes::write_refusal`] says whether the filesystem can be written.
+    /// Opens a filesystem on these devices. Fails if a device has no valid superblock, is truncated or belongs to
+    /// another filesystem, or if the filesystem has features that this program cannot read. [`Volumes::write_refusal`]
+    /// says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
         let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
         for device in devices {
@@ -322,8 +323,9 @@ impl Volumes {
         spaces.iter().flat_map::<Vec<_>, _>(holes).collect()
     }
 
-    /// Tells a device that a range is not needed. Does nothing if a part of the range belongs to a chunk. The caller
-    /// prevents chunks from being placed in the range. Returns the number of bytes discarded.
+    /// Tells a device that a range is not needed. Does nothing if a part of the range belongs to a chunk or a
+    /// superblock mirror. The caller prevents chunks from being placed in the range. Returns the number of bytes
+    /// discarded.
     ///
     /// # Errors
     ///
@@ -464,7 +466,7 @@ impl Volumes {
         }
     }
 
-    /// Whether a device uses io_uring for large reads and writes.
+    /// Whether any device uses io_uring for large reads and writes.
     pub fn has_io_uring(&self) -> bool {
         self.members().iter().filter_map(|member| member.backend.as_ref()).any(|backend| backend.has_io_uring())
     }
