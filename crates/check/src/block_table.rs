@@ -4,8 +4,8 @@
 //! A record takes 32 bytes, so the table of a filesystem with a million nodes (16 GiB of metadata) takes 32 MB.
 //!
 //! Invariants:
-//! - I1. Records are sorted by address after a call of [`BlockTable::load`]. Reached blocks without an extent item
-//!   are kept separately, with one record for each such block that could be read.
+//! - I1. Records are sorted by address after a call of [`BlockTable::load`]. Reached blocks without an extent item are
+//!   kept separately, with one record for each block.
 
 use std::collections::HashMap;
 

@@ -263,7 +263,7 @@ impl Verifier<'_> {
     fn verify(&self, piece: &Piece) -> Vec<Bad> {
         let mut bad = Vec::new();
         let mut at = piece.start;
-        // A run of checksums may extend over several chunks, so it is verified chunk by chunk.
+        // A piece may extend over several chunks, so its data is verified chunk by chunk.
         while at < piece.end() {
             let Some(span) = span_at(self.spans, at) else {
                 let text = "the address has checksums, but is in no chunk".to_owned();

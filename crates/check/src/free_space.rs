@@ -33,7 +33,7 @@ struct Listed {
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the free space tree and compares each block group as soon as it is complete.
+    /// Reads the free space tree and compares each block group after its last item.
     pub(crate) fn free_space_tree(&mut self) {
         if !self.has_ro(CompatRo::FREE_SPACE_TREE) || !self.has_ro(CompatRo::FREE_SPACE_TREE_VALID) {
             return;

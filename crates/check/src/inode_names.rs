@@ -66,7 +66,7 @@ impl<'a> Checker<'a> {
         let place = leaf.place(slot);
         let mut at = 0;
         let mut nr_entries: u64 = 0;
-        // Duplicates of a name have equal hashes, so they are in the same item.
+        // Duplicates of a name have equal hashes, so all duplicates are in one item.
         let mut seen = HashSet::new();
         while at < data.len() {
             let rest = data.get(at..).unwrap_or_default();
@@ -157,7 +157,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn find_wrong_names(&mut self, root: TreeRoot) {
         let stats = self.stats;
         self.sink.mute(true);
-        // For a remembered segment, only the sum of its names was added, not its names themselves. So walk the
+        // For a remembered segment, only the sum of the names was added, not the names themselves. So walk the
         // subvolume without remembered segments.
         let segments = std::mem::replace(&mut self.segments.enabled, false);
         if segments {

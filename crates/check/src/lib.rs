@@ -1,8 +1,8 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
 //! The checker shares with the engine only the format, the devices and the chunk map. So a bug in the rest of the
-//! engine cannot hide the damage that it causes. In the stack of crates, the checker is above `volumes`, like `tree`
-//! and `transaction`.
+//! engine cannot hide the damage that the bug causes. In the stack of crates, the checker is above `volumes`, like
+//! `tree` and `transaction`.
 //!
 //! The checker visits every tree once, in key order. Runs of leaves that were checked in one subvolume are usually not
 //! read again in another subvolume (`segment`). `walk` reads blocks (`reader`) and records references; the modules

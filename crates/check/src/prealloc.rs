@@ -1,11 +1,11 @@
 //! Checks preallocated extents that have checksums.
 //!
-//! Linux writes into a preallocated extent in place, even if an older kernel let two files share it. Then one file's
-//! item marks the extent as written, while the other file's item still marks it as preallocated. So the checksums are
-//! wrong only if no file marks the extent as written.
+//! Linux writes into a preallocated extent in place, even if an older kernel let two files share the extent. Then one
+//! file's item marks the extent as written, while the other file's item still marks it as preallocated. So the
+//! checksums are wrong only if no file marks the extent as written.
 //!
 //! Invariants:
-//! - I1. At most [`SUSPECTS_MAX`] extents are remembered, and `E-LIMIT` reports that there were more such extents.
+//! - I1. At most [`SUSPECTS_MAX`] extents are remembered; `E-LIMIT` is reported if there were more.
 
 use std::collections::HashMap;
 

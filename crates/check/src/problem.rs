@@ -1,4 +1,4 @@
-//! Problems: their stable codes, their places, and the sink that bounds their number.
+//! Problems: their stable codes, their places, and the sink that counts problems and limits how many are reported.
 //!
 //! Invariants:
 //! - I1. At most [`Limits::per_code`] problems of each code are reported; all are counted.

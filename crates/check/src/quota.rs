@@ -6,8 +6,8 @@
 //! subvolumes that refer to the extent, so the bytes of extents are summed for each such set. There are few sets, even
 //! if there are many extents.
 //!
-//! Simple quotas count an extent in the group of the subvolume that allocated it. The item of a data extent names that
-//! subvolume, and so does the header of a tree block.
+//! Simple quotas count an extent in the group of the subvolume that allocated the extent. The item of a data extent
+//! names that subvolume, and so does the header of a tree block.
 //!
 //! Invariants:
 //! - I1. If full quotas are on, the check takes about 20 bytes for each tree block and data extent.
@@ -117,8 +117,8 @@ impl Quota {
         }
     }
 
-    /// Computes the bytes of each group: an extent counts in the group of the subvolume that allocated it, and in all
-    /// groups above. Referenced and exclusive bytes are equal.
+    /// Computes the bytes of each group: an extent counts in the group of the subvolume that allocated the extent, and
+    /// in all groups that contain this group. Referenced and exclusive bytes are equal.
     fn simple_numbers(&self, since: u64, blocks: &[TreeBlock], nodesize: u64) -> BTreeMap<u64, (u64, u64)> {
         let data = self.allocated.iter().map(|((owner, generation), bytes)| (*owner, *generation, *bytes));
         let blocks = blocks.iter().map(|block| (block.owner, block.generation, nodesize));
@@ -239,7 +239,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Compares the numbers of each group. With full quotas, skips the groups of subvolumes that no longer exist.
+    /// Compares the bytes that the quota tree lists for each group with the counted bytes. With full quotas, skips the
+    /// groups of subvolumes that no longer exist.
     pub(crate) fn compare_quota(&mut self) {
         if !self.quota.active || self.has_gaps {
             return;

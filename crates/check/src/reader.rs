@@ -72,7 +72,7 @@ pub(crate) fn span_at(spans: &[Span], bytenr: u64) -> Option<Span> {
 
 /// Maximum number of bytes in one read.
 const RUN_MAX: usize = 1 << 20;
-/// Minimum number of blocks for which a second thread is used.
+/// Minimum number of blocks for which several threads are used.
 const PARALLEL_MIN: usize = 32;
 
 /// Reads blocks of one tree.
@@ -128,8 +128,8 @@ impl Reader<'_> {
         outcomes
     }
 
-    /// Number of blocks at the start of `rest` that are adjacent, lie in `span` and are read in the same way, so that
-    /// one read gets all of them.
+    /// Number of blocks at the start of `rest` that form a run: they are adjacent, lie in `span`, have the same read
+    /// mode, and take at most [`RUN_MAX`] bytes.
     fn run_len(&self, rest: &[(&BlockPtr, ReadMode)], span: Span) -> usize {
         let Some(&(first, care)) = rest.first() else { return 0 };
         let nr_max = RUN_MAX.checked_div(self.nodesize).unwrap_or(1).max(1);

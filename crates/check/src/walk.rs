@@ -23,7 +23,7 @@ use crate::segment::Known;
 
 /// Maximum number of bytes of leaves that are read together.
 const WINDOW_BYTES: usize = 8 << 20;
-/// Maximum number of internal nodes that are read together. Their children form the window of the level below.
+/// Maximum number of internal nodes that are read together. Their children are walked before the next nodes are read.
 const NODES_AT_ONCE: usize = 4;
 
 /// The kind of a tree.
