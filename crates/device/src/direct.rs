@@ -50,7 +50,7 @@ pub(crate) struct Direct {
 #[derive(Debug)]
 struct Ring {
     io: IoRing,
-    /// Small buffers are copied into this buffer. It is allocated with [`JOINED_BYTES`] at the first use.
+    /// Small buffers are copied into this buffer. The buffer gets its capacity of [`JOINED_BYTES`] at the first use.
     joined: AlignedBuf,
 }
 
@@ -123,8 +123,8 @@ impl Direct {
     }
 
     /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the number of transferred bytes.
-    /// If it is 0, the caller repeats the read or write without a ring. If an error was the reason for 0, the repeated
-    /// call returns this error.
+    /// If the number is 0, the caller repeats the read or write without a ring, and the repeated call returns the
+    /// error, if there is one.
     fn with_ring(&self, total: usize, call: impl FnOnce(&mut Ring, &File) -> usize) -> usize {
         let file = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed) && total >= RING_MIN_BYTES);
         let Some(file) = file else { return 0 };

@@ -1,4 +1,5 @@
-//! Exclusive use of an image file or block device: locks it, and refuses it if it is mounted or in use.
+//! Exclusive use of an image file or block device: locks the file or device, and refuses a file or device that is
+//! mounted or in use.
 //!
 //! | | image file | block device |
 //! |---|---|---|
@@ -24,8 +25,8 @@ use crate::file::Access;
 use crate::mounted::{self, KernelUse};
 use crate::open_error::OpenError;
 
-/// Fails if an open image file or block device is in use, by any path: locked by a process, or mounted or held by the
-/// kernel. On success, `file` holds the lock until it is closed.
+/// Fails if an open image file or block device is in use, also under another path: locked by a process, or mounted or
+/// held by the kernel. On success, `file` holds the lock until it is closed.
 pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
     let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     if check_kind(path, &metadata)? {

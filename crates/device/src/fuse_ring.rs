@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. While the kernel owns the entry, this process has no reference to its memory: [`FuseRing::buffers`] returns
-//!   `None`.
+//! - I1. While the kernel owns the entry, this process has no reference to the entry's memory: [`FuseRing::buffers`]
+//!   returns `None`.
 //! - I2. The memory is unmapped only while this process owns it. If an entry is dropped while the kernel owns it, the
 //!   entry's memory stays mapped forever, so a late request cannot overwrite other data.
 //! - I3. The ring accepts only the io_uring operation `URING_CMD`, so an attacker who takes over the server cannot use
-//!   it to open files.
+//!   the ring to open files.
 
 use std::fs::File;
 use std::io;
@@ -200,7 +200,7 @@ pub fn has_fuse_rings() -> bool {
     rings_switch() == Some(b'Y')
 }
 
-/// Whether the kernel supports rings for FUSE servers but they are switched off. Root can switch them on.
+/// Whether the kernel supports rings for FUSE servers but does not let servers use rings. Root can switch rings on.
 pub fn fuse_rings_are_off() -> bool {
     rings_switch() == Some(b'N')
 }

@@ -5,10 +5,10 @@
 //! locked only while each request starts.
 //!
 //! Invariants:
-//! - I1. A call returns only after the kernel has finished all requests that it took, because they use the caller's
-//!   memory.
+//! - I1. A call returns only after the kernel has finished all requests that the kernel took, because requests use the
+//!   caller's memory.
 //! - I2. The returned count is a contiguous prefix that was read or written. The caller reads or writes the part after
-//!   the prefix without a ring. If that part has an error, the call without a ring returns it.
+//!   the prefix without a ring. If that part has an error, the call without a ring returns the error.
 //! - I3. A ring accepts only reads and writes.
 
 use std::fs::File;
@@ -90,8 +90,8 @@ impl IoRing {
         done_from_start(&requests)
     }
 
-    /// Submits the requests, at most [`Self::NR_REQUESTS`], and waits for all that the kernel takes (I1). Does not
-    /// panic while the kernel has any of the requests.
+    /// Submits the requests, at most [`Self::NR_REQUESTS`], and waits for all requests that the kernel takes (I1). Does
+    /// not panic while the kernel has any of the requests.
     ///
     /// # Safety
     ///

@@ -47,8 +47,8 @@ struct Offsets {
 
 impl<C: IntoBytes + Immutable> Queues<C> {
     /// Makes a ring with room for `nr_commands` (a power of two); [`enable`](Self::enable) starts it. The ring accepts
-    /// only the `allowed` operations, so an attacker who takes over the process cannot use it to open files. Fails if
-    /// the kernel does not support such rings or denies them to this process.
+    /// only the `allowed` operations, so an attacker who takes over the process cannot use the ring to open files.
+    /// Fails if the kernel does not support such rings or denies them to this process.
     pub(crate) fn new(nr_commands: u32, flags: IoringSetupFlags, allowed: &[u8]) -> io::Result<Self> {
         let mut params = io_uring_params::default();
         params.flags = flags | IoringSetupFlags::R_DISABLED;

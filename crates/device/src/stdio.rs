@@ -2,8 +2,8 @@
 //! other descriptors.
 //!
 //! Before `main`, Rust opens /dev/null in place of each closed standard stream, so that no other file gets the stream's
-//! number. After that, `prog >&-` cannot be distinguished from `prog >/dev/null`, and its output would be lost without
-//! an error. So this module looks at the streams before Rust's startup code runs.
+//! number. After that, `prog >&-` cannot be distinguished from `prog >/dev/null`, and the output of `prog` would be
+//! lost without an error. So this module looks at the streams before Rust's startup code runs.
 //!
 //! `.init_array` lists functions that the C runtime calls before `main`, on the only thread.
 

@@ -5,7 +5,7 @@
 //!
 //! - I1. No write passes the gate after [`WriteGate::pause`] returned, until [`WriteGate::resume`] permits writes. A
 //!   write that passed before may still run.
-//! - I2. Once `resume` has refused writes, they fail for ever.
+//! - I2. After `resume` has refused writes, every call of [`WriteGate::pass`] fails.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
