@@ -5,7 +5,7 @@ use std::fmt;
 use crate::ids::{Logical, RootId};
 use crate::key::Key;
 
-/// A violation of the disk format, with the found and the expected content.
+/// A violation of the disk format. Says what was found and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A structure is cut off.

@@ -137,7 +137,7 @@ impl DelayedRefHead {
 #[derive(Debug, Default)]
 pub struct DelayedRefs {
     heads: BTreeMap<Logical, DelayedRefHead>,
-    /// An extent that conflicts with another one at its address, because items on disk are wrong.
+    /// An extent that conflicts with another extent at the same address, because items on disk are wrong.
     conflict: Option<Extent>,
 }
 

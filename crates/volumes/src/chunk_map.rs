@@ -1,7 +1,8 @@
 //! The chunk map: translates logical addresses to chunks, and records the device extents of their stripes.
 //!
 //! Invariants:
-//! - I1. Chunks in the map do not overlap, in logical addresses or on a device, and each passed [`Geometry::of`].
+//! - I1. Chunks in the map overlap neither in logical addresses nor on a device, and each chunk passed
+//!   [`Geometry::of`].
 //! - I2. No chunk and no migration target is added past the limit of a device.
 //! - I3. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
 //!   open, so caches by address stay correct.

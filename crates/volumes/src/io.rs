@@ -30,8 +30,8 @@ type Verify<'v> = dyn Fn(usize, &[u8]) -> Result<(), FormatError> + 'v;
 
 impl Volumes {
     /// Reads `buf.len()` bytes and calls `verify(index, piece)` for each piece of `unit_bytes`. A piece that fails the
-    /// check, or cannot be read, is read from the other copies, and the good copy is written over the bad ones unless
-    /// the filesystem is read-only. A piece without a good copy fails the read.
+    /// check, or cannot be read, is read from the other copies, and the good copy is written over the bad copies that
+    /// were read, unless the filesystem is read-only. A piece without a good copy fails the read.
     pub fn read(&self, logical: Logical, buf: &mut [u8], unit_bytes: usize, verify: &Verify<'_>) -> Result<()> {
         let unit_bytes = unit_bytes.max(1);
         let whole = self.read_copy(logical, buf, 0);

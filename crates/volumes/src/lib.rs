@@ -9,7 +9,7 @@
 //!
 //! Invariants (each file adds more):
 //! - I1. A filesystem that is read-only gets no writes, not even repairs.
-//! - I2. Every piece that [`Volumes::read`] returns passed its check; it may come from any copy.
+//! - I2. Every piece that [`Volumes::read`] returns passed its check. A piece may come from any copy.
 //! - I3. A repair writes only content that passed the check, only over content that failed the check or could not be
 //!   read, and only while no other write runs.
 

@@ -106,9 +106,9 @@ pub(crate) fn is_same_place(one: &Stripe, other: &Stripe) -> bool {
 }
 
 impl Volumes {
-    /// Plans another place or profile for the chunk that starts at `logical`. Returns `None` if there is no such
-    /// chunk or no room, or if a profile is not single or DUP. The plan equals the chunk's item if the chunk need not
-    /// change.
+    /// Plans another place or profile for the chunk that starts at `logical`. Returns `None` if there is no such chunk
+    /// or no room, if the chunk is striped, or if the new profile is neither single nor DUP. The plan equals the
+    /// chunk's item if the chunk need not change.
     pub fn plan_migration(&self, logical: Logical, placement: &Placement) -> Option<ChunkItem> {
         let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical)?;
         if !chunk.geometry.is_mirrored() {

@@ -125,7 +125,7 @@ impl BalanceArgs {
         unused: [0; 6],
     };
 
-    /// The filters in force. Unknown bits are ignored, as they are by Linux.
+    /// The filters in force. Unknown bits are ignored, as in Linux.
     pub fn filters(&self) -> BalanceFilters {
         BalanceFilters::from_bits_truncate(self.flags)
     }

@@ -68,8 +68,8 @@ impl Timespec {
 }
 
 impl From<SystemTime> for Timespec {
-    /// Converts a time to its form on disk. A time that 64 bits of seconds cannot express becomes the nearest time that
-    /// they can.
+    /// Converts a time to its form on disk. A time that needs more than 64 bits of seconds becomes the nearest time
+    /// that fits.
     fn from(time: SystemTime) -> Self {
         match time.duration_since(SystemTime::UNIX_EPOCH) {
             Ok(after) => Self { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },
@@ -77,7 +77,7 @@ impl From<SystemTime> for Timespec {
                 let before = error.duration();
                 let whole = i64::try_from(before.as_secs()).map_or(i64::MIN, i64::saturating_neg);
                 // A time before 1970 is stored as the preceding whole second, with nanoseconds that count forward from
-                // it.
+                // that second.
                 match NANOS_PER_SEC.checked_sub(before.subsec_nanos()).filter(|nsec| *nsec < NANOS_PER_SEC) {
                     None => Self { sec: whole, nsec: 0 },
                     Some(nsec) => Self { sec: whole.saturating_sub(1), nsec },

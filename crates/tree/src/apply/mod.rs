@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. A node is taken apart after its parent and before its children. Taking it apart means that `leave` is called,
-//!   or that its address is kept for reuse.
+//! - I1. A node is taken apart after its parent and before its children. Taking a node apart means that `leave` is
+//!   called for the node, or that its address is kept for reuse.
 //! - I2. A node is taken apart only if the batch changes an item below it, to merge it into an underfull neighbour, or
 //!   because it would be a root with a single child.
 //! - I3. Pointers join a level's run in key order. The runs of lower levels end before the pointer to an untouched
@@ -147,7 +147,7 @@ struct Applier<'a> {
     leaves: LeafRun,
     /// The runs of levels 1, 2...
     internals: Vec<ChildRun>,
-    /// By level: fresh nodes that were taken apart. New nodes of the level's run reuse their addresses.
+    /// By level: fresh nodes that were taken apart. New nodes of the level's run reuse the addresses of these nodes.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
     /// By level, as a hint for allocation: the address of the last new node, or at first the address of the first node
     /// taken apart.
