@@ -201,7 +201,7 @@ fn a_restored_metadata_image_is_not_damaged() {
     // A dump has no data, so the data checksums cannot match.
     assert!(errors.iter().all(|problem| problem.code == Code::DataCsum), "{errors:?}");
     assert_eq!(report.counts.get(&Code::SuperMissing), Some(&1), "{problems:?}");
-    // A copy of zeros is only a warning, but a copy with other invalid content is an error.
+    // A mirror of zeros is only a warning, but a mirror with other invalid content is an error.
     restored.write_at((64 << 20) + 100, &[1]).unwrap();
     assert!(codes(&restored).contains(&Code::SuperMirror));
 }
