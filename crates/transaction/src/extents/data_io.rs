@@ -120,32 +120,34 @@ impl Engine {
         Ok(reservation)
     }
 
-    /// Reserves less than `bytes` after [`Engine::reserve_data_for`] refused to reserve `bytes`, so that a write can be
-    /// done in part. Tries half of `bytes`, then a quarter, and so on. Returns the reservation and its bytes; `None` if
-    /// there is room for less than two sectors, or if other reservations are waiting. Neither writes nor commits.
+    /// Reserves the largest part of `bytes` that fits, in whole sectors, after [`Engine::reserve_data_for`] refused to
+    /// reserve `bytes`, so that a write can be done in part. Returns the reservation and its bytes; `None` if there is
+    /// room for less than two sectors, or if other reservations are waiting. Neither writes nor commits.
     ///
     /// # Errors
     ///
     /// As for [`Engine::reserve_data`].
     pub fn reserve_data_left_for(&self, root: RootId, bytes: u64) -> Result<Option<(DataReservation, u64)>> {
         let sectorsize = u64::from(self.geometry.sectorsize);
-        let mut bytes = bytes;
-        while self.admission.data_tickets().is_empty() {
-            bytes = (bytes / 2).checked_div(sectorsize).unwrap_or(0).saturating_mul(sectorsize);
-            if bytes < 2 * sectorsize {
-                return Ok(None);
-            }
-            // Leave room within the limits for the metadata of writeback, because nothing is reserved for this
-            // metadata.
-            let metadata = u64::from(self.geometry.nodesize).saturating_mul(METADATA_NODES_LEFT);
-            if let Some(quota) = self.try_reserve_quota(root, bytes)
-                && self.try_reserve_quota(root, metadata).is_some()
-                && let Some(inner) = self.try_reserve_data(bytes)?
+        // Leave room within the limits for the metadata of writeback, because nothing is reserved for this metadata.
+        let metadata = u64::from(self.geometry.nodesize).saturating_mul(METADATA_NODES_LEFT);
+        let Some(_metadata) = self.try_reserve_quota(root, metadata) else { return Ok(None) };
+        let mut left = self.empty_data_reservation();
+        let mut nr_left = 0u64;
+        // Find the number of sectors bit by bit, from the highest bit down.
+        let mut step = bytes.checked_div(sectorsize).and_then(u64::checked_next_power_of_two).unwrap_or(0);
+        while step > 0 && self.admission.data_tickets().is_empty() {
+            let more = step.saturating_mul(sectorsize);
+            if nr_left.saturating_add(step).saturating_mul(sectorsize) < bytes
+                && let Some(quota) = self.try_reserve_quota(root, more)
+                && let Some(inner) = self.try_reserve_data(more)?
             {
-                return Ok(Some((DataReservation { inner, quota }, bytes)));
+                left.merge(DataReservation { inner, quota });
+                nr_left = nr_left.saturating_add(step);
             }
+            step >>= 1;
         }
-        Ok(None)
+        Ok((nr_left >= 2).then(|| (left, nr_left.saturating_mul(sectorsize))))
     }
 
     /// Makes a reservation of no bytes, for [`Engine::release_data_promised`] and [`DataReservation::merge`].
