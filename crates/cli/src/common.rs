@@ -64,19 +64,7 @@ const MEMORY_MIN: u64 = 16 << 20;
 
 /// Formats a size as btrfs-progs does, such as `1.60GiB`.
 pub(crate) fn format_size(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut unit = 0;
-    let mut scaled = bytes;
-    let mut last = bytes;
-    while scaled >= 1024 && unit < UNITS.len() - 1 {
-        last = scaled;
-        scaled /= 1024;
-        unit += 1;
-    }
-    if unit == 0 {
-        return format!("{bytes}.00B");
-    }
-    format!("{:.2}{}", last as f64 / 1024.0, UNITS[unit])
+    crate::units::Units::default().format(bytes)
 }
 
 /// Prints an error as one line on stderr, even if its text has line breaks, and returns exit status 1 (I1 of the

@@ -16,6 +16,7 @@ mod interrupt;
 mod job;
 mod logging;
 mod new_image;
+mod units;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -93,7 +94,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 /// Runs the program with the arguments of this process, and returns its exit status.
 pub fn main() -> ExitCode {
     let args = commands::mount::as_mount_helper(std::env::args_os().collect::<Vec<OsString>>(), &subcommand_names());
-    let args = commands::balance::with_long_filters(args);
+    let args = commands::filesystem::with_method(commands::balance::with_long_filters(args));
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => {

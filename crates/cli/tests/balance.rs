@@ -69,6 +69,46 @@ fn an_image_and_a_mount_are_balanced_alike() {
     mount.close().unwrap();
 }
 
+/// Repeats `check` for up to 30 seconds, until it returns true.
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !check() {
+        assert!(std::time::Instant::now() < end, "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_balance_in_the_background_goes_on_after_the_command_and_can_be_waited_for() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = filled();
+    let path = image.path().to_str().unwrap().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().to_str().unwrap().to_owned();
+    let is_idle = |place: &str| balance(&["status"], place).status.success();
+    ok(ubtrfs(["mount", &path, &at]));
+    assert_eq!(ok(balance(&["start", "--background", "-dconvert=dup"], &at)), "");
+    // A second balance waits for the first one.
+    assert!(ok(balance(&["start", "--enqueue", "-musage=0"], &at)).starts_with("Done"));
+    eventually("the first balance ends", || is_idle(&at));
+    let report = ok(ubtrfs(["filesystem", "df", &at]));
+    assert!(report.contains("Data, DUP") && !report.contains("Data, single"), "{report}");
+    let wrong = balance(&["start", "--bg", "-dconvert=raid1"], &at);
+    refused(&wrong, &["single or dup"]);
+    // A balance that has nothing to do succeeds.
+    assert_eq!(ok(balance(&["start", "--bg", "-dusage=0"], &at)), "");
+    let filters = ok(balance(&["start", "-v", "-dusage=0", "-mlimit=0"], &at));
+    assert!(filters.starts_with("  DATA: usage=0..0\n  METADATA: limit=0..0\n  SYSTEM: limit=0..0\nDone"), "{filters}");
+    assert_eq!(ok(balance(&["start", "-q", "-dusage=0"], &at)), "");
+    ok(ubtrfs(["umount", &at]));
+    assert_eq!(ok(balance(&["start", "--bg", "-dconvert=single"], &path)), "");
+    eventually("the image is free again", || is_idle(&path));
+    assert!(ok(ubtrfs(["filesystem", "df", &path])).contains("Data, single"));
+    btrfs_check(image.path()).unwrap();
+}
+
 #[test]
 fn a_damaged_extent_is_named_and_stays() {
     if !capability::kernel_oracle() {

@@ -93,6 +93,16 @@ fn balance_quota_and_trim_ioctls_act_as_on_linux() {
 }
 
 #[test]
+fn new_subvolumes_join_the_quota_groups_behind_a_pointer() {
+    if !ready() {
+        return;
+    }
+    let both = on_both(&image(), &[], "inherit");
+    assert!(both.1.lines().count() > 14, "{}", both.1);
+    compare(&both);
+}
+
+#[test]
 fn random_arguments_harm_nothing() {
     if !ready() {
         return;

@@ -62,6 +62,11 @@ fn groups_of_an_image_are_those_that_linux_shows() {
     let status = out(&["quota", "status", path]);
     assert!(status.contains("Inconsistent:           no") && status.contains("Rescan:                 no"), "{status}");
     out(&["quota", "enable", path]);
+    assert!(
+        status.contains("Total count:            2\n") && status.contains("Level 0:                2\n"),
+        "{status}"
+    );
+    out(&["quota", "status", "--is-enabled", path]);
     fails(&["quota", "enable", "--simple", path], "full quotas are enabled already");
     out(&["qgroup", "create", "1/100", path]);
     out(&["qgroup", "create", "2/5", path]);
@@ -83,8 +88,12 @@ fn groups_of_an_image_are_those_that_linux_shows() {
     let all = ["-p", "-c", "-r", "-e", "--raw"];
     let ours = out(&[&["qgroup", "show"][..], &all, &[path]].concat());
     assert_eq!(words(&ours), words(&linux_shows(image.path(), &all)), "{ours}");
-    let human = out(&["qgroup", "show", path]);
-    assert_eq!(words(&human), words(&linux_shows(image.path(), &[])), "{human}");
+    for units in [&[][..], &["--si"], &["--kbytes"], &["--mbytes", "--si"], &["--tbytes"], &["--iec"]] {
+        let ours = out(&[&["qgroup", "show"][..], units, &[path]].concat());
+        assert_eq!(words(&ours), words(&linux_shows(image.path(), units)), "{units:?}: {ours}");
+    }
+    let members = out(&["qgroup", "show", path]);
+    assert!(members.contains("<2 member qgroups>"), "{members}");
     let json: serde_json::Value = serde_json::from_str(&out(&["qgroup", "show", "--json", path])).unwrap();
     assert_eq!(json["qgroup-show"][3]["qgroupid"], "0/258");
     let sorted = out(&["qgroup", "show", "--sort=-rfer,qgroupid", path]);
@@ -123,6 +132,9 @@ fn numbers_lead_to_paths() {
         lines
     };
     let names = sorted(run("btrfs", ["inspect-internal", "inode-resolve", &ino, &format!("{point}/a")]).unwrap());
+    let inside = (bytenr.parse::<u64>().unwrap() + 8192).to_string();
+    let inodes = [&bytenr, &inside]
+        .map(|at| sorted(run("btrfs", ["inspect-internal", "logical-resolve", "-P", at, &point]).unwrap()));
     mount.close().unwrap();
     let path = image.path().to_str().unwrap();
     let at = |name: &str| format!("{path}:/{name}");
@@ -131,6 +143,8 @@ fn numbers_lead_to_paths() {
     let users = ["/a/copy", "/a/d/file", "/a/link", "/s/copy", "/s/d/file", "/s/link"];
     assert_eq!(sorted(out(&["inspect", "logical-resolve", &bytenr, path])), users);
     assert_eq!(sorted(out(&["inspect", "inode-resolve", &ino, &at("a")])), names);
+    let ours = [&bytenr, &inside].map(|at| sorted(out(&["inspect", "logical-resolve", "-P", at, path])));
+    assert_eq!(ours, inodes);
     assert_eq!(out(&["inspect", "subvolid-resolve", "257", path]), "s\n");
     assert_eq!(out(&["inspect", "rootid", &at("s/d")]), "257\n");
     fails(&["inspect", "logical-resolve", "1", path], "no data extent");

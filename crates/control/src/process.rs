@@ -5,6 +5,7 @@
 //! user namespace, because any process can have all of them in a namespace that it created.
 
 use std::fmt::Debug;
+use std::os::unix::fs::FileExt;
 
 /// Looks up processes: in /proc, or through a helper process if the server is confined.
 pub trait Processes: Debug + Send + Sync {
@@ -20,6 +21,9 @@ pub trait Processes: Debug + Send + Sync {
 
     /// The file that a process has open under this descriptor number.
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId>;
+
+    /// `len` bytes of the memory of a process; `None` if the memory is not readable, or if this process may not read it.
+    fn memory_of(&self, pid: u32, address: u64, len: usize) -> Option<Vec<u8>>;
 
     /// Whether every descriptor that a process has open on this device (`st_dev`) was opened through a read-only mount;
     /// `None` if the process has no such descriptor or is not visible.
@@ -63,6 +67,13 @@ impl Processes for LocalProcesses {
         let ino = field(&info, "ino:")?.parse().ok()?;
         let table = std::fs::read(format!("/proc/{pid}/mountinfo")).ok()?;
         Some(FileId { device: mount_of(&table, field(&info, "mnt_id:")?)?.device, ino })
+    }
+
+    /// The kernel permits this under the rules for debuggers (ptrace), so root can read the memory of every process.
+    fn memory_of(&self, pid: u32, address: u64, len: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        std::fs::File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut bytes, address).ok()?;
+        Some(bytes)
     }
 
     fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
@@ -163,6 +174,15 @@ mod tests {
     fn groups_are_read_from_a_status() {
         assert_eq!(groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(), [4, 24, 1000]);
         assert_eq!(groups("Groups:\t \n").count() + groups("").count(), 0);
+    }
+
+    #[test]
+    fn the_memory_of_this_process_is_readable() {
+        let bytes = *b"some bytes";
+        let found = LocalProcesses.memory_of(std::process::id(), bytes.as_ptr().addr() as u64, bytes.len());
+        assert_eq!(found.as_deref(), Some(&bytes[..]));
+        assert_eq!(LocalProcesses.memory_of(std::process::id(), 0, 8), None);
+        assert_eq!(LocalProcesses.memory_of(u32::MAX, 0, 8), None);
     }
 
     #[test]

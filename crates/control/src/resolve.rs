@@ -8,7 +8,7 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::{Ino, Logical, RootId};
-use ubtrfs_fs::InodeId;
+use ubtrfs_fs::{ExtentUse, InodeId};
 
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
@@ -22,6 +22,13 @@ pub enum Request {
         /// The address.
         bytenr: u64,
         /// Whether to include all users of the extent that holds the address, not only users of that byte.
+        whole_extent: bool,
+    },
+    /// Returns all inodes that use the data at an address: [`Response::Inodes`].
+    LogicalInodes {
+        /// The address.
+        bytenr: u64,
+        /// As in [`Request::Logical`].
         whole_extent: bool,
     },
     /// Returns all paths of an inode: [`Response::Paths`].
@@ -54,8 +61,21 @@ pub enum Response {
         /// The path of the directory that the mount shows.
         shown: PathBytes,
     },
+    /// Uses of an extent.
+    Inodes(Vec<InodeUse>),
     /// An id.
     Id(u64),
+}
+
+/// A use of an extent by an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeUse {
+    /// The inode number.
+    pub ino: u64,
+    /// The offset in the file.
+    pub offset: u64,
+    /// The subvolume's id.
+    pub root: u64,
 }
 
 /// A path as sent to the client.
@@ -70,8 +90,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     context.require_admin()?;
     let paths = match request {
         Request::Logical { bytenr, whole_extent } => {
-            let none = || Failure::new(Errno::NOENT, "no data extent contains this address");
-            let uses = fs.uses_of_address(Logical(bytenr), whole_extent, PATHS_MAX)?.ok_or_else(none)?;
+            let (_, uses) = uses(context, bytenr, whole_extent)?;
             let mut inodes: Vec<InodeId> =
                 uses.iter().map(|found| InodeId { root: found.root, ino: found.ino }).collect();
             inodes.dedup();
@@ -84,6 +103,12 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             }
             paths
         }
+        Request::LogicalInodes { bytenr, whole_extent } => {
+            let (inside, uses) = uses(context, bytenr, whole_extent)?;
+            let offset = |one: &ExtentUse| if whole_extent { one.file_offset } else { one.offset_of(inside) };
+            let of = |one: &ExtentUse| InodeUse { ino: one.ino.0, offset: offset(one), root: one.root.0 };
+            return Ok(Response::Inodes(uses.iter().map(of).collect()));
+        }
         Request::Inode { of, ino } => {
             fs.paths_of(InodeId { root: context.inode(of)?.root, ino: Ino(ino) }, PATHS_MAX)?
         }
@@ -94,5 +119,11 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     Ok(Response::Paths { paths: paths.into_iter().take(PATHS_MAX).map(PathBytes).collect(), shown })
 }
 
-/// The largest number of paths in an answer.
+/// The uses of the extent that contains an address, and the address's offset in the extent.
+fn uses(context: &Context<'_>, bytenr: u64, whole_extent: bool) -> Result<(u64, Vec<ExtentUse>)> {
+    let none = || Failure::new(Errno::NOENT, "no data extent contains this address");
+    context.fs.uses_of_address(Logical(bytenr), whole_extent, PATHS_MAX)?.ok_or_else(none)
+}
+
+/// The largest number of paths or uses in an answer.
 const PATHS_MAX: usize = 4096;

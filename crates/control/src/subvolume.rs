@@ -212,14 +212,15 @@ fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
     }
     let known = context.fs.qgroups()?;
     for id in qgroups.iter().copied().map(QgroupId) {
-        let text = match () {
+        let (errno, text) = match () {
             () if id.0 >> 48 == 0 => {
-                format!("{id} is the group of one subvolume; name a group of a higher level, such as 1/0")
+                let text = format!("{id} is the group of one subvolume; name a group of a higher level, such as 1/0");
+                (Errno::INVAL, text)
             }
             () if known.iter().any(|group| group.id == id) => continue,
-            () => format!("there is no quota group {id} to join; list them with: ubtrfs qgroup show"),
+            () => (Errno::NOENT, format!("there is no quota group {id} to join; list them with: ubtrfs qgroup show")),
         };
-        return Err(Failure { has_advice: true, ..Failure::new(Errno::INVAL, text) });
+        return Err(Failure { has_advice: true, ..Failure::new(errno, text) });
     }
     Ok(qgroups.iter().map(|id| QgroupId(*id)).collect())
 }

@@ -60,7 +60,7 @@ pub use types::{
 };
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
-    BlockGroup, Job, Metric, MigratedChunk, Placement, Progress, QgroupId, QgroupInfo, QuotaKind, QuotaStatus,
-    RelocatedGroup, RelocationFailure,
+    BlockGroup, ExtentUse, Job, Metric, MigratedChunk, Placement, Progress, QgroupId, QgroupInfo, QuotaKind,
+    QuotaStatus, RelocatedGroup, RelocationFailure,
 };
 pub use writeback::errors::Descriptor;

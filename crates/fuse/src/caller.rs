@@ -149,6 +149,15 @@ impl Processes for Groups {
         }
     }
 
+    /// A confined server cannot read memory, and its helper does not read memory for it: otherwise a server that an
+    /// image has taken over could read all processes.
+    fn memory_of(&self, pid: u32, address: u64, len: usize) -> Option<Vec<u8>> {
+        match self.0.get() {
+            Some(_) => None,
+            None => LocalProcesses.memory_of(pid, address, len),
+        }
+    }
+
     fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
         match self.0.get() {
             Some(helper) => helper.is_read_only_for(pid, device),

@@ -24,7 +24,7 @@
 
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::{Request as Wanted, Response as Found, Subvolume};
-use ubtrfs_control::{Failure, Host, Request as ControlRequest, Response, Result};
+use ubtrfs_control::{Failure, Host, Processes, Request as ControlRequest, Response, Result};
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Error, Fs, InodeId};
@@ -46,6 +46,8 @@ const BTRFS_IOC_GET_SUBVOL_INFO: u32 = 0x81f8_943c;
 
 /// `BTRFS_SUBVOL_RDONLY`.
 const SUBVOL_RDONLY: u64 = 2;
+/// `BTRFS_SUBVOL_QGROUP_INHERIT`.
+const SUBVOL_QGROUP_INHERIT: u64 = 4;
 const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
@@ -83,18 +85,33 @@ impl Command<'_> {
         }
     }
 
-    fn create(&self, name: &[u8]) -> Result<Found> {
+    fn create(&self, name: &[u8], qgroups: Vec<u64>) -> Result<Found> {
         let umask = self.host.groups.umask(self.req);
-        self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups: Vec::new() })
+        self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups })
     }
 
     /// Makes a snapshot of the subvolume whose root directory the caller has open under this descriptor number.
-    fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8]) -> Result<Found> {
+    fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8], qgroups: Vec<u64>) -> Result<Found> {
         // A number that does not fit into 32 bits is replaced by a number that no descriptor has.
         let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
-        let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups: Vec::new() };
+        let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups };
         self.host.run(self.fs, self.req, &[source, self.id], ControlRequest::Subvolume(request))?;
         Ok(Found::Done)
+    }
+
+    /// The quota groups that a new subvolume joins, if the flags of a `struct btrfs_ioctl_vol_args_v2` ask for it. The
+    /// struct has the size and the address of a `struct btrfs_qgroup_inherit` in the caller's memory.
+    fn qgroups(&self, data: &[u8], flags: u64) -> Result<Vec<u64>> {
+        if flags & SUBVOL_QGROUP_INHERIT == 0 {
+            return Ok(Vec::new());
+        }
+        let at = |offset: usize| word(data.get(offset..).unwrap_or_default());
+        let (size, address) = (at(INHERIT_SIZE)?, at(INHERIT_SIZE + 8)?);
+        let wrong = || Error::InvalidArgument("the quota groups to join have a wrong size");
+        let size = usize::try_from(size).ok().filter(|size| (INHERIT_HEAD..=INHERIT_MAX).contains(size));
+        let memory = self.host.groups.memory_of(self.req.pid, address, size.ok_or_else(wrong)?);
+        let unread = "the server cannot read the quota groups to join from the caller's memory; use ubtrfs subvolume";
+        inherited(&memory.ok_or_else(|| Failure::new(Errno::OPNOTSUPP, unread))?)
     }
 
     fn delete(&self, name: &[u8]) -> Result<Found> {
@@ -126,17 +143,18 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<
 
 fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
     let done = match cmd {
-        BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?),
+        BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?, Vec::new()),
         BTRFS_IOC_SUBVOL_CREATE_V2 => {
             // As on Linux, the read-only flag is accepted and ignored, because a read-only new subvolume would stay
             // empty.
-            flags_v2(data, SUBVOL_RDONLY)?;
-            command.create(name_of(data, NAME_V2)?)
+            let flags = flags_v2(data, SUBVOL_RDONLY | SUBVOL_QGROUP_INHERIT)?;
+            command.create(name_of(data, NAME_V2)?, command.qgroups(data, flags)?)
         }
-        BTRFS_IOC_SNAP_CREATE => command.snapshot(word(data)?, false, name_of(data, NAME)?),
+        BTRFS_IOC_SNAP_CREATE => command.snapshot(word(data)?, false, name_of(data, NAME)?, Vec::new()),
         BTRFS_IOC_SNAP_CREATE_V2 => {
-            let flags = flags_v2(data, SUBVOL_RDONLY)?;
-            command.snapshot(word(data)?, flags & SUBVOL_RDONLY != 0, name_of(data, NAME_V2)?)
+            let flags = flags_v2(data, SUBVOL_RDONLY | SUBVOL_QGROUP_INHERIT)?;
+            let (name, qgroups) = (name_of(data, NAME_V2)?, command.qgroups(data, flags)?);
+            command.snapshot(word(data)?, flags & SUBVOL_RDONLY != 0, name, qgroups)
         }
         BTRFS_IOC_SNAP_DESTROY => command.delete(name_of(data, NAME)?),
         BTRFS_IOC_SNAP_DESTROY_V2 => {
@@ -181,6 +199,32 @@ fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     }
 }
 
+/// The quota groups in a `struct btrfs_qgroup_inherit`:
+///
+/// | offset | size | field                                                                              |
+/// |--------|------|------------------------------------------------------------------------------------|
+/// | 0      | 8    | flags: 1 sets limits, which nothing here supports                                  |
+/// | 8      | 8    | number of groups to join                                                           |
+/// | 16     | 16   | numbers of pairs of groups whose sizes are copied; Linux refuses them, as ubtrfs does |
+/// | 32     | 40   | limits                                                                             |
+/// | 72     | 8 each | the groups                                                                       |
+fn inherited(bytes: &[u8]) -> Result<Vec<u64>> {
+    let at = |offset: usize| word(bytes.get(offset..).unwrap_or_default());
+    if at(0)? != 0 {
+        return Err(Error::NotSupported("limits for a new quota group in this ioctl").into());
+    }
+    let groups = bytes.get(INHERIT_HEAD..).ok_or_else(short)?;
+    if at(16)? != 0 || at(24)? != 0 || at(8)? != (groups.len() / 8) as u64 || groups.len() % 8 != 0 {
+        return Err(Error::InvalidArgument("the quota groups to join contradict their number").into());
+    }
+    groups.chunks_exact(8).map(word).collect()
+}
+
+/// Offset of the size of the quota groups in `struct btrfs_ioctl_vol_args_v2`; their address follows.
+const INHERIT_SIZE: usize = 24;
+/// Length of `struct btrfs_qgroup_inherit` without groups, and the largest length that Linux accepts.
+const INHERIT_HEAD: usize = 72;
+const INHERIT_MAX: usize = 4096;
 /// Offset of the name in `struct btrfs_ioctl_vol_args`.
 pub(crate) const NAME: usize = 8;
 /// Offset of the name in `struct btrfs_ioctl_vol_args_v2`.

@@ -47,6 +47,21 @@ struct StartArgs {
     /// Accepted for compatibility with btrfs-progs; a full balance starts without a delay
     #[arg(long)]
     full_balance: bool,
+    /// Return when the balance has begun; it continues in a process of its own
+    #[arg(long, visible_alias = "bg", conflicts_with = "verbose")]
+    background: bool,
+    /// This process is in the background
+    #[arg(long, hide = true)]
+    detached: bool,
+    /// Wait until another balance has ended
+    #[arg(long)]
+    enqueue: bool,
+    /// Print the filters first
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print only warnings and errors
+    #[arg(short, long)]
+    quiet: bool,
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH|IMAGE")]
     path: Target,
@@ -131,30 +146,59 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
-    let StartArgs { data, metadata, system, force, full_balance: _, path, image } = args;
+    let StartArgs { data, metadata, system, force, background, detached, enqueue, verbose, quiet, path, image, .. } =
+        args;
     if system.is_some() && !force {
         bail!(
             "-s works on system block groups, which are needed to open the filesystem; if you want that, give --force"
         );
     }
+    if background {
+        return super::background::start();
+    }
     let path = path.or_image();
     let all = data.is_none() && metadata.is_none() && system.is_none();
     let every = || all.then(Filters::default);
-    let request = Request::Start(Box::new(Start {
+    let start = Start {
         data: data.or_else(every),
         // As in btrfs-progs, the metadata filters apply to system block groups too if -s is not given.
         system: system.or_else(|| metadata.clone()).or_else(every),
         metadata: metadata.or_else(every),
         force,
-    }));
-    let report = with_channel(&path, &image, Use::Write, |channel| done(call_long(channel, request)?))?;
-    tell(&report)
+    };
+    if verbose {
+        let kinds = [("DATA", &start.data), ("METADATA", &start.metadata), ("SYSTEM", &start.system)];
+        let lines = kinds.iter().filter_map(|(kind, filters)| Some(filters_line(kind, filters.as_ref()?)));
+        print_out(&lines.collect::<String>())?;
+    }
+    let report = with_channel(&path, &image, Use::Write, |channel| {
+        loop {
+            let result = call_long(channel, Request::Start(Box::new(start.clone())), detached);
+            match result {
+                Err(error) if enqueue && is_running(channel, &error)? => std::thread::sleep(QUEUE_WAIT),
+                result => return done(result?),
+            }
+        }
+    })?;
+    tell(&report, quiet)
+}
+
+/// Whether a balance cannot start because another balance is running. A paused balance does not end by itself, so it is
+/// not worth waiting for.
+fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bool> {
+    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno != EINPROGRESS) {
+        return Ok(false);
+    }
+    match call(channel, Request::Status)? {
+        Response::Status(status) => Ok(status.is_none_or(|status| status.state != "paused")),
+        other => bail!("unexpected answer of the server: {other:?}"),
+    }
 }
 
 fn resume(args: PlainArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.path.or_image(), &args.image);
-    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume)?))?;
-    tell(&report)
+    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume, false)?))?;
+    tell(&report, false)
 }
 
 /// As in btrfs-progs, the exit status is 2 if there is no balance to pause, resume or cancel.
@@ -167,7 +211,9 @@ fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
 }
 
 fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
-    with_channel(&args.path.or_image(), &args.image, Use::Write, |channel| call_long(channel, request).map(drop))?;
+    with_channel(&args.path.or_image(), &args.image, Use::Write, |channel| {
+        call_long(channel, request, false).map(drop)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -175,8 +221,12 @@ fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
     response(channel.call(AnyRequest::Balance(request), &[]))
 }
 
-fn call_long(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
-    response(with_progress("balance", |job| channel.call_with(AnyRequest::Balance(request), &[], job)))
+/// Runs a command that takes long. With `detached`, this process is in the background.
+fn call_long(channel: &Channel<'_>, request: Request, detached: bool) -> anyhow::Result<Response> {
+    response(with_progress("balance", |job| {
+        let run = || channel.call_with(AnyRequest::Balance(request), &[], job);
+        if detached { super::background::run(job, run) } else { run() }
+    }))
 }
 
 fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
@@ -195,11 +245,13 @@ fn done(response: Response) -> anyhow::Result<Report> {
 }
 
 /// Prints the result of a balance. The exit status is 1 if a block group could not be moved.
-fn tell(report: &Report) -> anyhow::Result<ExitCode> {
+fn tell(report: &Report, quiet: bool) -> anyhow::Result<ExitCode> {
     let Report { completed, migrated, considered, without_space, failures, .. } = report;
     let as_they_are =
         if *migrated > 0 { format!(", {migrated} of them with unchanged logical addresses") } else { String::new() };
-    print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;
+    if !quiet {
+        print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;
+    }
     for unmoved in failures {
         let files: Vec<String> = unmoved.files.iter().map(|file| file.display().to_string()).collect();
         let files = if files.is_empty() { String::new() } else { format!(", used by {}", files.join(", ")) };
@@ -224,10 +276,14 @@ fn shown(filesystem: &str, status: &Status, verbose: bool) -> String {
     text += &format!("{completed} out of about {expected} chunks balanced ({considered} considered), {left}% left\n");
     if verbose {
         for (kind, filters) in filters {
-            text += &format!("  {}: {}\n", kind.to_uppercase(), filters_text(filters));
+            text += &filters_line(&kind.to_uppercase(), filters);
         }
     }
     text
+}
+
+fn filters_line(kind: &str, filters: &Filters) -> String {
+    format!("  {kind}: {}\n", filters_text(filters))
 }
 
 fn filters_text(filters: &Filters) -> String {
@@ -315,6 +371,9 @@ fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), Strin
 }
 
 const ENOTCONN: i32 = 107;
+const EINPROGRESS: i32 = 115;
+/// Time between two attempts to start a balance that waits for another one.
+const QUEUE_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
 /// Exit status of a command that pauses, resumes or cancels a balance, if there is no balance.
 const NO_BALANCE: u8 = 2;
 

@@ -1,6 +1,7 @@
 //! The commands. Most modules have `Args` (clap) and a function `run`, which returns the exit status. `place` and some
 //! modules of `offline` are shared by several commands.
 
+pub(crate) mod background;
 pub(crate) mod balance;
 pub(crate) mod check;
 pub(crate) mod filesystem;

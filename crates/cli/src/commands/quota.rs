@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use ubtrfs_control::quota::{Request, Response, Status};
 use ubtrfs_control::{Channel, Response as AnyResponse};
+use ubtrfs_fs::QgroupId;
 
 use super::offline::Use;
 use super::place::{FilesystemArgs, Target, with_channel};
@@ -26,8 +27,7 @@ enum Command {
     Disable(FilesystemArgs),
     /// Start a rescan, which counts everything again
     Rescan(RescanArgs),
-    /// Show whether quotas are on, and whether their numbers are reliable
-    Status(FilesystemArgs),
+    Status(StatusArgs),
 }
 
 #[derive(clap::Args)]
@@ -35,6 +35,16 @@ struct EnableArgs {
     /// Charge an extent only to the subvolume that allocated it, which costs no time; existing files are not counted
     #[arg(short, long)]
     simple: bool,
+    #[command(flatten)]
+    of: FilesystemArgs,
+}
+
+/// Show whether quotas are on, and whether their numbers are reliable
+#[derive(clap::Args)]
+struct StatusArgs {
+    /// Print nothing; the exit status is 1 if quotas are off
+    #[arg(long)]
+    is_enabled: bool,
     #[command(flatten)]
     of: FilesystemArgs,
 }
@@ -59,7 +69,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Enable(args) => change(&args.of, "turn quotas on for", Request::Enable { simple: args.simple })?,
         Command::Disable(args) => change(&args, "turn quotas off for", Request::Disable)?,
         Command::Rescan(args) => rescan(&args)?,
-        Command::Status(args) => status(&args)?,
+        Command::Status(args) => return status(&args),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -126,10 +136,13 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
     })
 }
 
-fn status(args: &FilesystemArgs) -> anyhow::Result<()> {
-    let target = args.path.clone().or_image();
-    with_channel(&target, &args.image, Use::Read, |channel| {
+fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let target = args.of.path.clone().or_image();
+    with_channel(&target, &args.of.image, Use::Read, |channel| {
         let status = status_of(channel, &target)?;
+        if args.is_enabled {
+            return Ok(if status.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
         let text = |name: &str, value: &str| format!("  {name:<24}{value}\n");
         let mut out = format!("Quotas on {}:\n", target.filesystem());
         out += &text("Enabled:", if status.is_some() { "yes" } else { "no" });
@@ -137,7 +150,12 @@ fn status(args: &FilesystemArgs) -> anyhow::Result<()> {
             out += &text("Mode:", if simple { "squota (simple accounting)" } else { "qgroup (full accounting)" });
             out += &text("Inconsistent:", if consistent { "no" } else { "yes" });
             out += &text("Rescan:", &rescan.map_or_else(|| "no".to_owned(), |at| format!("at address {at}")));
+            let groups = super::qgroup::all_groups(channel, &target)?;
+            let nr_level_0 = groups.iter().filter(|group| QgroupId(group.id).level() == 0).count();
+            out += &text("Total count:", &groups.len().to_string());
+            out += &text("Level 0:", &nr_level_0.to_string());
         }
-        print_out(&out)
+        print_out(&out)?;
+        Ok(ExitCode::SUCCESS)
     })
 }

@@ -196,6 +196,48 @@ elif sys.argv[2] == "admin":
     quotas()
     balances()
     trims()
+elif sys.argv[2] == "inherit":
+    # Quota groups for new subvolumes lie behind a pointer.
+    import ctypes
+
+    CREATE_V2, QUOTA, CREATE_GROUP = 0x50009418, 0xC0109428, 0x4010942A
+    above = 1 << 48
+
+    def make(name, groups, number=CREATE_V2, source=None, head=None, size=None, flags=4, address=None):
+        opened = os.open(source, os.O_RDONLY) if source else 0
+        raw = struct.pack("<4Q", *(head or (0, len(groups), 0, 0))) + bytes(40) + struct.pack(f"<{len(groups)}Q", *groups)
+        memory = ctypes.create_string_buffer(raw, len(raw))
+        at = ctypes.addressof(memory) if address is None else address
+        args = struct.pack("<qQQQQ", opened, 0, flags, len(raw) if size is None else size, at) + bytes(16)
+        show(f"make {name}", call(".", number, args + name.encode().ljust(4040, b"\0")), len)
+        if source:
+            os.close(opened)
+
+    def relations():
+        found = search(".", 8, (0, 246, 0), (2**64 - 1, 246, 2**64 - 1))
+        print(sorted((objectid, offset) for objectid, _, offset, _ in found) if isinstance(found, list) else found)
+
+    make("off", [above | 1])
+    call(".", QUOTA, struct.pack("<QQ", 1, 0))
+    for group in [1, 2]:
+        call(".", CREATE_GROUP, struct.pack("<QQ", 1, above | group))
+    make("none", [])
+    make("one", [above | 1])
+    make("two", [above | 1, above | 2])
+    make("snap", [above | 2], SNAP_CREATE_V2, "one")
+    make("read-only", [above | 1], SNAP_CREATE_V2, "one", flags=6)
+    make("missing", [above | 9])
+    make("level0", [256])
+    make("pairs", [above | 1, above | 2], head=(0, 0, 1, 0))
+    make("flags", [above | 1], head=(8, 1, 0, 0))
+    make("count", [above | 1], head=(0, 2, 0, 0))
+    make("short", [above | 1], size=71)
+    make("long", [above | 1], size=5000)
+    make("unaligned", [above | 1], size=79)
+    os.sync()
+    call(".", SYNC, b"")
+    relations()
+    print(sorted(os.listdir(".")))
 elif sys.argv[2] == "garbage":
     # Call with random bytes, which must not end the server.
     import random

@@ -93,6 +93,10 @@ impl Processes for InGroup {
         None
     }
 
+    fn memory_of(&self, _pid: u32, _address: u64, _len: usize) -> Option<Vec<u8>> {
+        None
+    }
+
     fn is_read_only_for(&self, _pid: u32, _device: u64) -> Option<bool> {
         None
     }

@@ -47,8 +47,14 @@ impl Fs {
     }
 
     /// The files that use the data at an address, as of the last commit, at most `limit`. With `whole_extent`, also the
-    /// files that use other parts of the same extent. `None` if no data extent covers the address.
-    pub fn uses_of_address(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
+    /// files that use other parts of the same extent. Also returns the address's offset in the extent. `None` if no data
+    /// extent covers the address.
+    pub fn uses_of_address(
+        &self,
+        at: Logical,
+        whole_extent: bool,
+        limit: usize,
+    ) -> Result<Option<(u64, Vec<ExtentUse>)>> {
         Ok(self.engine.extent_uses(at, whole_extent, limit)?)
     }
 

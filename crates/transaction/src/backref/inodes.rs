@@ -29,6 +29,15 @@ pub struct ExtentUse {
 }
 
 impl ExtentUse {
+    /// The offset in the file of the byte at the offset `inside` of the extent; for a compressed extent, the item's
+    /// offset, as in Linux.
+    pub fn offset_of(&self, inside: u64) -> u64 {
+        match inside.checked_sub(self.extent_offset) {
+            Some(past) if !self.compressed => self.file_offset.saturating_add(past),
+            _ => self.file_offset,
+        }
+    }
+
     /// Whether the item covers the byte at the offset `inside` of the extent. An item of a compressed extent covers
     /// every byte, because any read needs the whole extent.
     fn covers(&self, inside: u64) -> bool {
@@ -113,12 +122,12 @@ const COMPRESSION_AT: usize = 16;
 impl Engine {
     /// Returns up to `limit` uses of the data at an address by files, as of the last commit. With `whole_extent`, uses
     /// of any byte of the data extent that contains the address count, otherwise only items that cover the address.
-    /// `None` if no data extent covers the address.
+    /// Also returns the address's offset in the extent. `None` if no data extent covers the address.
     ///
     /// # Errors
     ///
     /// Fails if a tree is corrupt or cannot be read.
-    pub fn extent_uses(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
+    pub fn extent_uses(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<(u64, Vec<ExtentUse>)>> {
         // Blocks of the last commit are reused only after the next commit, and this lock prevents that commit.
         let _work = self.commit_state.lock();
         let view = TreesView::committed(self)?;
@@ -143,7 +152,7 @@ impl Engine {
             uses.len() < limit
         })?;
         uses.sort_unstable();
-        Ok(Some(uses))
+        Ok(Some((inside, uses)))
     }
 
     /// Whether each of these data extents, given by address and length, has several users, as of the last commit. An

@@ -1,5 +1,6 @@
 //! `ubtrfs filesystem defragment [-r] [-c METHOD] PATH|IMAGE:PATH ...`
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
@@ -25,7 +26,7 @@ pub(crate) struct Args {
     /// Defragment all files below directories, but not the files in other subvolumes
     #[arg(short, long)]
     recursive: bool,
-    /// Compress with this method: zlib, lzo or zstd
+    /// Compress with this method: zlib, lzo or zstd; -c alone means zlib
     #[arg(short, long, value_name = "METHOD", value_enum)]
     compress: Option<MethodName>,
     /// Level of the compression
@@ -66,6 +67,24 @@ impl From<MethodName> for Method {
             MethodName::Zstd => Self::Zstd,
         }
     }
+}
+
+/// Turns `-c` without a method into `--compress=zlib`, as btrfs-progs reads it.
+pub(crate) fn with_method(args: Vec<OsString>) -> Vec<OsString> {
+    let is_defragment = matches!(
+        args.get(1..3).and_then(|words| Some((words.first()?.to_str()?, words.get(1)?.to_str()?))),
+        Some(("filesystem", "defragment" | "defrag"))
+    );
+    if !is_defragment {
+        return args;
+    }
+    let methods = ["zlib", "lzo", "zstd"];
+    let has_method = |at: usize| args.get(at).is_some_and(|next| methods.iter().any(|method| next == method));
+    let long = |(at, arg): (usize, &OsString)| match arg.to_str() {
+        Some("-c") if !has_method(at + 1) => OsString::from("--compress=zlib"),
+        _ => arg.clone(),
+    };
+    args.iter().enumerate().map(long).collect()
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -112,5 +131,19 @@ fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Re
         Ok(ubtrfs_control::Response::Defragment(done)) => Ok(done),
         Ok(_) => Err(cannot(&ubtrfs_control::unexpected())),
         Err(failure) => Err(cannot(&failure)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_method_means_zlib() {
+        let of = |args: &str| with_method(args.split(' ').map(OsString::from).collect());
+        assert_eq!(of("ubtrfs filesystem defrag -c f")[3], "--compress=zlib");
+        assert_eq!(of("ubtrfs filesystem defragment -c zstd f")[3..], ["-c", "zstd", "f"].map(OsString::from));
+        assert_eq!(of("ubtrfs filesystem defragment -czstd f")[3], "-czstd");
+        assert_eq!(of("ubtrfs ls -c f")[2], "-c");
     }
 }

@@ -7,8 +7,9 @@ use ubtrfs_control::disk_usage::{Request, Response};
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::{format_size, print_out};
+use crate::common::print_out;
 use crate::job::with_progress;
+use crate::units::Units;
 
 /// Show how many bytes files use, and how many they share with other files
 #[derive(clap::Args)]
@@ -24,9 +25,8 @@ pub(crate) struct Args {
     /// Show only one line with the sums for each path
     #[arg(short, long)]
     summarize: bool,
-    /// Print bytes
-    #[arg(long, visible_alias = "raw")]
-    bytes: bool,
+    #[command(flatten)]
+    units: Units,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .collect();
         return print_out(&format!("{:#}\n", json!(all)));
     }
-    let size = |bytes: u64| if args.bytes { bytes.to_string() } else { format_size(bytes) };
+    let size = |bytes: u64| args.units.format(bytes);
     let line = |total: u64, exclusive: u64, shared: &str, name: &str| {
         format!("{:>10}  {:>10}  {shared:>10}  {name}\n", size(total), size(exclusive))
     };

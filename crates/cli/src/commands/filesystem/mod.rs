@@ -10,6 +10,8 @@ mod usage;
 
 use std::process::ExitCode;
 
+pub(crate) use defragment::with_method;
+
 use anyhow::{Context, bail};
 use ubtrfs_control::filesystem::{Request, Response};
 use ubtrfs_control::{Channel, Request as Command};

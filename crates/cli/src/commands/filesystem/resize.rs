@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// A path in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
     path: Target,
+    /// Accepted for compatibility with btrfs-progs; a resize always waits for block groups that a balance moves
+    #[arg(long)]
+    enqueue: bool,
     /// Print the sizes as JSON
     #[arg(long)]
     json: bool,

@@ -11,7 +11,8 @@ use super::{call, info};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::common::{format_size, print_out};
+use crate::common::print_out;
+use crate::units::Units;
 
 /// Show how much of each kind of space is used
 #[derive(clap::Args)]
@@ -39,9 +40,8 @@ struct Common {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
     target: Target,
-    /// Print sizes in bytes
-    #[arg(short = 'b', long)]
-    raw: bool,
+    #[command(flatten)]
+    units: Units,
     /// Print JSON
     #[arg(long, conflicts_with = "raw")]
     json: bool,
@@ -51,12 +51,13 @@ struct Common {
 
 impl Common {
     fn size(&self, bytes: u64) -> String {
-        if self.raw { bytes.to_string() } else { format_size(bytes) }
+        self.units.format(bytes)
     }
 
     /// Formats a size for a column.
     fn column(&self, bytes: u64) -> String {
-        if self.raw { format!("{bytes:>18}") } else { format!("{:>10}", format_size(bytes)) }
+        let width = if self.units.is_raw() { 18 } else { 10 };
+        format!("{:>width$}", self.units.format(bytes))
     }
 
     fn usage(&self) -> anyhow::Result<Usage> {
@@ -97,8 +98,8 @@ pub(super) fn usage(args: &UsageArgs) -> anyhow::Result<()> {
 fn usage_text(args: &Common, usage: &Usage) -> Result<String, std::fmt::Error> {
     let sums = Sums::of(usage);
     let column = |bytes| args.column(bytes);
-    let ratio = |ratio: f64| if args.raw { format!("{ratio:>18.2}") } else { format!("{ratio:>10.2}") };
-    let width = if args.raw { 18 } else { 10 };
+    let ratio = |ratio: f64| if args.units.is_raw() { format!("{ratio:>18.2}") } else { format!("{ratio:>10.2}") };
+    let width = if args.units.is_raw() { 18 } else { 10 };
     let mut text = String::from("Overall:\n");
     for (title, value) in [
         ("Device size:\t\t", column(sums.size)),

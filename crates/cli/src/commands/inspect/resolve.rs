@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use ubtrfs_control::Response as AnyResponse;
-use ubtrfs_control::resolve::{PathBytes, Request, Response};
+use ubtrfs_control::resolve::{InodeUse, PathBytes, Request, Response};
 use ubtrfs_fuse::holding_mount;
 
 use crate::commands::offline::text::printable;
@@ -21,6 +21,12 @@ use crate::common::{print_err, print_out};
 /// Print the paths of all files that use the data at an address
 #[derive(clap::Args)]
 pub(super) struct LogicalArgs {
+    /// Print the inodes instead of their paths
+    #[arg(short = 'P')]
+    inodes: bool,
+    /// Accepted for compatibility with btrfs-progs; all files are found
+    #[arg(short = 's', value_name = "SIZE", hide = true)]
+    _buffer: Option<String>,
     /// Print the files that use any part of the extent at the address, not only this address
     #[arg(long = "ignore-offset")]
     whole_extent: bool,
@@ -62,9 +68,17 @@ pub(super) struct PathArgs {
 }
 
 pub(super) fn logical(args: LogicalArgs) -> anyhow::Result<ExitCode> {
-    let LogicalArgs { whole_extent, bytenr, of } = args;
+    let LogicalArgs { inodes, whole_extent, bytenr, of, .. } = args;
     let target = of.path.clone().or_image();
     let what = format!("find the files of address {bytenr} in");
+    if inodes {
+        let Response::Inodes(uses) = ask(&of, &target, &what, Request::LogicalInodes { bytenr, whole_extent })? else {
+            return Err(other_answer(&target));
+        };
+        let line = |one: &InodeUse| format!("inode {} offset {} root {}\n", one.ino, one.offset, one.root);
+        print_out(&uses.iter().map(line).collect::<String>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     print_files(&target, ask(&of, &target, &what, Request::Logical { bytenr, whole_extent })?)
 }
 

@@ -2,6 +2,8 @@
 
 mod show;
 
+pub(super) use show::all_groups;
+
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};

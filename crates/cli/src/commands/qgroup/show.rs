@@ -13,7 +13,8 @@ use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::commands::quota::{call, status_of};
-use crate::common::{format_size, print_err, print_out};
+use crate::common::{print_err, print_out};
+use crate::units::Units;
 
 /// Show quota groups
 #[derive(clap::Args)]
@@ -43,9 +44,8 @@ pub(super) struct Args {
     /// Write all changes first, for exact numbers
     #[arg(long)]
     sync: bool,
-    /// Print bytes
-    #[arg(long)]
-    raw: bool,
+    #[command(flatten)]
+    units: Units,
     /// Print each group below the groups that it belongs to
     #[arg(long, conflicts_with = "json")]
     tree: bool,
@@ -115,18 +115,9 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     if args.sync {
         channel.sync()?;
     }
-    let (mut groups, mut from) = (Vec::new(), 0);
-    loop {
-        let Response::Groups(page) = call(channel, target, "read the quota groups of", Request::Groups { from })?
-        else {
-            bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs");
-        };
-        let next = page.last().and_then(|last| last.id.checked_add(1)).filter(|next| *next > from);
-        groups.extend(page);
-        let Some(next) = next else { break };
-        from = next;
-    }
-    if let Some(status) = status_of(channel, target)? {
+    let mut groups = all_groups(channel, target)?;
+    let status = status_of(channel, target)?;
+    if let Some(status) = status {
         if status.rescan.is_some() {
             print_err("WARNING: rescan is running, qgroup data may be incorrect");
         } else if !status.consistent {
@@ -140,7 +131,9 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     }
     let paths: BTreeMap<u64, String> =
         channel.subvolumes()?.into_iter().map(|info| (info.id.0, printable(&info.path))).collect();
-    let mut rows: Vec<Row> = groups.into_iter().map(|group| Row { path: path_of(&group, &paths), group }).collect();
+    let is_simple = status.is_some_and(|status| status.simple);
+    let row = |group: Group| Row { path: path_of(&group, &paths, is_simple), group };
+    let mut rows: Vec<Row> = groups.into_iter().map(row).collect();
     rows.sort_by(|one, other| {
         let order = |(column, descends): &(Column, bool)| {
             let (a, b) = (&one.group, &other.group);
@@ -160,6 +153,21 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     Ok(rows)
 }
 
+/// All groups by id.
+pub(in crate::commands) fn all_groups(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<Group>> {
+    let (mut groups, mut from) = (Vec::new(), 0);
+    loop {
+        let Response::Groups(page) = call(channel, target, "read the quota groups of", Request::Groups { from })?
+        else {
+            bail!("{target}: unexpected answer of the server; unmount and mount with this ubtrfs");
+        };
+        let next = page.last().and_then(|last| last.id.checked_add(1)).filter(|next| *next > from);
+        groups.extend(page);
+        let Some(next) = next else { return Ok(groups) };
+        from = next;
+    }
+}
+
 /// A group and all groups above it.
 fn above(groups: &[Group], own: u64) -> BTreeSet<u64> {
     let (mut found, mut open) = (BTreeSet::new(), vec![own]);
@@ -171,14 +179,16 @@ fn above(groups: &[Group], own: u64) -> BTreeSet<u64> {
     found
 }
 
-fn path_of(group: &Group, paths: &BTreeMap<u64, String>) -> String {
+fn path_of(group: &Group, paths: &BTreeMap<u64, String>, is_simple: bool) -> String {
     match paths.get(&group.id) {
         _ if QgroupId(group.id).level() > 0 => {
-            let nr = group.members.iter().filter(|id| QgroupId(**id).level() > 0).count();
+            let nr = group.members.len();
             format!("<{nr} member qgroup{}>", if nr == 1 { "" } else { "s" })
         }
         Some(path) if path.is_empty() => "<toplevel>".to_owned(),
         Some(path) => path.clone(),
+        // Simple quotas charge extents to a deleted subvolume as long as other subvolumes use them.
+        None if is_simple && group.referenced > 0 => "<squota space holder>".to_owned(),
         None => "<stale>".to_owned(),
     }
 }
@@ -191,7 +201,7 @@ fn ids(ids: &[u64]) -> String {
 }
 
 fn size(bytes: u64, args: &Args) -> String {
-    if args.raw { bytes.to_string() } else { format_size(bytes) }
+    args.units.format(bytes)
 }
 
 fn limit(bytes: Option<u64>, args: &Args) -> String {

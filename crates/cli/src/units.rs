@@ -1,0 +1,89 @@
+//! The options by which btrfs-progs chooses the unit of sizes.
+
+/// The unit of printed sizes.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct Units {
+    /// Print sizes in bytes
+    #[arg(short = 'b', long, visible_alias = "bytes")]
+    raw: bool,
+    /// Print sizes in the largest unit that fits; the default
+    #[arg(long)]
+    human_readable: bool,
+    /// Use 1024 as the base of units (KiB, MiB, GiB, TiB); the default
+    #[arg(long, overrides_with = "si")]
+    iec: bool,
+    /// Use 1000 as the base of units (kB, MB, GB, TB)
+    #[arg(long, overrides_with = "iec")]
+    si: bool,
+    /// Print sizes in KiB, or in kB with --si
+    #[arg(long, group = "unit")]
+    kbytes: bool,
+    /// Print sizes in MiB, or in MB with --si
+    #[arg(long, group = "unit")]
+    mbytes: bool,
+    /// Print sizes in GiB, or in GB with --si
+    #[arg(long, group = "unit")]
+    gbytes: bool,
+    /// Print sizes in TiB, or in TB with --si
+    #[arg(long, group = "unit")]
+    tbytes: bool,
+}
+
+impl Units {
+    /// Formats a size as btrfs-progs does, such as `1.60GiB`.
+    pub(crate) fn format(&self, bytes: u64) -> String {
+        if self.raw {
+            return bytes.to_string();
+        }
+        let (base, names) = if self.si { (1000, SI) } else { (1024, IEC) };
+        let fixed = [self.kbytes, self.mbytes, self.gbytes, self.tbytes].iter().position(|is_asked| *is_asked);
+        let unit = fixed.map_or_else(|| largest_unit(bytes, base, names.len()), |at| at + 1);
+        if unit == 0 {
+            return format!("{bytes}.00B");
+        }
+        // Divide in integers first, so that the result is cut off as in btrfs-progs.
+        let last = (1..unit).fold(bytes, |rest, _| if fixed.is_none() { rest / base } else { rest });
+        let divisor = if fixed.is_none() { base as f64 } else { (base as f64).powi(unit as i32) };
+        format!("{:.2}{}", last as f64 / divisor, names[unit])
+    }
+
+    /// Whether sizes are printed in bytes.
+    pub(crate) fn is_raw(&self) -> bool {
+        self.raw
+    }
+}
+
+/// The index of the largest unit in which the size is at least 1.
+fn largest_unit(bytes: u64, base: u64, nr_units: usize) -> usize {
+    let mut unit = 0;
+    let mut rest = bytes;
+    while rest >= base && unit + 1 < nr_units {
+        rest /= base;
+        unit += 1;
+    }
+    unit
+}
+
+const IEC: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+const SI: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_printed_as_by_btrfs_progs() {
+        let of = |units: Units, bytes| units.format(bytes);
+        let human = Units::default();
+        assert_eq!(
+            [0, 16384, 1 << 30, 1_717_986_918].map(|size| of(human, size)),
+            ["0.00B", "16.00KiB", "1.00GiB", "1.60GiB"]
+        );
+        let si = Units { si: true, ..human };
+        assert_eq!([0, 16384, 3_162_112].map(|size| of(si, size)), ["0.00B", "16.38kB", "3.16MB"]);
+        assert_eq!(of(Units { kbytes: true, ..human }, 3_162_112), "3088.00KiB");
+        assert_eq!(of(Units { mbytes: true, si: true, ..human }, 16384), "0.02MB");
+        assert_eq!(of(Units { tbytes: true, ..human }, 16384), "0.00TiB");
+        assert_eq!(of(Units { raw: true, ..human }, 16384), "16384");
+    }
+}
