@@ -53,6 +53,8 @@ pub(crate) struct Groups {
     changed: BTreeSet<QgroupId>,
     /// Relations `(member, parent)` to write (true) or delete (false).
     changed_relations: BTreeMap<(QgroupId, QgroupId), bool>,
+    /// Relations `(member, parent)` on disk of which a group does not exist. The next commit deletes them.
+    leftover: BTreeSet<(QgroupId, QgroupId)>,
     /// Whether a number would have become negative or too large for 64 bits, which means that earlier numbers were
     /// wrong.
     underflow: bool,
@@ -128,6 +130,11 @@ impl Groups {
         }
         self.link(member, parent);
         true
+    }
+
+    /// Notes a relation that is on disk although one of its groups is not.
+    pub(crate) fn note_leftover(&mut self, member: QgroupId, parent: QgroupId) {
+        self.leftover.insert((member, parent));
     }
 
     fn link(&mut self, member: QgroupId, parent: QgroupId) {
@@ -211,7 +218,10 @@ impl Groups {
 
     /// Takes the relations `(member, parent)` to write (true) or delete (false).
     pub(crate) fn take_changed_relations(&mut self) -> BTreeMap<(QgroupId, QgroupId), bool> {
-        std::mem::take(&mut self.changed_relations)
+        let mut all: BTreeMap<_, _> =
+            std::mem::take(&mut self.leftover).into_iter().map(|pair| (pair, false)).collect();
+        all.append(&mut self.changed_relations);
+        all
     }
 
     /// Returns whether a number would have become negative or too large for 64 bits since the last call.

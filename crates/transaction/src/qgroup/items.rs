@@ -82,7 +82,13 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
             // The status, info and limit items have objectid 0, so they were read before all relations. A relation has
             // an item in each direction; of these, only the item from the member to the parent is read.
             KeyType::QGROUP_RELATION if at.objectid < at.offset => {
-                is_whole &= groups.relate_as_on_disk(QgroupId(at.objectid), QgroupId(at.offset));
+                let (member, parent) = (QgroupId(at.objectid), QgroupId(at.offset));
+                match groups.get(member).is_some() && groups.get(parent).is_some() {
+                    true => is_whole &= groups.relate_as_on_disk(member, parent),
+                    // When Linux deletes a subvolume whose group belongs to several groups, it leaves all relations but
+                    // one. They count for nothing, and btrfs-progs cannot show the groups of such a filesystem.
+                    false => groups.note_leftover(member, parent),
+                }
             }
             _ => {}
         }
