@@ -1,11 +1,12 @@
 //! Makes, sends and receives random chains of snapshots (see `testkit::send`):
 //!
 //! `send_rounds -- [--bed pairs|to-linux|from-linux|mutations|cloned|prefixes] [--from SEED] [--rounds N]
-//! [--operations N] [--threads N] [--judge N] [--keep DIR] [--streams N] [--step N]`
+//! [--operations N] [--threads N] [--judge N] [--keep DIR] [--streams N] [--step N] [--most BYTES]`
 //!
 //! Each round has its own seed. `pairs` and the beds in memory run rounds on several threads. With `--judge N`, Linux
 //! judges every N-th round of `pairs` (0 for none). With `--streams N`, a round of `mutations` has N streams. With
-//! `--step N`, a round of `prefixes` takes every N-th prefix. The exit status is 1 if a round failed.
+//! `--step N`, a round of `prefixes` takes every N-th prefix; with `--most BYTES`, only of streams that are not longer. The
+//! exit status is 1 if a round failed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,7 +46,10 @@ fn main() -> ExitCode {
             }),
             "prefixes" => {
                 let step = usize::try_from(number("--step", 1)).unwrap_or(1);
-                nr_streams.fetch_add(check_prefixes(seed, step)?, Ordering::Relaxed);
+                let most_bytes = usize::try_from(number("--most", u64::MAX)).unwrap_or(usize::MAX);
+                let (streams, prefixes) = check_prefixes(seed, step, most_bytes)?;
+                nr_streams.fetch_add(prefixes, Ordering::Relaxed);
+                println!("seed {seed}: {prefixes} prefixes of {streams} streams");
                 Ok(())
             }
             _ => {

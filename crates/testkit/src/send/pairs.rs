@@ -123,9 +123,9 @@ impl PairRound {
 }
 
 /// Makes, sends and receives a small chain. Before each stream is received, its prefixes are received, in lengths that
-/// are multiples of `step`. Fails if the receive of a prefix reports no error, or leaves a subvolume behind. Returns
-/// the number of prefixes.
-pub fn check_prefixes(seed: u64, step: usize) -> Result<usize> {
+/// are multiples of `step`, unless the stream is longer than `most_bytes`. Fails if the receive of a prefix reports no
+/// error, or leaves a subvolume behind. Returns the numbers of streams whose prefixes were received, and of prefixes.
+pub fn check_prefixes(seed: u64, step: usize, most_bytes: usize) -> Result<(usize, usize)> {
     let mut rng = Rng::new(seed);
     let (medium, names) = PairRound { seed, operations: 8, by_linux: false, keep: None }.make_chain(&mut rng)?;
     let source = open(&medium, "ro")?;
@@ -133,9 +133,11 @@ pub fn check_prefixes(seed: u64, step: usize) -> Result<usize> {
     let device = Arc::new(MediumDevice::new(formatted(&mut rng)?));
     let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default())?;
     let receive = |input: &[u8]| fs.receive(fs.root(), input, &ReceiveOptions::default(), &Job::new(), &mut |_| {});
-    let mut nr = 0;
+    let (mut nr_streams, mut nr) = (0, 0);
     for (index, one) in sent.iter().enumerate() {
-        for len in (0..one.stream.len()).step_by(step) {
+        let is_cut = one.stream.len() <= most_bytes;
+        nr_streams += usize::from(is_cut);
+        for len in (0..if is_cut { one.stream.len() } else { 0 }).step_by(step) {
             ensure!(receive(&one.stream[..len]).is_err(), "{len} bytes of {} were received", one.describe(&sent));
             ensure!(fs.subvolumes()?.len() == 1 + index, "{len} bytes of {} left a subvolume", one.describe(&sent));
             nr += 1;
@@ -145,7 +147,7 @@ pub fn check_prefixes(seed: u64, step: usize) -> Result<usize> {
     fs.close()?;
     source.close()?;
     check_medium(&device.content())?;
-    Ok(nr)
+    Ok((nr_streams, nr))
 }
 
 /// The images and streams that are saved after a failed round.
