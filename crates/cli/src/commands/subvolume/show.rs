@@ -13,7 +13,7 @@ use super::{find, list, open_subvolume};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::print_out;
+use crate::common::{print_out, warn};
 
 /// Show all attributes of a subvolume
 #[derive(clap::Args)]
@@ -56,7 +56,14 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         value["snapshots"] = snapshots.map(|other| String::from_utf8_lossy(&other.path)).collect();
         return print_out(&format!("{value:#}\n"));
     }
-    print_out(&text(&info, snapshots)?)
+    print_out(&text(&info, snapshots)?)?;
+    if !is_read_only(&info) && !info.received_uuid.is_nil() {
+        warn(
+            "WARNING: the subvolume is writable and has a received_uuid, so it may differ from the sent one; do not send or receive \
+             increments based on it",
+        );
+    }
+    Ok(())
 }
 
 /// Formats the attributes as btrfs-progs does, with times in UTC.
