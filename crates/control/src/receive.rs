@@ -67,6 +67,9 @@ pub struct Response {
     /// Bytes that are shared with the sent subvolumes.
     #[serde(default)]
     pub bytes_shared: u64,
+    /// Files that fs-verity protects at the sender, but not here.
+    #[serde(default)]
+    pub without_verity: u64,
     /// Files and directories that were verified.
     pub verified_inodes: u64,
     /// Bytes of the received files that the verification read.
@@ -145,6 +148,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         bytes: report.nr_bytes,
         stored_encoded: report.nr_stored_encoded,
         bytes_shared: report.bytes_shared,
+        without_verity: report.nr_without_verity,
         verified_inodes: report.verified.nr_inodes,
         verified_bytes: report.verified.bytes_read,
         compared_bytes: report.verified.bytes_compared,

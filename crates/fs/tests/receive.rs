@@ -290,6 +290,21 @@ fn a_broken_stream_leaves_nothing() {
 }
 
 #[test]
+fn a_stream_that_does_not_fit_names_its_command_and_leaves_nothing() {
+    let bed = Bed::new();
+    let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at ^ at >> 9) as u8).collect();
+    let write = |number: u64| Command::Write { path: b"f", offset: number << 20, data: &data };
+    let writes: Vec<Command<'_>> = (0..300).map(write).collect();
+    let stream = full("s1", &[&[Command::Mkfile { path: b"f", ino: 300 }], &writes[..]].concat());
+    let error = bed.fails(&stream);
+    assert!(error.starts_with("command ") && error.contains("(write) at byte") && error.contains("space"), "{error}");
+    assert_eq!(bed.names(TOP), [""; 0]);
+    bed.fs.sync().unwrap();
+    bed.receive(&full("s2", &small_tree())).unwrap();
+    bed.close();
+}
+
+#[test]
 fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
     let bed = Bed::new();
     bed.receive(&full("s1", &small_tree())).unwrap();
@@ -377,14 +392,27 @@ fn errors_name_the_missing_subvolume_or_feature() {
     };
     let error = bed.fails(&full("s1", &[Command::Mkfile { path: b"f", ino: 300 }, clone]));
     assert!(error.starts_with("command 3 (clone) at byte ") && error.contains("clone source is not here"), "{error}");
-    let verity = Command::EnableVerity { path: b"f", algorithm: 1, block_size: 4096, salt: b"", signature: b"" };
-    let first = Command::Subvol { path: b"s1", uuid: SENT, ctransid: 7 };
-    let error = bed.fails(&stream(Version::V3, &[first, Command::Mkfile { path: b"f", ino: 300 }, verity]));
-    assert!(error.contains("fs-verity is not supported"), "{error}");
     assert!(
         bed.fails(&stream(Version::V1, &[Command::Unlink { path: b"x" }])).contains("does not begin with a subvolume")
     );
     assert_eq!(bed.names(TOP), [""; 0]);
+    bed.close();
+}
+
+#[test]
+fn files_with_verity_are_received_without_it_and_counted() {
+    let bed = Bed::new();
+    let verity = |path| Command::EnableVerity { path, algorithm: 1, block_size: 4096, salt: b"", signature: b"" };
+    let commands = |path| {
+        let first = Command::Subvol { path: b"s1", uuid: SENT, ctransid: 7 };
+        let data = Command::Write { path: b"f", offset: 0, data: b"data" };
+        stream(Version::V3, &[first, Command::Mkfile { path: b"f", ino: 300 }, data, verity(path), Command::End])
+    };
+    let error = bed.fails(&commands(b"g"));
+    assert!(error.starts_with("command 4 (enable_verity) at byte "), "{error}");
+    let report = bed.receive(&commands(b"f")).unwrap();
+    assert_eq!(report.nr_without_verity, 1);
+    assert_eq!(bed.subvolume("s1").received_uuid, SENT);
     bed.close();
 }
 

@@ -74,6 +74,8 @@ pub struct ReceiveReport {
     pub nr_stored_encoded: u64,
     /// Bytes that were shared with the sent subvolumes.
     pub bytes_shared: u64,
+    /// Files for which the stream enables fs-verity. The files are received, but fs-verity is not enabled.
+    pub nr_without_verity: u64,
     /// Totals of the verification; all are 0 if no verification was requested.
     pub verified: Verified,
     /// Commands that failed. The receive fails when `max_errors` is reached.

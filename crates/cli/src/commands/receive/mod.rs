@@ -140,6 +140,7 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             "bytes": done.bytes,
             "stored_encoded": done.stored_encoded,
             "shared_bytes": done.bytes_shared,
+            "files_without_verity": done.without_verity,
             "verified_inodes": done.verified_inodes,
             "verified_bytes": done.verified_bytes,
             "compared_bytes": done.compared_bytes,
@@ -176,6 +177,12 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             done.verified_inodes,
             format_size(done.verified_bytes),
             format_size(done.compared_bytes),
+        ));
+    }
+    if done.without_verity > 0 && !args.quiet {
+        warn(&format!(
+            "{} files were received without fs-verity, which ubtrfs cannot enable; later changes of them will not be detected",
+            done.without_verity
         ));
     }
     for error in &done.errors {
