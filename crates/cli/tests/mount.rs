@@ -535,13 +535,27 @@ fn remounting_read_only_and_back() {
     let shown = line.split(' ').nth(3).unwrap();
     remount(&format!("{shown},ro"));
     remount(&format!("{shown},exec"));
+    // The same is true for the options of /etc/fstab, as the mount was made with them.
+    mount.umount();
+    let fstab = "noatime,compress=zstd:3,commit=5,x-systemd.automount";
+    let mount = Mount::new(image.path(), &["-o", fstab, "--memory=200M"]);
+    let remount = |how: &str| {
+        let option = format!("remount,{how}");
+        let words = ["mount".as_ref(), "-o".as_ref(), OsStr::new(&option), image.path().as_os_str()];
+        ok(&ubtrfs(words.into_iter().chain([mount.path().as_os_str()])));
+    };
+    remount(&format!("{fstab},ro"));
+    assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    remount(&format!("{fstab},memory=200M,max_inline=2k,rw"));
+    fs::write(mount.join("a"), b"a").unwrap();
     let refused = |options: &str, device: &OsStr, words: &[&str]| {
         let options = format!("remount,{options}");
         let words_of = ["mount".as_ref(), "-o".as_ref(), OsStr::new(&options), device, mount.path().as_os_str()];
         assert_one_line(&ubtrfs(words_of), words);
     };
     let device = image.path().as_os_str();
-    refused("compress=zstd", device, &["compress=zstd", "unmount", "mount it again"]);
+    refused("commit=5,compress=zstd:4", device, &["'compress=zstd:4' cannot change"]);
+    refused("compress=lzo", device, &["compress=lzo", "unmount", "mount it again"]);
     refused("ro,subvol=a", device, &["subvol=a", "unmount", "mount it again"]);
     refused("ro", OsStr::new("/nonexistent"), &["is mounted on", "/nonexistent"]);
     fs::write(mount.join("a"), b"still writable").unwrap();

@@ -43,6 +43,11 @@ pub trait Host: Send + Sync {
     /// The user who mounted and may administer the mount; `None` for an image.
     fn owner(&self) -> Option<u32>;
 
+    /// The mount options as the user gave them; none for an image.
+    fn mount_options(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether users may see other owners than the filesystem stores (idmapped mounts). A client's user id then does
     /// not show which files the client owns.
     fn may_map_owners(&self) -> bool {

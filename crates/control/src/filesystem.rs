@@ -3,7 +3,7 @@
 //! | command     | needs                                                                                  |
 //! |-------------|----------------------------------------------------------------------------------------|
 //! | sync, stats | nothing but a file of the filesystem                                                   |
-//! | info, label | nothing but a file of the filesystem                                                   |
+//! | info, label, mount options | nothing but a file of the filesystem                                    |
 //! | usage       | nothing but a file of the filesystem; only administrators see what each device holds   |
 //! | set label, trim | the rights of an administrator ([`Context::require_admin`])                        |
 
@@ -26,6 +26,8 @@ pub enum Request {
     Info,
     /// Returns how the space is used: [`Response::Usage`].
     Usage,
+    /// Returns the mount options as the user gave them: [`Response::MountOptions`].
+    MountOptions,
     /// Sets the label.
     SetLabel {
         /// The new label: at most 255 bytes, none of which is 0; an empty label removes the old one.
@@ -57,6 +59,8 @@ pub enum Response {
     Info(Info),
     /// How the space is used.
     Usage(Usage),
+    /// Mount options.
+    MountOptions(Vec<String>),
 }
 
 /// Identity, features and sizes of a filesystem, as of the last commit.
@@ -147,6 +151,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Stats => Ok(Response::Stats(context.fs.metrics_text() + &context.host.stats())),
         Request::Info => Ok(Response::Info(info(context))),
         Request::Usage => usage(context).map(Response::Usage),
+        Request::MountOptions => Ok(Response::MountOptions(context.host.mount_options())),
         Request::SetLabel { label } => {
             context.require_admin()?;
             context.fs.set_label(&label)?;

@@ -34,6 +34,8 @@ pub(crate) struct MountHost {
     idmap: bool,
     /// The user who mounted.
     owner: u32,
+    /// The mount options as the user gave them.
+    options: Vec<String>,
     fs: Weak<Fs>,
     /// The device number, once the filesystem is mounted.
     device: OnceLock<u64>,
@@ -62,6 +64,7 @@ impl MountHost {
             writeback_cache: config.writeback_cache,
             idmap: config.allows_idmap(),
             owner: rustix::process::getuid().as_raw(),
+            options: config.given.clone(),
             fs: Arc::downgrade(fs),
             device: OnceLock::new(),
             has_rings: OnceLock::new(),
@@ -119,6 +122,10 @@ fn not_here() -> Failure {
 }
 
 impl Host for MountHost {
+    fn mount_options(&self) -> Vec<String> {
+        self.options.clone()
+    }
+
     fn owner(&self) -> Option<u32> {
         Some(self.owner)
     }

@@ -29,7 +29,7 @@ use crate::transport::{IdlePolling, Transport};
 pub const SUBTYPE: &str = "ubtrfs";
 
 /// The options of a mount.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountConfig {
     /// The device in the output of `mount`.
     pub fsname: String,
@@ -77,6 +77,8 @@ pub struct MountConfig {
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
 }
+    /// The options as the user gave them. A remount compares its options with these.
+    pub given: Vec<String>,
 
 impl Default for MountConfig {
     fn default() -> Self {
@@ -101,6 +103,7 @@ impl Default for MountConfig {
             idmap: false,
             sandbox: false,
         }
+            given: Vec::new(),
     }
 }
 

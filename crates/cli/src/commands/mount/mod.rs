@@ -21,7 +21,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_control::{Channel, filesystem};
+use ubtrfs_device::{Access, Device, OpenError};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
@@ -114,6 +115,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let options::Parsed { mut config, mut options, fuseblk } = options::parse(&args.options)?;
     apply_flags(&args, &mut config, &mut options)?;
     let dir = ubtrfs_fuse::check(&args.dir, &config)?;
+    config.given = given(&args);
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
@@ -183,7 +185,8 @@ fn tell_of_rings(config: &MountConfig) {
 fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     let mut mounted = Mounted::find(&args.dir)?;
     let was_read_only = mounted.config.read_only;
-    options::change(&args.options, &mut mounted)?;
+    let given = given_at_mount(&mounted.dir);
+    options::change(&args.options, &mut mounted, given.as_deref())?;
     mounted.config.read_only |= args.read_only;
     if was_read_only && !mounted.config.read_only && is_served_read_only(&mounted.dir)? {
         bail!(
@@ -210,6 +213,24 @@ fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions
     if args.read_only {
         config.read_only = true;
         options.read_only = true;
+/// The options of this command line, with those that were given as flags.
+fn given(args: &Args) -> Vec<String> {
+    let mut given = args.options.clone();
+    given.extend(args.read_only.then(|| "ro".to_owned()));
+    given.extend(args.memory.map(|bytes| format!("memory={bytes}")));
+    given.extend(args.compress.as_ref().map(|method| format!("compress={method}")));
+    given
+}
+
+/// The options that a mount was made with; `None` if its server does not tell them.
+fn given_at_mount(dir: &Path) -> Option<Vec<String>> {
+    let request = ubtrfs_control::Request::Filesystem(filesystem::Request::MountOptions);
+    match Channel::mount(dir).ok()?.call(request, &[]).ok()? {
+        ubtrfs_control::Response::Filesystem(filesystem::Response::MountOptions(given)) => Some(given),
+        _ => None,
+    }
+}
+
     }
     if let Some(bytes) = args.memory {
         options.memory_bytes = bytes;

@@ -20,18 +20,47 @@ pub(super) fn is_remount(lists: &[String]) -> bool {
 }
 
 /// Applies the `-o` arguments of a remount. Only flags that the kernel enforces can change, because the server is not
-/// started again. Options that the mount already has are accepted, because mount(8) passes all that /proc/mounts shows.
-pub(super) fn change(lists: &[String], mounted: &mut Mounted) -> anyhow::Result<()> {
+/// started again. Options that the mount already has are accepted, because mount(8) passes all options of /etc/fstab and
+/// of /proc/mounts. `given` are the options of the mount as the user gave them, if its server tells them.
+pub(super) fn change(lists: &[String], mounted: &mut Mounted, given: Option<&[String]>) -> anyhow::Result<()> {
+    let mut others = Vec::new();
     for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
         let is_ignored = IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));
         if !set_flag(&mut mounted.config, option) && !is_ignored && !mounted.shows(option) {
-            bail!(
-                "mount option '{option}' cannot change while the filesystem is mounted; unmount it and mount it again with \
-                 that option"
-            );
+            others.push(option);
         }
     }
-    Ok(())
+    match first_change(given, &others)? {
+        None => Ok(()),
+        Some(option) => bail!(
+            "mount option '{option}' cannot change while the filesystem is mounted; unmount it and mount it again with \
+             that option"
+        ),
+    }
+}
+
+/// The first of these options that changes the effect of the options `given`. Without `given`, every option counts as a
+/// change.
+fn first_change<'o>(given: Option<&[String]>, options: &[&'o str]) -> anyhow::Result<Option<&'o str>> {
+    let Some(given) = given else { return Ok(options.first().copied()) };
+    let effect = |more: &[&str]| {
+        let all: Vec<String> = given.iter().cloned().chain(more.iter().map(|&option| option.to_owned())).collect();
+        let Parsed { config, mut options, fuseblk } = parse(&all)?;
+        // A device that is named again is not another device.
+        options.devices.sort();
+        options.devices.dedup();
+        anyhow::Ok((config, options, fuseblk))
+    };
+    let now = effect(&[])?;
+    if effect(options)? == now {
+        return Ok(None);
+    }
+    for (index, &option) in options.iter().enumerate() {
+        if effect(options.get(..=index).unwrap_or_default())? != now {
+            return Ok(Some(option));
+        }
+    }
+    Ok(None)
 }
 
 /// Sets a flag that the kernel enforces. Returns whether the kernel enforces the option.
@@ -169,6 +198,27 @@ mod tests {
         }
         let both = parse(&["ro".to_owned(), "rw".to_owned()]).unwrap();
         assert!(!both.config.read_only && !both.options.read_only);
+    }
+
+    #[test]
+    fn a_remount_may_repeat_the_options_of_the_mount() {
+        let change = |given: &str, options: &str| {
+            let options: Vec<&str> = options.split(',').collect();
+            first_change(Some(&[given.to_owned()]), &options).unwrap().map(str::to_owned)
+        };
+        let fstab = "noatime,compress=zstd:3,commit=5,memory=64M,fsname=x,threads=2,device=/dev/x,noidle_poll";
+        assert_eq!(change(fstab, "compress=zstd:3,commit=5,memory=65536K,fsname=x,threads=2,device=/dev/x"), None);
+        assert_eq!(change(fstab, "commit=5,compress=zstd:4").as_deref(), Some("compress=zstd:4"));
+        assert_eq!(change("compress=zstd,compress=no", "compress=zstd,compress=no"), None, "the last one counts");
+        assert_eq!(change("compress=zstd,compress=no", "compress=zstd").as_deref(), Some("compress=zstd"));
+        for (option, given) in [("commit=30", "noatime"), ("relatime", "acl"), ("noidle_poll", "rw"), ("ssd", "rw")] {
+            assert_eq!(change(given, option), None, "{option} is the default");
+        }
+        for option in ["subvol=a", "device=/dev/y", "threads=3", "idle_poll", "noacl", "fuseblk"] {
+            assert_eq!(change(fstab, option).as_deref(), Some(option));
+        }
+        assert!(first_change(Some(&[]), &["frobnicate=1"]).is_err());
+        assert_eq!(first_change(None, &["commit=30"]).unwrap(), Some("commit=30"));
     }
 
     #[test]
