@@ -527,6 +527,8 @@ fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
         .env("LC_ALL", "C")
         .output()
         .map_err(|source| MountError::Unmount { dir: shown(), source })?;
+        // Another process has unmounted it meanwhile.
+        Err(rustix::io::Errno::INVAL) => return Err(MountError::NotMounted(shown())),
     if output.status.success() {
         return Ok(());
     }
