@@ -198,3 +198,72 @@ fn only_the_owner_can_read_a_new_image() {
         assert_eq!(mode("mounted.img"), 0o600);
     }
 }
+
+/// Makes a mount of `nobody`, which admits only nobody.
+fn mount_of_nobody() -> Option<(TempDir, std::path::PathBuf)> {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
+        return None;
+    }
+    let scratch = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    let dir = scratch.path().join("m");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::copy(UBTRFS, scratch.path().join("ubtrfs")).unwrap();
+    for path in [scratch.path(), &dir] {
+        std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+    }
+    let words = ["mkfs -q -b 256M a.img", "mount a.img m"];
+    for line in words {
+        let mut command = Command::new(common::NOBODY[0]);
+        command.args(&common::NOBODY[1..]).arg("./ubtrfs").args(line.split(' ')).current_dir(scratch.path());
+        ok(command.stdin(Stdio::null()).output().unwrap());
+    }
+    Some((scratch, dir))
+}
+
+#[test]
+fn root_unmounts_the_mount_of_another_user_and_waits_for_its_commit() {
+    let Some((scratch, dir)) = mount_of_nobody() else { return };
+    assert_eq!(std::fs::read_dir(&dir).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied, "root stays out");
+    let script = "echo content > m/file";
+    let mut write = Command::new(common::NOBODY[0]);
+    ok(write.args(&common::NOBODY[1..]).args(["sh", "-c", script]).current_dir(scratch.path()).output().unwrap());
+    ok(umount(&dir));
+    // The server has ended, so the image is free and complete.
+    let file = format!("{}:/file", scratch.path().join("a.img").display());
+    assert_eq!(ok(ubtrfs(["cat", &file])), "content\n");
+}
+
+#[test]
+fn root_is_told_why_it_cannot_enter_the_mount_of_another_user() {
+    let Some((_scratch, dir)) = mount_of_nobody() else { return };
+    let at = dir.display().to_string();
+    for words in [&["subvolume", "list"][..], &["sync"], &["stats"], &["filesystem", "df"], &["balance", "status"]] {
+        let output = ubtrfs(words.iter().copied().chain([&*at]));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.lines().count() == 1, "{words:?}: {said}");
+        assert!(said.contains("only user 65534") && said.contains("setpriv --reuid=65534"), "{words:?}: {said}");
+    }
+    refused(&ubtrfs(["subvolume", "create", &format!("{at}/s")]), &["only user 65534", "setpriv --reuid=65534"]);
+    ok(umount(&dir));
+}
+
+#[test]
+fn the_second_of_two_unmounts_says_that_nothing_is_mounted() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    for _ in 0..5 {
+        let dir = mount(image.path());
+        let spawn = || {
+            let mut command = Command::new(UBTRFS);
+            command.arg("umount").arg(dir.path()).stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let both = [spawn(), spawn()].map(|child| child.wait_with_output().unwrap());
+        assert!(both.iter().any(|output| output.status.success()), "{both:?}");
+        for output in both.iter().filter(|output| !output.status.success()) {
+            refused(output, &["is not a mount of ubtrfs"]);
+        }
+    }
+}

@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -76,9 +77,9 @@ pub struct MountConfig {
     pub idmap: bool,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
-}
     /// The options as the user gave them. A remount compares its options with these.
     pub given: Vec<String>,
+}
 
 impl Default for MountConfig {
     fn default() -> Self {
@@ -102,8 +103,8 @@ impl Default for MountConfig {
             no_open: false,
             idmap: false,
             sandbox: false,
-        }
             given: Vec::new(),
+        }
     }
 }
 
@@ -178,6 +179,21 @@ pub enum MountError {
         path: String,
         /// The reason.
         source: io::Error,
+    },
+    /// The mount admits only the user who mounted it.
+    #[error(
+        "cannot open {path}: only user {uid}, who mounted {dir}, may enter it; run the command as that user, for example \
+         with setpriv --reuid={uid} --regid={gid} --clear-groups, or mount it with -o allow_other"
+    )]
+    OfOtherUser {
+        /// The path.
+        path: String,
+        /// The mount point.
+        dir: String,
+        /// The user who mounted.
+        uid: u32,
+        /// The group of that user.
+        gid: u32,
     },
     /// No ubtrfs is mounted on the directory.
     #[error("{0} is not a mount of ubtrfs; see: findmnt -t fuse.ubtrfs,fuseblk.ubtrfs")]
@@ -511,6 +527,8 @@ fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => return Ok(()),
         Err(rustix::io::Errno::BUSY) => return Err(MountError::Busy(shown())),
+        // Another process has unmounted it meanwhile.
+        Err(rustix::io::Errno::INVAL) => return Err(MountError::NotMounted(shown())),
         Err(rustix::io::Errno::PERM) => {}
         Err(errno) => return Err(MountError::Unmount { dir: shown(), source: errno.into() }),
     }
@@ -527,8 +545,6 @@ fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
         .env("LC_ALL", "C")
         .output()
         .map_err(|source| MountError::Unmount { dir: shown(), source })?;
-        // Another process has unmounted it meanwhile.
-        Err(rustix::io::Errno::INVAL) => return Err(MountError::NotMounted(shown())),
     if output.status.success() {
         return Ok(());
     }
@@ -546,13 +562,30 @@ fn refused_by_helper(text: &str) -> MountError {
     MountError::Fusermount(text.trim_start_matches("fusermount3: ").to_owned())
 }
 
-/// Makes the error for a path that cannot be opened. For a path in a mount whose server has ended, the error says that
-/// the server has ended.
+/// Makes the error for a path that cannot be opened. The error tells if the path is in a mount whose server has ended, or
+/// that admits only another user.
 pub fn cannot_open(path: &Path, source: io::Error) -> MountError {
-    match has_server_ended(&source) {
-        true => failed_in_mount(path, source),
-        false => MountError::Open { path: path.display().to_string(), source },
+    if has_server_ended(&source) {
+        return failed_in_mount(path, source);
     }
+    if source.kind() == io::ErrorKind::PermissionDenied
+        && let Some(found) = fuse_mount_of(path)
+        && let Some((uid, gid)) = found.admitted_user().filter(|(uid, _)| *uid != rustix::process::geteuid())
+    {
+        let (path, dir) = (path.display().to_string(), found.dir.display().to_string());
+        return MountError::OfOtherUser { path, dir, uid: uid.as_raw(), gid: gid.as_raw() };
+    }
+    MountError::Open { path: path.display().to_string(), source }
+}
+
+/// The FUSE mount that holds a path, found without entering the mount.
+fn fuse_mount_of(path: &Path) -> Option<MountInfo> {
+    let full = std::path::absolute(path).ok()?;
+    // The directories above the mount point may be symbolic links.
+    let known = full.ancestors().find_map(|dir| Some((std::fs::canonicalize(dir).ok()?, full.strip_prefix(dir).ok()?)));
+    let full = known.map(|(dir, rest)| dir.join(rest))?;
+    let found = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir) && mount.kind.starts_with("fuse"));
+    found.max_by_key(|mount| mount.dir.as_os_str().len())
 }
 
 /// Makes the error for a failed call on a path in a mount. The error tells whether the mount's server has ended.
@@ -560,9 +593,7 @@ pub(crate) fn failed_in_mount(path: &Path, source: io::Error) -> MountError {
     if !has_server_ended(&source) {
         return MountError::Session { dir: path.display().to_string(), source };
     }
-    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let found = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir) && mount.kind.starts_with("fuse"));
-    let dir = found.max_by_key(|mount| mount.dir.as_os_str().len()).map_or(full, |mount| mount.dir);
+    let dir = fuse_mount_of(path).map_or_else(|| path.to_owned(), |mount| mount.dir);
     MountError::Dead(dir.display().to_string())
 }
 
@@ -591,6 +622,14 @@ impl MountInfo {
     /// Whether ubtrfs serves the mount.
     pub(crate) fn is_of_ubtrfs(&self) -> bool {
         matches!(self.kind.split_once('.'), Some(("fuse" | "fuseblk", SUBTYPE)))
+    }
+
+    /// The user and the group that alone may enter this mount; `None` if it admits others (`allow_other`).
+    pub(crate) fn admitted_user(&self) -> Option<(Uid, Gid)> {
+        let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name)?.parse().ok());
+        let admits_others = self.options.iter().any(|option| option == "allow_other");
+        let (uid, gid) = (value("user_id=")?, value("group_id=")?);
+        (!admits_others).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
     }
 
     /// The number that `stat` shows as `st_dev`.

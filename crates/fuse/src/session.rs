@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
+use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -264,8 +265,34 @@ fn is_mounted_elsewhere(unmounted: &mount::MountInfo, name: &[u8]) -> bool {
         .any(|other| control_name(&other.dir).is_ok_and(|other| other == name))
 }
 
-/// The name of the control socket of the mount at this directory.
+/// The name of the control socket of the mount at this directory. Root reads it also in a mount that admits only the
+/// user who mounted it.
 fn control_name(dir: &Path) -> std::io::Result<Vec<u8>> {
+    match read_control_name(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && mount::is_root() => {
+            match mount::find_mount(dir).and_then(|found| found.admitted_user()) {
+                Some((uid, gid)) => as_user(uid, gid, || read_control_name(dir)),
+                None => Err(error),
+            }
+        }
+        named => named,
+    }
+}
+
+/// Does something in a thread that has the credentials of this user, which are what FUSE compares. All other threads
+/// stay root.
+fn as_user<T: Send>(uid: Uid, gid: Gid, work: impl FnOnce() -> std::io::Result<T> + Send) -> std::io::Result<T> {
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+            rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+            work()
+        });
+        worker.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
+    })
+}
+
+fn read_control_name(dir: &Path) -> std::io::Result<Vec<u8>> {
     let mut name = vec![0; 256];
     match rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name) {
         Ok(len) => name.truncate(len),
