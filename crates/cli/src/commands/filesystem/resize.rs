@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
+use ubtrfs_control::Channel;
 use ubtrfs_control::device::{NewSize, Request, Response};
+use ubtrfs_format::DevId;
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
@@ -58,7 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
         // Make the image file larger if necessary. The image is open and locked, so no other program changes it
         // meanwhile.
-        if let (Target::Image(at), NewSize::To(bytes)) = (&target, to) {
+        if let (Target::Image(at), Some(bytes)) = (&target, wanted(channel, devid, to)) {
             let image = &at.image;
             let cannot = || format!("cannot make {} larger", image.display());
             let file = File::options().write(true).open(image).with_context(cannot)?;
@@ -79,6 +81,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         })
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The new size in bytes if the channel leads to an image; `None` if the device is missing or the size is out of range,
+/// which the command reports.
+fn wanted(channel: &Channel<'_>, devid: u64, to: NewSize) -> Option<u64> {
+    let Channel::Image { fs, .. } = channel else { return None };
+    let (now, _) = fs.device_size(DevId(devid)).ok()?;
+    match to {
+        NewSize::To(bytes) => Some(bytes),
+        NewSize::Add(bytes) => now.checked_add(bytes).filter(|bytes| i64::try_from(*bytes).is_ok()),
+        NewSize::Max | NewSize::Sub(_) => None,
+    }
 }
 
 #[cfg(test)]
