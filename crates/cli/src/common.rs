@@ -251,6 +251,11 @@ impl std::fmt::Display for ReaderGone {
 
 impl std::error::Error for ReaderGone {}
 
+/// The error for a stream to standard output whose reader has gone away. `main` ends quietly with it.
+pub(crate) fn reader_gone() -> anyhow::Error {
+    io::Error::new(io::ErrorKind::BrokenPipe, ReaderGone).into()
+}
+
 impl Stdout {
     pub(crate) fn is_terminal(&self) -> bool {
         self.0.is_terminal()

@@ -114,3 +114,23 @@ fn a_refused_send_leaves_the_file_as_it_is() {
     ok(send(&[&inside]));
     assert!(stream.starts_with(b"btrfs-stream\0") && stream == fs::read(&file).unwrap());
 }
+
+#[test]
+fn a_stream_that_nobody_gets_is_told_as_by_other_commands() {
+    let dir = TempDir::with_prefix("ubtrfs-send-").unwrap();
+    let image = dir.path().join("a.img").display().to_string();
+    ok(ubtrfs(["mkfs", "-q", "-b", "200M", &image]));
+    let inside = format!("{image}:/r");
+    ok(ubtrfs(["subvolume", "create", &inside]));
+    fs::write(dir.path().join("big"), Rng::new(1).bytes(4 << 20)).unwrap();
+    ok(ubtrfs(["cp", &dir.path().join("big").display().to_string(), &format!("{inside}/big")]));
+    ok(ubtrfs(["subvolume", "set-read-only", &inside, "true"]));
+    let shell = |script: &str| {
+        let script = script.replace("SEND", &format!("{} send -q {inside}", env!("CARGO_BIN_EXE_ubtrfs")));
+        std::process::Command::new("bash").args(["-c", &script]).output().unwrap()
+    };
+    refused(&shell("SEND >&-"), &["cannot write to standard output: it is closed"]);
+    let gone = shell("SEND | true; exit ${PIPESTATUS[0]}");
+    assert_eq!((gone.status.code(), gone.stderr.is_empty()), (Some(141), true), "{gone:?}");
+    ok(ubtrfs(["send", "-q", "-f", &dir.path().join("stream").display().to_string(), &inside]));
+}

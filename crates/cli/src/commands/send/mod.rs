@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::Errno;
 use ubtrfs_control::{Channel, Failure, Request as AnyRequest, send};
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::SubvolumeInfo;
@@ -21,7 +22,7 @@ use ubtrfs_fs::SubvolumeInfo;
 use self::relay::call_with_output;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, open, with_channel};
-use crate::common::{format_size, print_err};
+use crate::common::{OUTPUT_LOST, format_size, print_err, reader_gone};
 use crate::job::with_progress_by;
 
 /// Send read-only subvolumes as a stream
@@ -89,6 +90,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if version > HIGHEST {
         bail!("version {version} of the send stream is not known; choose 1 or 2");
     }
+    if args.file.is_none() && ubtrfs_device::stdout_was_closed() {
+        bail!("{OUTPUT_LOST}: it is closed");
+    }
     let stdout = io::stdout();
     if args.file.is_none() && stdout.is_terminal() {
         bail!("a send stream is not for a terminal; give -f FILE, or a pipe");
@@ -123,6 +127,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let done = with_progress_by(bar, "sending", |job| {
             call_with_output(channel, AnyRequest::Send(request), output, replaces, job)
         });
+        if args.file.is_none() && done.as_ref().is_err_and(|failure| failure.errno() == Errno::PIPE) {
+            return Err(reader_gone());
+        }
         answer(done, first)
     })?;
     if args.verbose > 0 {
