@@ -1,6 +1,8 @@
 //! `ubtrfs subvolume create`, `delete`, `set-default`, `set-read-only`, `sync`.
 
-use anyhow::bail;
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
@@ -13,7 +15,7 @@ use crate::commands::offline::import::parse_owner;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel, with_channel_of};
 use crate::commands::qgroup::parse_qgroup;
-use crate::common::{calling_user, print_out};
+use crate::common::{calling_user, print_error, print_out};
 use crate::job::with_progress;
 
 /// Make empty subvolumes
@@ -81,7 +83,7 @@ pub(super) struct SyncArgs {
     image: ImageOptions,
 }
 
-pub(super) fn create(args: &CreateArgs) -> anyhow::Result<()> {
+pub(super) fn create(args: &CreateArgs) -> ExitCode {
     let owner = args.owner.unwrap_or_else(calling_user);
     for_each(&args.paths, &args.image, owner, |channel, target| {
         let (dir, name) = target.split()?;
@@ -105,12 +107,17 @@ fn umask() -> u32 {
     umask.as_raw_mode()
 }
 
-pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
+pub(super) fn delete(args: &DeleteArgs) -> ExitCode {
     for_each(&args.paths, &args.image, calling_user(), |channel, target| {
         // Resolve links and `..`, because the subvolume to delete is the one that the path leads to.
         let full = target.canonical()?;
         drop(open_subvolume(channel, target)?);
-        let busy = || explain(DELETE, target, Failure::from(ubtrfs_fs::Error::Busy("it is the root of the mount")));
+        let busy = || match channel.is_mount() {
+            true => anyhow!(
+                "cannot delete {target}: it is the root of the mount; unmount it, and delete it through another mount with -o subvolid=5"
+            ),
+            false => explain(DELETE, target, Failure::from(ubtrfs_fs::Error::Busy("it is the opened subvolume"))),
+        };
         let Ok((dir, name)) = full.split() else { return Err(busy()) };
         let dir = open(channel, &dir)?;
         match channel.subvolume(Request::Delete { dir: 0, name }, &[&dir]) {
@@ -169,33 +176,47 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Calls `work` for each target until one fails. Opens an image only once for consecutive targets in it. Frees the
-/// space of deleted subvolumes before closing an image.
+/// Calls `work` for each target. A failure does not stop the work on other targets, but makes the exit status 1. Opens
+/// an image only once for consecutive targets in it. Frees the space of deleted subvolumes before closing an image.
 fn for_each(
     targets: &[Target],
     options: &ImageOptions,
     owner: (u32, u32),
     mut work: impl FnMut(&Channel<'_>, &Target) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
+) -> ExitCode {
+    let mut failed = None;
     for targets in targets.chunk_by(Target::shares_filesystem_with) {
-        if let image @ Target::Image(_) = &targets[0] {
-            with_channel_of(image, options, Use::Write, owner, |channel| {
-                let done = targets.iter().try_for_each(|target| work(channel, target));
-                // Free the space even after a failure.
-                let last = free_deleted_space(channel, image);
-                done.and(last)
-            })?;
+        let of_image = |failed: &mut Option<ExitCode>, work: &mut dyn FnMut(&Channel<'_>, &Target) -> _| {
+            with_channel_of(&targets[0], options, Use::Write, owner, |channel| {
+                for target in targets {
+                    if let Err(error) = work(channel, target) {
+                        *failed = Some(print_error(&error));
+                    }
+                }
+                free_deleted_space(channel, &targets[0])
+            })
+        };
+        if let Target::Image(_) = &targets[0] {
+            if let Err(error) = of_image(&mut failed, &mut work) {
+                failed = Some(print_error(&error));
+            }
             continue;
         }
         for target in targets {
-            // If the path is not a directory, connect through its parent directory, because the subvolume may not exist
-            // yet.
-            let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
-            let near = if is_dir { target.clone() } else { target.split()?.0 };
-            with_channel_of(&near, options, Use::Write, owner, |channel| work(channel, target))?;
+            let near = || {
+                // If the path is not a directory, connect through its parent directory, because the subvolume may not
+                // exist yet.
+                let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
+                if is_dir { Ok(target.clone()) } else { target.split().map(|(dir, _)| dir) }
+            };
+            let done = near()
+                .and_then(|near| with_channel_of(&near, options, Use::Write, owner, |channel| work(channel, target)));
+            if let Err(error) = done {
+                failed = Some(print_error(&error));
+            }
         }
     }
-    Ok(())
+    failed.unwrap_or(ExitCode::SUCCESS)
 }
 
 /// The umask for subvolumes in images. The umask of this process applies only to files of the host.

@@ -45,9 +45,9 @@ enum Command {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
-        Command::Create(args) => edit::create(&args),
+        Command::Create(args) => return Ok(edit::create(&args)),
         Command::Snapshot(args) => snapshot::run(&args),
-        Command::Delete(args) => edit::delete(&args),
+        Command::Delete(args) => return Ok(edit::delete(&args)),
         Command::List(args) => list::run(args),
         Command::Show(args) => show::run(args),
         Command::GetDefault(args) => show::get_default(args),
