@@ -177,7 +177,16 @@ pub(crate) fn with_channel_of<T>(
 ) -> anyhow::Result<T> {
     match target {
         Target::Image(at) => with_image(&at.image, options, usage, |fs| work(&Channel::image(fs, owner.0, owner.1))),
-        Target::Mounted(path) => work(&connect(path)?),
+        Target::Mounted(path) => {
+            let channel = connect(path)?;
+            if !options.options.is_empty() || options.memory.is_some() {
+                bail!(
+                    "{} is in a mount, and -o and --memory are for images that are not mounted; omit them, or mount with them",
+                    path.display()
+                );
+            }
+            work(&channel)
+        }
     }
 }
 
