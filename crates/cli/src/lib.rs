@@ -100,10 +100,13 @@ pub fn main() -> ExitCode {
         Err(error) => {
             let named = named_commands(&args);
             let status = common::print_usage(&error, &named);
-            // For wrong arguments, `check` does not exit with status 1, because its status 1 means a damaged
-            // filesystem.
-            let is_check = named == "ubtrfs check" && error.use_stderr();
-            return if is_check { ExitCode::from(commands::check::CANNOT_CHECK) } else { status };
+            // For wrong arguments, these commands do not exit with status 1, because their status 1 is an answer: a
+            // damaged filesystem, or a balance.
+            return match named.as_str() {
+                "ubtrfs check" if error.use_stderr() => ExitCode::from(commands::check::CANNOT_CHECK),
+                "ubtrfs balance status" if error.use_stderr() => ExitCode::from(commands::balance::CANNOT_SHOW),
+                _ => status,
+            };
         }
     };
     lift_file_size_limit();

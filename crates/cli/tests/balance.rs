@@ -217,7 +217,8 @@ fn a_balance_of_a_full_filesystem_says_so_and_loses_nothing() {
 fn wrong_filters_are_told() {
     for (filters, word) in [
         ("-dusag=5", "unknown filter 'usag=5'"),
-        ("-dusage=x", "usage"),
+        ("-dusage=x", "'x' is not a percentage"),
+        ("-dlimit=x", "'x' is not a number"),
         ("-dusage=101", "usage"),
         ("-ddrange=1..2", "devid"),
         ("-msoft", "convert"),
@@ -232,5 +233,15 @@ fn wrong_filters_are_told() {
         assert!(!output.status.success());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains(word), "{filters}: {said}");
+    }
+}
+
+#[test]
+fn status_1_of_balance_status_means_a_balance_and_2_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing.img").display().to_string();
+    for words in [&["status", &missing][..], &["status", "--bogus", &missing], &["status"]] {
+        let output = ubtrfs([&["balance"], words].concat());
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }

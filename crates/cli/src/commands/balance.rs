@@ -9,7 +9,7 @@ use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyRes
 
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
-use crate::common::{parse_size, print_error, print_out, warn};
+use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
 use crate::job::with_progress;
 
 /// Move block groups: compact, convert or drain them
@@ -23,8 +23,11 @@ pub(crate) struct Args {
 enum Command {
     Start(Box<StartArgs>),
     Status(StatusArgs),
+    /// Pause a running balance; `resume` continues it
     Pause(PlainArgs),
+    /// Continue a paused or interrupted balance
     Resume(PlainArgs),
+    /// End a running or paused balance; block groups that were moved stay moved
     Cancel(PlainArgs),
 }
 
@@ -69,7 +72,7 @@ struct StartArgs {
     image: ImageOptions,
 }
 
-/// Show a running or paused balance; the exit status is 1 if there is one
+/// Show a running or paused balance; the exit status is 1 if there is one, and 2 after an error
 #[derive(clap::Args)]
 struct StatusArgs {
     /// Show the filters
@@ -82,7 +85,7 @@ struct StatusArgs {
     image: ImageOptions,
 }
 
-/// Pause, resume or end a balance
+// This struct has no doc comment, because it would replace the help of the commands that use the struct.
 #[derive(clap::Args)]
 struct PlainArgs {
     /// A mount, any path in it, or an image
@@ -124,25 +127,29 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Pause(args) => stop(args, Request::Pause).or_else(without_balance),
         Command::Cancel(args) => stop(args, Request::Cancel).or_else(without_balance),
         Command::Status(args) => {
-            let path = args.path.or_image();
-            let status =
-                with_channel(&path, &args.image, Use::Read, |channel| match call(channel, Request::Status)? {
-                    Response::Status(status) => Ok(status),
-                    other => bail!("unexpected answer of the server: {other:?}"),
-                })?;
-            match status {
-                None => {
-                    print_out(&format!("No balance found on '{}'\n", path.filesystem()))?;
-                    Ok(ExitCode::SUCCESS)
-                }
-                // As in btrfs-progs, the exit status is 1 if there is a balance.
-                Some(status) => {
-                    print_out(&shown(&path.filesystem(), &status, args.verbose))?;
-                    Ok(ExitCode::FAILURE)
-                }
-            }
+            let shown = status(args);
+            // As in btrfs-progs, the exit status is 1 if there is a balance, and 2 after an error.
+            Ok(shown.unwrap_or_else(|error| {
+                let status = print_error(&error);
+                if is_broken_pipe(&error) { status } else { ExitCode::from(CANNOT_SHOW) }
+            }))
         }
     }
+}
+
+/// Shows the balance. The exit status is 1 if there is one.
+fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
+    let path = args.path.or_image();
+    let status = with_channel(&path, &args.image, Use::Read, |channel| match call(channel, Request::Status)? {
+        Response::Status(status) => Ok(status),
+        other => bail!("unexpected answer of the server: {other:?}"),
+    })?;
+    let Some(status) = status else {
+        print_out(&format!("No balance found on '{}'\n", path.filesystem()))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    print_out(&shown(&path.filesystem(), &status, args.verbose))?;
+    Ok(ExitCode::FAILURE)
 }
 
 fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
@@ -353,6 +360,9 @@ fn parse_filters(text: &str) -> Result<Filters, String> {
 fn range(name: &str, text: &str, single: bool) -> Result<(u64, u64), String> {
     let number = |text: &str, missing: u64| match text {
         "" => Ok(missing),
+        _ if !matches!(name, "drange" | "vrange") => {
+            text.parse().map_err(|_| format!("filter {name}: '{text}' is not a {}", number_of(name)))
+        }
         _ => parse_size(text).map_err(|error| format!("filter {name}: {error}")),
     };
     match text.split_once("..") {
@@ -361,6 +371,11 @@ fn range(name: &str, text: &str, single: bool) -> Result<(u64, u64), String> {
         None if single => Ok((0, number(text, 0)?)),
         None => Err(format!("filter {name} needs a range, such as {text}..{text}")),
     }
+}
+
+/// The kind of number that a filter takes.
+fn number_of(name: &str) -> &'static str {
+    if name == "usage" { "percentage from 0 to 100" } else { "number" }
 }
 
 fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), String> {
@@ -376,6 +391,8 @@ const EINPROGRESS: i32 = 115;
 const QUEUE_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
 /// Exit status of a command that pauses, resumes or cancels a balance, if there is no balance.
 const NO_BALANCE: u8 = 2;
+/// Exit status of `balance status` after an error, because 1 means that there is a balance.
+pub(crate) const CANNOT_SHOW: u8 = 2;
 
 #[cfg(test)]
 mod tests {
