@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,7 +49,13 @@ impl NewImage {
     /// Renames the complete image to its final name, durably.
     pub(crate) fn keep(self) -> anyhow::Result<()> {
         let shown = self.path.display();
-        self.name.keep().with_context(|| format!("cannot make {shown}"))?;
+        match self.name.keep() {
+            // Another process made it meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(OpenError::Exists { path: self.path }.into());
+            }
+            kept => kept.with_context(|| format!("cannot make {shown}"))?,
+        }
         let synced = File::open(dir_of(&self.path)).and_then(|dir| dir.sync_all());
         synced.with_context(|| format!("cannot make {shown} durable"))
     }

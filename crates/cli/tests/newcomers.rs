@@ -231,3 +231,111 @@ fn the_root_directory_belongs_to_the_user_who_runs_mkfs() {
         ok(bed.run("check own.img"));
     }
 }
+
+#[test]
+fn subvolume_commands_go_on_after_a_failure() {
+    let bed = Bed::new();
+    let tried = |line: &str| {
+        let output = bed.run(line);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert_eq!(stderr(&output).lines().count(), 2, "{line}: {}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let made = tried("subvolume create no.img:/x a.img:/a a.img:/f a.img:/b");
+    assert_eq!(made, "Create subvolume 'a.img:/a'\nCreate subvolume 'a.img:/b'\n");
+    let deleted = tried("subvolume delete a.img:/a a.img:/nope a.img:/b no.img:/x");
+    assert_eq!(deleted, "Delete subvolume 'a.img:/a'\nDelete subvolume 'a.img:/b'\n");
+    if ubtrfs_testkit::capability::fuse() {
+        fs::create_dir(bed.join("m")).unwrap();
+        ok(bed.run("mount a.img m"));
+        tried("subvolume create m/a m/f m/nowhere/x m/b");
+        tried("subvolume delete m/a m/nope m/d m/b");
+        assert_eq!(ok(bed.run("subvolume list m")), "");
+        ok(bed.run("umount m"));
+    }
+    ok(bed.run("check a.img"));
+}
+
+#[test]
+fn options_for_images_are_refused_in_a_mount() {
+    if !ubtrfs_testkit::capability::fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    fs::create_dir(bed.join("m")).unwrap();
+    ok(bed.run("subvolume create a.img:/s"));
+    ok(bed.run("mount a.img m"));
+    for line in ["subvolume list -o bogus m", "subvolume list --memory 64M m", "filesystem label -o ro m"] {
+        refused(&bed.run(line), &["m is in a mount", "-o and --memory"]);
+    }
+    // The remedy for a subvolume that is mounted leads to another mount, not to an option.
+    refused(&bed.run("subvolume delete m"), &["root of the mount", "unmount it"]);
+    ok(bed.run("umount m"));
+    ok(bed.run("mount -o subvol=s a.img m"));
+    refused(&bed.run("subvolume delete m"), &["root of the mount", "unmount it"]);
+    ok(bed.run("umount m"));
+    ok(bed.run("mount -o subvolid=5 a.img m"));
+    ok(bed.run("subvolume delete m/s"));
+    ok(bed.run("umount m"));
+}
+
+#[test]
+fn an_image_can_be_synced_by_its_name() {
+    let bed = Bed::new();
+    for line in ["sync a.img", "filesystem sync a.img", "sync a.img:/"] {
+        ok(bed.run(line));
+    }
+    refused(&bed.run("sync root"), &["neither in a mount"]);
+}
+
+#[test]
+fn an_image_that_two_commands_make_is_made_once() {
+    let bed = Bed::new();
+    ok(bed.run("export --output a.tar a.img:/"));
+    let spawn = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(line.split(' ')).current_dir(bed.0.path()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut lost = 0;
+    for _ in 0..4 {
+        let both = [(); 2].map(|()| spawn("import --create=200M a.tar new.img:/")).map(|one| one.wait_with_output());
+        for output in both.map(Result::unwrap).iter().filter(|output| !output.status.success()) {
+            lost += 1;
+            let said = stderr(output);
+            assert!(said.contains("new.img exists already; choose") || said.contains("in use"), "{said}");
+        }
+        ok(bed.run("check new.img"));
+        fs::remove_file(bed.join("new.img")).unwrap();
+    }
+    if !ubtrfs_testkit::capability::fuse() {
+        return;
+    }
+    fs::create_dir(bed.join("m1")).unwrap();
+    fs::create_dir(bed.join("m2")).unwrap();
+    for _ in 0..4 {
+        let both = [1, 2].map(|n| spawn(&format!("mount --create=200M new.img m{n}")));
+        let both = both.map(|one| one.wait_with_output().unwrap());
+        assert_eq!(both.iter().filter(|output| output.status.success()).count(), 1, "{both:?}");
+        for (output, n) in both.iter().zip([1, 2]) {
+            match output.status.success() {
+                true => drop(ok(bed.run(&format!("umount m{n}")))),
+                false => assert!(stderr(output).contains("new.img is in use by"), "{}", stderr(output)),
+            }
+        }
+        fs::remove_file(bed.join("new.img")).unwrap();
+    }
+    println!("{lost} imports came second");
+}
+
+#[test]
+fn labels_have_no_line_breaks() {
+    let bed = Bed::new();
+    let label = |text: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(["filesystem", "label", "a.img", text]).current_dir(bed.0.path()).output().unwrap()
+    };
+    refused(&label("a\nb"), &["label", "line"]);
+    ok(label("a b"));
+    assert_eq!(ok(bed.run("filesystem label a.img")), "a b\n");
+}

@@ -19,7 +19,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let target = args.path;
+    let target = args.path.or_image();
     with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
         channel.sync().map_err(|failure| anyhow!("not everything below {target} is durable: {failure}"))
     })?;

@@ -31,6 +31,7 @@ use super::offline::open_devices;
 use crate::common::{parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
 use crate::logging;
+use crate::new_image::NewImage;
 
 pub(crate) use helper::as_mount_helper;
 
@@ -347,10 +348,7 @@ struct Opened {
 fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fuseblk: bool) -> anyhow::Result<Opened> {
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let made = match args.create {
-        Some(size) if !args.device.exists() => {
-            create(&args.device, size)?;
-            true
-        }
+        Some(size) if !args.device.exists() => create(&args.device, size)?,
         _ => false,
     };
     let devices = open_devices(&args.device, &options, access)?;
@@ -393,14 +391,14 @@ fn obstacle_to_fuseblk(args: &Args, config: &MountConfig, full: &str) -> Option<
     }
 }
 
-/// Creates and formats an image file.
-fn create(path: &Path, size: u64) -> anyhow::Result<()> {
-    let device = FileDevice::create(path, size, true)?;
-    let made = ubtrfs_mkfs::make(&device, &ubtrfs_mkfs::MkfsOptions::default());
-    drop(device);
-    if let Err(error) = made {
-        let _ = std::fs::remove_file(path);
-        return Err(error).with_context(|| format!("cannot format {}", path.display()));
+/// Creates and formats an image file. Returns false if another process made the file meanwhile.
+fn create(path: &Path, size: u64) -> anyhow::Result<bool> {
+    let image = NewImage::create(path, size)?;
+    let made = ubtrfs_mkfs::make(image.device().as_ref(), &ubtrfs_mkfs::MkfsOptions::default());
+    made.with_context(|| format!("cannot format {}", path.display()))?;
+    match image.keep() {
+        Err(error) if matches!(error.downcast_ref(), Some(OpenError::Exists { .. })) => Ok(false),
+        kept => kept.map(|()| true),
     }
     Ok(())
 }
@@ -410,5 +408,4 @@ fn chown_root(fs: &Fs) -> anyhow::Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
     fs.setattr(fs.root(), &set, &Caller::ROOT)?;
-    Ok(())
 }
