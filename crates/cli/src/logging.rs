@@ -1,12 +1,15 @@
 //! The log of a long-running server: stderr in the foreground, syslog in the background.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use tracing_subscriber::filter::LevelFilter;
 
 static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
+/// The image and the mount point, which every message to syslog names.
+static MOUNT: OnceLock<String> = OnceLock::new();
 
 /// The log level: the value of `UBTRFS_LOG` (off, error, warn, info, debug, trace), or `warn`.
 fn level() -> LevelFilter {
@@ -15,11 +18,18 @@ fn level() -> LevelFilter {
 
 /// Sends messages to stderr.
 pub(crate) fn to_stderr() {
-    let _ = tracing_subscriber::fmt().with_max_level(level()).with_writer(io::stderr).without_time().try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level())
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .without_time()
+        .try_init();
 }
 
-/// Sends messages to syslog. Without a running syslog, messages are lost.
-pub(crate) fn to_syslog() {
+/// Sends messages to syslog; each names the image and the mount point. Without a running syslog, messages are lost.
+pub(crate) fn to_syslog(image: &Path, dir: &Path) {
+    let image = std::fs::canonicalize(image).unwrap_or_else(|_| image.to_owned());
+    let _ = MOUNT.set(format!("{} on {}", image.display(), dir.display()));
     // Connect now, because a confined server cannot connect later.
     if let Ok(socket) = UnixDatagram::unbound()
         && socket.connect("/dev/log").is_ok()
@@ -55,8 +65,9 @@ impl Drop for Syslog {
     fn drop(&mut self) {
         // The number in brackets is 8 times the facility (daemon, 3) plus the severity (error, 3, or warning, 4).
         let text = String::from_utf8_lossy(&self.line);
+        let mount = MOUNT.get().map_or("", String::as_str);
         let severity = if text.contains("ERROR") { 3 } else { 4 };
-        let message = format!("<{}>ubtrfs[{}]: {}", 3 * 8 + severity, std::process::id(), text.trim());
+        let message = format!("<{}>ubtrfs[{}]: {mount}: {}", 3 * 8 + severity, std::process::id(), text.trim());
         let sent = SYSLOG.get().is_some_and(|socket| socket.send(message.as_bytes()).is_ok());
         if !sent && let Ok(socket) = UnixDatagram::unbound() {
             let _ = socket.send_to(message.as_bytes(), "/dev/log");

@@ -58,7 +58,7 @@ pub struct Response {
     pub bytes: u64,
     /// Files that could not be defragmented.
     pub failed: u64,
-    /// The reason for the first failure; `None` if no file failed.
+    /// The path of the first file that failed, below the given directory, and the reason; `None` if no file failed.
     pub first_failure: Option<String>,
 }
 
@@ -99,27 +99,36 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         done.files = 1;
         return Ok(done);
     }
-    let mut dirs = vec![file.id];
-    while let Some(dir) = dirs.pop() {
+    // Directories to visit, each with its path below the given directory.
+    let mut dirs = vec![(file.id, Vec::new())];
+    while let Some((dir, path)) = dirs.pop() {
         let entries = match entries(context, dir) {
             // The directory was removed during the walk.
             Err(error) if dir != file.id && is_gone(&error) => continue,
             entries => entries?,
         };
-        for (id, is_dir) in entries {
+        for Entry { id, is_dir, name } in entries {
             context.job.check().map_err(Error::from)?;
+            let path = if path.is_empty() { name } else { [path.as_slice(), &name].join(&b'/') };
             if is_dir {
-                dirs.push(id);
+                dirs.push((id, path));
             } else {
-                one(context, id, &how, request.flush, &mut done)?;
+                one(context, id, &path, &how, request.flush, &mut done)?;
             }
         }
     }
     Ok(done)
 }
 
-/// Defragments one file of a walk. A failure is recorded in `done`.
-fn one(context: &Context<'_>, id: InodeId, how: &Defragment, flush: bool, done: &mut Response) -> Result<()> {
+/// Defragments one file of a walk. A failure is recorded in `done` with the file's `path`.
+fn one(
+    context: &Context<'_>,
+    id: InodeId,
+    path: &[u8],
+    how: &Defragment,
+    flush: bool,
+    done: &mut Response,
+) -> Result<()> {
     done.files += 1;
     match rewrite(context, id, how, flush) {
         Ok(bytes) => done.bytes += bytes,
@@ -128,7 +137,10 @@ fn one(context: &Context<'_>, id: InodeId, how: &Defragment, flush: bool, done: 
         Err(error) => {
             context.job.check().map_err(Error::from)?;
             done.failed += 1;
-            done.first_failure.get_or_insert_with(|| Failure::from(error).to_string());
+            done.first_failure.get_or_insert_with(|| {
+                let path: String = String::from_utf8_lossy(path).chars().filter(|c| !c.is_control()).collect();
+                format!("{path}: {}", Failure::from(error))
+            });
         }
     }
     Ok(())
@@ -148,15 +160,22 @@ fn is_gone(error: &Error) -> bool {
     matches!(error, Error::NotFound | Error::Stale)
 }
 
+/// A regular file or directory in a directory.
+struct Entry {
+    id: InodeId,
+    is_dir: bool,
+    name: Vec<u8>,
+}
+
 /// The regular files and directories in a directory, without other subvolumes.
-fn entries(context: &Context<'_>, dir: InodeId) -> ubtrfs_fs::Result<Vec<(InodeId, bool)>> {
+fn entries(context: &Context<'_>, dir: InodeId) -> ubtrfs_fs::Result<Vec<Entry>> {
     use ubtrfs_format::item::FileType;
     let mut found = Vec::new();
     context.fs.readdir(dir, 0, &mut |entry| {
         let is_dir = entry.file_type == FileType::Directory;
         let is_name = entry.name != b"." && entry.name != b"..";
         if is_name && entry.id.root == dir.root && (is_dir || entry.file_type == FileType::Regular) {
-            found.push((entry.id, is_dir));
+            found.push(Entry { id: entry.id, is_dir, name: entry.name.to_vec() });
         }
         true
     })?;

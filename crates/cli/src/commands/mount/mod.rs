@@ -154,7 +154,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     if args.serve {
         let _ = std::env::set_current_dir("/");
-        logging::to_syslog();
+        logging::to_syslog(&args.device, &dir);
     }
     if let Some((unmounter, identity)) = sandbox {
         let done = session.confine(unmounter, identity);
