@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Mount options, separated by commas: options of btrfs and of the mount point
     ///
     /// With remount, only ro or rw and these options of the mount point change: dev, suid, exec, atime, dirsync and their
-    /// opposites. All other options need a new mount.
+    /// opposites. All other options must have the values of the mount; a change of them needs a new mount.
     ///
     /// Options of btrfs: ro, subvol=PATH and subvolid=ID (the default subvolume, by default), compress=METHOD:LEVEL,
     /// compress-force=METHOD:LEVEL, nodatacow, nodatasum, max_inline=BYTES (2048), commit=SECONDS (30), noatime,
@@ -115,8 +115,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let options::Parsed { mut config, mut options, fuseblk } = options::parse(&args.options)?;
     apply_flags(&args, &mut config, &mut options)?;
-    let dir = ubtrfs_fuse::check(&args.dir, &config)?;
     config.given = given(&args);
+    let dir = ubtrfs_fuse::check(&args.dir, &config)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
@@ -130,12 +130,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         logging::to_stderr();
     }
     let Opened { fs, block_device } = open(&args, &mut config, options, fuseblk)?;
-    let mut timeline = None;
+    let (mut timeline, mut timeline_end) = (None, None);
     if let Some(path) = &args.timeline {
         // The image is already open, so `HostFile::named` fails if the timeline's path leads to the image.
         let file = HostFile::named(path, 0o666)?;
-        let started = file.file().try_clone().and_then(|file| fs.start_timeline(file));
-        started.with_context(|| format!("cannot write {}", path.display()))?;
+        let cannot = || format!("cannot write {}", path.display());
+        timeline_end = Some(file.file().try_clone().with_context(cannot)?);
+        file.file().try_clone().and_then(|file| fs.start_timeline(file)).with_context(cannot)?;
         timeline = Some(file);
     }
     // Start the process that unmounts for a confined server before mounting, so that nothing is mounted if a requested
@@ -146,7 +147,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut session = Session::mount_device(fs, &dir, &config, block_device)?;
     if let Err(reason) = session.is_fuseblk() {
-        warn(&format!("the option fuseblk has no effect: {reason}"));
+        warn(&format!("warning: the option fuseblk has no effect: {reason}"));
     }
     if let Some(file) = timeline {
         file.keep().context("cannot write the timeline")?;
@@ -166,9 +167,17 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.serve {
         report_mounted(&null)?;
     }
-    session.run()?;
+    let done = session.run();
+    if let Some(mut file) = timeline_end {
+        // Every event before ends with a comma. Errors are ignored, because viewers accept a list without an end.
+        let _ = file.write_all(TIMELINE_END);
+    }
+    done?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// The last event and the end of the list of a timeline.
+const TIMELINE_END: &[u8] = b"{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":1,\"args\":{\"name\":\"ubtrfs\"}}\n]\n";
 
 /// Prints a hint for root at a terminal if requests do not go through io_uring only because it is switched off in the
 /// kernel.
@@ -204,16 +213,6 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether a mount's server opened the filesystem read-only, so that the mount cannot be made writable.
-fn is_served_read_only(dir: &Path) -> anyhow::Result<bool> {
-    let text = super::stats::mount_stats(dir)?;
-    Ok(text.lines().any(|line| line.trim() == "ubtrfs_read_only 1"))
-}
-
-fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions) -> anyhow::Result<()> {
-    if args.read_only {
-        config.read_only = true;
-        options.read_only = true;
 /// The options of this command line, with those that were given as flags.
 fn given(args: &Args) -> Vec<String> {
     let mut given = args.options.clone();
@@ -232,6 +231,16 @@ fn given_at_mount(dir: &Path) -> Option<Vec<String>> {
     }
 }
 
+/// Whether a mount's server opened the filesystem read-only, so that the mount cannot be made writable.
+fn is_served_read_only(dir: &Path) -> anyhow::Result<bool> {
+    let text = super::stats::mount_stats(dir)?;
+    Ok(text.lines().any(|line| line.trim() == "ubtrfs_read_only 1"))
+}
+
+fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions) -> anyhow::Result<()> {
+    if args.read_only {
+        config.read_only = true;
+        options.read_only = true;
     }
     if let Some(bytes) = args.memory {
         options.memory_bytes = bytes;
@@ -370,7 +379,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
     }
     let obstacle = obstacle_to_fuseblk(args, config, &full);
     if let Some(reason) = obstacle.filter(|_| fuseblk) {
-        warn(&format!("the option fuseblk has no effect: {reason}"));
+        warn(&format!("warning: the option fuseblk has no effect: {reason}"));
     }
     if made && !ubtrfs_fuse::is_root() {
         chown_root(&fs)?;
@@ -400,7 +409,6 @@ fn create(path: &Path, size: u64) -> anyhow::Result<bool> {
         Err(error) if matches!(error.downcast_ref(), Some(OpenError::Exists { .. })) => Ok(false),
         kept => kept.map(|()| true),
     }
-    Ok(())
 }
 
 /// Makes the current user the owner of the root directory, so that the user can write to the new filesystem.
@@ -408,4 +416,5 @@ fn chown_root(fs: &Fs) -> anyhow::Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
     fs.setattr(fs.root(), &set, &Caller::ROOT)?;
+    Ok(())
 }
