@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Let the kernel open and close files without sending requests
     #[arg(long)]
     no_open: bool,
+    /// Refuse extended attributes, so that the kernel does not ask for them
+    #[arg(long)]
+    no_xattrs: bool,
     /// Mount for root alone, whose permissions the kernel does not check
     #[arg(long)]
     no_allow_other: bool,
@@ -56,6 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut features = FEATURES;
     features.set(Features::WRITEBACK_CACHE, args.writeback_cache);
     features.set(Features::ATOMIC_O_TRUNC, !args.no_open);
+    features.set(Features::POSIX_ACL, allow_other && !args.no_xattrs);
     let config = Config {
         features,
         limits: Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND },
@@ -83,7 +87,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     });
     println!("mounted on {}", args.dir.display());
     let _ = io::stdout().flush();
-    let server = NullServer { state: Mutex::new(State::new()), no_open: args.no_open };
+    let (no_open, no_xattrs) = (args.no_open, args.no_xattrs);
+    let server = NullServer { state: Mutex::new(State::new()), no_open, no_xattrs };
     connection.serve(server).context("the FUSE session failed")
 }
 
@@ -99,11 +104,13 @@ const FEATURES: Features = Features::PARALLEL_DIROPS
     .union(Features::READDIRPLUS_AUTO)
     .union(Features::CACHE_SYMLINKS)
     .union(Features::ATOMIC_O_TRUNC)
+    .union(Features::DONT_MASK)
     .union(Features::HANDLE_KILLPRIV_V2);
 
 struct NullServer {
     state: Mutex<State>,
     no_open: bool,
+    no_xattrs: bool,
 }
 
 struct State {
@@ -373,6 +380,14 @@ impl Handler for NullServer {
                 let (bsize, frsize, namelen) = (4096, 4096, 255);
                 reply.statfs(&Statfs { blocks, bfree, bavail, bsize, frsize, namelen, ..Statfs::default() });
             }
+            Operation::Getxattr { .. } if !self.no_xattrs => {
+                self.state.lock().node(node)?;
+                return Err(Errno::NODATA);
+            }
+            Operation::Listxattr { size } if !self.no_xattrs => match size {
+                0 => reply.xattr_size(0),
+                _ => reply.data(&[]),
+            },
             _ => return Err(Errno::NOSYS),
         }
         Ok(())

@@ -67,8 +67,8 @@ pub(crate) struct Args {
     /// Put clients and servers of FUSE mounts on one processor
     #[arg(long)]
     pin: bool,
-    /// Further options of `ubtrfs mount`; threads=, noio_uring, writeback_cache, idle_poll, noopen and noallow_other
-    /// apply to the null server too
+    /// Further options of `ubtrfs mount`; threads=, noio_uring, writeback_cache, idle_poll, noopen, noxattr and
+    /// noallow_other apply to the null server too
     #[arg(long, value_name = "OPTIONS", default_value = "")]
     mount_options: String,
     /// Let the loop device use the page cache of the image

@@ -352,10 +352,11 @@ fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Options of `ubtrfs mount`, and the corresponding arguments of the null server.
-const NULL_SERVER_FLAGS: [(&str, &str); 5] = [
+const NULL_SERVER_FLAGS: [(&str, &str); 6] = [
     ("noio_uring", "--no-io-uring"),
     ("writeback_cache", "--writeback-cache"),
     ("idle_poll", "--idle-poll"),
     ("noopen", "--no-open"),
+    ("noxattr", "--no-xattrs"),
     ("noallow_other", "--no-allow-other"),
 ];

@@ -31,6 +31,10 @@ pub(crate) enum Workload {
     Rm,
     /// Walk a tree and stat every name
     Find,
+    /// Read every file of a tree, as tar c does
+    Readtree,
+    /// Read every file of a tree again, from the page cache, as diff -r does
+    Reread,
     /// Write a file from start to end
     Seqwrite,
     /// Read a file from start to end
@@ -76,7 +80,7 @@ pub(crate) struct Sizes {
     /// Number of operations (randread, fsync, mixed, snapshot, send, receive)
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
-    /// Archive to unpack (untar, rm, find, send, receive); a synthetic source tree if left out
+    /// Archive to unpack (untar, rm, find, readtree, reread, send, receive); a synthetic source tree if left out
     #[arg(long, value_name = "FILE")]
     pub(crate) tar: Option<PathBuf>,
     /// Directory of this machine to copy (balance)
@@ -138,7 +142,7 @@ impl Params {
                 Sent::Database => (1, 4 << 30, 4096, 500_000),
                 Sent::Tree | Sent::Snapshots => (1, 0, 4096, 100),
             },
-            Workload::Untar | Workload::Rm | Workload::Find => (1, 0, 0, 0),
+            Workload::Untar | Workload::Rm | Workload::Find | Workload::Readtree | Workload::Reread => (1, 0, 0, 0),
         };
         let files = if workload == Workload::Fsmark { 100_000 } else { 20_000 };
         Self {
@@ -161,11 +165,13 @@ impl Params {
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Untar,
         Self::Fsmark,
         Self::Rm,
         Self::Find,
+        Self::Readtree,
+        Self::Reread,
         Self::Seqwrite,
         Self::Seqread,
         Self::Randwrite,
@@ -185,6 +191,8 @@ impl Workload {
             Self::Fsmark => "fsmark",
             Self::Rm => "rm",
             Self::Find => "find",
+            Self::Readtree => "readtree",
+            Self::Reread => "reread",
             Self::Seqwrite => "seqwrite",
             Self::Seqread => "seqread",
             Self::Randwrite => "randwrite",
@@ -201,7 +209,7 @@ impl Workload {
 
     /// Whether the workload may unpack an archive, in `measure` or `prepare`.
     pub(crate) fn needs_archive(self) -> bool {
-        matches!(self, Self::Untar | Self::Rm | Self::Find | Self::Send | Self::Receive)
+        matches!(self, Self::Untar | Self::Rm | Self::Find | Self::Readtree | Self::Reread | Self::Send | Self::Receive)
     }
 
     /// Whether `prepare` makes files. If so, the caches must be emptied before `measure`.
@@ -210,6 +218,8 @@ impl Workload {
             self,
             Self::Rm
                 | Self::Find
+                | Self::Readtree
+                | Self::Reread
                 | Self::Seqread
                 | Self::Randread
                 | Self::Mixed
@@ -233,7 +243,7 @@ impl Workload {
     /// Makes the files that `measure` needs in `base`, an empty directory.
     pub(crate) fn prepare<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
         match self {
-            Self::Rm | Self::Find => untar::measure(target, params, base).map(drop),
+            Self::Rm | Self::Find | Self::Readtree | Self::Reread => untar::measure(target, params, base).map(drop),
             Self::Seqread | Self::Randread => data::seqwrite(target, params, base).map(drop),
             Self::Mixed => mixed::prepare(target, params, base),
             Self::Balance => balance::prepare(target, params, base),
@@ -252,6 +262,8 @@ impl Workload {
             Self::Fsmark => names::fsmark(target, params, base),
             Self::Rm => names::rm(target, base),
             Self::Find => names::find(target, base),
+            Self::Readtree => names::read_tree(target, base),
+            Self::Reread => names::reread(target, base),
             Self::Seqwrite => data::seqwrite(target, params, base),
             Self::Seqread => data::seqread(target, params, base),
             Self::Randwrite => data::randwrite(target, params, base),

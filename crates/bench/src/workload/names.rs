@@ -1,4 +1,6 @@
-//! fsmark, rm and find: work on names and inodes, without data.
+//! fsmark, rm and find: work on names and inodes, without data. readtree and reread: small files.
+
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -72,3 +74,49 @@ pub(super) fn find<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
     }
     Ok(work)
 }
+
+/// Reads every file below `dir`, in the order of the names, as `tar c` does.
+pub(super) fn read_tree<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
+    let mut work = Work::new();
+    let mut dirs = vec![dir.clone()];
+    let mut buf = vec![0; READ_BYTES];
+    while let Some(dir) = dirs.pop() {
+        let mut names = target.list(&dir)?;
+        names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for (name, kind) in names {
+            if kind == Kind::Dir {
+                dirs.push(target.child(&dir, &name)?);
+                continue;
+            }
+            // Opening a symbolic link fails; the archives have few of them.
+            let read = work.latencies.time(|| -> Result<u64> {
+                let Ok(file) = target.open(&dir, &name, false) else { return Ok(0) };
+                let mut at = 0;
+                loop {
+                    match target.read(&file, at, &mut buf)? as u64 {
+                        0 => return Ok(at),
+                        len => at += len,
+                    }
+                }
+            })?;
+            work.ops += 1;
+            work.bytes += read;
+        }
+    }
+    Ok(work)
+}
+
+/// Reads every file below `dir` once, and then again several times; only the latter is timed.
+pub(super) fn reread<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
+    read_tree(target, dir)?;
+    let mut all = Work::new();
+    let started = Instant::now();
+    for _ in 0..REREADS {
+        all.merge(&read_tree(target, dir)?);
+    }
+    all.timed = Some(started.elapsed());
+    Ok(all)
+}
+
+const READ_BYTES: usize = 64 << 10;
+const REREADS: usize = 4;
