@@ -266,4 +266,49 @@ fn the_second_of_two_unmounts_says_that_nothing_is_mounted() {
             refused(output, &["is not a mount of ubtrfs"]);
         }
     }
+    btrfs_check(image.path()).unwrap();
+}
+
+/// Fills the filesystem, then writes all of a sparse file through a mapping and closes the file without fsync.
+const FILL_AND_MAP: &str = r#"
+import mmap, os
+sparse = os.open("sparse", os.O_CREAT | os.O_RDWR)
+os.ftruncate(sparse, 8 << 20)
+fill = os.open("fill", os.O_CREAT | os.O_WRONLY)
+for size in (1 << 20, 4096):
+    try:
+        while os.write(fill, os.urandom(size)):
+            pass
+    except OSError:
+        pass
+mapped = mmap.mmap(sparse, 8 << 20)
+os.close(sparse)
+for page in range(0, 8 << 20, 4096):
+    mapped[page:page + 4096] = os.urandom(4096)
+mapped.close()
+"#;
+
+/// The kernel takes stores to a mapping before the server knows of them, so nobody else learns that they are lost.
+#[test]
+fn umount_names_a_file_whose_mapped_pages_found_no_space() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(160 << 20, &[]).unwrap();
+    let fill_and_map = |dir: &Path| {
+        ok(Command::new("python3").args(["-c", FILL_AND_MAP]).current_dir(dir).output().unwrap());
+    };
+    let dir = mount(image.path());
+    fill_and_map(dir.path());
+    refused(&umount(dir.path()), &["is unmounted", "pages of '/sparse'", "No space left"]);
+    btrfs_check(image.path()).unwrap();
+    // Nothing is lost if the file is deleted.
+    let dir = mount(image.path());
+    std::fs::remove_file(dir.path().join("fill")).unwrap();
+    std::fs::remove_file(dir.path().join("sparse")).unwrap();
+    fill_and_map(dir.path());
+    refused(&ubtrfs([OsStr::new("sync"), dir.path().as_os_str()]), &["could not hand over"]);
+    std::fs::remove_file(dir.path().join("sparse")).unwrap();
+    ok(umount(dir.path()));
+    btrfs_check(image.path()).unwrap();
 }

@@ -15,6 +15,7 @@ use ubtrfs_transaction::{Metric, prometheus_text};
 use crate::activity::Activity;
 use crate::caller::Groups;
 use crate::interrupt::{EndsBy, Interrupts};
+use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig};
 use crate::name_cache::NameCache;
 use crate::node::Nodes;
@@ -27,6 +28,7 @@ pub(crate) struct MountHost {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) groups: Groups,
     pub(crate) interrupts: Interrupts,
+    pub(crate) lost_pages: Arc<LostPages>,
     names: NameCache,
     activity: Arc<Activity>,
     writeback_cache: bool,
@@ -58,6 +60,7 @@ impl MountHost {
         Self {
             nodes: Arc::new(Nodes::new(fs.root())),
             interrupts: Interrupts::new(groups.clone()),
+            lost_pages: Arc::default(),
             groups,
             names,
             activity,

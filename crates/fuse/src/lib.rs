@@ -21,6 +21,7 @@
 //! | `name_cache` | names that the kernel must forget                           |
 //! | `seek`       | data and holes of files that are being written              |
 //! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
+//! | `lost_pages` | files with written pages that could not be stored            |
 //! | `sandbox`    | seccomp, Landlock and giving up root                        |
 //! | `activity`   | commits when a burst of changes ends                        |
 #![forbid(unsafe_code)]
@@ -35,6 +36,7 @@ mod host;
 mod interrupt;
 mod ioctl;
 mod lent_device;
+mod lost_pages;
 mod mount;
 mod name_cache;
 mod node;

@@ -303,8 +303,8 @@ impl Handler for Server {
         reply: &mut Reply<'_>,
         place: &Place<'_>,
     ) -> std::result::Result<(), Errno> {
-        match catch_unwind(AssertUnwindSafe(|| self.dispatch(request, reply, place))) {
-            Ok(Ok(())) => Ok(()),
+        let answer = match catch_unwind(AssertUnwindSafe(|| self.dispatch(request, reply, place))) {
+            Ok(Ok(())) => return Ok(()),
             Ok(Err(Failure::Errno(errno))) => Err(errno),
             Ok(Err(Failure::Fs(error))) => {
                 if let Error::Engine(cause) = &error
@@ -318,7 +318,13 @@ impl Handler for Server {
                 crate::session::abort(&self.fs, "a request handler panicked");
                 Err(Errno::IO)
             }
+        };
+        if let (Err(errno), Operation::Write { from_cache: true, .. }) = (answer, &request.operation)
+            && let Ok(id) = self.id(request.node)
+        {
+            self.host.lost_pages.note(id, errno);
         }
+        answer
     }
 
     /// Closes the filesystem. In umount(2) of a `fuseblk` mount, the kernel waits until this function returns. After

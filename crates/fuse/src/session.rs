@@ -25,6 +25,7 @@ use crate::caller::Groups;
 use crate::host::MountHost;
 use crate::interrupt::Interrupts;
 use crate::lent_device::LentDevice;
+use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig, MountError};
 use crate::name_cache::NameCache;
 use crate::protocol::Limits;
@@ -43,6 +44,7 @@ pub struct Session {
     connection: Connection,
     server: Server,
     groups: Groups,
+    lost_pages: Arc<LostPages>,
     /// Whether the mount was read-only from the start.
     is_read_only: bool,
     unmounter: Option<Arc<PrivilegedHelper>>,
@@ -99,6 +101,7 @@ impl Session {
                 let _ = host.has_rings.set(connection.has_rings());
                 let _ = host.counts.set(connection.counts());
                 host.mounted(dir);
+                let lost_pages = host.lost_pages.clone();
                 control.serve(&fs, host, Arc::new(groups.clone()));
                 mount::set_read_ahead(dir);
                 let (dir, is_read_only) = (dir.to_owned(), config.read_only);
@@ -111,6 +114,7 @@ impl Session {
                     connection,
                     server,
                     groups,
+                    lost_pages,
                     is_read_only,
                     unmounter,
                     lent,
@@ -141,7 +145,8 @@ impl Session {
 
     /// Serves until the mount is gone, commits, closes the image, and sends the result to `umount`.
     pub fn run(self) -> Result<(), MountError> {
-        let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, lent, .. } = self;
+        let Self { dir, fs, activity, control, connection, server, lost_pages, is_read_only, unmounter, lent, .. } =
+            self;
         let shown = dir.display().to_string();
         unmount_on_signals(dir.clone(), unmounter.clone(), control.canceller(), server.interrupts())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
@@ -163,9 +168,10 @@ impl Session {
         if let Some(lent) = lent.get() {
             lent.reclaim(&fs, unmounter.as_deref());
         }
+        let lost = lost_pages.describe(&fs);
         let mut failure = fs.close().err().map(|error| error.to_string());
         if failure.is_none() {
-            failure = fs.read_only().filter(|_| !is_read_only);
+            failure = fs.read_only().filter(|_| !is_read_only).or(lost);
         }
         drop((fs, lent));
         control.finish(failure.as_deref());
