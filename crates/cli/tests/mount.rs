@@ -344,12 +344,7 @@ fn an_ordinary_user_makes_mounts_and_fills_an_image() {
     if !ready() || !capability::program("setpriv") || !capability::program("fusermount3") {
         return;
     }
-    // Set the mode that udev sets, because fusermount3 opens the device as the user.
-    let device = fs::metadata("/dev/fuse").unwrap().permissions();
-    if device.mode() & 0o006 != 0o006 {
-        eprintln!("making /dev/fuse accessible to everyone, as udev does");
-        fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
-    }
+    common::let_users_mount();
     let empty = Image::empty(4096).unwrap();
     let world = UserWorld::new(empty.path());
     ok(&world.run(&world.command(&["mount", "--create", "200M", "mine", "point"])));

@@ -204,6 +204,7 @@ fn mount_of_nobody() -> Option<(TempDir, std::path::PathBuf)> {
     if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
         return None;
     }
+    common::let_users_mount();
     let scratch = TempDir::with_prefix("ubtrfs-umount-").unwrap();
     let dir = scratch.path().join("m");
     std::fs::create_dir(&dir).unwrap();

@@ -72,3 +72,14 @@ pub(crate) fn server_of(dir: &Path) -> u32 {
     }
     panic!("no server for {}", dir.display());
 }
+
+/// Sets the mode of /dev/fuse that udev sets, because fusermount3 opens the device as the user.
+#[allow(dead_code, reason = "only some tests mount as another user")]
+pub(crate) fn let_users_mount() {
+    use std::os::unix::fs::PermissionsExt;
+    let device = std::fs::metadata("/dev/fuse").unwrap().permissions();
+    if device.mode() & 0o006 != 0o006 {
+        eprintln!("making /dev/fuse accessible to everyone, as udev does");
+        std::fs::set_permissions("/dev/fuse", std::fs::Permissions::from_mode(0o666)).unwrap();
+    }
+}
