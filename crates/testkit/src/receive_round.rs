@@ -15,7 +15,7 @@ use crate::{Image, LoopMount, SendOptions, SnapshotChain, btrfs_check, receive_b
 /// Makes a chain of snapshots, sends it with Linux, and receives all snapshots except the last with the engine. Linux
 /// then receives the last snapshot into the same filesystem. Fails unless all trees are equal to the sent ones, and
 /// share as much data as after a receive by Linux alone, and unless both checkers find the filesystem clean. Returns
-/// a line about the round.
+/// a line about the round. A chain whose streams Linux itself cannot receive is not judged; the line says so.
 ///
 /// After a failure, the streams are saved in `keep`.
 pub fn receive_round(seed: u64, snapshots: usize, operations: usize, keep: Option<&Path>) -> Result<String> {
@@ -49,7 +49,11 @@ fn receive_chain(
     let by_linux = Image::kernel_made(1 << 30, &[])?;
     let linux = LoopMount::new(by_linux.path(), "")?;
     for stream in streams {
-        receive_by_linux(stream.path(), linux.path())?;
+        // Linux sometimes sends renames in an order that no receiver can apply (seed 70169 with 60 operations).
+        if let Err(error) = receive_by_linux(stream.path(), linux.path()) {
+            linux.close()?;
+            return Ok(format!("not judged, Linux refuses its own stream: {error}"));
+        }
     }
     chain.compare(linux.path()).context("Linux's own receive differs")?;
     let expected = chain.sharing(linux.path())?;
