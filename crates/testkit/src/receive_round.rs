@@ -15,7 +15,7 @@ use crate::{Image, LoopMount, SendOptions, SnapshotChain, btrfs_check, receive_b
 /// Makes a chain of snapshots, sends it with Linux, and receives all snapshots except the last with the engine. Linux
 /// then receives the last snapshot into the same filesystem. Fails unless all trees are equal to the sent ones, and
 /// share as much data as after a receive by Linux alone, and unless both checkers find the filesystem clean. Returns
-/// a line about the round. A chain whose streams Linux itself cannot receive is not judged; the line says so.
+/// a line about the round. A chain that Linux itself does not receive equal is not judged; the line says so.
 ///
 /// After a failure, the streams are saved in `keep`.
 pub fn receive_round(seed: u64, snapshots: usize, operations: usize, keep: Option<&Path>) -> Result<String> {
@@ -55,7 +55,11 @@ fn receive_chain(
             return Ok(format!("not judged, Linux refuses its own stream: {error}"));
         }
     }
-    chain.compare(linux.path()).context("Linux's own receive differs")?;
+    // In seed 70344, what Linux sent and received differs from its source in the content of a file.
+    if let Err(error) = chain.compare(linux.path()) {
+        linux.close()?;
+        return Ok(format!("not judged, Linux's own receive differs: {error:#}"));
+    }
     let expected = chain.sharing(linux.path())?;
 
     let image = Image::kernel_made(1 << 30, &[])?;

@@ -10,8 +10,12 @@ fn streams_of_linux_arrive_equal_with_equal_sharing() {
         return;
     }
     let seed = Rng::seed_or(1);
+    let mut nr_judged = 0;
     for seed in seed..seed + 4 {
         println!("UBTRFS_SEED={seed}");
-        println!("{}", receive_round(seed, 4, 150, None).unwrap());
+        let line = receive_round(seed, 4, 150, None).unwrap();
+        println!("{line}");
+        nr_judged += usize::from(!line.starts_with("not judged"));
     }
+    assert!(nr_judged >= 3, "Linux received only {nr_judged} of 4 chains equal");
 }
