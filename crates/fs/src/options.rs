@@ -337,12 +337,9 @@ fn parse_id(text: &str) -> Option<u64> {
 
 /// Bytes with an optional suffix k, m or g.
 fn parse_size(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'k' | b'K' => (text.get(..text.len() - 1)?, 10),
-        b'm' | b'M' => (text.get(..text.len() - 1)?, 20),
-        b'g' | b'G' => (text.get(..text.len() - 1)?, 30),
-        _ => (text, 0),
-    };
+    let units: [(&[char], u32); 3] = [(&['k', 'K'], 10), (&['m', 'M'], 20), (&['g', 'G'], 30)];
+    let with_unit = units.iter().find_map(|(letters, shift)| Some((text.strip_suffix(*letters)?, *shift)));
+    let (digits, shift) = with_unit.unwrap_or((text, 0));
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
