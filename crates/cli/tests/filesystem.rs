@@ -36,7 +36,13 @@ fn an_image_grows_and_shrinks() {
     assert_eq!(total_bytes(image.path()), 424 * MIB);
     ok(ubtrfs(["filesystem", "resize", "max", path]));
     assert_eq!(total_bytes(image.path()), 1 << 30);
-    refused(&ubtrfs(["filesystem", "resize", "10M", path]), &["too small", "32M"]);
+    let grown = ok(ubtrfs(["filesystem", "resize", "+10M", path]));
+    assert_eq!((total_bytes(image.path()), fs::metadata(path).unwrap().len()), (1034 * MIB, 1034 * MIB), "{grown}");
+    ok(ubtrfs(["filesystem", "resize", "1:+10M", path]));
+    assert_eq!((total_bytes(image.path()), fs::metadata(path).unwrap().len()), (1044 * MIB, 1044 * MIB));
+    ok(ubtrfs(["filesystem", "resize", "1G", path]));
+    refused(&ubtrfs(["filesystem", "resize", "2:+1M", path]), &["no device 2"]);
+    refused(&ubtrfs(["filesystem", "resize", "10M", path]), &["too small", "32M", "min-dev-size"]);
     refused(&ubtrfs(["filesystem", "resize", "2:1G", path]), &["no device 2"]);
     refused(&ubtrfs(["filesystem", "resize", "-8G", path]), &["1073741824 bytes"]);
     refused(&ubtrfs(["filesystem", "resize", "big", path]), &["'big' is not a size", "10G"]);

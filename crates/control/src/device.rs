@@ -102,8 +102,12 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes; the requested change is out of range"))
     })?;
     context.fs.resize_device(devid, wanted, context.job).map_err(|error| match error {
-        Error::Engine(EngineError::NoSpace) => {
-            Failure::new(Errno::NOSPC, "no space left below the new end; give a larger size, or remove files first")
+        Error::Engine(EngineError::NoSpace) => Failure::new(
+            Errno::NOSPC,
+            "no space left below the new end; give a larger size (see: ubtrfs inspect min-dev-size), or remove files first",
+        ),
+        Error::Engine(error @ EngineError::Refused { .. }) if wanted < before => {
+            Failure::new(Errno::INVAL, format!("{error} (see: ubtrfs inspect min-dev-size)"))
         }
         other => other.into(),
     })?;
