@@ -206,28 +206,47 @@ pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicati
         Some(total) => indicatif::ProgressBar::new(total),
         None => indicatif::ProgressBar::new_spinner(),
     };
-    let template = match total {
-        Some(_) => "{msg} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-        None => "{msg} {spinner} {bytes} {bytes_per_sec}",
-    };
-    if let Ok(style) = indicatif::ProgressStyle::with_template(template) {
-        bar.set_style(style.progress_chars("=> "));
-    }
+    bar.set_style(progress_style(Unit::Bytes, total.is_some()));
     bar.set_message(what);
     bar
 }
 
-/// Makes a progress bar over units. The bar draws nothing if stderr is not a terminal.
-pub(crate) fn progress_units(what: &'static str) -> indicatif::ProgressBar {
+/// The unit in which a command counts its progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Bytes,
+    Items,
+}
+
+/// Makes a line that shows progress without a total. The line draws nothing if stderr is not a terminal.
+pub(crate) fn progress_without_total(unit: Unit, what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
     }
-    let bar = indicatif::ProgressBar::new(0);
-    if let Ok(style) = indicatif::ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} {eta}") {
-        bar.set_style(style.progress_chars("=> "));
-    }
+    let bar = indicatif::ProgressBar::new_spinner();
+    bar.set_style(progress_style(unit, false));
     bar.set_message(what);
     bar
+}
+
+/// The style of a line of progress. With a total, a bar fills what the numbers leave of the terminal's width.
+pub(crate) fn progress_style(unit: Unit, has_total: bool) -> indicatif::ProgressStyle {
+    let template = match (unit, has_total) {
+        (Unit::Bytes, true) => "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        (Unit::Bytes, false) => "{msg} {spinner} {bytes} {bytes_per_sec}",
+        (Unit::Items, true) => "{msg} [{wide_bar}] {pos}/{len} {eta}",
+        (Unit::Items, false) => "{msg} {spinner} {pos}",
+    };
+    let style = indicatif::ProgressStyle::with_template(template);
+    style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()).progress_chars("=> ")
+}
+
+/// The advice for an error that came from the disk that holds an image, because it is full; empty for other errors.
+pub(crate) fn full_host_advice(text: &str) -> &'static str {
+    match text.contains("write of") && text.contains("No space left on device") {
+        true => "; the disk that holds the image is full: free space there, then unmount the image and mount it again",
+        false => "",
+    }
 }
 
 /// Locks standard output.
@@ -331,6 +350,73 @@ mod tests {
             "99999999999999999999999999999999999999999G",
         ] {
             assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_full_host_is_told_apart_from_a_full_filesystem() {
+        let host = "the commit failed: write of 16384 bytes at 30408704: No space left on device (os error 28)";
+        assert!(full_host_advice(host).contains("free space there"));
+        assert_eq!(full_host_advice("cannot copy 'f': No space left on device"), "");
+    }
+
+    /// A terminal of 80 columns that keeps the text of the last draw.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(std::sync::Arc<std::sync::Mutex<String>>);
+
+    impl indicatif::TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+
+        fn move_cursor_up(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _n: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.0.lock().unwrap().clear();
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_of_progress_fit_into_80_columns() {
+        for unit in [Unit::Bytes, Unit::Items] {
+            let term = Screen::default();
+            let target = indicatif::ProgressDrawTarget::term_like(Box::new(term.clone()));
+            let bar = indicatif::ProgressBar::with_draw_target(Some(300 << 20), target);
+            bar.set_style(progress_style(unit, true));
+            bar.set_message("balance: block group 1372585984, 11 of 12");
+            bar.set_position(150 << 20);
+            let shown = term.0.lock().unwrap().clone();
+            let line = shown.trim_end();
+            assert!(line.contains("12 [") && line.chars().count() <= 80, "{line}");
+            assert_eq!(line.contains("MiB"), unit == Unit::Bytes, "{line}");
         }
     }
 

@@ -13,13 +13,24 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_transaction::Job;
 
-/// Does long work, shows its progress, and cancels it on a signal (I1).
+use crate::common::{Unit, progress_style, progress_without_total};
+
+/// Does long work, shows its progress in items, and cancels it on a signal (I1).
 pub(crate) fn with_progress<T>(what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
-    with_progress_by(crate::common::progress_units(what), what, work)
+    run(progress_without_total(Unit::Items, what), Unit::Items, what, work)
 }
 
-/// Works like [`with_progress`], but shows the progress in `bar`.
+/// Works like [`with_progress`], but the progress is in bytes.
+pub(crate) fn with_progress_in_bytes<T>(what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
+    with_progress_by(progress_without_total(Unit::Bytes, what), what, work)
+}
+
+/// Works like [`with_progress`], but shows the progress in `bar`, in bytes.
 pub(crate) fn with_progress_by<T>(bar: indicatif::ProgressBar, what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
+    run(bar, Unit::Bytes, what, work)
+}
+
+fn run<T>(bar: indicatif::ProgressBar, unit: Unit, what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
     let job = Arc::new(Job::new());
     // If the handler cannot be installed, signals end the program by their default action.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).ok().map(|mut signals| {
@@ -37,7 +48,7 @@ pub(crate) fn with_progress_by<T>(bar: indicatif::ProgressBar, what: &'static st
     let ended = AtomicBool::new(false);
     let done = thread::scope(|scope| {
         if std::io::stderr().is_terminal() {
-            scope.spawn(|| show(&bar, what, &job, &ended));
+            scope.spawn(|| show(&bar, unit, what, &job, &ended));
         }
         let done = work(&job);
         ended.store(true, Ordering::Release);
@@ -54,10 +65,18 @@ pub(crate) fn with_progress_by<T>(bar: indicatif::ProgressBar, what: &'static st
     done
 }
 
-fn show(bar: &indicatif::ProgressBar, what: &'static str, job: &Job, ended: &AtomicBool) {
+/// Shows progress until the work has ended: as a bar from the moment when the total is known.
+fn show(bar: &indicatif::ProgressBar, unit: Unit, what: &'static str, job: &Job, ended: &AtomicBool) {
+    let mut has_total = bar.length().is_some();
     while !ended.load(Ordering::Acquire) {
         let progress = job.wait_for_change(Duration::from_millis(200));
-        bar.set_length(progress.total.max(progress.done));
+        if progress.total > 0 {
+            if !has_total {
+                has_total = true;
+                bar.set_style(progress_style(unit, true));
+            }
+            bar.set_length(progress.total.max(progress.done));
+        }
         bar.set_position(progress.done);
         if !progress.step.is_empty() {
             bar.set_message(format!("{what}: {}", progress.step));

@@ -10,7 +10,7 @@ use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyRes
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
 use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
-use crate::job::with_progress;
+use crate::job::with_progress_in_bytes;
 
 /// Move block groups: compact, convert or drain them
 #[derive(clap::Args)]
@@ -230,7 +230,7 @@ fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
 
 /// Runs a command that takes long. With `detached`, this process is in the background.
 fn call_long(channel: &Channel<'_>, request: Request, detached: bool) -> anyhow::Result<Response> {
-    response(with_progress("balance", |job| {
+    response(with_progress_in_bytes("balance", |job| {
         let run = || channel.call_with(AnyRequest::Balance(request), &[], job);
         if detached { super::background::run(job, run) } else { run() }
     }))

@@ -11,7 +11,7 @@ use ubtrfs_control::defragment::{Method, Request, Response};
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
 use crate::common::{parse_size, print_out};
-use crate::job::with_progress;
+use crate::job::with_progress_in_bytes;
 
 /// Join the small extents of files, and optionally compress them
 #[derive(clap::Args)]
@@ -127,7 +127,7 @@ fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Re
     };
     let file = file.map_err(|failure| cannot(&failure))?;
     let request = ubtrfs_control::Request::Defragment(request);
-    match with_progress("defragmenting", |job| channel.call_with(request, &[&file], job)) {
+    match with_progress_in_bytes("defragmenting", |job| channel.call_with(request, &[&file], job)) {
         Ok(ubtrfs_control::Response::Defragment(done)) => Ok(done),
         Ok(_) => Err(cannot(&ubtrfs_control::unexpected())),
         Err(failure) => Err(cannot(&failure)),

@@ -10,7 +10,7 @@ use ubtrfs_control::{Channel, OpenedFile, Request as Command};
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::common::{parse_size, print_out};
-use crate::job::with_progress;
+use crate::job::with_progress_in_bytes;
 
 /// Show the extents of a file
 #[derive(clap::Args)]
@@ -139,7 +139,7 @@ fn share(
         }
         let command = Command::File(request(ranges));
         let ask = || {
-            let done = with_progress(what, |job| channel.call_with(command.clone(), &[&from, &to], job));
+            let done = with_progress_in_bytes(what, |job| channel.call_with(command.clone(), &[&from, &to], job));
             match done.with_context(|| format!("cannot {verb} {target}"))? {
                 ubtrfs_control::Response::File(response) => Ok(response),
                 _ => bail!("the server of {target} answered something else"),

@@ -12,7 +12,7 @@ use ubtrfs_format::DevId;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
 use crate::common::{parse_size, print_out};
-use crate::job::with_progress;
+use crate::job::with_progress_in_bytes;
 
 /// Change how much of its device a filesystem uses
 #[derive(clap::Args)]
@@ -70,7 +70,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             }
         }
         let request = ubtrfs_control::Request::Device(Request::Resize { devid, to });
-        let done = with_progress("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
+        let done =
+            with_progress_in_bytes("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
         let done = done.map_err(|failure| anyhow!("cannot resize {target}: {failure}"))?;
         let ubtrfs_control::Response::Device(Response::Resized { before, now }) = done else {
             bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs");

@@ -7,7 +7,7 @@ use ubtrfs_control::filesystem::{Request, Response};
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
 use crate::common::{parse_size, print_out};
-use crate::job::with_progress;
+use crate::job::with_progress_in_bytes;
 
 /// Tell the device which space is free; an image file then takes less space on the filesystem that holds it
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let request = Request::Trim { start: args.offset, len_bytes, min_bytes: args.minimum };
     let bytes = with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
         let request = ubtrfs_control::Request::Filesystem(request);
-        match with_progress("discarding free space", |job| channel.call_with(request, &[], job)) {
+        match with_progress_in_bytes("discarding free space", |job| channel.call_with(request, &[], job)) {
             Ok(ubtrfs_control::Response::Filesystem(Response::Trimmed(bytes))) => Ok(bytes),
             Ok(_) => bail!("the server of {target} answered something else"),
             Err(failure) => Err(anyhow!("cannot discard the free space of {target}: {failure}")),
