@@ -9,6 +9,7 @@ use anyhow::anyhow;
 
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
+use crate::common::full_host_advice;
 
 /// Commit everything written to a filesystem, and return when it is durable
 #[derive(clap::Args)]
@@ -21,7 +22,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let target = args.path.or_image();
     with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
-        channel.sync().map_err(|failure| anyhow!("not everything below {target} is durable: {failure}"))
+        channel.sync().map_err(|failure| {
+            let advice = full_host_advice(&failure.text);
+            anyhow!("not everything below {target} is durable: {failure}{advice}")
+        })
     })?;
     Ok(ExitCode::SUCCESS)
 }

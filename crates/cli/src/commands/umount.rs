@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::common::{full_host_advice, print_error};
+
 /// Unmount, and return when the last commit is durable
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -18,7 +20,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     for dir in &args.dirs {
         if let Err(error) = ubtrfs_fuse::unmount(dir, args.lazy) {
-            status = crate::common::print_error(&error.into());
+            let advice = full_host_advice(&error.to_string());
+            status = print_error(&anyhow::anyhow!("{error}{advice}"));
         }
     }
     Ok(status)
