@@ -76,7 +76,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 88] = [
+const LINES: [(&str, bool); 89] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -122,6 +122,7 @@ const LINES: [(&str, bool); 88] = [
     ("subvolume set-default a.img:/", false),
     ("subvolume set-read-only a.img:/ true", false),
     ("subvolume sync a.img", false),
+    ("device stats a.img", true),
     ("balance start a.img", true),
     ("balance status a.img", true),
     ("balance pause a.img", false),

@@ -319,3 +319,17 @@ fn du_counts_shared_data_as_btrfs_progs_does() {
     let json = ok(ubtrfs(["filesystem", "du", "--json", "-s", &format!("{}:/a", image.path().display())]));
     assert!(json.contains("set_shared") && !json.contains("entries"), "{json}");
 }
+
+#[test]
+fn device_stats_show_the_errors_that_check_warns_of() {
+    let dir = TempDir::with_prefix("ubtrfs-filesystem-").unwrap();
+    let image = dir.path().join("a.img").display().to_string();
+    ok(ubtrfs(["mkfs", "-q", "-b", "200M", &image]));
+    let shown = ok(ubtrfs(["device", "stats", &image]));
+    assert_eq!(shown.lines().count(), 5, "{shown}");
+    assert!(shown.contains("].corruption_errs  0\n"), "{shown}");
+    let json: serde_json::Value = serde_json::from_str(&ok(ubtrfs(["device", "stats", "--json", &image]))).unwrap();
+    assert_eq!((&json[0]["devid"], &json[0]["corruption_errs"]), (&1.into(), &0.into()));
+    let least = |name: &str| ok(ubtrfs([name, "min-dev-size", &image]));
+    assert_eq!(least("inspect-internal"), least("inspect"));
+}

@@ -4,11 +4,13 @@
 //! |-------------|-----------------------------------------------------------------------|
 //! | resize      | the rights of an administrator ([`Context::require_admin`])           |
 //! | min_size    | the rights of an administrator                                        |
+//! | stats       | nothing but a file of the filesystem                                  |
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::DevId;
+use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_fs::Error;
 
 use crate::execute::Context;
@@ -30,6 +32,27 @@ pub enum Request {
         /// The device.
         devid: u64,
     },
+    /// Returns the error counters of all devices: [`Response::Stats`].
+    Stats,
+}
+
+/// The error counters of a device, which are kept in the filesystem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// The device id.
+    pub devid: u64,
+    /// The path; `None` if the device is missing.
+    pub path: Option<String>,
+    /// Failed writes.
+    pub write_io_errs: u64,
+    /// Failed reads.
+    pub read_io_errs: u64,
+    /// Failed flushes.
+    pub flush_io_errs: u64,
+    /// Blocks with a wrong checksum or wrong content.
+    pub corruption_errs: u64,
+    /// Blocks of another generation than expected.
+    pub generation_errs: u64,
 }
 
 /// A new size in bytes, absolute or relative to the current one.
@@ -59,6 +82,8 @@ pub enum Response {
     },
     /// The smallest size of the device, in bytes.
     MinSize(u64),
+    /// The error counters of all devices.
+    Stats(Vec<Stats>),
 }
 
 impl NewSize {
@@ -87,8 +112,10 @@ impl Request {
 }
 
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    let (Request::Resize { devid, .. } | Request::MinSize { devid }) = request else {
+        return Ok(Response::Stats(stats(context)));
+    };
     context.require_admin()?;
-    let (Request::Resize { devid, .. } | Request::MinSize { devid }) = request;
     let devid = DevId(devid);
     if !context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
         let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show");
@@ -113,4 +140,22 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     })?;
     let (now, _) = context.fs.device_size(devid)?;
     Ok(Response::Resized { before, now })
+}
+
+fn stats(context: &Context<'_>) -> Vec<Stats> {
+    let devices = context.fs.space_usage().devices;
+    let path = |devid: DevId| devices.iter().find(|device| device.devid == devid)?.path.clone();
+    let of = |(devid, item): (DevId, DevStatsItem)| {
+        let [write_io_errs, read_io_errs, flush_io_errs, corruption_errs, generation_errs] = item.values;
+        Stats {
+            devid: devid.0,
+            path: path(devid),
+            write_io_errs,
+            read_io_errs,
+            flush_io_errs,
+            corruption_errs,
+            generation_errs,
+        }
+    };
+    context.fs.device_stats().into_iter().map(of).collect()
 }

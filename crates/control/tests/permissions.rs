@@ -11,8 +11,8 @@ use std::sync::Arc;
 use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Caller, Context, Failure, OpenFile, Request, balance, disk_usage, file, filesystem as whole, quota, receive,
-    resolve, search, send, subvolume,
+    Caller, Context, Failure, OpenFile, Request, balance, device, disk_usage, file, filesystem as whole, quota,
+    receive, resolve, search, send, subvolume,
 };
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
@@ -159,6 +159,9 @@ fn each_command_is_for_those_whom_its_rule_names() {
             [OK, PERM, OK, PERM, PERM],
         ),
         (Request::Filesystem(whole::Request::Stats), &["/"], everyone),
+        (Request::Filesystem(whole::Request::MountOptions), &["/"], everyone),
+        (Request::Device(device::Request::Stats), &["/"], everyone),
+        (Request::Device(device::Request::MinSize { devid: 1 }), &["/"], admins),
         (
             Request::Send(send::Request::FindNew { subvolume: 5, generation: u64::MAX }),
             &["/"],

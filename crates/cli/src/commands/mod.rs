@@ -4,6 +4,7 @@
 pub(crate) mod background;
 pub(crate) mod balance;
 pub(crate) mod check;
+pub(crate) mod device;
 pub(crate) mod filesystem;
 pub(crate) mod inspect;
 pub(crate) mod mkfs;
