@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use anyhow::bail;
 use ubtrfs_control::filesystem::Request;
 
 use super::{call, info};
@@ -29,6 +30,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         return print_out(&format!("{}\n", printable(&info.label)));
     };
     let label = label.as_encoded_bytes().to_vec();
+    if label.contains(&b'\n') {
+        bail!("the label has a line break; choose a label of one line, at most 255 bytes");
+    }
     with_channel(&target, &args.image, Use::Write, |channel| {
         call(channel, &target, "set the label of", Request::SetLabel { label }).map(|_| ())
     })
