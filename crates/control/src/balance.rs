@@ -178,7 +178,7 @@ fn told(error: Error) -> Failure {
         }
         Error::Engine(EngineError::Cancelled) => Failure::new(
             errno,
-            "the balance was stopped; block groups moved so far keep their new place (see: ubtrfs balance status)",
+            "the balance was stopped; block groups moved so far keep their new place, and the same command moves the others",
         ),
         Error::Engine(EngineError::NoSpace) => Failure::new(
             errno,
