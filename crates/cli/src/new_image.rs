@@ -33,6 +33,15 @@ impl NewImage {
         let (device, name) = TemporaryName::make(&opened, name, false, |name| {
             temporary = dir.join(name);
             FileDevice::create_under(path, OsStr::new(name), size)
+        })
+        .map_err(|error| match error {
+            // The file does not exist yet, so the directory denies the access.
+            OpenError::Permission { .. } => anyhow::anyhow!(
+                "no permission to make {} in the directory {}; choose another directory, or change its mode or owner",
+                path.display(),
+                dir.display()
+            ),
+            error => error.into(),
         })?;
         Ok(Self { device: Arc::new(device), path: path.to_owned(), temporary, name })
     }

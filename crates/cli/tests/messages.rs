@@ -281,3 +281,83 @@ fn options_that_contradict_each_other_or_are_too_little_are_refused() {
         ok(bed.run("check --check-data-csum a.img"));
     }
 }
+
+#[test]
+fn paths_in_a_mount_and_paths_without_a_slash_are_told_apart() {
+    let bed = Bed::new();
+    refused(&bed.run("import root/f a.img:relative"), &["a path in an image starts with a slash: a.img:/relative"]);
+    refused(&bed.run("cat mnt"), &["write IMAGE:/path"]);
+    if !fuse() {
+        return;
+    }
+    ok(bed.run("mount a.img mnt"));
+    for line in ["cat mnt/f", "stat mnt/f", "rm mnt/f", "mkdir mnt/new", "import root/f mnt"] {
+        refused(&bed.run(line), &["is in a mount of ubtrfs", "IMAGE:/path", "programs of the system"]);
+    }
+    assert!(ok(bed.run("stats mnt/f")).contains("commit"), "a file of a mount stands for the mount");
+    // Messages about a mounted image name the place.
+    let at = bed.join("mnt").display().to_string();
+    fs::create_dir(bed.join("other")).unwrap();
+    for line in ["subvolume list a.img", "ls a.img:/", "mount a.img other"] {
+        refused(&bed.run(line), &["has mounted it on", &at, "ubtrfs umount"]);
+    }
+    refused(&bed.run("mount a.img mnt"), &["a.img is mounted on mnt already", "ubtrfs umount mnt"]);
+    ok(bed.run("umount mnt"));
+}
+
+#[test]
+fn a_full_host_is_named_with_its_remedy() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let host = bed.join("host");
+    fs::create_dir(&host).unwrap();
+    let options = ["-t", "tmpfs", "-o", "size=48M", "none"].map(std::ffi::OsStr::new);
+    sh("mount", options.into_iter().chain([host.as_os_str()])).unwrap();
+    ok(bed.run("mkfs -q -b 256M host/a.img"));
+    ok(bed.run("mount host/a.img mnt"));
+    let _ = fs::write(bed.join("mnt/big"), vec![7; 100 << 20]);
+    refused(&bed.run("sync mnt"), &["No space left", "the disk that holds the image is full", "free space there"]);
+    refused(&bed.run("umount mnt"), &["No space left", "the disk that holds the image is full", "free space there"]);
+}
+
+#[test]
+fn the_disk_that_is_full_is_named_by_its_path() {
+    let bed = Bed::new();
+    refused(&bed.run("cp a.img:/f /dev/full"), &["cannot copy '/f' to '/dev/full'", "No space left"]);
+}
+
+#[test]
+fn a_directory_that_denies_a_new_image_is_named() {
+    if !kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new();
+    fs::create_dir(bed.join("ro")).unwrap();
+    fs::set_permissions(bed.join("."), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = bed.join("ubtrfs");
+    fs::copy(env!("CARGO_BIN_EXE_ubtrfs"), &program).unwrap();
+    let mut command = Command::new(program);
+    command.args(["mkfs", "-b", "100M", "ro/n.img"]).current_dir(bed.join(".")).uid(65534).gid(65534);
+    refused(&command.output().unwrap(), &["no permission to make ro/n.img in the directory ro"]);
+}
+
+#[test]
+fn the_owner_of_a_source_is_told_apart_from_the_owner_of_its_snapshot() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    fs::set_permissions(bed.join("."), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = bed.join("ubtrfs");
+    fs::copy(env!("CARGO_BIN_EXE_ubtrfs"), &program).unwrap();
+    ok(bed.run("subvolume create a.img:/s"));
+    ok(bed.run("mount a.img mnt"));
+    fs::create_dir(bed.join("mnt/open")).unwrap();
+    fs::set_permissions(bed.join("mnt/open"), fs::Permissions::from_mode(0o777)).unwrap();
+    let mut command = Command::new(program);
+    command.args(["subvolume", "snapshot", "mnt/s", "mnt/open/snap"]).current_dir(bed.join(".")).uid(65534).gid(65534);
+    refused(&command.output().unwrap(), &["cannot make mnt/open/snap: mnt/s belongs to another user"]);
+    ok(bed.run("umount mnt"));
+}

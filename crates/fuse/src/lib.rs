@@ -48,6 +48,8 @@ mod session;
 mod subvolume_ioctl;
 pub mod transport;
 
-pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, holding_mount, is_root, mount};
+pub use mount::{
+    MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, holding_mount, is_root, mount, mount_point_of,
+};
 pub use sandbox::{Confinement, Identity, PrivilegedHelper, confine, serve_unmounts};
 pub use session::{Session, unmount};

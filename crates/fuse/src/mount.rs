@@ -153,6 +153,14 @@ pub enum MountError {
     /// The mount point is not empty.
     #[error("the mount point {0} is not empty; choose an empty directory, or mount over it with -o nonempty")]
     NotEmpty(String),
+    /// A filesystem of ubtrfs is mounted on the mount point.
+    #[error("{mounted} is mounted on {dir} already; choose another directory, or unmount it with: ubtrfs umount {dir}")]
+    Occupied {
+        /// The mount point.
+        dir: String,
+        /// The mounted device.
+        mounted: String,
+    },
     /// The mount's server has ended.
     #[error("{0} is a FUSE mount whose server has ended; unmount it first, with: ubtrfs umount {0}, or umount {0}")]
     Dead(String),
@@ -245,7 +253,10 @@ pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
     if !config.nonempty {
         let mut entries = std::fs::read_dir(&full).map_err(|source| unusable(dir, source))?;
         if entries.next().is_some() {
-            return Err(MountError::NotEmpty(shown));
+            return Err(match find_mount(&full).filter(MountInfo::is_of_ubtrfs) {
+                Some(mount) => MountError::Occupied { dir: shown, mounted: mount.source.display().to_string() },
+                None => MountError::NotEmpty(shown),
+            });
         }
     }
     match File::options().read(true).write(true).open("/dev/fuse") {
@@ -652,6 +663,12 @@ pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
     // `max_by_key` returns the last of equal mount points, which is the topmost mount on that directory.
     let found = holding.max_by_key(|mount| mount.dir.as_os_str().len())?;
     Some((found.dir, found.root))
+}
+
+/// The place where ubtrfs has mounted this image or device, if there is one.
+pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
+    let full = std::fs::canonicalize(image).ok()?;
+    mounts().into_iter().find(|mount| mount.is_of_ubtrfs() && Path::new(&mount.source) == full).map(|mount| mount.dir)
 }
 
 /// Raises the kernel's read-ahead from 128 KiB, so that sequential reads need fewer requests: the kernel sends one

@@ -140,7 +140,8 @@ fn is_file_or_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
 }
 
-fn is_in_mount(path: &Path) -> bool {
+/// Whether a path is in a mount of ubtrfs.
+pub(crate) fn is_in_mount(path: &Path) -> bool {
     Channel::mount(path).is_ok()
 }
 

@@ -31,11 +31,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let kind = std::fs::metadata(&args.target).with_context(|| format!("{}", args.target.display()))?;
-    let (text, trees) = match kind.is_dir() {
-        true => (mount_stats(&args.target)?, None),
-        false => {
-            let trees = tree_stats(&args.target)?;
+    let (text, trees) = match Target::Mounted(args.target.clone()).or_image() {
+        Target::Mounted(path) => (mount_stats(&path)?, None),
+        Target::Image(at) => {
+            let trees = tree_stats(&at.image)?;
             (prometheus_text(&metrics_of(&trees)), Some(trees))
         }
     };

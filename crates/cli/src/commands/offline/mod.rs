@@ -26,7 +26,7 @@ use anyhow::{Context, bail};
 pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
 use crate::common::parse_memory;
@@ -82,10 +82,27 @@ impl clap::builder::TypedValueParser for ImagePathParser {
         ImagePath::split(value).or_else(alone).ok_or_else(|| {
             let shown = value.to_string_lossy();
             let image = shown.trim_end_matches(':');
+            if let Some(text) = misplaced(Path::new(value), &shown) {
+                return clap::Error::raw(clap::error::ErrorKind::ValueValidation, text);
+            }
             let text = format!("'{shown}' does not name a file; give a path that ends in a name in an image; write IMAGE:/path, for example {image}:/etc");
             clap::Error::raw(clap::error::ErrorKind::ValueValidation, text)
         })
     }
+}
+
+/// What is wrong with a path that lacks `:/`, if it is in a mount, or in an image without a slash.
+fn misplaced(path: &Path, shown: &str) -> Option<String> {
+    // The path may be new: then its directory tells.
+    if super::place::is_in_mount(path) || path.parent().is_some_and(super::place::is_in_mount) {
+        return Some(format!(
+            "'{shown}' is in a mount of ubtrfs, and this command works on an image that is not mounted (IMAGE:/path); in the \
+             mount, use the programs of the system, such as ls, cat, cp, rm, mkdir, stat and tar"
+        ));
+    }
+    let (image, inside) =
+        shown.rsplit_once(':').filter(|(image, inside)| !inside.is_empty() && Path::new(image).is_file())?;
+    Some(format!("a path in an image starts with a slash: {image}:/{inside}"))
 }
 
 /// How an image is opened.
@@ -128,7 +145,22 @@ pub(crate) fn open_devices(
     access: Access,
 ) -> anyhow::Result<Vec<Arc<dyn Device>>> {
     let paths = [first].into_iter().chain(options.devices.iter().map(PathBuf::as_path));
-    paths.map(|path| Ok(Arc::new(FileDevice::open(path, access)?) as Arc<dyn Device>)).collect()
+    paths.map(|path| Ok(Arc::new(open_device(path, access)?) as Arc<dyn Device>)).collect()
+}
+
+/// Opens an image or device. The error for an image that ubtrfs has mounted names the mount point.
+fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
+    FileDevice::open(path, access).map_err(|error| match &error {
+        OpenError::Locked { path, by: Some(by) } => match ubtrfs_fuse::mount_point_of(path) {
+            Some(dir) => anyhow::anyhow!(
+                "{} is in use by {by}, which has mounted it on {1}; name a path in {1}, or unmount it with: ubtrfs umount {1}",
+                path.display(),
+                dir.display()
+            ),
+            None => error.into(),
+        },
+        _ => error.into(),
+    })
 }
 
 /// Does the work on devices that are already open, and closes the filesystem (I1).

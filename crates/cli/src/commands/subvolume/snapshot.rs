@@ -74,6 +74,9 @@ fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
     let request = Request::Snapshot { source: 0, dir: 1, name, read_only: args.read_only, qgroups };
     match flushed.and_then(|()| channel.subvolume(request, &[&subvolume, &dir])) {
         Err(failure) if failure.errno() == Errno::XDEV => Err(elsewhere(args)),
+        Err(failure) if failure.errno() == Errno::PERM && !failure.has_advice => {
+            bail!("cannot make {made}: {source} belongs to another user; run the command as its owner or as root")
+        }
         Err(failure) => Err(explain("make", &made, failure)),
         Ok(_) => Ok(made),
     }

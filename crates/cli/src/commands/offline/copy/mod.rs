@@ -333,6 +333,8 @@ impl<'a> Copy<'a> {
             if info.is_dir() && self.shared && is_inside(&new_path, &path) {
                 bail!("'{}' cannot be copied into itself; choose another target", printable(&path));
             }
+            let to = self.to.shown_path(&new_path);
+            let at = || format!("cannot copy '{}' to '{to}'", printable(&path));
             self.tree(path.clone(), new_path, info).with_context(at)
         });
         self.finish_dirs()?;
@@ -342,7 +344,7 @@ impl<'a> Copy<'a> {
     /// Sets the attributes of directories after the last change in them.
     fn finish_dirs(&mut self) -> anyhow::Result<()> {
         for (path, new_path, info) in std::mem::take(&mut self.dirs).into_iter().rev() {
-            self.finish(&path, &new_path, &info).or_else(|error| self.failed(&path, error))?;
+            self.finish(&path, &new_path, &info).or_else(|error| self.failed(&path, &new_path, error))?;
         }
         Ok(())
     }
@@ -355,7 +357,7 @@ impl<'a> Copy<'a> {
             let named = info.is_some();
             match self.step(&path, &new_path, info, &mut todo) {
                 Err(error) if named => return Err(error.context(printable(&path))),
-                done => done.or_else(|error| self.failed(&path, error))?,
+                done => done.or_else(|error| self.failed(&path, &new_path, error))?,
             }
         }
         Ok(())
@@ -394,8 +396,9 @@ impl<'a> Copy<'a> {
     }
 
     /// Reports a file that could not be copied. Fails only if the other files could not be copied either.
-    fn failed(&mut self, path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
-        let error = error.context(format!("cannot copy '{}'", printable(path)));
+    fn failed(&mut self, path: &[u8], new_path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
+        let (from, to) = (printable(path), self.to.shown_path(new_path));
+        let error = error.context(format!("cannot copy '{from}' to '{to}'"));
         if self.ends_with_target && is_fatal(&error) {
             return Err(error);
         }
