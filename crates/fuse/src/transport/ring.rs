@@ -4,7 +4,8 @@
 //!
 //! - U1. Each thread has one slot in its queue, so the kernel never gives a request to a busy thread while another
 //!   thread is free. Among free threads the kernel picks the one that answered last; idle threads cost nothing.
-//! - U2. FORGET requests do not arrive in rings: one thread keeps reading /dev/fuse.
+//! - U2. FORGET and INTERRUPT requests do not arrive in rings: one thread keeps reading /dev/fuse. It pauses after each
+//!   FORGET, so that the kernel collects them.
 //! - U3. All threads exist from the start. A thread started later would not help, because a new slot gets none of the
 //!   waiting requests. So the last thread of a queue never steps [aside](Place::aside_for_kernel) for the kernel.
 //! - U4. All rings are made before confinement takes away the right to make them.
@@ -64,7 +65,12 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
     stay_on(queue, shared.processors.as_ref());
     let (device, number) = (shared.device.as_fd(), u16::try_from(queue).unwrap_or(u16::MAX));
     // U3: no thread can be started later.
-    let place = Place { pool: &shared.queues[queue], grow: &|| false };
+    let roam = |is_aside| match (is_aside, &shared.processors) {
+        (true, Some(all)) => move_to(all),
+        (true, None) => {}
+        (false, allowed) => stay_on(queue, allowed.as_ref()),
+    };
+    let place = Place { pool: &shared.queues[queue], grow: &|| false, roam: &roam };
     let counts = shared.counts.of_thread();
     let mut arrived = ring.enable().and_then(|()| ring.register(device, number));
     loop {
@@ -129,8 +135,12 @@ fn stay_on(processor: usize, allowed: Option<&CpuSet>) {
     }
     let mut set = CpuSet::new();
     set.set(processor);
-    if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::debug!("processor {processor}: {errno}");
+    move_to(&set);
+}
+
+fn move_to(processors: &CpuSet) {
+    if let Err(errno) = rustix::thread::sched_setaffinity(None, processors) {
+        tracing::debug!("a thread stays on its processors: {errno}");
     }
 }
 

@@ -102,13 +102,17 @@ pub struct Place<'a> {
     pub(super) pool: &'a WorkerPool,
     /// Starts another thread of the worker pool.
     pub(super) grow: &'a dyn Fn() -> bool,
+    /// Called with true when the thread steps aside and with false when it steps back. While it is aside, the thread
+    /// may run on every processor: its work may be long, and threads that it starts inherit its processors.
+    pub(super) roam: &'a dyn Fn(bool),
 }
 
 impl Place<'_> {
     /// Does work that waits for a device, while another thread receives requests.
     pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.pool.step_aside(self.grow);
-        let _back = StepBack(self.pool);
+        let _back = StepBack(self);
+        (self.roam)(true);
         work()
     }
 
@@ -116,7 +120,8 @@ impl Place<'_> {
     /// no thread would be left to receive these requests (C2).
     pub fn aside_for_kernel<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let is_replaced = self.pool.step_aside(self.grow);
-        let _back = StepBack(self.pool);
+        let _back = StepBack(self);
+        (self.roam)(true);
         is_replaced.then(work)
     }
 }
@@ -127,11 +132,12 @@ impl std::fmt::Debug for Place<'_> {
     }
 }
 
-struct StepBack<'a>(&'a WorkerPool);
+struct StepBack<'a, 'p>(&'a Place<'p>);
 
-impl Drop for StepBack<'_> {
+impl Drop for StepBack<'_, '_> {
     fn drop(&mut self) {
-        self.0.step_back();
+        (self.0.roam)(false);
+        self.0.pool.step_back();
     }
 }
 
@@ -151,7 +157,7 @@ mod tests {
             started.set(started.get() + 1);
             started.get() <= 1
         };
-        let place = Place { pool: &pool, grow: &grow };
+        let place = Place { pool: &pool, grow: &grow, roam: &|_| {} };
         let nested = place.aside_for_kernel(|| {
             assert_eq!(started.get(), 0, "the other one is there");
             place.aside_for_kernel(|| {
@@ -166,16 +172,28 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_runs_everywhere_only_while_it_is_aside() {
+        let (pool, places) = (WorkerPool::new(2), std::cell::RefCell::new(Vec::new()));
+        let roam = |is_aside| places.borrow_mut().push(is_aside);
+        let place = Place { pool: &pool, grow: &|| true, roam: &roam };
+        place.aside(|| assert_eq!(*places.borrow(), [true]));
+        assert_eq!(*places.borrow(), [true, false]);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| place.aside(|| panic!("in a test"))));
+        assert!(panicked.is_err());
+        assert_eq!(*places.borrow(), [true, false, true, false]);
+    }
+
+    #[test]
     fn surplus_workers_rest_until_they_are_needed() {
         let pool = WorkerPool::new(1);
-        let place = Place { pool: &pool, grow: &|| true };
+        let place = Place { pool: &pool, grow: &|| true, roam: &|_| {} };
         place.aside(|| assert!(pool.goes_on(), "two serve, one of them aside"));
         std::thread::scope(|scope| {
             let resting = scope.spawn(|| pool.goes_on());
             while pool.state.lock().nr_resting == 0 {
                 std::thread::yield_now();
             }
-            let no_thread = Place { pool: &pool, grow: &|| unreachable!("someone rests") };
+            let no_thread = Place { pool: &pool, grow: &|| unreachable!("someone rests"), roam: &|_| {} };
             no_thread.aside(|| assert!(resting.join().unwrap(), "C1: called back"));
             let closing = scope.spawn(|| pool.goes_on());
             while pool.state.lock().nr_resting == 0 {
