@@ -120,9 +120,9 @@ fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Resul
 const COMPRESSION_AT: usize = 16;
 
 impl Engine {
-    /// Returns up to `limit` uses of the data at an address by files, as of the last commit. With `whole_extent`, uses
-    /// of any byte of the data extent that contains the address count, otherwise only items that cover the address.
-    /// Also returns the address's offset in the extent. `None` if no data extent covers the address.
+    /// Returns up to `limit` uses of the data at an address by files, as of the last commit. If `whole_extent` is set,
+    /// returns the uses of all bytes of the data extent that contains the address; otherwise only the items that cover
+    /// the address. Also returns the address's offset in the extent. `None` if no data extent covers the address.
     ///
     /// # Errors
     ///

@@ -72,8 +72,8 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a data extent, all of which are known to be among `limit`; none if the extent does not
-    /// exist.
+    /// The subvolumes that reach a data extent; none if the extent does not exist. The caller knows that all of them
+    /// are in `limit`, so the search ends early if it has found all of `limit`.
     pub(crate) fn of_data_among(&mut self, extent: Extent, limit: &[RootId]) -> Result<RootSet> {
         let refs = extent_refs(self.view.source(), self.view.extent_root(), extent.bytenr, extent.len_bytes, false)?;
         match refs {

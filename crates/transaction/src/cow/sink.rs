@@ -146,8 +146,8 @@ struct Made {
     refs: NewRefs,
     /// Nodes that are not written yet.
     emitted: HashMap<Logical, Arc<Node>>,
-    /// Addresses of blocks of this transaction that no tree uses any more; nodes at them that were never written are
-    /// dropped.
+    /// Addresses of blocks of this transaction that no tree uses any more; nodes at these addresses that were never
+    /// written are dropped from memory.
     freed: Vec<Logical>,
     /// Addresses of replaced nodes that no tree uses once this transaction is committed.
     left: Vec<Logical>,

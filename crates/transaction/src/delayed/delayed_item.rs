@@ -117,8 +117,8 @@ impl DelayedItems {
         merge_ranges(shards_between(start, end).map(of_shard), limit)
     }
 
-    /// Returns the changes of `start..=end` in descending order of their keys. Stops after the first insertion or after
-    /// `limit` changes.
+    /// Returns the changes of `start..=end` in descending order of their keys. Stops after the first change that is not
+    /// a deletion, or after `limit` changes.
     pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
         let of_shard = |number: usize| self.shards[number].read().changes.backwards(start, end, limit);
         join_backwards(shards_between(start, end).map(of_shard), limit)
@@ -330,14 +330,15 @@ impl Objectids {
     }
 
     fn place(objectid: u64) -> (usize, u64) {
-        // A shard has every NR_SHARDS-th row of inodes, so all objectids in a shard agree in some bits. The
-        // multiplication mixes the bits, so that the objectids spread over the whole set.
+        // A shard has every NR_SHARDS-th row of inodes ([`INODES_PER_ROW`]), so all objectids in a shard agree in some
+        // bits. The multiplication mixes the bits, so that the objectids spread over the whole set.
         let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }
 }
 
-/// Whether items of this type are names, whose keys are spread over their whole directory.
+/// Whether items of this type are names (`DIR_ITEM`s). The keys of names are hashes, so the names that change are
+/// spread over all leaves of their directory.
 pub(crate) fn is_name(item_type: KeyType) -> bool {
     item_type == KeyType::DIR_ITEM
 }
@@ -410,8 +411,8 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
     merged
 }
 
-/// Joins lists of changes in descending order of their keys. Each of `lists` ends with its first insertion, after
-/// `limit` changes, or at the start of the range.
+/// Joins lists of changes in descending order of their keys. Each of `lists` ends with its first change that is not a
+/// deletion, after `limit` changes, or at the start of the range.
 #[allow(clippy::arithmetic_side_effects, reason = "a number of lists")]
 fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
     let mut joined: Vec<(Key, Change)> = Vec::new();
@@ -422,8 +423,8 @@ fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize)
     }
     if nr_lists > 1 {
         joined.sort_unstable_by_key(|(key, _)| Reverse(*key));
-        // A list may lack the changes after its own end. So the joined list ends at the first insertion of any list, or
-        // after `limit` changes: up to there, no list has ended.
+        // A list may lack the changes after its own end. So the joined list ends at its first change that is not a
+        // deletion, or after `limit` changes: before that, no list has ended.
         let first_value = joined.iter().position(|(_, change)| change.is_some());
         joined.truncate(first_value.map_or(limit, |at| at.saturating_add(1).min(limit)));
     }

@@ -510,7 +510,7 @@ fn heads_bytes(heads: &Vec<Head>) -> usize {
 
 const HASH_BITS: u32 = 32;
 const LAST_HASH: u64 = u32::MAX as u64;
-/// This number of heads, with `len` and `depth`, takes four cache lines.
+/// Number of heads in a page: these heads, `len` and `depth` together take four cache lines.
 const PAGE_NAMES: usize = 31;
 /// Value of `NamePage::len` if the heads are in `Dir::more`.
 const MORE: u8 = u8::MAX;

@@ -25,7 +25,7 @@ use crate::engine::Engine;
 use crate::extents::csum_tree::{SectorCsums, verify_sector};
 use crate::extents::extent_tree::lookup_extent;
 
-/// The data sectors of a range that contradict their checksums at first sight.
+/// The data sectors of a range whose content contradicted their checksums when it was first read.
 pub(crate) struct SectorCheck {
     start: u64,
     sectorsize: u64,

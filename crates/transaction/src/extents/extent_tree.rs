@@ -77,7 +77,8 @@ pub(crate) struct OwnerChange {
     /// The trees whose ids are in the added data references. Only the trees in `gained` can be new users of a data
     /// extent.
     pub(crate) gained: Owner,
-    /// Whether only the subvolume of `before` reached the extent.
+    /// Whether it is known that only the subvolume in `before` reached the extent before the change. If false, other
+    /// subvolumes may have reached the extent.
     pub(crate) was_private: bool,
 }
 
@@ -233,7 +234,7 @@ struct Record<'a, 's> {
     found: Option<Key>,
     before: Option<ExtentItem>,
     item: ExtentItem,
-    /// Whether there is a keyed reference to the extent on disk.
+    /// Whether the extent tree on disk has a keyed reference to the extent.
     has_keyed: bool,
     /// Keyed references examined so far, with their counts on disk and after the head is applied.
     keyed: BTreeMap<Key, KeyedRef>,
@@ -253,7 +254,8 @@ struct KeyedPlace {
 
 /// Minimum number of heads for each thread: fewer heads are not worth a thread and a copy of all heads in memory.
 const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
-/// Number of steps after which a new search is cheaper.
+/// Maximum number of steps towards a target. If the target is farther away, a new search from the root is cheaper than
+/// more steps.
 const STEPS_MAX: usize = 16;
 /// Data references with equal hashes lie at consecutive offsets. A search looks at no more than this number of offsets.
 const HASH_CHAIN_MAX: u64 = 1024;

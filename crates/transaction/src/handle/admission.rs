@@ -32,7 +32,7 @@ impl Admission {
         self.throttle.begin()
     }
 
-    /// Notes that `done` of `all` frozen items are applied.
+    /// Notes that `done` of `all` frozen items are applied to the trees.
     pub(crate) fn flush_applied(&self, done: usize, all: usize) {
         self.throttle.applied(done, all);
     }

@@ -85,9 +85,10 @@ pub(crate) struct TransactionLoad {
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
-    /// Upper bound of the bytes of all trees at the last commit. In mixed block groups, used space also holds data, so
-    /// the estimated need of removals and writeback is limited by this number instead of the used space. The need of
-    /// ordinary changes is limited by the used space: this leaves the room that Linux requires when it mounts.
+    /// Upper bound of the bytes of all trees at the last commit. A commit copies each existing node at most once, so
+    /// [`Load::need`] counts copies of at most about all used bytes. In mixed block groups, used bytes also hold data.
+    /// So for removals and writeback, this number replaces them. For ordinary changes it does not: their need is
+    /// larger, which leaves free the room that Linux requires for its global reserve when it mounts.
     tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
     pub(crate) asked_for_commit: AtomicBool,
@@ -408,8 +409,8 @@ impl Engine {
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
         if !purpose.is_ordinary() || self.admission.metadata_tickets.is_empty() {
-            // When the changes in the stock were admitted, their need was estimated without a snapshot, so a snapshot
-            // cannot use them.
+            // A snapshot takes nothing from the thread's stock ([`Share`]). The stock was admitted before this snapshot
+            // was counted, so its need does not include the copies of blocks that the snapshot will share.
             if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
                 return Ok(MetadataReservation::counted(self, most as u64, purpose));
             }
@@ -447,9 +448,9 @@ impl Engine {
         }
     }
 
-    /// Admits changes between two commits (I5). If the changes do not fit, tries again when other threads have put
-    /// their admitted changes. Waits for other threads for at most `patience`, because they may be waiting for a lock
-    /// that the caller holds.
+    /// Admits changes between two commits (I5). If the changes do not fit, tries again until other threads have put
+    /// their admitted changes, but for at most `patience`: the other threads may be waiting for a lock that the caller
+    /// holds.
     fn admit_between_commits<T>(
         &self,
         granted: &dyn Fn() -> Option<T>,
@@ -514,12 +515,13 @@ impl Engine {
         has_room
     }
 
-    /// Writes dirty data, which replaces estimates by exact numbers.
+    /// Writes dirty data. This replaces the estimated need of the data's items by their actual need.
     pub(crate) fn flush_data(&self) -> Result<()> {
         self.flusher().map_or(Ok(()), |flusher| flusher.flush_delalloc(None))
     }
 
-    /// Whether the trees have room for all admitted changes and for the space that this purpose must leave.
+    /// Whether the room of the trees is at least the need of all admitted changes plus the space that a reservation for
+    /// this purpose must leave.
     pub(crate) fn has_room_for_metadata(&self, purpose: Purpose) -> bool {
         self.has_room_for_metadata_and(0, purpose)
     }
@@ -533,13 +535,13 @@ impl Engine {
         fits() || (self.admission.load.add_shares() && fits())
     }
 
-    /// Whether the trees still have the room that they need after a reservation of data. Such reservations take that
-    /// room only in mixed block groups.
+    /// Whether the trees still have the room that they need, now that data space has been reserved. Only in mixed block
+    /// groups does data take room of the trees; otherwise the result is true.
     pub(crate) fn data_leaves_room_for_metadata(&self) -> bool {
         !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change)
     }
 
-    /// Whether the trees still have the room that they need after a data chunk takes its share of the devices.
+    /// Whether the trees still have the room that they need once this data chunk has been allocated on the devices.
     #[allow(clippy::arithmetic_side_effects, reason = "every profile has at least one copy")]
     pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
         let nr_copies = copies(self.chunk_flags(SpaceKind::Metadata));
@@ -616,15 +618,15 @@ impl Engine {
         self.end_frozen_load();
     }
 
-    /// Whether there is so much room that an apply need not save blocks. The blocks that an apply replaces become
-    /// reusable only after a commit.
+    /// Whether room is ample ([`AMPLE`]), so that rows may be applied without a commit. The blocks that an apply
+    /// replaces become reusable only after a commit.
     pub(crate) fn has_ample_room_for_metadata(&self) -> bool {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         room / AMPLE >= need
     }
 
-    /// Room that the trees may still take, and the need of all admitted changes with the space that this purpose must
-    /// leave.
+    /// Returns two numbers: the bytes that the trees may still take; and the need of all admitted changes plus the
+    /// space that a reservation for this purpose must leave.
     fn metadata_room_and_need(&self, purpose: Purpose) -> (u64, u64) {
         let info = self.space.info(SpaceKind::Metadata);
         (self.metadata_room(&info), self.metadata_need(&info, purpose))

@@ -18,7 +18,7 @@ pub struct NewSubvolume {
     pub content: NewContent,
     /// The subvolume that holds the new subvolume's name.
     pub parent: RootId,
-    /// The place of the new subvolume's name.
+    /// The directory that holds the new subvolume's name, the index in that directory, and the name.
     pub root_ref: RootRef,
     /// Items of the directory that holds the new subvolume's name, in the order of their keys.
     pub entry: Batch,

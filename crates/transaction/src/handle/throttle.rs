@@ -57,7 +57,7 @@ impl Throttle {
         FlushProgress { throttle: self }
     }
 
-    /// Notes that `done` of `all` frozen items are applied.
+    /// Notes that `done` of `all` frozen items are applied to the trees.
     pub(crate) fn applied(&self, done: usize, all: usize) {
         let share = APPLY_SHARE.saturating_mul(done as u64).checked_div(all as u64).unwrap_or_default();
         self.progress.fetch_max(share.min(APPLY_SHARE), Ordering::Relaxed);

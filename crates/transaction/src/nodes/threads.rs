@@ -5,7 +5,8 @@ use std::panic::resume_unwind;
 use parking_lot::Mutex;
 use ubtrfs_error::Result;
 
-/// Maximum number of threads for all applies that run at the same time, and for running delayed refs.
+/// Maximum number of threads that apply frozen items to trees at the same time, for all trees together. Running the
+/// delayed refs may use as many threads.
 pub(crate) fn nr_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
 }
@@ -40,7 +41,7 @@ pub(crate) fn work_off<T: Send, S>(
     })
 }
 
-/// Maximum number of threads for applies: more threads would only wait for the devices.
+/// Upper bound of [`nr_threads`] on any machine: more threads would only wait for the devices.
 const THREADS_MAX: usize = 8;
 /// Number of threads of [`work_off`]: enough for reading, computing and writing at the same time.
 const NR_WORKERS: usize = 4;

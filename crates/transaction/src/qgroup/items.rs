@@ -86,7 +86,8 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
                 match groups.get(member).is_some() && groups.get(parent).is_some() {
                     true => is_whole &= groups.relate_as_on_disk(member, parent),
                     // When Linux deletes a subvolume whose group belongs to several groups, it leaves all relations but
-                    // one. They count for nothing, and btrfs-progs cannot show the groups of such a filesystem.
+                    // one. These relations count for nothing, and btrfs-progs cannot show the groups of such a
+                    // filesystem, so the next commit deletes them.
                     false => groups.note_leftover(member, parent),
                 }
             }

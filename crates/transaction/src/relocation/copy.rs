@@ -47,7 +47,8 @@ pub(crate) struct Copies {
 pub(crate) struct NewRoot {
     pub(crate) tree: Arc<Tree>,
     pub(crate) root: RootPtr,
-    /// Whether a copied block of the tree has other users, or full backrefs.
+    /// Whether a copied block of the tree has full backrefs or several references, or lies below such a block
+    /// ([`shared_members`]).
     pub(crate) has_shared_copies: bool,
 }
 

@@ -17,8 +17,8 @@
 //! Invariants:
 //! - I1. A tree is dropped only after it is marked as deleted, and not in a transaction that changed it, so all of its
 //!   blocks are recorded in the extent tree.
-//! - I2. The changes of a part are queued when the whole part is known, so a tree that cannot be read stays
-//!   unchanged.
+//! - I2. The changes of a part are put into the delayed refs only when the whole part has been read, so a tree that
+//!   cannot be read stays unchanged.
 //! - I3. References below a shared block are moved from the leaves up. If the move stops early, the next part repeats
 //!   the move and skips the blocks whose references were moved.
 //! - I4. Operations that began before [`Engine::drop_subvolume`] may still be under way after it. Their reads of the

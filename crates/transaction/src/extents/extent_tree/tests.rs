@@ -275,7 +275,7 @@ proptest! {
                 if next == 0 { refs.remove(&reference) } else { refs.insert(reference, next) };
             }
             model.retain(|_, refs| !refs.is_empty());
-            // Both kinds of tree block items occur side by side.
+            // Skinny and non-skinny items of tree blocks occur side by side.
             let config = LedgerConfig { geometry: Geometry { skinny: round % 2 == 0, ..GEOMETRY }, ..CONFIG };
             let changes = run(&mut tree, delayed.take().collect(), &config).expect("valid");
 
