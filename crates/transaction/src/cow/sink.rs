@@ -385,8 +385,8 @@ impl<'a> CowSink<'a> {
         self.made
     }
 
-    /// Allocates space for many neighbouring nodes if that is allowed and a free piece is large enough; otherwise for
-    /// fewer.
+    /// Allocates space for [`POOL_NODES`] neighbouring nodes if the nodes are streamed, room is ample and a free piece
+    /// is large enough; otherwise for fewer nodes.
     fn fill_pool(&mut self, near: Option<Logical>) -> Result<()> {
         let nodesize = u64::from(self.job.engine.geometry.nodesize);
         let want = if self.stream.is_some() && self.job.ample_room { POOL_NODES * nodesize } else { nodesize };

@@ -424,7 +424,7 @@ fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize)
     if nr_lists > 1 {
         joined.sort_unstable_by_key(|(key, _)| Reverse(*key));
         // A list may lack the changes after its own end. So the joined list ends at its first change that is not a
-        // deletion, or after `limit` changes: before that, no list has ended.
+        // deletion, or after `limit` changes: up to there, no list lacks a change.
         let first_value = joined.iter().position(|(_, change)| change.is_some());
         joined.truncate(first_value.map_or(limit, |at| at.saturating_add(1).min(limit)));
     }

@@ -348,8 +348,8 @@ fn is_below(key: &Key, other: &Key) -> bool {
     (key.objectid < other.objectid) | ((key.objectid == other.objectid) & (rest(key) < rest(other)))
 }
 
-/// The index in `recent` of the hint for a key. The inode items, references and attributes of a row of inodes share a
-/// hint. The entries of a directory share a hint, and the extents of a file share a hint.
+/// The index in `recent` of the hint for a key. The inode items, references and attributes of a row of inodes
+/// ([`INODES_PER_ROW`]) share a hint. The entries of a directory share a hint, and the extents of a file share a hint.
 fn recent_slot(key: &Key) -> usize {
     let kind = u64::from(key.item_type.0 >> 5);
     let row = if kind == 0 { key.objectid / INODES_PER_ROW } else { key.objectid };

@@ -74,7 +74,8 @@ pub(crate) struct TransactionLoad {
     rows: ChangeCounts,
     names: ChangeCounts,
     /// Number of changes that are admitted and whose reservations have not ended, including the stocks of the shares.
-    /// The changes of an ended reservation are subtracted when their share is added.
+    /// The changes of an ended reservation are subtracted when the counts of its thread's [`Share`] are added to these
+    /// counts.
     nr_reserved: AtomicU64,
     /// Number of reservations of snapshots that are granted and not dropped yet, or whose grant is being decided.
     nr_snapshots: AtomicU64,
@@ -85,10 +86,11 @@ pub(crate) struct TransactionLoad {
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
-    /// Upper bound of the bytes of all trees at the last commit. A commit copies each existing node at most once, so
-    /// [`Load::need`] counts copies of at most about all used bytes. In mixed block groups, used bytes also hold data.
-    /// So for removals and writeback, this number replaces them. For ordinary changes it does not: their need is
-    /// larger, which leaves free the room that Linux requires for its global reserve when it mounts.
+    /// Upper bound of the bytes of all trees at the last commit. While no blocks are shared, a commit copies each
+    /// existing node at most once, so [`Load::need`] counts copies of little more than the used bytes. In mixed block
+    /// groups, data is a part of the used bytes. So for removals, subvolume deletions and writeback, this number is
+    /// taken instead if it is smaller. For ordinary changes it is not: their need is larger, which leaves free the room
+    /// that Linux requires for its global reserve when it mounts.
     tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
     pub(crate) asked_for_commit: AtomicBool,
@@ -206,7 +208,7 @@ impl TransactionLoad {
         self.shares.current().lock().load.add_load(load);
     }
 
-    /// Takes changes from this thread's stock. Returns false if the stock is too small.
+    /// Takes changes from this thread's stock ([`Share`]). Returns false, and takes nothing, if the stock is too small.
     fn take_admitted(&self, nr_items: u64) -> bool {
         let mut share = self.shares.current().lock();
         let rest = share.nr_admitted.checked_sub(nr_items);
@@ -214,8 +216,8 @@ impl TransactionLoad {
         rest.is_some()
     }
 
-    /// Adds the counts of all shares to the transaction's counts, and gives the stocks of the shares back. Returns
-    /// whether the number of reserved changes fell.
+    /// Adds the counts of all shares to the transaction's counts, and gives the stocks up: their changes are no longer
+    /// reserved. Returns whether the number of reserved changes fell.
     fn add_shares(&self) -> bool {
         self.shares.all().fold(false, |any, share| {
             let mut share = share.lock();
@@ -565,8 +567,8 @@ impl Engine {
     }
 
     /// The need of one removal, and of the deletion of a subvolume after it, if subvolumes share blocks: each node that
-    /// they copy may add references to blocks all over the extent tree. 0 if no blocks are shared, because the minimum
-    /// size of the reserve covers that case.
+    /// the removal and the deletion copy may add references to blocks all over the extent tree. The result includes an
+    /// eighth to spare. 0 if no blocks are shared, because the minimum size of the reserve covers that case.
     fn shared_removal_need(&self, metadata: &SpaceInfo) -> u64 {
         let room = self.metadata_use(metadata, Purpose::Removal);
         let removal = Load { nr_changes: CHANGES_PER_REMOVAL + CHANGES_PER_SUBVOLUME_DELETION, new_bytes: 0 };
@@ -609,9 +611,9 @@ impl Engine {
         self.admission.load.frozen_need.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that the frozen rows are in nodes, and that the apply made or freed `nr_nodes` nodes. The commit of the
-    /// active transaction records the apply's nodes in the accounting trees, so they count as changes of that
-    /// transaction.
+    /// Notes that the frozen rows are in nodes, and that the apply added delayed refs of `nr_nodes` extents, most of
+    /// them nodes. The commit of the active transaction records these extents in the accounting trees, so they count as
+    /// changes of that transaction.
     pub(crate) fn end_frozen_rows_load(&self, nr_nodes: u64) {
         self.admission.load.rows.nr_changes.fetch_add(nr_nodes, Ordering::Relaxed);
         self.admission.load.rows.item_bytes.fetch_add(nr_nodes.saturating_mul(ITEM_OVERHEAD), Ordering::Relaxed);

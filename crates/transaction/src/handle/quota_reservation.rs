@@ -54,8 +54,8 @@ struct Part {
 }
 
 impl Reserved {
-    /// Reserves bytes for all of these groups, or for none. `fits` gets each group and the bytes that would then be
-    /// reserved for it.
+    /// Reserves bytes for all of these groups, or for none. `fits` decides for each group whether the limits allow this
+    /// number of reserved bytes, earlier reservations included.
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,
