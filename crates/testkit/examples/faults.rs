@@ -1,5 +1,5 @@
-//! Runs a scripted workload with every possible fault: for every n, the n-th read, write or flush fails (once, or
-//! with all later ones), is short, is wrong, is lost, or panics.
+//! Runs a scripted workload with every possible fault: for every n, the n-th read, write or flush (alone, or with all
+//! later ones) fails, transfers too few bytes, transfers wrong bytes, is lost, or panics.
 //!
 //! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME]
 //! [--check N] [--threads 2] [--seconds N]` prints one line per kind of fault. The exit status is 1 if a promise was

@@ -499,7 +499,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, raw, true, text)
     }
 
-    /// Swaps two adjacent item heads or pointers, or only their first `len` bytes.
+    /// Swaps the first `len` bytes of two adjacent item heads (in a leaf) or key pointers (in a node above).
     fn swap(&self, rng: &mut Rng, level: u8, step: usize, len: usize) -> Result<Option<Damage>> {
         let fits = |block: &RawBlock| block.level.min(1) == level && block.nritems > 1;
         let fitting: Vec<_> = self.blocks.iter().filter(|(block, _)| fits(block)).collect();
@@ -521,8 +521,8 @@ impl<'i> Corruptor<'i> {
         )
     }
 
-    /// Changes a number in a pointer. With `cross`, overwrites the pointer's block address and generation with those of
-    /// the next pointer.
+    /// Changes a number in a key pointer. If `cross` is set, overwrites the pointer's block address and generation with
+    /// those of the next pointer instead.
     fn pointer(
         &self,
         rng: &mut Rng,

@@ -7,9 +7,10 @@
 //!   sync fails.
 //! - F4. Nothing hangs: each run ends within [`TIME_LIMIT`].
 //! - F5. A read returns the right content or an error.
-//! - F6. A run starts at the last remount before the planned request, with the content that the device has there
-//!   without faults. The run ends [`ROUNDS_AFTER`] remounts later, or when the fault is reported. So a test of a late
-//!   request in a long script does not repeat everything before that request.
+//! - F6. A run starts at the last remount before the planned request, with the content that the device has at this
+//!   remount in a run without faults. So a test of a late request in a long script does not repeat everything before
+//!   that request. The run ends when an error is reported, or else after [`ROUNDS_AFTER`] remounts, when the filesystem
+//!   is closed for the next remount.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -31,7 +32,7 @@ use crate::{
 /// The time limit of a run.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// The number of remounts for which a run continues if nothing is reported (F6).
+/// The number of remounts in a run in which no error is reported (F6).
 const ROUNDS_AFTER: usize = 2;
 
 /// A script to run, and the filesystem for it.
@@ -289,7 +290,7 @@ fn after_failure(
     if plan.flush.is_some() && device.faults() > 0 {
         ensure!(target.fs().read_only().is_some(), "F3: writable after a flush failed");
     }
-    // Walk the filesystem, which must not hang after the failed step.
+    // Walk the filesystem: the walk must end, although it may fail.
     let _ = caught(|| walk_fs(target.fs()).is_ok());
     let was_read_only = target.fs().read_only().is_some();
     match caught(|| target.sync()) {

@@ -76,7 +76,7 @@ impl History {
         Self { states, promises: vec![Promise::Sync(0)], commits: None, within: false }
     }
 
-    /// Declares that commits happen only at promises, so that no other states may be found.
+    /// Declares that commits happen only at promises, so [`Self::verify`] accepts no state of any other commit.
     pub fn only_promises_commit(&mut self) {
         self.commits = Some(BTreeSet::new());
     }

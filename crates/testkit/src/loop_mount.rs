@@ -170,8 +170,8 @@ impl LoopMount {
     /// Waits until Linux has completed the deletions of subvolumes, or for about 20 seconds: after an abort, Linux
     /// never completes them.
     ///
-    /// A sync wakes Linux's cleaner. Without it, a cleaner that began before the end of the mount sleeps until the next
-    /// commit, up to half a minute later.
+    /// A sync wakes Linux's cleaner. Without a sync, a cleaner that began before the end of the mount sleeps until the
+    /// next commit, up to half a minute later.
     fn finish_deletions(&self) {
         let point = self.path().to_string_lossy().into_owned();
         for _ in 0..10 {

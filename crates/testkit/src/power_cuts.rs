@@ -52,13 +52,13 @@ pub struct Cut {
     pub what: String,
 }
 
-/// What Linux made of a cut that it did not find wrong.
+/// The result of Linux's verification of a cut, if Linux found nothing wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinuxVerdict {
     /// Linux mounted the filesystem, completed its balance, and found everything right.
     Good,
-    /// Linux aborted a transaction because it found no space on a device without unallocated space, so it judged only
-    /// a part. The filesystem was clean before and after the abort.
+    /// Linux aborted a transaction because it found no space on a device without unallocated space, so Linux did not
+    /// complete the verification. The filesystem was clean before and after the abort.
     OutOfSpace,
 }
 
@@ -102,8 +102,8 @@ impl PowerCuts {
                 if little_memory || kind % 2 == 0 {
                     driver = driver.names_only();
                 }
-                // With little memory, do not fsync: after an fsync, delayed items are not applied before the commit,
-                // and this workload tests such applies.
+                // With little memory, do not fsync: after an fsync, delayed items are not applied to their trees before
+                // the commit, but this workload tests that delayed items are applied earlier.
                 let (operations, fsyncs) = if little_memory { (600, false) } else { (140, true) };
                 random(&mut target, &mut history, &mut rng, driver, operations, fsyncs)?;
                 "random".to_owned()

@@ -75,7 +75,7 @@ impl Compare {
     pub const MODEL: Self = Self { mtime: false, dir_size: false, dir_nlink: false, xattrs: true, root: false };
 }
 
-/// Compares two trees. Returns the number of entries. An error has the number of all differences, and lists the first.
+/// Compares two trees. Returns the number of entries. An error has the number of differences, and lists the first 40.
 pub fn compare_trees(a: &Path, b: &Path, what: Compare) -> Result<usize> {
     let left = walk_path(a)?;
     let right = walk_path(b)?;
@@ -83,7 +83,7 @@ pub fn compare_trees(a: &Path, b: &Path, what: Compare) -> Result<usize> {
     Ok(left.len())
 }
 
-/// Compares two walks.
+/// Compares the entries of two trees.
 pub fn compare_entries(a: &[TreeEntry], b: &[TreeEntry], what: Compare) -> Result<()> {
     let mut differences = Vec::new();
     let left: BTreeMap<&[u8], &TreeEntry> = a.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
@@ -160,7 +160,8 @@ pub fn walk_path(root: &Path) -> Result<Vec<TreeEntry>> {
     Ok(entries)
 }
 
-/// Sets the link group of all paths in each group to the group's first path.
+/// Sets `link_group` of the hard links of each file to the file's first path in sorted order. Each element of `groups`
+/// has the indexes of the entries of one file.
 pub(crate) fn set_link_groups(entries: &mut [TreeEntry], groups: impl Iterator<Item = Vec<usize>>) {
     for group in groups {
         let first = group.iter().map(|&index| &entries[index].path).min().cloned();

@@ -76,7 +76,7 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
     };
     let mended = read.iter().filter(same).count();
     // A walk does not read leaves that contain only inode references of files with many links, so up to 5% of the
-    // damaged blocks may not be repaired.
+    // damaged blocks may remain damaged.
     assert!(mended * 20 >= read.len() * 19, "{mended} of {} were mended", read.len());
     println!("{mended} of {} were mended", read.len());
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -204,8 +204,8 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// A damaged filesystem may be refused, or opened and changed. In both cases, every superblock that was valid before
-/// still belongs to this filesystem and device.
+/// The engine may refuse a damaged filesystem, or open and change it. In both cases, a superblock that was valid before
+/// stays valid, and still states the same filesystem, device and address.
 #[test]
 fn superblocks_outlive_writes_to_a_crafted_image() {
     if !capability::kernel_oracle() {

@@ -251,7 +251,7 @@ fn sessions(seed: u64, nr_sessions: u64, nr_threads: u64) {
         let most_steps = if rng.one_in(3) { 120 } else { 20 };
         let (nr_steps, moves_dirs) = (5 + rng.below(most_steps), rng.one_in(4));
         let fs = server.fs();
-        // Remove some of the newest inodes, because their numbers and indexes would be used next.
+        // Remove some of the inodes with the highest numbers, so that new inodes can get their numbers and indexes.
         for _ in 0..rng.below(4) {
             if let Some((_, (dir, name))) = living(fs).pop_last() {
                 Worker::remove_all(fs, dir, &name).unwrap();

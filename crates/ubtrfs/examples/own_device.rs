@@ -51,8 +51,8 @@ impl Device for CountingDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // With real storage, this function must make all previous writes durable: the promises of ubtrfs depend on
-        // that.
+        // With real storage, this function must make all previous writes durable. Otherwise changes that ubtrfs reports
+        // as durable can be lost.
         self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -90,7 +90,8 @@ impl Subvolume {
         Some(self.info.parent_uuid).filter(|uuid| !uuid.is_nil())
     }
 
-    /// The UUID of the sent subvolume; `None` if this subvolume was not received.
+    /// The UUID that the received stream has for the sent subvolume; `None` if this subvolume was not received. A
+    /// subvolume that was received before it was sent has its own received UUID in the stream.
     pub fn received_uuid(&self) -> Option<Uuid> {
         Some(self.info.received_uuid).filter(|uuid| !uuid.is_nil())
     }

@@ -43,7 +43,7 @@ impl InPlace {
 
     /// See [`super::input::Input::next_piece`].
     pub(crate) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
-        // The position never decreases.
+        // This cannot underflow, because the position is never before the window.
         if self.at - self.window_at >= self.window_len as u64 {
             self.fill_window()?;
         }

@@ -98,7 +98,7 @@ impl Input {
     }
 
     /// Reads to the end of the input, so that damage in compressed bytes after the archive is found, and a program
-    /// that writes to a pipe can finish.
+    /// that writes the archive into a pipe can finish.
     pub(crate) fn drain(&mut self) -> io::Result<()> {
         if let Source::Stream(stream) = &mut self.source {
             while !stream.next_piece(u64::MAX)?.is_empty() {}

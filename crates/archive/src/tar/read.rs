@@ -406,7 +406,8 @@ fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::
         charge(left, key.len() + value.len() + RECORD_OVERHEAD)?;
         match key {
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => extras.sparse.push(parse_decimal(value)?),
-            // An empty value removes an earlier record with this key: empty records are dropped below.
+            // An empty value removes an earlier record with this key, because empty records are dropped below. Only an
+            // extended attribute may be empty: an empty value then replaces the earlier one.
             _ => drop(extras.records.insert(key.to_vec(), value.to_vec())),
         }
         rest = &rest[len..];

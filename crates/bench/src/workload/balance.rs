@@ -1,8 +1,8 @@
 //! balance and overwrite: measure the cost of balance on a tree with snapshots, and the cost of quotas.
 //!
-//! `balance` copies a directory of this machine into a subvolume, takes snapshots with three changed files after each,
-//! enables quotas on request, and times one balance. `overwrite` times random overwrites of a file that a snapshot
-//! shares.
+//! `balance` copies a directory of this machine into a subvolume, takes snapshots of it and changes three files after
+//! each snapshot, enables quotas if `--quotas` is given, and times one balance. `overwrite` times random overwrites of
+//! a file that a snapshot shares.
 
 use std::fs::{self, File};
 use std::io::Read;

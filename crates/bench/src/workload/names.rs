@@ -1,4 +1,4 @@
-//! fsmark, rm and find: work on names and inodes, without data. readtree and reread: small files.
+//! fsmark, rm and find: work on names and inodes, without data. readtree and reread: read all files of a tree.
 
 use std::time::Instant;
 
@@ -106,7 +106,7 @@ pub(super) fn read_tree<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
     Ok(work)
 }
 
-/// Reads every file below `dir` once, and then again several times; only the latter is timed.
+/// Reads every file below `dir` once, and then again [`REREADS`] times. The first time is not measured.
 pub(super) fn reread<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
     read_tree(target, dir)?;
     let mut all = Work::new();

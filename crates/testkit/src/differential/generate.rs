@@ -565,7 +565,7 @@ impl Generator {
         }
     }
 
-    /// Returns some of the known objects below `path`, with their paths relative to `path`.
+    /// Returns at most 40 of the known objects below `path`, with their paths relative to `path`.
     fn below(&self, path: &str) -> Vec<(String, AssumedType)> {
         let start = if path.is_empty() { String::new() } else { format!("{path}/") };
         let known = self.known.iter().filter(|(known, _)| known.starts_with(&start)).take(40);

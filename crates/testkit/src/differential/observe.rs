@@ -13,10 +13,10 @@ use super::call::name_text;
 use super::perform::{Side, full};
 use crate::tree_entry::{TreeEntry, walk_path, xxh64};
 
-/// A time in seconds before every call. Times that a test sets are earlier than this time or later than
-/// [`LATEST_CALL`], so a time between the two is the time of a call.
+/// A time (in seconds since 1970) that is earlier than the time of any call. Times that a test sets are earlier than
+/// this time or later than [`LATEST_CALL`], so a time between the two is the time of a call.
 pub(crate) const EARLIEST_CALL: i64 = 1_700_000_000;
-/// A time in seconds after every call.
+/// A time (in seconds since 1970) that is later than the time of any call.
 pub(crate) const LATEST_CALL: i64 = 4_000_000_000;
 
 /// The attributes of an object that must be equal on both sides.

@@ -29,8 +29,8 @@ pub(crate) fn together(pair: &Pair, seed: u64) -> Result<Vec<Difference>> {
     for (ours, linux) in ours.iter().zip(&linux) {
         for (at, (ours, (step, answer))) in ours.iter().zip(linux).enumerate() {
             let nr_found = found.len();
-            // It is not known whether the file was immutable or append-only during the call, so `true` also allows
-            // the differences of such files.
+            // It is not known whether the file was immutable or append-only during the call. So assume that it was
+            // (`true`): then the differences that are allowed for such files are allowed here too.
             compare_answers(step, &ours.1, answer, true, &mut found);
             for difference in &mut found[nr_found..] {
                 difference.before = linux[..at].iter().map(|(step, _)| step.clone()).collect();

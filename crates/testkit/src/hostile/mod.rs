@@ -104,7 +104,7 @@ pub fn item(data: &[u8]) {
     look_at_node(&raw, &sb);
 }
 
-/// Decodes a tree block with a valid checksum.
+/// Makes a tree block from the input, gives the block a valid checksum, and decodes it.
 pub fn node(data: &[u8]) {
     let seed = SeedImage::get(0);
     let sb = seed.superblock_decoded();

@@ -241,9 +241,10 @@ fn mkfs_args(rng: &mut Rng) -> &'static [&'static str] {
 /// Operations on a tree.
 pub type Change = fn(&mut dyn Target) -> Result<(), Errno>;
 
-/// Makes a snapshot after `first` and one after `second`, sends both (the second one as an increment), and compares
-/// what Linux and the engine receive. The filesystem is opened again for each change, so that numbers of deleted inodes
-/// are used again. Returns the temporary names in the increment.
+/// Makes a snapshot after `first` and one after `second`, sends both (the second one as an increment), and receives
+/// them with Linux and with the engine. Fails unless the received trees equal the snapshots. The filesystem is opened
+/// again for each change, so that numbers of deleted inodes are used again. Returns the temporary names in the
+/// increment.
 pub fn check_pair(first: Change, second: &[Change], form: Form) -> Result<Vec<PathBuf>> {
     let source = Image::kernel_made(256 << 20, &[])?;
     let mount = LoopMount::new(source.path(), "")?;

@@ -13,9 +13,9 @@ use crate::tree_entry::{join, show};
 /// The differences between two chains.
 #[derive(Clone, Debug, Default)]
 pub struct Differs {
-    /// Blocks that have data in one chain, and are holes or preallocated in the other.
+    /// Blocks that have data in one chain, and are holes or preallocated in the other; at most 20.
     pub holes: Vec<String>,
-    /// Blocks that are preallocated in one chain, and holes in the other.
+    /// Blocks that are preallocated in one chain, and holes in the other; at most 20.
     pub prealloc: Vec<String>,
     /// Blocks that are shared in the first chain and not in the second one; at most four of each file.
     pub unshared: Vec<String>,
@@ -42,8 +42,8 @@ pub(super) enum Block {
 pub(super) type Place = (u64, u64);
 pub(super) type Blocks = BTreeMap<u64, Block>;
 
-/// A block of a source, and the number of its bytes that the file uses. A block in which a file ends can be cloned only
-/// to the end of another file.
+/// The place of a block of a sent file, and the number of the block's bytes that are before the end of the file. A
+/// block in which a file ends can be cloned only to the end of another file.
 type SourceBlock = (Place, u64);
 
 /// A snapshot.
@@ -101,7 +101,8 @@ pub fn compare_extents(source: &Fs, target: &Fs, sent: &[Sent<'_>]) -> Result<Di
                         let block = (*block, used);
                         let known = others.iter().filter_map(|other| places.get(other)?.get(&block));
                         let known: BTreeSet<Place> = known.flatten().copied().collect();
-                        // Record the place of a tolerated tail too, because later snapshots may share the tail.
+                        // If the file ends in this block, the block may be unshared (`tails`). Even then, record
+                        // the place, because later snapshots may share the block.
                         let is_tolerated = tolerance.tails && used < BLOCK;
                         let mine = here.entry(block).or_default();
                         let is_shared = known.contains(place) || mine.contains(place);

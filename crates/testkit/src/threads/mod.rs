@@ -365,7 +365,7 @@ impl ThreadedCuts {
     }
 
     /// Chooses points to cut at, in ascending order: around flushes, where superblocks are written; before a delayed
-    /// request; directly after promises; and anywhere.
+    /// request; directly after a promise, that is after the return of a sync or fsync; and anywhere.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
         let mut rng = Rng::new(self.seed ^ 0x5eed);
         let (flushes, events) = (self.device.flush_points(), self.device.events());
@@ -471,7 +471,7 @@ fn errno(errno: i32) -> anyhow::Error {
     anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno))
 }
 
-/// Runs all threads of a scenario to their end. With `faults`, a lane may fail and end early.
+/// Runs all threads of a scenario to their end. If `faults` is set, an operation of a lane may fail; the lane then ends.
 fn run_threads(
     scenario: Scenario,
     target: &FsTarget,

@@ -18,11 +18,11 @@ pub(super) struct Snapshot {
     pub(super) path: String,
     /// For each lane, the first and the last state that the snapshot may contain.
     pub(super) states: [(usize, usize); LANES],
-    /// The number of the promise that makes the snapshot durable.
+    /// The number of the promise that the snapshot exists (T2).
     pub(super) made: u64,
     /// The number of the last promise before the deletion began.
     pub(super) deleted: Option<u64>,
-    /// The number of the promise that makes the deletion durable.
+    /// The number of the promise that the deleted snapshot is gone (T2).
     pub(super) gone: Option<u64>,
 }
 
