@@ -125,7 +125,7 @@ impl Lane {
         Ok((self.history, self.steps, self.told))
     }
 
-    /// Adds the state after an operation, and the promises that the operation got (I1).
+    /// Adds the state after an operation to the history, and a promise for each sync and fsync of the operation (I1).
     fn note(&mut self, model: Model, shared: &Shared) {
         self.history.push(model);
         shared.states[self.number].store(self.history.last(), Ordering::SeqCst);
@@ -160,8 +160,8 @@ impl Lane {
         }
     }
 
-    /// Handles an operation that failed. After a fault, an operation may fail, may have taken effect nevertheless, and
-    /// ends the lane. Without a fault, returns an error.
+    /// Handles an operation that failed. If a fault has happened, the operation may have taken effect nevertheless, and
+    /// the lane ends. Otherwise returns an error.
     fn failed(&mut self, what: &str, number: Option<i32>, model: Model, shared: &Shared) -> Result<Done> {
         let has_fault = self.faults.as_ref().is_some_and(|faults| faults.faults() > 0);
         if !has_fault {

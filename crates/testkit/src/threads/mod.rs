@@ -471,7 +471,8 @@ fn errno(errno: i32) -> anyhow::Error {
     anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno))
 }
 
-/// Runs all threads of a scenario to their end. If `faults` is set, an operation of a lane may fail; the lane then ends.
+/// Runs all threads of a scenario to their end. If `faults` is set, an operation of a lane may fail, and the lane then
+/// ends.
 fn run_threads(
     scenario: Scenario,
     target: &FsTarget,
