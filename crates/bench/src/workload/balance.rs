@@ -1,8 +1,8 @@
 //! balance and overwrite: measure the cost of balance on a tree with snapshots, and the cost of quotas.
 //!
 //! `balance` copies a directory of this machine into a subvolume, takes snapshots of it and changes three files after
-//! each snapshot, enables quotas if `--quotas` is given, and times one balance. `overwrite` overwrites each block of the
-//! threads' files once, in random order, while a snapshot shares the old blocks.
+//! each snapshot, enables quotas if `--quotas` is given, and times one balance. `overwrite` overwrites each block of
+//! the threads' files once, in random order, while a snapshot shares the old blocks.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -325,7 +325,7 @@ impl Operations {
                 let _ = target.copy_range(backup, 0, path, 0, 1 << 30);
             }
             4 => {
-                // The file keeps its content up to the old end, and gets back the blocks that it had past this end.
+                // The file keeps its content before `block`, and gets back its former content from there on.
                 let block = 4096 * (1 + self.rng.below(3));
                 let _ = target.copy_range(backup, block, path, block, 1 << 30);
             }
