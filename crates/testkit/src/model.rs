@@ -218,7 +218,7 @@ impl Model {
     }
 
     /// Returns the directory of a path, and the last name in the path. Unless `replace` is set, the name must not
-    /// exist. Checks are in Linux's order: first the lookup, then whether the directory is writable
+    /// exist. Whether the directory is writable is not checked here: as Linux does, callers check it after this lookup
     /// ([`Model::writable`]).
     fn find_parent<'p>(&self, path: &'p [u8], replace: bool) -> Result<(u64, &'p [u8]), Errno> {
         let (dir, name) = split(path);

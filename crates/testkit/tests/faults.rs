@@ -72,8 +72,8 @@ fn the_long_workload_makes_two_thousand_requests_of_each_kind() {
     }
 }
 
-/// If all writes to second copies fail, the filesystem works with the first copies, the errors are counted and kept,
-/// and Linux repairs the second copies.
+/// If all writes to second copies fail, the filesystem works with the first copies, the counts of errors survive the
+/// unmount, and Linux repairs the second copies.
 #[test]
 fn losing_a_copy_while_writing_loses_nothing() {
     if !capability::kernel_oracle() {
@@ -165,7 +165,8 @@ fn repairs_by_reading_are_counted_permanently() {
     assert_eq!(count(&target), 1);
 }
 
-/// Finds the offset of the first copy of the newest leaf of the top-level subvolume.
+/// Finds the offset of the first copy of a leaf of the top-level subvolume: of one of the leaves with the highest
+/// generation.
 fn first_leaf_of_files(medium: &Medium) -> u64 {
     let read = |offset: u64, len: usize| {
         let mut bytes = vec![0; len];
@@ -179,7 +180,7 @@ fn first_leaf_of_files(medium: &Medium) -> u64 {
         let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
         (header[32..48] == fsid && number(88) == 5 && header[100] == 0).then(|| (number(80), offset))
     });
-    // Take the newest leaf, and its copy with the lowest address.
+    // Of the leaves with the highest generation, take the one with the lowest offset, which is a first copy.
     leaves.max_by_key(|&(generation, offset)| (generation, std::cmp::Reverse(offset))).unwrap().1
 }
 

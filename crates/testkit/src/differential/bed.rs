@@ -286,7 +286,8 @@ impl Bed {
         Ok(None)
     }
 
-    /// Unmounts both sides and mounts them again. The content of each image must be equal before and after.
+    /// Unmounts both sides and mounts them again, with exchanged images if the call is [`Call::Swap`]. The content of
+    /// each image must be equal before and after.
     fn reopen(&mut self, step: &Step) -> Result<()> {
         // Sync first, because the block counts of dirty data may change when the data is written.
         self.pair.sync()?;

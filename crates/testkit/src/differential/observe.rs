@@ -52,8 +52,8 @@ pub(crate) struct Observation {
     pub(crate) stat: Result<Stat, Errno>,
     /// Names and values of extended attributes.
     pub(crate) xattrs: String,
-    /// Whether a file without blocks has non-zero content. `tar -S` and `cp` would treat a file with data but without
-    /// blocks as a hole.
+    /// Whether a file that is open in a slot has no blocks, but has non-zero content in its first MiB. `tar -S` and
+    /// `cp` would treat such a file as a hole. Always false for a path.
     pub(crate) data_without_blocks: bool,
     /// Whether statx reports the file as immutable or append-only. FUSE cannot report that a file is immutable or
     /// append-only.

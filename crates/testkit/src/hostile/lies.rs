@@ -61,7 +61,8 @@ fn names(items: &Items) -> Vec<Vec<u8>> {
     of_entries.filter_map(|(_, data)| DirEntry::decode_all(data).ok()).flatten().map(|entry| entry.name).collect()
 }
 
-/// Changes every directory entry whose name is `name`, in both items of the entry, and updates the hash in the key.
+/// Changes every directory entry whose name is `name`, in its `DIR_ITEM` and its `DIR_INDEX`. Updates the hash in the
+/// key of a `DIR_ITEM` that has only this entry.
 fn edit_entries(items: &mut Items, name: &[u8], edit: impl Fn(&mut DirEntry)) {
     for (key, data) in items.iter_mut() {
         let Ok(mut entries) = DirEntry::decode_all(data) else { continue };
@@ -91,7 +92,8 @@ fn rename(items: &mut Items, mutation: Mutation) {
     edit_entries(items, name, |entry| entry.name.clone_from(&new));
 }
 
-/// Points an entry to another entry's inode, to the root, or to a subvolume.
+/// Points an entry to inode 256 (a root directory), to the inode of another item, or to a random inode number. In one
+/// of four cases, the number stands for a subvolume instead of an inode.
 fn redirect(items: &mut Items, mutation: Mutation) {
     let names = names(items);
     let Some(name) = pick(&names, mutation.place) else { return };

@@ -222,7 +222,7 @@ fn use_filesystem(device: Arc<dyn Device>, options: &str) -> Result<()> {
 }
 
 /// Sends the snapshot `sent1` whole, as an increment to `sent0`, and with `sent0` as a clone source, in versions 1 and
-/// 2 of the stream. Lists the differences between both snapshots.
+/// 2 of the stream. Also lists the differences between both snapshots, and what `find_new` finds in `sent1`.
 fn send(fs: &Fs) {
     let list = fs.subvolumes().unwrap_or_default();
     let found = |name: &[u8]| list.iter().find(|info| info.path.ends_with(name)).map(|info| info.id);

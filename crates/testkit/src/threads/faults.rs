@@ -33,7 +33,7 @@ pub struct ThreadedFaults {
 }
 
 impl ThreadedFaults {
-    /// Runs the threads of a seed, with a fault that the seed determines. An error means a broken promise.
+    /// Runs the threads of a seed, with a fault that the seed determines. An error means a broken rule (R1 to R3).
     pub fn run(seed: u64) -> Result<Self> {
         let (sender, receiver) = channel();
         let thread = std::thread::Builder::new().name("run".to_owned()).spawn(move || {

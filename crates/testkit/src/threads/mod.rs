@@ -573,7 +573,7 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> 
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Continuously rewrites a file, and fsyncs it (T3).
+/// Lets the writers of a file rewrite it continuously, and fsyncs it `nr_fsyncs` times (T3).
 fn rewrite(
     target: &FsTarget,
     marks: Option<&Arc<RecordingDevice>>,
