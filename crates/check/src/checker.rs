@@ -31,10 +31,10 @@ const REF_BUCKETS: usize = 1 << 16;
 /// Number of buckets for the names of one subvolume.
 const NAME_BUCKETS: usize = 1 << 12;
 
-/// Lower limit of [`Checker::again_max`], which applies to small filesystems.
+/// Smallest value of [`Checker::again_max`]. Small filesystems get this value.
 pub(crate) const REREADS_MIN: u64 = 1 << 21;
-/// [`Checker::again_max`] is this number for each tree block of the filesystem. A limit is needed because subvolumes of
-/// a crafted image can share blocks in very many combinations.
+/// [`Checker::again_max`] is this number times the number of the filesystem's tree blocks. A limit is needed because
+/// subvolumes of a crafted image can share blocks in very many combinations.
 pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
 
 /// The state of one check.

@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks are in the block table.
-//! - I2. The references that extent items list are added to the ledger when they are read. This module checks only
-//!   their number, against the extent item's reference count; `extent_detail` compares the references themselves.
+//! - I2. When an extent item is read, the references that it lists are added to the ledger. This module compares only
+//!   the number of these references with the extent item's reference count; `extent_detail` compares the references
+//!   themselves.
 
 use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::hash::extent_data_ref_hash;
@@ -125,7 +126,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Records the references of the extent tree again.
+    /// Reads the extent tree again, and adds the references that it lists to the ledger.
     pub(crate) fn reread_extents(&mut self, root: &TreeRoot) {
         let mut loader = Loader::default();
         self.data.frozen = true;

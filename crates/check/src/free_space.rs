@@ -33,7 +33,8 @@ struct Listed {
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the free space tree and compares each block group after its last item.
+    /// Reads the free space tree. Once all items of a block group are read, compares the listed free ranges with the
+    /// ranges that extents leave free.
     pub(crate) fn free_space_tree(&mut self) {
         if !self.has_ro(CompatRo::FREE_SPACE_TREE) || !self.has_ro(CompatRo::FREE_SPACE_TREE_VALID) {
             return;

@@ -2,7 +2,8 @@
 //! item.
 //!
 //! Invariants:
-//! - I1. One inode is in memory at a time. Names, which a directory and another inode list, go into the ledger.
+//! - I1. One inode is in memory at a time. A name is listed by its directory and by the inode that has it; both sides
+//!   go into the ledger, which compares them.
 //! - I2. An inode that could not be read completely is not checked.
 
 use ubtrfs_format::item::{FileType, InodeFlags, InodeItem};

@@ -47,8 +47,8 @@ pub(crate) struct Quota {
     with: HashMap<(u32, u64), u32>,
 }
 
-/// A set of subvolumes, formed from another set and one more subvolume. Subvolumes are visited one after the other,
-/// so the subvolumes of a set always join the set in the same order.
+/// A set of subvolumes, formed from another set and one more subvolume. Subvolumes are visited one after the other, so
+/// the subvolumes of a set always join it in the same order, and equal sets have the same number.
 #[derive(Clone, Copy, Debug)]
 struct UserSet {
     others: u32,
@@ -69,7 +69,7 @@ impl Quota {
         self.current = tree;
     }
 
-    /// Stops counting.
+    /// Stops counting blocks and extents.
     pub(crate) fn pause(&mut self) {
         self.current = None;
     }

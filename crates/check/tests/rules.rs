@@ -289,8 +289,8 @@ fn a_directory_without_a_name_may_be_emptied_half_way() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // Once the directory's link count is 1, the exemption for orphans ends, so the directory's entry for inode 258,
-    // which lists no such name, is a problem.
+    // Once the directory's link count is 1, the exemption for orphans ends. The directory has an entry for inode 258,
+    // but inode 258 does not list that name, which is a problem then.
     craft(&image, |items| find(items, 257, KeyType::INODE_ITEM).map(|(_, data)| data[40] = 1).is_some());
     assert!(codes(&image).contains(&Code::InodeNames));
 }

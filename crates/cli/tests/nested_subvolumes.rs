@@ -140,8 +140,8 @@ const READERS: &[&str] = &[
     "find . -type f -printf '%p %s %b %n %m\\n' | sort",
     "find home -depth -name 'file1*' | sort",
     "du -s . 2>&1",
-    // With two operands, du would skip directories whose inode number it has seen. On Linux, all empty directories in
-    // place of subvolumes have the same inode number.
+    // This du gets one operand only: with two, du skips directories whose inode number it has seen, and on Linux all
+    // empty directories in place of subvolumes have the same inode number.
     "du -a home | sort -k2",
     "du -sh --inodes home | cut -f2",
     "grep -rc needle . | sort",

@@ -103,8 +103,8 @@ fn a_refused_send_leaves_the_file_as_it_is() {
     let inside = format!("{}:/s0", image.path().display());
     let send = |args: &[&str]| ubtrfs(["send", "-q", "-f", file.to_str().unwrap()].iter().chain(args));
     fs::write(&file, vec![7; 4 << 20]).unwrap();
-    // A snapshot cannot be its own parent. Only the engine detects this, when the file is open already; the file keeps
-    // its content.
+    // A snapshot cannot be its own parent. Only the engine detects this, after the output file was opened. The output
+    // file keeps its content.
     refused(&send(&["-c", &inside, &inside]), &["none of the clone sources"]);
     assert_eq!(fs::read(&file).unwrap(), vec![7; 4 << 20]);
     // The file's old content is longer than the stream, and is replaced completely.

@@ -289,7 +289,8 @@ for page in range(0, 8 << 20, 4096):
 mapped.close()
 "#;
 
-/// The kernel takes stores to a mapping before the server knows of them, so nobody else learns that they are lost.
+/// The kernel accepts stores to a mapping before the server gets them. If the server has no space for them, a program
+/// that does not call fsync gets no error, so umount must report the loss.
 #[test]
 fn umount_names_a_file_whose_mapped_pages_found_no_space() {
     if !capability::fuse() || !capability::kernel_oracle() {

@@ -130,7 +130,7 @@ impl<'f> Channel<'f> {
         matches!(self, Self::Mount(_))
     }
 
-    /// Makes the kernel send its dirty pages of a file's whole filesystem to the server.
+    /// Makes the kernel send all dirty pages of the file's filesystem to the server.
     pub fn flush(&self, file: &OpenedFile) -> Result<()> {
         match file {
             OpenedFile::Descriptor(file) => rustix::fs::syncfs(file).map_err(|errno| failure_of(errno.into())),
@@ -138,7 +138,7 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// Makes the kernel send its dirty pages of one file to the server.
+    /// Makes the kernel send the dirty pages of this file to the server.
     pub fn flush_file(&self, file: &OpenedFile) -> Result<()> {
         match file {
             OpenedFile::Descriptor(file) => rustix::fs::fdatasync(file).map_err(|errno| failure_of(errno.into())),

@@ -55,7 +55,7 @@ pub struct Entry {
     pub exclusive: u64,
 }
 
-/// A file or directory, with the bytes counted for it so far.
+/// A file or directory of the walk (not a tree block), with the bytes counted for it so far.
 struct Node {
     path: Vec<u8>,
     parent: Option<usize>,
@@ -63,7 +63,7 @@ struct Node {
     exclusive: u64,
 }
 
-/// A part of an extent that a node uses.
+/// A part of an extent that a file uses. `node` is the file's index in [`Walk::nodes`].
 struct Use {
     node: usize,
     len_bytes: u64,
@@ -184,7 +184,7 @@ impl Walk<'_, '_> {
         if self.uses.len() >= BATCH { self.settle() } else { Ok(()) }
     }
 
-    /// Adds the bytes of the collected `uses` to their nodes and to the shared ranges.
+    /// Adds the bytes of the collected `uses` to the files that use them, and to the shared ranges.
     fn settle(&mut self) -> Result<()> {
         let uses = std::mem::take(&mut self.uses);
         let mut extents: Vec<(Logical, u64)> = uses.iter().map(|found| found.extent).collect();

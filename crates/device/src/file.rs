@@ -397,8 +397,8 @@ mod tests {
                 device.direct.deny_rings();
                 assert!(!device.has_io_uring());
             }
-            // The data exceeds one call of a ring, and buffers do not end where requests end. Round 1 has buffers of 4
-            // and 8 KiB. Round 3 adds a buffer whose length is not aligned for direct I/O.
+            // One call of a ring cannot transfer all of the data, and buffers do not end where requests end. Round 1
+            // has buffers of 4 and 8 KiB. Round 3 adds a buffer whose length is not aligned for direct I/O.
             let (nr_lens, nr_shifts) = if round == 1 { (2, 1) } else { (7, 9) };
             let parts: Vec<AlignedBuf> = (0..)
                 .map(|nr: usize| (nr % nr_lens + 1) << (12 + nr % nr_shifts))

@@ -7,8 +7,8 @@
 //! Invariants:
 //! - I1. A call returns only after the kernel has finished all requests that the kernel took, because requests use the
 //!   caller's memory.
-//! - I2. The returned count is a contiguous prefix that was read or written. The caller reads or writes the part after
-//!   the prefix without a ring. If that part has an error, the call without a ring returns the error.
+//! - I2. The returned count is the length of a prefix: all bytes before it were read or written. The caller reads or
+//!   writes the rest without a ring. If the rest has an error, the call without a ring returns the error.
 //! - I3. A ring accepts only reads and writes.
 
 use std::fs::File;

@@ -110,8 +110,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn release_claim(&self) {}
 
     /// Makes writes and discards wait until [`Device::resume_writes`]. After [`Device::release_claim`], the kernel's
-    /// mount has the claim. This method is called when the mount may have ended, so that another program may have
-    /// claimed the device.
+    /// mount has the claim. This method is called when the mount may have ended, because another program may have
+    /// claimed the device since then.
     fn pause_writes(&self) {}
 
     /// Ends the pause of [`Device::pause_writes`]. If the argument is false, all further writes and discards are

@@ -207,7 +207,7 @@ fn printed(raw: &[u8], options: &PrintOptions) -> String {
     text
 }
 
-/// Compares line by line, to show the first difference.
+/// Compares two texts line by line, to show the first line that differs.
 fn assert_same_text(ours: &str, theirs: &str) {
     for (index, (ours, theirs)) in ours.lines().zip(theirs.lines()).enumerate() {
         assert_eq!(ours, theirs, "line {index}");

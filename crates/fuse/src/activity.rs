@@ -56,7 +56,7 @@ impl Activity {
         self.wake.notify_all();
     }
 
-    /// Watches and commits (A1) until [`stop`](Self::stop).
+    /// Waits for changes and commits them (A1), until [`stop`](Self::stop).
     pub(crate) fn run(&self, fs: &Fs) {
         let mut quiet = Duration::ZERO;
         loop {

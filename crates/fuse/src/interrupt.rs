@@ -106,7 +106,8 @@ impl Interrupts {
         let (watcher, job) = (self.clone(), Arc::clone(&running.job));
         let thread = thread::Builder::new().name("interrupt".to_owned());
         if thread.spawn(move || watcher.cancel_at_death(&running)).is_err() {
-            // Without a thread, nobody would notice the death, and the process could never end.
+            // No thread can be started to watch the process. So cancel the job now: otherwise the process could never
+            // end.
             job.cancel();
         }
     }

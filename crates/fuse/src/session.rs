@@ -285,8 +285,8 @@ fn control_name(dir: &Path) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// Does something in a thread that has the credentials of this user, which are what FUSE compares. All other threads
-/// stay root.
+/// Calls `work` in a new thread with the credentials of this user, because FUSE admits a thread by its credentials. All
+/// other threads stay root.
 fn as_user<T: Send>(uid: Uid, gid: Gid, work: impl FnOnce() -> std::io::Result<T> + Send) -> std::io::Result<T> {
     thread::scope(|scope| {
         let worker = scope.spawn(|| {

@@ -104,7 +104,7 @@ pub struct DelayedRefHead {
     /// Whether quotas count the extent again. A marked head stays queued when its deltas cancel out, because the
     /// references may belong to other subvolumes than before.
     pub owners: OwnerMark,
-    /// For simple quotas, the tree that allocated the extent, if the queued changes contain it.
+    /// For simple quotas, the tree that allocated the extent; `None` if no queued change names this tree.
     pub allocated_by: Option<RootId>,
 }
 

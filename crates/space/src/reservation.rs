@@ -70,7 +70,7 @@ impl Reservation {
         self.bytes = self.bytes.checked_add(other.take(bytes)).expect("I1: `may_use` is the sum of all tokens");
     }
 
-    /// Adds bytes that the caller has just added to `may_use`.
+    /// Adds bytes to this token. The caller has just added these bytes to `may_use`.
     pub(crate) fn grow(&mut self, bytes: u64) {
         self.bytes = self.bytes.checked_add(bytes).expect("I1: `may_use` is the sum of all tokens");
     }

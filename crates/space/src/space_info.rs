@@ -356,8 +356,8 @@ impl SpaceState {
 
     fn fit_any(&self, fit: Fit) -> Option<Range<u64>> {
         let roomy = fit.want.saturating_add(fit.align).max(CLUSTER_BYTES);
-        // Take the shortest run that has room, from the group whose longest run is the shortest one that has room. So
-        // empty groups and long runs stay whole.
+        // Choose the group whose longest run is the shortest that has room, and in this group the shortest run that has
+        // room. So empty groups and long runs stay whole.
         let tight = self.by_run.range((roomy, 0)..).next().and_then(|(_, start)| self.groups.get(start));
         if let Some(run) = tight.and_then(|group| group.free().at_least(roomy).next()) {
             return fit.whole(run);

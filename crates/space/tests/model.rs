@@ -111,8 +111,9 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Makes the space and its model from extents: the group of each extent, and its position and length in quarters of a
-/// node. Extents that are not aligned to nodes, overlap others or lie outside of their group are left out.
+/// Makes the space and its model from a list of extents. For each extent, the list has its group, and its position and
+/// length in quarters of a node. Extents that are not aligned to nodes, overlap others or lie outside of their group
+/// are left out.
 fn space_and_model(used: &[(u64, u64, u64)]) -> (Space, Model) {
     let space = Space::new(SpaceConfig { sectorsize: SECTOR as u32, nodesize: NODE as u32, mixed: false });
     let mut model = Model { generation: 7, ..Model::default() };

@@ -48,7 +48,8 @@ struct Side {
     root: Option<RootPtr>,
     tree: RootId,
     path: Vec<(Arc<Node>, usize)>,
-    /// The children of the current level-1 node before this slot were announced, or do not need to be.
+    /// A slot of the current level-1 node. Each leaf before this slot was passed, was announced
+    /// ([`NodeSource::will_read`]), or is also in the other tree.
     announced: usize,
     last: Option<Key>,
 }

@@ -29,8 +29,8 @@ pub(crate) struct Chunk {
     pub(crate) item: Arc<ChunkItem>,
     /// The migration's target, while the chunk is being migrated.
     pub(crate) target: Option<Arc<Target>>,
-    /// A token that all versions of the chunk share as long as the chunk's stripes lie in the same places. The number
-    /// of handles of the token shows whether a reader still uses these places.
+    /// A token that all versions of the chunk share as long as the chunk's stripes lie in the same places. While a
+    /// reader uses these places, it keeps a version of the chunk and so a reference to the token.
     place: Arc<()>,
 }
 

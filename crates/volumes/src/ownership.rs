@@ -41,12 +41,12 @@ impl Primary {
         Self { last: backend.read_at(SUPERBLOCK_OFFSETS[0], &mut raw).ok().map(|()| raw), before: None }
     }
 
-    /// Notes the start of a write. The content is unknown until the write succeeds.
+    /// Notes that a write of the superblock begins. The content is unknown until the write succeeds.
     pub(crate) fn begin_write(&mut self) {
         self.before = self.last.take();
     }
 
-    /// Notes a successful write.
+    /// Notes that the superblock `raw` was written.
     pub(crate) fn wrote(&mut self, raw: &[u8]) {
         self.last = Some(raw.to_vec());
     }
@@ -78,7 +78,7 @@ impl LastCheck {
 }
 
 impl Volumes {
-    /// Fails if another writer has written a superblock (O1), or a device is not in place.
+    /// Fails if another writer has written a superblock (O1), or if an image file was removed, replaced or truncated.
     pub fn check_superblocks_are_ours(&self) -> Result<()> {
         let now = self.last_look.micros_since_open().max(1);
         self.members().iter().try_for_each(|member| check(member))?;
@@ -91,7 +91,8 @@ impl Volumes {
         self.last_look.is_recent()
     }
 
-    /// Fails if a device is no longer in place. Writes to a removed image are lost when the image is closed.
+    /// Fails if an image file was removed, replaced or truncated since it was opened. Writes to a removed image are
+    /// lost when the image is closed.
     pub fn check_devices_in_place(&self) -> Result<()> {
         self.members().iter().filter_map(|member| member.backend.as_deref()).try_for_each(check_in_place)
     }

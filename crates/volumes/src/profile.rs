@@ -94,7 +94,8 @@ pub(crate) struct Segment {
 pub(crate) struct Geometry {
     profile: Profile,
     nr_stripes: u64,
-    /// Number of stripe elements of data in a row.
+    /// Number of data stripes (see the table above). A row has one element of each stripe; this many of them hold
+    /// different data.
     nr_data: u64,
     length: u64,
 }
@@ -214,9 +215,9 @@ impl Geometry {
         }
     }
 
-    /// Maps `offset` of this stripe to a range of the chunk: the 64 KiB from the byte at `offset` on or, with parity,
-    /// a whole row. The kernel excludes the ranges of superblock mirrors by this rule. Returns `None` if `offset` is
-    /// past the end of the stripe.
+    /// Maps `offset` of this stripe to a range of the chunk: the 64 KiB from the byte at `offset` on or, with parity, a
+    /// whole row. If a superblock mirror is at `offset`, this is the range in which the kernel allocates nothing.
+    /// Returns `None` if `offset` is past the end of the stripe.
     pub(crate) fn logical_range_of(&self, stripe: usize, offset: u64) -> Option<Range<u64>> {
         if offset >= self.stripe_len_bytes() {
             return None;

@@ -27,7 +27,7 @@ pub(super) struct LeafRun {
 }
 
 impl LeafRun {
-    /// Whether the run's last leaf is less than a quarter full and does not share the items of a full leaf.
+    /// Whether the run's last leaf is less than a quarter full, and will get no items from the full leaf before it.
     pub(super) fn is_underfull(&self, nodesize: usize) -> bool {
         self.current.as_ref().is_some_and(|page| page.items.used_bytes() < LeafBuilder::capacity(nodesize) / 4)
             && !self.shares()

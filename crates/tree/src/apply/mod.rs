@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. A node is taken apart after its parent and before its children. Taking a node apart means that `leave` is
-//!   called for the node, or that its address is kept for reuse.
+//! - I1. A node is taken apart after its parent and before its children. Taking a node apart means that
+//!   `NodeSink::leave` is called for the node, or that its address is kept for reuse.
 //! - I2. A node is taken apart only if the batch changes an item below it, to merge it into an underfull neighbour, or
 //!   because it would be a root with a single child.
 //! - I3. Pointers join a level's run in key order. The runs of lower levels end before the pointer to an untouched

@@ -303,8 +303,9 @@ impl Store {
         (used, capacity)
     }
 
-    /// Returns the number of pairs of neighbouring leaves under one parent that fit into one leaf and one of which is
-    /// less than a quarter full, and the number of all leaves.
+    /// Returns two numbers. The first counts the pairs of neighbouring leaves that could be merged: they have one
+    /// parent, one of them is less than a quarter full, and the items of both fit into one leaf. The second number
+    /// counts all leaves.
     pub fn nr_underfull(&self, root: &RootPtr) -> (usize, usize) {
         let (mut count, mut leaves) = (0, 0);
         let mut last: Option<(u64, usize)> = None;

@@ -169,7 +169,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let done = session.run();
     if let Some(mut file) = timeline_end {
-        // Every event before ends with a comma. Errors are ignored, because viewers accept a list without an end.
+        // A comma follows every earlier event. Errors are ignored, because viewers accept a list without an end.
         let _ = file.write_all(TIMELINE_END);
     }
     done?;
