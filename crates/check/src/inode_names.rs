@@ -1,8 +1,8 @@
 //! Checks names. Each name is in its directory twice (`DIR_ITEM`, `DIR_INDEX`) and in its inode once.
 //!
 //! The names in `DIR_ITEM` and in `DIR_INDEX` items are compared as a sum at the end of the directory. The names in
-//! directories and the names in inodes are compared in the ledger at the end of the subvolume. A second walk finds
-//! the names that differ.
+//! directories and the names in inodes are compared in the ledger at the end of the subvolume. If the ledger's two
+//! sides differ, a second walk finds the names that differ.
 
 use std::collections::HashSet;
 

@@ -59,7 +59,7 @@ struct UserSet {
 }
 
 impl Quota {
-    /// Whether the check must visit every block of every subvolume.
+    /// Whether full quotas are checked, so that the check must visit every block of every subvolume.
     pub(crate) fn is_active(&self) -> bool {
         self.active && self.simple_since.is_none()
     }

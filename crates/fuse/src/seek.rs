@@ -68,9 +68,9 @@ impl PageFlusher {
         lacks_some && attr.mode & mode::TYPE == mode::REGULAR && self.may_have_writers(node)
     }
 
-    /// Makes the kernel forget the attributes of a file after a request changed attributes that the kernel does not
-    /// expect it to change. Unlike the notifications of K1, this notification does not wait: with a negative offset,
-    /// the kernel keeps the pages.
+    /// Makes the kernel forget the attributes of a file, after a request changed attributes in a way that the kernel
+    /// does not expect. Unlike the notifications of K1, this notification does not wait: with a negative offset, the
+    /// kernel keeps the pages.
     pub(crate) fn attributes_changed(&self, node: u64) {
         if let Some(notifier) = self.notifier.get() {
             notifier.forget_attributes(node);
@@ -93,9 +93,9 @@ impl PageFlusher {
         }
     }
 
-    /// Makes the kernel write back the file's dirty pages, if the kernel can have any. Returns whether the server has
-    /// all data now. Some data stays in the kernel if this thread cannot wait for the kernel, because no other thread
-    /// would be left to receive the pages.
+    /// Makes the kernel write back the file's dirty pages, if the kernel can have any. Returns false if this thread
+    /// cannot wait for the kernel, because no other thread would be left to receive the pages. Some data may then stay
+    /// in the kernel.
     pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
         if !self.may_have_writers(node) {
             return true;

@@ -163,15 +163,16 @@ impl Server {
         reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
-    /// Clears set-user-id and set-group-id of a file whose content changed. The kernel has found that the caller may
-    /// not keep set-user-id and set-group-id.
+    /// Clears set-user-id and, with the exception of `without_set_id`, set-group-id of a file whose content changed.
+    /// The kernel has found that the caller may not keep these bits.
     fn clear_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
 
-    /// Clears set-user-id and set-group-id after a content change for which the kernel does not tell whether the caller
-    /// may keep these bits.
+    /// Removes the capability ([`Self::drop_capability`]), and clears set-user-id and set-group-id like
+    /// [`Self::clear_suid_sgid`], after a content change for which the kernel does not tell whether the caller may keep
+    /// these bits.
     fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         self.drop_capability(id, false)?;
         let attr = self.fs.getattr(id)?;
@@ -189,9 +190,9 @@ impl Server {
         Ok(())
     }
 
-    /// Fails if the file must not be written. The check must happen at open, because the kernel sends writes later,
-    /// from the page cache, when the writing program no longer gets an error. Returns whether the file is open for
-    /// appending only.
+    /// Fails if the flags ask to write or truncate a file that must not be changed so. The check must happen at open,
+    /// because the kernel sends writes later, from the page cache, when the writing program no longer gets an error.
+    /// Returns whether the file is open for appending only.
     fn check_open(&self, id: InodeId, flags: i32) -> Result<bool> {
         let writes = is_for_writing(flags) || flags & O_TRUNC != 0;
         if !writes {

@@ -99,8 +99,8 @@ impl Volumes {
         }
     }
 
-    /// Writes a good piece over its bad copies, unless the good copy has changed since it was read (I2). Errors are
-    /// ignored, because the reader has its data.
+    /// Writes a good piece over its bad copies and, during a migration, over the target's fresh stripes. Does nothing
+    /// if the good copy has changed since it was read (I2). Errors are ignored, because the reader has its data.
     fn repair(&self, at: Logical, good: &[u8], bad: &[usize], good_copy: usize, is_good: &dyn Fn(&[u8]) -> bool) {
         if self.check_writable().is_err() {
             return;

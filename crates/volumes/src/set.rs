@@ -304,7 +304,8 @@ impl Volumes {
     }
 
     /// Plans a new chunk of this type and profile with at most `max_len` logical bytes, without adding it to the map.
-    /// Returns `None` if no device has room for a useful chunk, or the profile is not supported for writing.
+    /// Returns `None` if no device has a hole for even the shortest chunk, or if the profile is not supported for
+    /// writing.
     pub fn plan_chunk(&self, flags: BlockGroupFlags, max_len: u64) -> Option<(Logical, ChunkItem)> {
         let devices = self.device_spaces(true);
         allocation::plan(&devices, flags, max_len, self.superblock.sectorsize, self.chunks.next_logical())
