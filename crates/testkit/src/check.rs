@@ -47,8 +47,8 @@ fn by_btrfs(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails with all errors and all wrong quota numbers that `ubtrfs check --check-data-csum` finds. A torn copy of the
-/// superblock is allowed, because a power cut may leave a torn copy, and the next commit repairs the copy.
+/// Fails with all errors and all wrong quota numbers that `ubtrfs check --check-data-csum` finds. Bad copies of the
+/// superblock are allowed, because a power cut may leave a torn copy, and the next commit repairs it.
 pub fn second_opinion(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror])
 }

@@ -44,8 +44,8 @@ fn cuts_keep_promises_with_other_seeds() {
     cut(2001..2014, 30);
 }
 
-/// After a new file replaced an old one and was synced, the old file must not come back when the new file is renamed
-/// away or removed.
+/// After a new file replaced an old one and was fsynced, the old file must not come back when the new file is renamed
+/// or removed and the power is cut.
 #[test]
 fn a_file_that_was_replaced_does_not_come_back_when_the_name_is_given_up() {
     for is_removed in [false, true] {

@@ -226,7 +226,7 @@ impl Reader {
         Ok(member)
     }
 
-    /// Reads the map of a sparse file's data, in any of the four formats.
+    /// If the member is a sparse file, reads the map of its data, in any of the four formats (GNU; pax 0.0, 0.1, 1.0).
     fn read_sparse(&mut self, header: &Header<'_>, extras: &Extras, member: &mut Member) -> anyhow::Result<()> {
         let get = |key: &str| extras.records.get(key.as_bytes());
         let decimal = |key: &str| get(key).map(|value| parse_decimal(value)).transpose();
