@@ -53,7 +53,7 @@ impl Latencies {
     }
 }
 
-/// Percentiles in microseconds.
+/// The mean, percentiles and maximum of latencies, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct LatencySummary {
     pub(crate) mean_us: f64,

@@ -101,7 +101,7 @@ impl Report {
         Self(rows.collect())
     }
 
-    /// Formats the number of requests that one operation of a workload causes, one line for each FUSE side.
+    /// Formats the number of requests that one operation causes, one line for each workload and FUSE side.
     pub(crate) fn requests(&self) -> String {
         let mut text = String::new();
         for row in self.0.iter().filter(|row| !row.requests_per_op.is_empty()) {

@@ -25,7 +25,7 @@ def mapped(request):
 
 def store(request, fd):
     data, at, area = bytes.fromhex(request['data']), request['at'], mapped(request)
-    # Not beyond the end of the file, where a FUSE mount keeps what is stored (docs/conformance.md).
+    # Do not store bytes beyond the end of the file, because a FUSE mount keeps them (docs/conformance.md).
     data = data[:max(0, min(len(area), area.size()) - at)]
     try:
         area[at:at + len(data)] = data
