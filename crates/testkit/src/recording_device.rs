@@ -33,8 +33,8 @@ enum Event {
     Mark { lane: usize, value: u64 },
 }
 
-/// The number of lanes. A lane is a separate numbering of promises (see `history.rs`). Each thread whose syncs and
-/// fsyncs are recorded as promises has a lane of its own.
+/// The number of lanes. A lane is a separate numbering of promises: of the returns of calls that guarantee durability,
+/// such as fsync.
 pub const LANES: usize = 8;
 
 /// The part of a recording that survived a cut.

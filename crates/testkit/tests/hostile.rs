@@ -84,8 +84,8 @@ fn places(seed: &SeedImage) -> BTreeSet<(u64, KeyType, Place)> {
     places.into_inner()
 }
 
-/// Puts a number into the last item of a type in each leaf, or, if `in_all` is set and the place is not in the key, into
-/// all items of the type.
+/// Puts a number into the last item of a type in each leaf, or, if `in_all` is set and the place is not in the key,
+/// into all items of the type.
 fn with_number(seed: &SeedImage, place: (u64, KeyType, Place), value: u64, in_all: bool) -> Medium {
     let (owner, item_type, place) = place;
     seed.edited_leaves(&|of| of == owner, &|items| {
