@@ -365,7 +365,8 @@ impl ThreadedCuts {
     }
 
     /// Chooses points to cut at, in ascending order: around flushes, where superblocks are written; before a delayed
-    /// request; directly after a promise (the return of a call that guarantees durability, such as fsync); and anywhere.
+    /// request; directly after a promise (the return of a call that guarantees durability, such as fsync); and
+    /// anywhere.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
         let mut rng = Rng::new(self.seed ^ 0x5eed);
         let (flushes, events) = (self.device.flush_points(), self.device.events());
