@@ -168,8 +168,8 @@ impl Caller {
     }
 }
 
-/// Rights to change inode flags that capabilities give. Without them, only the owner of an inode can change its flags,
-/// except +i and +a.
+/// The rights to change inode flags that a caller's capabilities give. A caller without these rights can change the
+/// flags of its own inodes only, and not +i and +a.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlagRights {
     /// May act as the owner of any inode (CAP_FOWNER).

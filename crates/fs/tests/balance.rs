@@ -438,10 +438,11 @@ fn nr_reloc_trees(image: &Path) -> usize {
     nr_root_items(image, "TREE_RELOC ROOT_ITEM")
 }
 
-/// Returns the entries of a filesystem with snapshots and quotas, all of whose block groups Linux moves, and copies of
-/// the image that are taken meanwhile; each copy is the state that a crash of Linux would leave. The image is a file in
-/// an outer filesystem, which is frozen for each copy: this stops every write to the image at once. Freezing the
-/// filesystem in the image would wait for the balance. `UBTRFS_ROUNDS` is the number of copies with relocation trees.
+/// Makes a filesystem with snapshots and quotas, and copies its image while Linux balances all block groups. Returns
+/// the entries of the filesystem, and the copies. Each copy is the state that a crash of Linux would leave. The image
+/// is a file in an outer filesystem, which is frozen for each copy: this stops every write to the image at once.
+/// Freezing the filesystem in the image would wait for the balance. `UBTRFS_ROUNDS` is the number of copies with
+/// relocation trees.
 fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFile>) {
     let outer = Image::kernel_made(4 << 30, &[]).unwrap();
     let outer = LoopMount::new(outer.path(), "").unwrap();
@@ -492,8 +493,8 @@ fn crashes_of_a_balance_in_linux() -> (Vec<TreeEntry>, Vec<tempfile::NamedTempFi
     (before, copies)
 }
 
-/// Continues the balance of a copy: returns true if it was resumed, false if relocation trees of Linux leave it to Linux,
-/// and `None` if there is no balance.
+/// Tries to resume the balance of a copy. Returns true if it was resumed, false if ubtrfs refused because Linux left
+/// relocation trees, and `None` if there is no balance.
 fn resumed_or_refused(fs: &Fs, number: usize, has_trees: bool) -> Option<bool> {
     if has_trees && fs.balance_status().is_some() {
         let said = fs.cancel_balance().unwrap_err().to_string();

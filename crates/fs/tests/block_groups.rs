@@ -162,8 +162,8 @@ fn a_device_shrinks_and_grows_with_its_content() {
     judge(image.path(), "", &[(&model.entries(), Compare::MODEL)]).unwrap();
 }
 
-/// Shrinking moves the extents that lie past the new end into block groups below the new end: the device has no room
-/// for another chunk there, but the block groups have free space.
+/// Shrinking moves the extents that lie past the new end into block groups below the new end. Below the new end, the
+/// device has no room for another chunk, but the block groups have free space.
 #[test]
 fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
     if !capability::kernel_oracle() {
@@ -530,7 +530,7 @@ fn a_commit_beside_a_conversion_to_single_is_no_damage() {
     let unlink = |round: usize, number: usize| {
         fs.unlink(TOP, format!("{}-{round}-{number}", "x".repeat(200)).as_bytes()).unwrap();
     };
-    // Leave free gaps between the tree blocks, which take more space than one step of a migration copies.
+    // Make tree blocks that take more space than one step of a migration copies, with free gaps between them.
     (0..24_000).for_each(|number| create(0, number));
     fs.sync().unwrap();
     for round in 0..7 {

@@ -268,7 +268,7 @@ fn judge_kind(kind: QuotaKind, image: &Path, what: &str) {
     }
 }
 
-/// As in Linux, the largest part that fits is written of a write that does not fit as a whole.
+/// If a write does not fit as a whole, the largest part that fits is written, as in Linux.
 #[test]
 fn a_write_over_a_limit_or_the_end_of_space_is_done_in_part() {
     const PIECE: usize = 1 << 20;
@@ -384,8 +384,8 @@ fn turn_of_linux(rounds: &mut Rounds, turn: u64) -> String {
         let (file, group) = (rounds.rng.below(60), 1 + rounds.rng.below(3));
         let id = format!("0/$(btrfs inspect-internal rootid {name})");
         script += &match rounds.rng.below(9) {
-            // Linux leaves relations of a deleted group that belongs to several groups, and btrfs-progs then fails to
-            // show the groups. So the group leaves all groups but one before.
+            // If Linux deletes a group that belongs to several groups, it leaves relations of the group on disk, and
+            // btrfs-progs then fails to show the groups. So first remove the group from all groups but one.
             1 => format!(
                 "for g in 2 3; do btrfs qgroup remove --no-rescan {id} 1/$g . || true; done\n{}",
                 rounds.command_of_linux(1, &name, file, String::new())

@@ -87,7 +87,7 @@ fn an_extent_of_many_files_is_sent_once() {
     clones(live, 400);
     snapshot(&fs, "s0");
     clones(dir(&fs, live, "more"), 400);
-    // The file that was written first is gone, so the increment clones from others.
+    // The file whose data was cloned is gone, so the increment clones from other files that share the data.
     fs.unlink(live, b"first").unwrap();
     snapshot(&fs, "s1");
     let [whole, increment] = check(&fs);
@@ -124,7 +124,8 @@ fn many_names_and_deep_directories_arrive() {
             _ => {}
         }
     }
-    // The deep directories change places: the lower half comes first.
+    // Swap the halves of the chain of directories: the lower half moves up into `live`, the upper half below the lower
+    // one.
     let (upper, lower) = (format!("{:0>60}", 0), format!("{:0>60}", 30));
     fs.rename(chain[30], lower.as_bytes(), live, b"lower", RenameFlags::empty()).unwrap();
     fs.rename(chain[0], upper.as_bytes(), chain[40], b"upper", RenameFlags::empty()).unwrap();

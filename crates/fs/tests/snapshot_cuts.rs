@@ -25,9 +25,10 @@ const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 struct Snapshot {
     name: String,
     entries: Vec<TreeEntry>,
-    /// The number of the recorded promise that made the snapshot durable.
+    /// The number passed to `RecordingDevice::mark` when the snapshot was durable.
     made: u64,
-    /// The number of the last promise before the snapshot's deletion began; `None` if the snapshot is not deleted.
+    /// The last number passed to `RecordingDevice::mark` before the snapshot's deletion began; `None` if the snapshot
+    /// is not deleted.
     deleted: Option<u64>,
 }
 

@@ -72,7 +72,7 @@ impl Fs {
     pub fn resume_balance(&self, job: &Job) -> Result<BalanceReport> {
         self.check_open()?;
         if self.balance.is_paused() {
-            // If relocation trees of Linux are left, fail before the balance begins. So the balance stays paused, and
+            // If relocation trees of Linux exist, fail before the balance begins. So the balance stays paused, and
             // Linux can resume it.
             self.engine.refuse_relocation_trees()?;
         }
@@ -109,7 +109,8 @@ impl Fs {
                 Err(error) => return Err(error),
             }
         }
-        // With relocation trees, the balance stays paused. Linux completes the trees and then resumes the balance.
+        // If relocation trees of Linux exist, cancelling fails, and the balance stays paused. Linux completes the trees
+        // when it mounts the filesystem, and then resumes the balance.
         let removed = self.engine.refuse_relocation_trees().map_err(Error::from);
         let removed = removed.and_then(|()| self.put_balance_item(None));
         if removed.is_ok() {

@@ -8,8 +8,9 @@
 //!   put.
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
 //! - I3: data is dropped, and the size changes, only after the space for the change is reserved.
-//! - I4: the locks of the inode are held from the comparison of the missing space with the reservation to the last
-//!   allocation, so a preallocation never takes space that other files' dirty data needs.
+//! - I4: the range may need more space than was reserved if another thread punches a hole in it. So the inode's locks
+//!   are held from the check that the reservation suffices until the last allocation. A preallocation thus allocates no
+//!   more than it reserved. Any more would be space that is reserved for dirty data of other files.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -128,8 +129,8 @@ impl Fs {
             };
             let space = self.engine.reserve_data_for(inode.id.root, missing + 4 * sectorsize)?;
             let (locks, state) = lock(inode)?;
-            // Before the locks were taken, another thread may have punched a hole or shortened the file. Then more space
-            // is needed (I4).
+            // If another thread punched a hole or shortened the file before the locks were taken, the range may need
+            // more space than was reserved. Then reserve again (I4).
             if self.missing_bytes(inode, &state, wide.clone(), zero)? <= missing {
                 break (space, locks, state);
             }

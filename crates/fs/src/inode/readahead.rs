@@ -177,8 +177,8 @@ impl Readahead {
 }
 
 impl Shared {
-    /// Adds a new slot to the number of slots. Returns false if there are `max_slots` already (I3). Dropping the slot
-    /// reduces the count again.
+    /// Counts a new slot. If there are `max_slots` slots already, returns false and does not count it (I3). The count
+    /// falls again when the slot is dropped.
     fn acquire(&self, max_slots: usize) -> bool {
         let taken = self.nr_slots.fetch_add(1, Ordering::Relaxed) < max_slots;
         if !taken {

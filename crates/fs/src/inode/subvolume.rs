@@ -1,9 +1,8 @@
 //! A subvolume in memory: its tree, its next inode number, its read-only state.
 //!
-//! - I1. The number of an inode that existed since the filesystem was opened, or exists in the last commit, is not
-//!   given to another inode. The tree log identifies inodes by number, and would take the new inode for the committed
-//!   one. So the highest number is looked up when the subvolume is loaded, before any inode, orphans included, can be
-//!   deleted.
+//! - I1. If an inode existed at any time since the filesystem was opened, or exists in the last commit, no other inode
+//!   gets its number. The tree log identifies inodes by number, and would take the new inode for the committed one. So
+//!   the highest number is looked up when the subvolume is loaded, before any inode, orphans included, can be deleted.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;

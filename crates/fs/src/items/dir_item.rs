@@ -284,7 +284,7 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()>
     Ok(())
 }
 
-/// Plans the changes that add a name to its `DIR_ITEM`, and its `DIR_INDEX`.
+/// Plans the changes for a new name: its entry in the `DIR_ITEM`, and its `DIR_INDEX` item.
 fn plan_entry(
     changes: &mut Vec<Change>,
     geometry: &Geometry,
@@ -301,7 +301,7 @@ fn plan_entry(
     Ok(())
 }
 
-/// Plans the changes that remove a name from its `DIR_ITEM`, and its `DIR_INDEX`.
+/// Plans the changes for a removed name: its entry in the `DIR_ITEM` and its `DIR_INDEX` item are deleted.
 fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
     entries.retain(|entry| entry.name != name);
     changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });

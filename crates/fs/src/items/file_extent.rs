@@ -253,7 +253,7 @@ impl ExtentPlan {
 
     /// Drops `range` (sector-aligned) from all of the file's items. The ranges dropped in one plan must not overlap.
     pub(crate) fn drop_range(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
-        // Most ranges are new or part of one item, and one lookup shows that.
+        // Most ranges have no item, or lie in a single item. One lookup finds out whether that is so.
         match last_extent_before(tree, ino, range.end, sectorsize)? {
             Some(last) if last.end > range.start && last.start > range.start => {}
             Some(last) if last.end > range.start => return self.drop_from(tree, &last, &range),
@@ -277,7 +277,8 @@ impl ExtentPlan {
 
     /// Drops `range` from one item.
     pub(crate) fn drop_from(&mut self, tree: &Tree, at: &ExtentAt, range: &Range<u64>) -> Result<()> {
-        // An earlier range of this plan may have cut the item: its tail is then an entry of the plan.
+        // If a range that this plan dropped before split the item, the rest of the item is an entry of the plan. Then
+        // drop from that entry instead of the item in the tree.
         let (at, known) = self.current(at, range);
         if at.is_inline() && (range.start > at.start || range.end < at.end) {
             return Err(Corrupt::new(FormatError::Value {

@@ -46,7 +46,7 @@ pub struct Fs {
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
-    /// Memory for each store of a receive.
+    /// Memory in bytes for each store of a receive ([`crate::mount::memory_budget`] lists the stores).
     pub(crate) stream_bytes: u64,
     /// Counts running changes and syncs; [`Fs::close`] closes it.
     pub(crate) changes: ChangeGate,
@@ -237,14 +237,14 @@ impl Fs {
         Ok(self.engine.reserve_for_snapshot(source, nr_items)?)
     }
 
-    /// Reserves metadata for a change that frees space (I1); may use the space kept for that purpose.
+    /// Reserves metadata for a change that frees space (I1); may use space that the engine keeps free for such changes.
     pub(crate) fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.check_open()?;
         self.commit_thread.note_change();
         Ok(self.engine.reserve_for_removal(nr_items)?)
     }
 
-    /// Reserves metadata for the deletion of a subvolume (I1); may use space that other removals must leave.
+    /// Reserves metadata for the deletion of a subvolume (I1); may use space that other removals must leave free.
     pub(crate) fn reserve_for_subvolume_deletion(&self) -> Result<MetadataReservation<'_>> {
         self.check_open()?;
         self.commit_thread.note_change();

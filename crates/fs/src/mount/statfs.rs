@@ -41,8 +41,8 @@ impl Fs {
     }
 
     /// The reserve in bytes that Linux keeps free for removing files and for commits; `df` shows the reserve as used.
-    /// The reserve is the size of the trees that account for space, but at least room for an unlink and its references,
-    /// and at most `RESERVE_MAX`.
+    /// The reserve is the size of the trees that account for space. It is at least the space for one item in each of
+    /// these trees and in the root tree, for an unlink, and for the unlink's delayed refs; it is at most `RESERVE_MAX`.
     fn linux_reserve(&self) -> Result<u64> {
         let superblock = self.engine.superblock();
         let free_space_tree = superblock.compat_ro().contains(CompatRo::FREE_SPACE_TREE);

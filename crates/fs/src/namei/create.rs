@@ -393,7 +393,7 @@ pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, tim
 /// link target, up to three attributes, orphan item, and the directory's inode.
 const CREATE_ITEMS: usize = 12;
 /// How many new inodes per directory and transaction get the next free inode number, as on Linux. Further inodes get
-/// numbers from a row that the directory reserves for itself.
+/// numbers from a row (see [`NewInos`]) that the directory reserves for itself.
 const SINGLE_INOS: u64 = 64;
 /// How many new directories per parent and transaction get the next free inode number. Further directories begin a new
 /// row of numbers, so that threads that fill different directories rarely share locks.

@@ -335,8 +335,9 @@ impl<'s> Current<'s> {
         Ok(())
     }
 
-    /// Sets the flags that do not hinder later commands. btrfs-progs ignores all flags. Compression and copy-on-write
-    /// follow attributes and mount options.
+    /// Sets the flags in [`RECEIVED_FLAGS`], which do not hinder later commands, and ignores all other flags in the
+    /// stream. Extended attributes and the mount options decide compression and copy-on-write. (btrfs-progs ignores all
+    /// flags.)
     fn fileattr(&mut self, fs: &Fs, path: &[u8], attr: u64) -> Result<()> {
         let id = self.walk.inode(fs, path)?;
         Ok(fs.set_flags_of(id, RECEIVED_FLAGS, InodeFlags::from_bits_retain(attr))?)

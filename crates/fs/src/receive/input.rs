@@ -1,10 +1,10 @@
 //! The thread that reads a stream: it cuts the input into commands and verifies their checksums, batch by batch.
 //!
-//! - I1. At most [`NR_BATCHES`] batches wait to be applied. A batch holds less than two [`BATCH_BYTES`], or one larger
-//!   command.
-//! - I2. Batches that wait or are being applied have at most the bytes of a [`Room`] in all, unless there is only one. A
-//!   large command is read when it has room, into memory of its exact size, and that memory is freed when the command
-//!   was applied.
+//! - I1. At most [`NR_BATCHES`] batches wait to be applied. A batch takes less than twice [`BATCH_BYTES`], or holds a
+//!   single command that is larger.
+//! - I2. The batches that wait or are being applied together take at most `Room::max_bytes`, unless there is only one
+//!   batch. A large command is read only when the [`Room`] has space for it. It is read into memory of its exact size,
+//!   which is freed after the command is applied.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -56,7 +56,8 @@ impl Batch {
     }
 }
 
-/// Counts the memory of the batches that wait or are being applied (I2). Dropping the [`Applier`] ends all waiting.
+/// Counts the memory of the batches that wait or are being applied (I2). The thread that reads waits for space in it.
+/// When the [`Applier`] is dropped, the thread no longer waits.
 #[derive(Debug)]
 pub(crate) struct Room {
     max_bytes: usize,

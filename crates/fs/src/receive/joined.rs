@@ -78,7 +78,8 @@ impl<'c> Joined<'c> {
     }
 }
 
-/// Adds what a command sets. Returns false, without a change, if the command cannot follow those before.
+/// Merges the attributes that a command sets into `set`. Returns false and leaves `set` unchanged if the command is
+/// invalid, or if one change could not have the same result as the single commands.
 fn add(set: &mut SetAttr, command: &Command<'_>) -> bool {
     let Ok(added) = attributes_of(command) else { return false };
     // A change of owner removes permission bits that were set before.

@@ -31,7 +31,7 @@ use crate::{Error, Fs};
 pub struct ReceiveOptions {
     /// Whether to end at the first end command. Otherwise streams are received until the input ends.
     pub only_first: bool,
-    /// The number of failed commands after which the receive fails; 0 for any number.
+    /// The number of failed commands at which the receive fails; 0 means that it continues after any number of them.
     pub max_errors: u64,
     /// Whether a failed receive keeps its subvolume, marked as incomplete, so that a later receive of the same stream
     /// resumes it.

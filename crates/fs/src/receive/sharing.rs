@@ -81,8 +81,8 @@ pub(crate) struct Unshared {
 type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
 
 impl<'s> Sharing<'s> {
-    /// Finds the subvolume that a stream was sent from. Returns `None` if this filesystem does not have the subvolume,
-    /// or if the subvolume is writable.
+    /// Finds the subvolume that a stream was sent from, or a received copy of it. Returns `None` if this filesystem has
+    /// no such subvolume that is read-only.
     pub(crate) fn find(fs: &'s Fs, uuid: uuid::Uuid, ctransid: u64) -> Result<Option<Self>> {
         let root = match fs.find_origin(uuid, ctransid, Part::CloneSource) {
             Ok(root) => root,

@@ -432,7 +432,7 @@ impl Plan {
         ops
     }
 
-    /// Plans a range that each tree maps by one item or by none.
+    /// Adds to `ops` the changes of a range in which each tree has at most one item.
     fn plan_range(&self, old: Option<&ExtentAt>, new: Option<&Arc<ExtentAt>>, range: Range<u64>, ops: &mut Vec<Op>) {
         let file_end = self.size.next_multiple_of(u64::from(self.sectorsize));
         let is_dropped = self.is_cut && range.start >= file_end;

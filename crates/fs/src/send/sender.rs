@@ -512,7 +512,8 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         self.pipeline.command(&Command::Utimes { path, atime: item.atime, mtime: item.mtime, ctime: item.ctime, otime })
     }
 
-    /// Sends the attributes that new files would have inherited (S4).
+    /// Sends the default ACLs and the compression of directories. They were kept back so that new files do not inherit
+    /// them (S4).
     fn send_inherited(&mut self) -> Result<()> {
         let mut dirs = std::mem::take(&mut self.inherited);
         dirs.sort_unstable();

@@ -131,7 +131,8 @@ impl Fs {
             op.delete(&roots, up);
             op.put(&roots, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), []);
             op.delete_subvolume(id);
-            // A tree log does not record the deletion, so later fsyncs commit.
+            // A tree log does not record the deletion. So later fsyncs in this transaction commit, instead of writing a
+            // log.
             op.note_directory_moved();
             drop(op);
             locked.of(&root_dir).removed = true;

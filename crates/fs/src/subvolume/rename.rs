@@ -134,7 +134,8 @@ impl Fs {
             if let Some(draft) = whiteout {
                 draft.put(&mut op.changes(&dir.home.tree), 1, self);
             }
-            // Everything below the moved directory or subvolume now has another path.
+            // Everything below the moved directory or subvolume now has another path, so later fsyncs in this
+            // transaction commit.
             op.note_directory_moved();
             let replaced = target.as_ref().filter(|_| !is_exchange).map(|target| &target.inode);
             let unlinked = replaced.filter(|inode| drop_link(&op, inode, locked.of(inode), time)).map(|inode| inode.id);

@@ -255,8 +255,9 @@ impl Fs {
         }
     }
 
-    /// Writes the data of each job whose data can be written, and gives up the other jobs. If a group fails, its halves
-    /// are tried separately, because the error of a joint write does not tell whose data the device refuses.
+    /// Writes the data of each job in `group` whose data can be written, and gives up the other jobs. If writing the
+    /// whole group fails, its halves are tried separately, because the error of a joint write does not tell whose data
+    /// the device refuses.
     fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
         let Err(error) = self.write_jobs(group) else { return };
         if group.len() > 1 && self.engine.check_writable().is_ok() {
@@ -587,7 +588,8 @@ struct Job<'i> {
     may_be_new: bool,
     /// Whether compressing the file's start saved less than a sector.
     start_failed: bool,
-    /// The size on disk that the job's data allows, given the data that was pending when the job was prepared.
+    /// The size on disk once the job's data is written (`FileData::reach_with`), given the data that was pending when
+    /// the job was prepared.
     reach: u64,
     _guard: BatchGuard<'i>,
 }
