@@ -32,7 +32,8 @@ pub(crate) enum BatchGuard<'i> {
 pub(crate) enum Wait {
     /// The batch does not wait: if the lock is not free, the batch does not get it.
     Never,
-    /// The batch waits only for an exclusive holder; a batch that takes the lock exclusively waits for all holders.
+    /// The batch waits for an exclusive holder, and shares the lock with other batches. But if the batch must be alone,
+    /// it waits for all holders, and takes the lock exclusively.
     ForExclusive,
     /// The batch waits for all holders, and takes the lock exclusively.
     ForAll,

@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | fixed | [`PROGRAM_BYTES`], at most five sixths | code, stacks, buffers of device I/O, memory that the allocator keeps |
 //! | dirty | a quarter of the rest, from [`DIRTY_MIN`] to [`DIRTY_MAX`] | dirty file data and buffers kept for it |
-//! | reads | a sixteenth | read-ahead |
-//! | engine | a half, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
-//! | inodes | a sixteenth | inodes that are not in use |
-//! | names | a thirty-second | hashes of the names of directories |
-//! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of the three stores of a receive: commands that wait, directories by name, the state that `--verify` expects |
+//! | reads | a sixteenth of the rest | read-ahead |
+//! | engine | half of the rest, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
+//! | inodes | a sixteenth of the rest | inodes that are not in use |
+//! | names | a thirty-second of the rest | hashes of the names of directories |
+//! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of the up to five stores of a receive: commands that wait; directories by name, of the received subvolume, the last clone source, and the subvolume that `--clone` shares with; the state that `--verify` expects |
 //!
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
 //! refs, batches.

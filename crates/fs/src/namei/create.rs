@@ -395,8 +395,8 @@ const CREATE_ITEMS: usize = 12;
 /// How many new inodes per directory and transaction get the next free inode number, as on Linux. Further inodes get
 /// numbers from a row (see [`NewInos`]) that the directory reserves for itself.
 const SINGLE_INOS: u64 = 64;
-/// How many new directories per parent and transaction get the next free inode number. Further directories begin a new
-/// row of numbers, so that threads that fill different directories rarely share locks.
+/// How many new directories per parent and transaction get the next free inode number. Each further directory begins a
+/// new row of numbers, so that threads that fill different directories rarely share locks.
 const SINGLE_DIRS: u64 = 8;
 /// Longest target of a symbolic link, which is Linux's `PATH_MAX` without the final zero byte.
 const SYMLINK_MAX: usize = 4095;

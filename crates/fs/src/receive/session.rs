@@ -66,7 +66,8 @@ impl Default for ReceiveOptions {
 pub struct ReceiveReport {
     /// The subvolumes, in the order of the stream.
     pub subvolumes: Vec<ReceivedSubvolume>,
-    /// Commands that were not skipped as resumed, including those that failed.
+    /// Commands that were applied or failed. Commands that begin or end a subvolume do not count, nor commands that
+    /// were skipped because an earlier receive had applied them.
     pub nr_commands: u64,
     /// Bytes of the input.
     pub nr_bytes: u64,
@@ -110,7 +111,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// Fails with an error of the stream, or with the error of the command that reached `options.max_errors`.
+    /// Fails with an error of the stream; with the error of the command that reached `options.max_errors`, or after
+    /// which no other command can be applied; if a subvolume cannot be begun or completed; if verification finds a
+    /// difference; or if `job` is cancelled.
     pub fn receive(
         &self,
         dir: InodeId,
@@ -151,7 +154,8 @@ pub(crate) struct Session<'s> {
     receiving: Option<Receiving<'s>>,
     /// Clone sources that were found.
     sources: HashMap<(Uuid, u64), RootId>,
-    /// The last complete subvolume, until a commit makes it durable. It is often the parent of the next one.
+    /// The last complete subvolume, and the transaction that makes it durable. It is often the parent of the next
+    /// subvolume.
     last: Option<(Generation, Sent, RootId)>,
     pub(crate) report: ReceiveReport,
     made: &'s mut dyn FnMut(&ReceivedSubvolume),

@@ -95,7 +95,8 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// As for [`Fs::changes_between`].
+    /// [`Error::NotFound`] if there is no such subvolume; an error if `job` is cancelled; an error of reading; or an
+    /// error of `line`.
     pub fn find_new(
         &self,
         id: RootId,

@@ -1,8 +1,9 @@
 //! [`FileDiff`]: sends the data that turns a file of the old tree into the file of the new tree.
 //!
-//! The walk pushes the items that differ, in order of offset. Items of one file do not overlap in one tree. So if an
-//! item of one tree differs, all items of the other tree that overlap it differ too. Ranges that both trees map to the
-//! same part of the same extent are equal: an extent's data does not change while a read-only snapshot uses it.
+//! The walk over the difference of the trees ([`super::sender`]) pushes the items that differ, in order of offset.
+//! Items of one file do not overlap in one tree. So if an item of one tree differs, all items of the other tree that
+//! overlap it differ too. Ranges that both trees map to the same part of the same extent are equal: an extent's data
+//! does not change while a read-only snapshot uses it.
 //!
 //! - E1. Items are processed in windows; an item that reaches past the end of its window is cut.
 //! - E2. If the receiver has the file, the new size is sent before the data, because a clone of a partial last sector

@@ -126,7 +126,7 @@ struct Shared<'e> {
 pub(super) struct Pipeline<'p, 'e> {
     shared: &'p Shared<'e>,
     job: &'p Job,
-    /// Encoded commands that follow the batch in the stream.
+    /// Encoded commands that follow `batch` and precede `run` in the stream.
     pending: Vec<u8>,
     run: Option<Run>,
     batch: Batch,

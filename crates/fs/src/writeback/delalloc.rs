@@ -59,8 +59,9 @@ impl Fs {
     /// Writes back the data of one subvolume, or of all subvolumes, that is dirty now. Writes only little of the data
     /// that becomes dirty during the call, however fast writers are. Batches of many files are written until as many
     /// bytes are written as were dirty when the call began. Then each file that may still have data that was dirty at
-    /// the time of the call is written in one pass. For a single subvolume, in which writers may be active all the
-    /// time, the passes through large files come first. The caller must hold no inode lock.
+    /// the time of the call is written in one pass. For a single subvolume, files with at least [`OWN_BYTES`] of dirty
+    /// data are written first, each in one pass, because writers may be active in the subvolume all the time. The
+    /// caller must hold no inode lock.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));

@@ -262,7 +262,8 @@ fn a_stream_does_not_enter_nested_subvolumes() {
             clone_offset: 0,
         },
     ] {
-        // Making the origin writable cleared its received UUID, so the stream refers to the origin by its own UUID.
+        // Making the origin writable cleared the origin's received UUID, so the stream refers to the origin by the
+        // origin's own UUID.
         let error = bed.fails(&incremental_from(origin.uuid, "s2", std::slice::from_ref(&attack)));
         assert!(error.contains("'nested' is another subvolume"), "{attack:?}: {error}");
     }
