@@ -118,8 +118,8 @@ impl Fs {
                 }
                 Ok(_) => tracing::warn!("block group {start} holds data that cannot be moved, and is not reclaimed"),
                 Err(EngineError::Cancelled) => return,
-                // The block group is being moved, or there is no room. It is tried again after its used part has risen
-                // above the threshold and fallen below it once more.
+                // Most often, another thread is moving the block group, or there is no room. The block group is tried
+                // again after its used part has risen above the threshold and fallen below it once more.
                 Err(error) => tracing::debug!("block group {start} is not reclaimed: {error}"),
             }
         }

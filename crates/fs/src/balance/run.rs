@@ -349,7 +349,8 @@ impl Fs {
         taken
     }
 
-    /// Block groups that do not have the conversion's target profile yet, from the highest address down (I2).
+    /// Block groups that the filters of a conversion select and that do not have its target profile yet, from the
+    /// highest address down (I2). None if the filters limit the number of block groups.
     fn choose_unconverted(&self, item: &BalanceItem, is_known: impl Fn(Logical) -> bool) -> Vec<Logical> {
         let is_left = |group: &BlockGroup| {
             args_for(item, group.flags).is_some_and(|args| {

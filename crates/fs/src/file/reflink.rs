@@ -223,11 +223,12 @@ impl Fs {
         Ok(())
     }
 
-    /// Shares a range. Returns the number of bytes shared, which is lower than `len` if an error occurs after some
-    /// bytes. Both offsets must be sector-aligned. The end of the source's range must be aligned too, unless it is the
-    /// end of the source and the target's range does not end before the end of the target. For deduplication, `same_at`
-    /// holds the sequence numbers that the files had when their content was found equal. With `same_at`, the call fails
-    /// with [`Error::Busy`] if a sequence number has changed since, and changes no times.
+    /// Shares a range. Inline data cannot be shared: it is copied, or stays as it is for deduplication. Returns the
+    /// number of bytes done, which is lower than `len` if an error occurs after some bytes. Both offsets must be
+    /// sector-aligned. The end of the source's range must be aligned too, unless it is the end of the source and the
+    /// target's range does not end before the end of the target. For deduplication, `same_at` holds the sequence
+    /// numbers that the files had when their content was found equal. With `same_at`, the call fails with
+    /// [`Error::Busy`] if a sequence number has changed since, and changes no times.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn share(
         &self,

@@ -410,9 +410,9 @@ impl Fs {
     }
 
     /// Puts the job's items. If space cannot be reserved for all items at once, puts them in several operations. A
-    /// reservation is an estimate; a commit between two operations replaces it by the space that the items really use,
-    /// so later items find room. Returns false if the file changed, so that the job's inline data is no longer the
-    /// whole content of the file.
+    /// reservation is an estimate, which is larger than the space that the items use. A commit between two operations
+    /// replaces the estimate by this space, so later items find room. Returns false if the file changed, so that the
+    /// job's inline data is no longer the whole content of the file.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
@@ -463,8 +463,8 @@ impl Fs {
     }
 
     /// Reserves space for the items of as many of the job's next units as possible. If the space is not enough for one
-    /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of
-    /// units whose items they cover.
+    /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the index in the
+    /// job after the last unit whose items they cover.
     #[allow(clippy::arithmetic_side_effects, reason = "counts of items and units")]
     fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
         let mut end = job.units.len();
