@@ -53,8 +53,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// Fails if the file is not a regular file, is in a read-only subvolume, or is already being defragmented; if
-    /// `job` is cancelled; and if a read or write fails. The file's content is intact after every failure.
+    /// Fails if the file is not a regular file, is in a read-only subvolume, or is already being defragmented; if there
+    /// is no space or quota for the rewritten data; if `job` is cancelled; and if a read or write fails. The file's
+    /// content is intact after every failure.
     pub fn defragment(&self, id: InodeId, how: &Defragment, job: &Job) -> Result<u64> {
         let inode = self.inode_to_change(id)?;
         self.flush_inode(&inode, how.range.clone())?;

@@ -12,8 +12,9 @@ use crate::items::dir_item;
 use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
 
 impl Fs {
-    /// Changes attributes. A change of owner removes set-uid, capabilities and, if the group may execute the file,
-    /// set-gid from a file; a change of mode also changes the file's access ACL.
+    /// Changes attributes. A change of owner removes the capabilities of a regular file. Unless the call also sets the
+    /// mode, a change of owner removes set-uid and, if the group may execute the file, set-gid from an inode that is
+    /// not a directory. A change of mode also changes the access ACL.
     pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, false)
     }
@@ -170,7 +171,8 @@ impl Fs {
         self.set_inode_flags_with(id, flags, caller, caller.flag_rights())
     }
 
-    /// Sets flags as FS_IOC_SETFLAGS does, with the rights in `rights`, regardless of the caller's user id.
+    /// Sets flags as FS_IOC_SETFLAGS does, with the rights in `rights` instead of those that the caller's user id
+    /// gives. The user id still decides whether the caller owns the inode.
     pub fn set_inode_flags_with(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
         if flags & !SETTABLE != 0 {
             return Err(Error::NotSupported("these inode flags"));

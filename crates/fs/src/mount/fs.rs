@@ -157,8 +157,8 @@ impl Fs {
         self.engine.device_stats()
     }
 
-    /// Writes out all data and commits (I2). Fails if some data cannot be written; everything else is on disk then.
-    /// Fails with [`Error::Closed`] after [`Fs::close`].
+    /// Writes out all data and commits (I2); does nothing on a read-only mount. Fails if some data cannot be written;
+    /// everything else is on disk then. Fails with [`Error::Closed`] after [`Fs::close`].
     pub fn sync(&self) -> Result<()> {
         if self.read_only().is_some() && self.options.read_only {
             return Ok(());

@@ -77,9 +77,9 @@ impl Fs {
         output.flush().map_err(Error::Output)
     }
 
-    /// Begins a send of subvolumes. A send reads by address, so the call first waits until the extents of the block
-    /// group that is being moved are in place, and no other move begins before the send ends. Then the call prevents
-    /// deletion and change of the subvolumes, as described in [`crate::subvolume::sends`].
+    /// Begins a send of subvolumes. A send reads by address, so the call first waits until running moves of extents
+    /// have ended, and no move begins before the send ends. Then the call prevents deletion and change of the
+    /// subvolumes. [`crate::subvolume::sends`] describes both.
     pub(super) fn begin_send(
         &self,
         ids: impl Iterator<Item = RootId> + Clone,
@@ -126,8 +126,8 @@ impl Fs {
         })
     }
 
-    /// The clone source that differs least from a subvolume, judged by generations: the subvolume's parent, or another
-    /// snapshot of the parent.
+    /// The clone source that probably differs least from a subvolume: of the subvolume's parent and other snapshots of
+    /// this parent, the one whose ctransid is closest to the subvolume's.
     fn find_parent(&self, id: RootId, clone_sources: &[RootId]) -> Result<RootId> {
         let info = self.subvolume_info(id)?;
         let sources =

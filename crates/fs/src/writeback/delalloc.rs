@@ -431,8 +431,8 @@ impl Fs {
                     state.data.end_writeback(run);
                 }
                 let disk_size = state.disk_size;
-                // The size on disk does not shrink, even if data below it has become dirty since the job was prepared,
-                // because an earlier fsync may have promised this size.
+                // The size on disk does not shrink, even if data below it has become dirty since the job was prepared:
+                // an earlier fsync may have returned, after which this size must survive a crash.
                 state.disk_size = disk_size.max(job.reach.min(state.item.size));
                 state.advance_disk_size();
                 if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
