@@ -48,7 +48,8 @@ impl KnownXattrs {
         Self(AtomicU8::new(if has_some { Self::SOME } else { Self::NONE }))
     }
 
-    /// Whether the inode has no attributes.
+    /// Whether it is certain that the inode has no attributes. If this returns false, the inode has attributes, or lost
+    /// its last one after it was loaded.
     fn is_none(&self, inode: &Inode) -> Result<bool> {
         let known = self.0.load(Ordering::Relaxed);
         if known != Self::UNKNOWN {

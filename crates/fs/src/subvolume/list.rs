@@ -189,7 +189,8 @@ impl Fs {
     }
 
     /// The parent of a directory. The parent of a subvolume's root is the directory that holds the subvolume's name;
-    /// the top level is its own parent.
+    /// the top level is its own parent. For a stub directory, the result is the root directory of the stub's subvolume,
+    /// because the stub's number does not tell which directory holds its name.
     pub fn parent(&self, dir: InodeId) -> Result<InodeId> {
         if dir.is_stub() {
             return Ok(InodeId::root_of(dir.root));

@@ -142,8 +142,9 @@ pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> 
     units
 }
 
-/// Compresses the new units of all files whose policy has a compression method. A unit stays uncompressed if
-/// compression saves no sector. Many units are compressed on several threads. Sets [`Batch::start_failed`].
+/// Compresses the new units of all files whose policy has a compression method. A unit stays uncompressed if it is too
+/// small, if it does not look compressible, or if compression saves no sector. Adjacent units that stay uncompressed
+/// are joined. Many units are compressed on several threads. Sets [`Batch::start_failed`].
 pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
     let mut work: Vec<Mutex<Work<'_, '_>>> = Vec::new();
     for batch in &mut *batches {
@@ -338,7 +339,8 @@ fn allocate(
             }
             let room = free.end - free.start;
             if room < len {
-                // Free space is fragmented: the unit becomes two extents.
+                // The allocated space ends inside the unit, most often because free space is fragmented. So cut the
+                // unit in two.
                 let middle = unit.range.start + room;
                 waiting.push(Unit {
                     run: unit.run,
