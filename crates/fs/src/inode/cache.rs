@@ -24,7 +24,7 @@ use crate::types::InodeId;
 #[derive(Debug)]
 pub(crate) struct InodeCache {
     shards: Box<[Shard]>,
-    /// A shard with more inodes than this evicts unused ones.
+    /// If a shard has at least this many inodes, the next insertion may evict unused ones ([`ShardMap::sweep_at`]).
     shard_limit: AtomicUsize,
 }
 

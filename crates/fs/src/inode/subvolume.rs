@@ -102,8 +102,8 @@ impl Subvolume {
     }
 
     /// Makes the subvolume read-only or writable. If the highest inode number is not known yet, it is looked up when
-    /// the subvolume becomes writable. That is early enough, because a read-only subvolume does not change (I1). Waits
-    /// for running changes, so the caller must hold no lock that a change takes.
+    /// the subvolume becomes writable. That is early enough, because a read-only subvolume does not change (I1). Making
+    /// the subvolume read-only waits for running changes, so the caller must hold no lock that a change takes.
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {
