@@ -73,7 +73,8 @@ impl Groups {
         self.umask_of(req.pid).unwrap_or(0o022)
     }
 
-    /// Whether the caller has a capability.
+    /// Whether the caller has a capability. If the process is not visible, root counts as having all, other users as
+    /// having none.
     pub(crate) fn is_capable(&self, req: &Request<'_>, capability: u32) -> bool {
         self.has_capability(req.pid, capability).unwrap_or(req.uid == 0)
     }

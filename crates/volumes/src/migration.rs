@@ -222,7 +222,7 @@ impl Volumes {
     }
 
     /// Reads a copy, or another copy if that read fails. Each fresh stripe is filled from the copy with the stripe's
-    /// number, so damage in one copy does not spread to all.
+    /// number, or from the last copy if the chunk has fewer copies. So damage in one copy does not spread to all.
     fn read_any_copy(&self, at: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
         let error = match self.read_copy(at, buf, copy) {
             Ok(()) => return Ok(()),
