@@ -67,7 +67,8 @@ impl Caller {
             })
     }
 
-    /// Whether the caller has a capability.
+    /// Whether the caller has a capability. On an image, every caller has all (C1). On a socket, only root can have any
+    /// (C2). If the process is not visible, root counts as having all.
     pub fn is_capable(&self, capability: u32) -> bool {
         let Some(process) = &self.process else { return true };
         if self.uid != 0 && !process.waits {

@@ -229,7 +229,8 @@ impl ChunkMap {
         inner.chunks.values().filter(is_behind).map(|chunk| chunk.start()).collect()
     }
 
-    /// Device extents of a device, sorted.
+    /// Device extents of a device, sorted: those of chunks, of migration targets, and of old places that readers still
+    /// use.
     pub(crate) fn device_extents(&self, devid: DevId) -> Vec<Range<u64>> {
         let mut inner = self.inner.write();
         inner.free_migrated();

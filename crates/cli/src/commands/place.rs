@@ -49,7 +49,7 @@ impl Display for Target {
 }
 
 impl Target {
-    /// Treats a file or block device as an image, unless it is in a mount and does not hold a btrfs.
+    /// Treats a file or block device as an image if it holds a btrfs or is not in a mount of ubtrfs.
     pub(crate) fn or_image(self) -> Self {
         match self {
             Self::Mounted(path) if is_file_or_device(&path) && (holds_btrfs(&path) || !is_in_mount(&path)) => {
@@ -59,7 +59,7 @@ impl Target {
         }
     }
 
-    /// Treats a file or block device as an image, unless it is in a mount.
+    /// Treats a file or block device as an image if it is not in a mount of ubtrfs.
     pub(crate) fn or_image_elsewhere(self) -> Self {
         match self {
             Self::Mounted(path) if is_in_mount(&path) => Self::Mounted(path),

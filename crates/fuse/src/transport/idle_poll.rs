@@ -77,7 +77,7 @@ impl Budget {
 }
 
 impl IdlePoll {
-    /// Counts a request.
+    /// Counts a request. Every [`BURST`]th request wakes the spinning thread if it is parked.
     pub(super) fn note_request(&self) {
         let Some(thread) = self.thread.get() else { return };
         let nr = self.nr_requests.fetch_add(1, Ordering::Relaxed);
@@ -100,7 +100,8 @@ impl IdlePoll {
         }
     }
 
-    /// Keeps a processor awake until [`IdlePoll::stop`]. Only one thread may run this method.
+    /// Waits for bursts of requests and spins during them (P1 to P3), until [`IdlePoll::stop`]. Returns at once if
+    /// `polling` is off, or is `Auto` and waking is fast. Only one thread may run this method.
     pub(super) fn run(&self, polling: IdlePolling) {
         if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < SLOW_WAKE {
             return;
