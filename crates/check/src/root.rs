@@ -187,7 +187,8 @@ impl<'a> Checker<'a> {
         self.roots.read.insert(tree.0);
     }
 
-    /// Checks that every subvolume has a ROOT_REF, a ROOT_BACKREF and a directory entry, or is being deleted.
+    /// Checks that every subvolume has a ROOT_REF, a ROOT_BACKREF and a directory entry, or is being deleted. Also
+    /// checks that the default subvolume and the subvolumes of orphan items exist.
     pub(crate) fn compare_roots(&mut self) {
         let links = std::mem::take(&mut self.roots.links);
         let mut named = BTreeSet::new();

@@ -155,7 +155,7 @@ fn rewrite(context: &Context<'_>, id: InodeId, how: &Defragment, flush: bool) ->
     Ok(bytes)
 }
 
-/// Whether an inode was removed after its name was read.
+/// Whether an error means that the inode was removed after its name was read.
 fn is_gone(error: &Error) -> bool {
     matches!(error, Error::NotFound | Error::Stale)
 }

@@ -65,8 +65,8 @@ pub trait Host: Send + Sync {
         fs.sync()
     }
 
-    /// Makes the kernel's caches forget a name that changed; `deleted` is the subvolume that had the name, if it was
-    /// deleted.
+    /// Makes the kernel's caches forget a name that changed. `deleted` is the subvolume that has or had the name, if it
+    /// may have been deleted.
     fn forget_name(&self, _dir: InodeId, _name: &[u8], _deleted: Option<RootId>) {}
 
     /// Makes the kernel's page cache drop a file whose content changed.

@@ -46,7 +46,7 @@ impl WriteGate {
         self.set(WAIT);
     }
 
-    /// Lets waiting and later writes run, or refuses them.
+    /// Lets waiting and later writes run if `permitted` is true; otherwise refuses all of them from now on (I2).
     pub(crate) fn resume(&self, permitted: bool) {
         self.set(if permitted { RUN } else { FAIL });
     }

@@ -1,7 +1,7 @@
 //! Plans new chunks: size, and place on the devices.
 //!
-//! Sizes follow the kernel: data 1 GiB, metadata 256 MiB (1 GiB on filesystems above 50 GiB), system 32 MiB; all of
-//! them at most a tenth of the filesystem.
+//! Sizes follow the kernel: data 1 GiB, metadata 256 MiB (1 GiB on filesystems above 50 GiB), system 32 MiB. If a tenth
+//! of the filesystem is less, that is the size, but at least 1 MiB.
 //!
 //! Invariants:
 //! - I1. No stripe covers the first MiB of a device, which holds boot loaders and the primary superblock.
@@ -74,7 +74,7 @@ impl DeviceSpace {
         holes
     }
 
-    /// Bytes in holes that are large enough for a chunk.
+    /// Bytes in holes that are large enough for a stripe.
     pub(crate) fn unallocated_bytes(&self) -> u64 {
         self.holes().iter().map(len_bytes).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
