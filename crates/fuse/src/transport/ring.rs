@@ -153,7 +153,7 @@ fn nr_processors(list: &str) -> Option<usize> {
     }
 }
 
-/// Minimum number of threads in all queues together, which is the number of fsyncs that can run at once.
+/// Minimum number of threads in all queues together: at least this many fsyncs can run at once.
 const NR_THREADS: usize = 32;
 /// Memory for the largest requests in all queues at once. The memory is allocated as requests arrive.
 const MEMORY: u32 = 64 << 20;
