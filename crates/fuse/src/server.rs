@@ -163,8 +163,8 @@ impl Server {
         reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
-    /// Clears set-user-id and, with the exception of `without_set_id`, set-group-id of a file whose content changed.
-    /// The kernel has found that the caller may not keep these bits.
+    /// Clears set-user-id of a file whose content changed, and set-group-id unless `without_set_id` keeps it. The
+    /// kernel has found that the caller may not keep these bits.
     fn clear_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
@@ -623,9 +623,9 @@ impl Server {
     }
 
     /// Handles a chown that sets neither user nor group. Such a chown changes ctime, even of immutable files, and
-    /// clears the set-id bits like any chown. The kernel also sends a chown without user and group before a fallocate
-    /// by a user who is not the owner. If the file has set-id bits and the caller is neither the owner nor privileged,
-    /// nothing changes.
+    /// clears the set-id bits like any chown. The kernel also sends such a chown before a fallocate by a user who is
+    /// not the owner. So nothing changes if the file has set-id bits and the caller is neither the owner nor
+    /// privileged.
     fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
         let attr = self.fs.getattr(id)?;
         let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;

@@ -196,8 +196,8 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     Ok(if all_done { opened } else { ExitCode::FAILURE })
 }
 
-/// Opens both ends and copies; returns whether everything was copied. Source and target may be in one image, which is
-/// opened once.
+/// Opens both ends and copies the sources, which are all on the host or all in one image. Returns whether everything
+/// was copied. If the target is in the sources' image, that image is opened once.
 fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
     let copy = |from: &dyn From, to: &dyn To, shared: bool| Copy::new(args, from, to, shared).run(sources, target);
     let options = &args.image;
