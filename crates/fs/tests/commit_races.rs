@@ -19,6 +19,7 @@ use ubtrfs_testkit::{HookDevice, Medium, MediumDevice, check_medium};
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
 const EROFS: i32 = rustix::io::Errno::ROFS.raw_os_error();
 
 struct Bed {
@@ -184,6 +185,21 @@ fn fsync_of_data_written_in_place_flushes() {
     check_medium(&bed.medium.content()).unwrap();
 }
 
+/// Fills all data space, and commits.
+fn fill(fs: &Fs) {
+    let filler = fs.create(TOP, b"filler", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let mut at = 0;
+    for len in [1 << 20, 64 << 10] {
+        while fs.fallocate(filler, at, len, FallocateMode::empty()).is_ok() {
+            at += len;
+        }
+    }
+    while fs.write(filler, at, &[2; 4096]).is_ok() {
+        at += 4096;
+    }
+    fs.sync().unwrap();
+}
+
 /// While a preallocation waits for its reservation, another thread punches a hole into the range. The preallocation
 /// then needs more space, and reserves it.
 #[test]
@@ -195,17 +211,7 @@ fn a_preallocation_reserves_what_is_punched_while_it_waits() {
     bed.fs.fallocate(file, 0, LEN, FallocateMode::empty()).unwrap();
     // Fill the filesystem, and free a little that only a commit makes usable.
     bed.new_file("freed");
-    let filler = make("filler");
-    let mut at = 0;
-    for len in [1 << 20, 64 << 10] {
-        while bed.fs.fallocate(filler, at, len, FallocateMode::empty()).is_ok() {
-            at += len;
-        }
-    }
-    while bed.fs.write(filler, at, &[2; 4096]).is_ok() {
-        at += 4096;
-    }
-    bed.fs.sync().unwrap();
+    fill(&bed.fs);
     bed.fs.unlink(TOP, b"freed").unwrap();
     let fs = Arc::clone(&bed.fs);
     bed.device.at_flush(0, move || {
@@ -215,6 +221,28 @@ fn a_preallocation_reserves_what_is_punched_while_it_waits() {
     });
     bed.fs.fallocate(file, 0, LEN, FallocateMode::empty()).unwrap();
     assert!(!bed.device.is_set(), "the reservation waited for a commit");
+    bed.fs.close().unwrap();
+    check_medium(&bed.medium.content()).unwrap();
+}
+
+/// A write into preallocated space reserves nothing. It waits until a snapshot is made, and then needs new space.
+#[test]
+fn a_write_without_reservation_waits_for_a_snapshot() {
+    let bed = Bed::new("commit=300");
+    let file = bed.fs.create(TOP, b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    bed.fs.fallocate(file, 0, 64 << 10, FallocateMode::empty()).unwrap();
+    fill(&bed.fs);
+    bed.fs.write(file, 0, &[3; 4096]).unwrap();
+    let calls = Calls::default();
+    let (fs, waiting) = (Arc::clone(&bed.fs), Arc::clone(&calls));
+    bed.device.at_flush(0, move || {
+        let write = Box::new(move || fs.write(file, 8192, &[4; 4096]).map(drop));
+        start(&waiting, [write as Box<dyn FnOnce() -> Result<()> + Send>]);
+        Ok(())
+    });
+    bed.fs.snapshot(RootId::FS_TREE, TOP, b"snapshot", true).unwrap();
+    assert_eq!(errors(&calls), [ENOSPC]);
+    bed.fs.sync().unwrap();
     bed.fs.close().unwrap();
     check_medium(&bed.medium.content()).unwrap();
 }

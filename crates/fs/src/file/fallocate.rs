@@ -121,12 +121,14 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
         drop(self.reserve(8)?);
+        let mut missing = 0;
         let (space, _locks, mut state) = loop {
-            let missing = {
+            // Each round reserves as much as an earlier one, so concurrent changes cannot prolong the loop forever.
+            missing = missing.max({
                 let _writeback = inode.writeback.lock();
                 let state = inode.read()?;
                 self.missing_bytes(inode, &state, wide.clone(), zero)?
-            };
+            });
             let space = self.engine.reserve_data_for(inode.id.root, missing + 4 * sectorsize)?;
             let (locks, state) = lock(inode)?;
             // If another thread punched a hole or shortened the file before the locks were taken, the range may need

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use parking_lot::RwLockWriteGuard;
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{InodeFlags, Timespec};
 use ubtrfs_transaction::DataReservation;
 
 use crate::file::read::check_regular;
+use crate::file::truncate::{ChangeLocks, lock};
 use crate::inode::buf_pool::{BUF_MAX, Buf};
 use crate::inode::state::{Inode, InodeState};
 use crate::items::file_extent::extents_in;
@@ -102,24 +105,35 @@ impl Fs {
         // Check that there is space for the items that writeback will put. The reservation is dropped at once, because
         // writeback makes its own.
         drop(self.reserve(4)?);
+        let unreserved;
+        let mut allocated = None;
         // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
         let mut reservation = match self.engine.reserve_data_for(inode.id.root, wide.end - wide.start + sectorsize) {
             Ok(reservation) => Some(reservation),
-            Err(error) => match (self.check_allocated(inode, wide.clone(), error), &mut piece) {
-                (Ok(()), _) => None,
-                (Err(error), Piece::Bytes(data)) if is_shortage(&error) => {
-                    let wanted = wide.end - wide.start + sectorsize;
-                    let left = self.engine.reserve_data_left_for(inode.id.root, wanted)?;
-                    let Some((reservation, bytes)) = left else { return Err(error) };
-                    end = wide.start + (bytes - sectorsize);
-                    *data = &data[..(end - offset) as usize];
-                    Some(reservation)
+            Err(error) if !is_shortage(&error) => return Err(error.into()),
+            Err(error) => {
+                unreserved = self.data.unreserved.read();
+                allocated = self.lock_allocated(inode, wide.clone())?;
+                match (&allocated, &mut piece) {
+                    (Some(_), _) => None,
+                    (None, Piece::Bytes(data)) => {
+                        drop(unreserved);
+                        let wanted = wide.end - wide.start + sectorsize;
+                        let left = self.engine.reserve_data_left_for(inode.id.root, wanted)?;
+                        let Some((reservation, bytes)) = left else { return Err(error.into()) };
+                        end = wide.start + (bytes - sectorsize);
+                        *data = &data[..(end - offset) as usize];
+                        Some(reservation)
+                    }
+                    (None, Piece::Filled(_)) => return Err(error.into()),
                 }
-                (Err(error), _) => return Err(error),
-            },
+            }
         };
         let written = piece.len_bytes() as usize;
-        let mut state = inode.write()?;
+        let (_locks, mut state) = match allocated {
+            Some((locks, state)) => (Some(locks), state),
+            None => (None, inode.write()?),
+        };
         let state = &mut *state;
         check_regular(state)?;
         self.prepare_end(inode, state, offset, &mut reservation)?;
@@ -276,18 +290,14 @@ impl Fs {
         self.write_dirty(inode, state, 0, &bytes, space)
     }
 
-    /// Called after reserving space failed with `error`. Succeeds if a write of `range` needs no new space, because all
-    /// of the range is preallocated or can be overwritten in place. Otherwise returns `error`.
-    fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
-        let error = error.into();
-        if !is_shortage(&error) {
-            return Err(error);
-        }
-        let _writeback = inode.writeback.lock();
-        let state = inode.read()?;
+    /// Returns the file's locks and state if a write of `range` needs no new space, because all of the range is
+    /// preallocated or can be overwritten in place. The locks keep that true. The caller holds `DataPath::unreserved`
+    /// until the data is dirty, so that no snapshot shares the extents before the data is written.
+    fn lock_allocated<'i>(&self, inode: &'i Inode, range: std::ops::Range<u64>) -> Result<Option<Locked<'i>>> {
+        let (locks, state) = lock(inode)?;
         let overwrite = state.has_flags(InodeFlags::NODATACOW) && state.has_flags(InodeFlags::NODATASUM);
         if !state.has_flags(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
-            return Err(error);
+            return Ok(None);
         }
         let mut at = range.start;
         for extent in extents_in(&inode.home.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
@@ -298,13 +308,16 @@ impl Fs {
             }
             at = extent.end;
         }
-        if at >= range.end { Ok(()) } else { Err(error) }
+        Ok((at >= range.end).then_some((locks, state)))
     }
 }
 
+/// The locks of a file, and its state.
+type Locked<'i> = (ChangeLocks<'i>, RwLockWriteGuard<'i, InodeState>);
+
 /// Whether there is no space or quota for a write.
-fn is_shortage(error: &Error) -> bool {
-    matches!(error, Error::Engine(ubtrfs_error::Error::NoSpace | ubtrfs_error::Error::QuotaExceeded))
+fn is_shortage(error: &EngineError) -> bool {
+    matches!(error, EngineError::NoSpace | EngineError::QuotaExceeded)
 }
 
 /// Fails if the file's flags forbid a write at `offset`.

@@ -4,7 +4,8 @@
 //!   is written back, so a snapshot does not wait for later writes.
 //! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made. Afterwards the
 //!   extents are shared, so writes no longer overwrite them in place.
-//! - I3. Lock order: change lock of [`crate::subvolume::state`] -> `DataPath::in_place` -> inode states.
+//! - I3. Lock order: `DataPath::unreserved` -> change lock of [`crate::subvolume::state`] -> `DataPath::in_place` ->
+//!   inode states.
 //! - I4. A subvolume becomes read-only in two steps. First, new changes are refused and running changes end; the caller
 //!   waits for their end before it takes any lock that a change may take. Then the subvolume's data and the flag are
 //!   made durable.
@@ -119,6 +120,8 @@ impl Fs {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
         let _quota = self.engine.reserve_metadata_quota(dir.root)?;
+        // A write without a reservation counts on extents that the snapshot will share, so it must be on disk before.
+        let _unreserved = self.data.unreserved.write();
         self.flush_tagged(Some(source))?;
         let _subvolumes = self.subvolumes.lock();
         if self.subvolumes.is_deleted(source) {

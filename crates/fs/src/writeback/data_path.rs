@@ -30,6 +30,9 @@ pub(crate) struct DataPath {
     /// Locked for reading by batches that may write into existing extents of a file, and for writing while a snapshot
     /// is made.
     pub(crate) in_place: RwLock<()>,
+    /// Locked for reading by a write that reserves no space, because it goes to extents of its own, until the data is
+    /// dirty; locked for writing while a snapshot is made, which shares these extents.
+    pub(crate) unreserved: RwLock<()>,
 }
 
 /// Inodes with pending data, in the order in which they became dirty. The queue numbers of inodes whose data could not
@@ -52,6 +55,7 @@ impl DataPath {
             threads: WritebackThreads::default(),
             errors: WritebackErrors::default(),
             in_place: RwLock::default(),
+            unreserved: RwLock::default(),
         }
     }
 
