@@ -151,7 +151,8 @@ fn shrink(
                 tail.plan(inode, &mut plan, fs).inspect_err(|_| tail.release(fs))?;
             }
         }
-        // The file changes from here on (I4).
+        // The file changes from here on, and nothing below fails before the change is put (I4).
+        let mut unplanned = None;
         let cut = if is_last { size } else { reached.max(size) };
         if tail.is_some() {
             forget_dirty_in(fs, state, sector_end - sectorsize..sector_end);
@@ -164,7 +165,11 @@ fn shrink(
             // Raise the size on disk: the pending data that limited it may have been dropped.
             let disk_size = state.disk_size;
             state.advance_disk_size();
-            fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
+            // Without a plan of the holes, the size on disk is raised by a later change.
+            unplanned = fs.plan_holes(inode, &mut plan, disk_size, state.disk_size).err();
+            if unplanned.is_some() {
+                state.disk_size = disk_size;
+            }
         }
         state.item.nbytes = plan.nbytes(state.item.nbytes);
         let op = fs.engine.begin(reservation);
@@ -178,7 +183,7 @@ fn shrink(
         inode.put_item(&op, state);
         drop(op);
         if is_last {
-            return Ok(());
+            return unplanned.map_or(Ok(()), Err);
         }
     }
 }
