@@ -449,7 +449,7 @@ impl Session<'_> {
         };
         // If somebody deleted the subvolume meanwhile, nothing is left.
         if let Err(left) = done
-            && !matches!(left, Error::NotFound)
+            && self.fs.subvolume_info(id).is_ok()
         {
             tracing::warn!("the incomplete subvolume '{}' stays: {left}", current.made.path.escape_ascii());
         }
