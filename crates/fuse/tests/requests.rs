@@ -74,8 +74,21 @@ impl Mount {
 
     /// Unmounts, and checks the image.
     fn end(self) {
-        ubtrfs_fuse::unmount(self.dir.path(), false).unwrap();
-        self.server.join().unwrap().unwrap();
+        self.end_after(None);
+    }
+
+    /// Unmounts, and checks the image. If pages of a file were refused, unmounting must report that file.
+    fn end_after(self, refused: Option<&str>) {
+        let unmounted = ubtrfs_fuse::unmount(self.dir.path(), false);
+        for ended in [unmounted, self.server.join().unwrap()] {
+            let said = ended.err().map(|error| error.to_string());
+            let expected = refused.map(|file| format!("pages of '/{file}'"));
+            assert!(
+                said.is_some() == expected.is_some()
+                    && said.iter().zip(&expected).all(|(said, expected)| said.contains(expected)),
+                "{said:?}"
+            );
+        }
         let medium = self.below.content();
         check_medium(&medium).unwrap();
         if capability::kernel_oracle() {
@@ -342,7 +355,7 @@ assert os.pread(anonymous, 100, 0) == b'without a name'
 ";
     python(mount.path(), PROGRAM);
     let below = mount.below.clone();
-    mount.end();
+    mount.end_after(Some("i"));
     let fs = Fs::open(vec![below], MountOptions::parse("ro").unwrap()).unwrap();
     let immutable = fs.lookup_path(b"i", true).unwrap();
     let content = fs.read(immutable.id, 0, 8192).unwrap();

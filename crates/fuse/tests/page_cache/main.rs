@@ -51,6 +51,16 @@ impl Mount {
         self.server.join().unwrap().unwrap();
         self.below.content()
     }
+
+    /// Unmounts, which must report that pages of this file found no space.
+    fn unmount_with_lost_pages(self, file: &str) -> Medium {
+        let unmounted = ubtrfs_fuse::unmount(self.dir.path(), false);
+        for error in [unmounted.unwrap_err(), self.server.join().unwrap().unwrap_err()] {
+            let said = error.to_string();
+            assert!(said.contains(&format!("pages of '/{file}'")) && said.contains("No space left"), "{said}");
+        }
+        self.below.content()
+    }
 }
 
 fn fresh(len_bytes: u64) -> Medium {
@@ -308,7 +318,7 @@ os._exit(0)
     let small = committed.lookup(committed.root(), b"renamed");
     assert!(small.is_ok_and(|small| small.size == 5), "nothing was committed; sync said {synced:?}");
     committed.close().unwrap();
-    judge(&mount.unmount());
+    judge(&mount.unmount_with_lost_pages("hole"));
 }
 
 #[test]
