@@ -19,32 +19,18 @@ pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, nr_threads: usize) -> i
 fn start_one<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
     spawn(shared, "fuse", |shared| {
         let counts = shared.counts.of_thread();
-        // In a connection with rings, only FORGET requests arrive here.
-        let is_placed = shared.queues.is_empty();
-        if is_placed {
-            shared.placement.join();
-        }
-        let done = work(shared, &counts, is_placed);
-        if is_placed {
-            shared.placement.leave();
-        }
+        let done = work(shared, &counts);
         counts.thread_ends();
         shared.dev.close();
         done
     })
 }
 
-fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, is_placed: bool) -> io::Result<()> {
+fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts) -> io::Result<()> {
     let mut request = vec![0; buffer_len(shared.max_write)];
     let mut body = vec![0; buffer_len(shared.max_write)];
     let grow = || start_one(shared).is_ok();
-    let steps_aside = |is_aside| match is_aside {
-        true if is_placed => shared.placement.leave(),
-        false if is_placed => shared.placement.join(),
-        _ => {}
-    };
-    let place = Place { pool: &shared.dev, grow: &grow, roam: &steps_aside };
-    let mut nr_requests = 0;
+    let place = Place { pool: &shared.dev, grow: &grow, roam: &|_| {} };
     loop {
         let len = match read(shared.device.as_fd(), &mut request) {
             Ok(len) => len,
@@ -59,7 +45,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, is_placed: b
         };
         if matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET) {
             forget(&shared.handler, &header, rest, counts);
-            if !is_placed {
+            if !shared.queues.is_empty() {
                 // Nothing waits for FORGET. After a pause, the kernel sends those that came meanwhile in one request,
                 // and this thread does not take the processor from the clients for each.
                 std::thread::sleep(FORGET_PAUSE);
@@ -71,9 +57,6 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, is_placed: b
         let error = answer(shared, &header, parts, &mut reply, (&place, counts));
         let len = if error == 0 { reply.len() } else { 0 };
         send(shared.device.as_fd(), header.unique, error, &body[..len])?;
-        if is_placed {
-            shared.placement.note_request(&mut nr_requests, || shared.handler.processor_of(header.pid));
-        }
         if header.opcode == opcode::DESTROY || !shared.dev.goes_on() {
             return Ok(());
         }

@@ -5,7 +5,6 @@
 //! | `worker_pool` | the threads that take requests, also in place of threads that wait      |
 //! | `dev_fuse`    | requests read from /dev/fuse: works everywhere                          |
 //! | `ring`        | requests through io_uring: number of threads and their processors       |
-//! | `placement`   | the processors of the threads that read /dev/fuse                       |
 //! | `idle_poll`   | keeping a processor awake while requests arrive                         |
 //! | `counts`      | requests by operation, and their time in the server                     |
 //!
@@ -18,7 +17,6 @@
 mod counts;
 mod dev_fuse;
 mod idle_poll;
-mod placement;
 mod ring;
 mod worker_pool;
 
@@ -42,7 +40,6 @@ pub use counts::RequestCounts;
 use counts::ThreadCounts;
 use idle_poll::IdlePoll;
 pub use idle_poll::IdlePolling;
-use placement::Placement;
 pub use worker_pool::Place;
 use worker_pool::WorkerPool;
 
@@ -53,11 +50,6 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Handles FORGET: the kernel gives back `count` references to a node.
     fn forget(&self, node: u64, count: u64);
-
-    /// The processor on which a thread ran last, if it can be found.
-    fn processor_of(&self, thread: u32) -> Option<usize> {
-        processor_of(thread)
-    }
 
     /// Handles DESTROY, the kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for the answer.
     fn destroy(&self) {}
@@ -163,7 +155,6 @@ impl Connection {
             dev: WorkerPool::new(nr_dev_threads),
             queues: (0..places.nr_queues).map(|_| WorkerPool::new(places.nr_in_queue)).collect(),
             processors: places.processors,
-            placement: Placement::new(),
             idle_poll: IdlePoll::default(),
             counts: self.counts,
             nr_live: AtomicUsize::new(0),
@@ -198,7 +189,6 @@ struct Shared<H> {
     queues: Vec<WorkerPool>,
     /// Processors that this process may run on.
     processors: Option<CpuSet>,
-    placement: Placement,
     idle_poll: IdlePoll,
     counts: RequestCounts,
     nr_live: AtomicUsize,
@@ -243,13 +233,6 @@ fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<io::Result<()>>) -> io
         }
     }
     Ok(())
-}
-
-/// The processor on which a thread ran last, as /proc shows it.
-pub(crate) fn processor_of(thread: u32) -> Option<usize> {
-    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
-    // The second field, the name in parentheses, may contain any characters. The processor is the 39th field.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 /// Handles a request. Returns 0 or a negative errno.
