@@ -23,6 +23,11 @@ impl LostPages {
         }
     }
 
+    /// Forgets a file whose fsync succeeded: the kernel reported the loss to an earlier call.
+    pub(crate) fn forget(&self, id: InodeId) {
+        self.0.lock().remove(&id);
+    }
+
     /// Tells which files lost pages; `None` if there is no such file, or all of them are deleted.
     pub(crate) fn describe(&self, fs: &Fs) -> Option<String> {
         let files = self.0.lock();

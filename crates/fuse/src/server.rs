@@ -476,6 +476,7 @@ impl Server {
             Operation::Fsync { handle, datasync } => {
                 let id = self.id(node)?;
                 place.aside(|| self.fs.fsync_descriptor(id, datasync, handle & !APPENDS_ONLY))?;
+                self.host.lost_pages.forget(id);
             }
             Operation::Fsyncdir { datasync } => {
                 let id = self.id(node)?;

@@ -105,6 +105,12 @@ impl Command<'_> {
         if flags & SUBVOL_QGROUP_INHERIT == 0 {
             return Ok(Vec::new());
         }
+        // Reading the memory of a caller can take as long as the caller likes, for example if a mapping of the caller's
+        // own FUSE mount is at the address. So only root can make a thread of the server wait for it.
+        if self.req.uid != 0 {
+            let text = "only root can name quota groups to join in an ioctl; use ubtrfs subvolume";
+            return Err(Failure::new(Errno::OPNOTSUPP, text));
+        }
         let at = |offset: usize| word(data.get(offset..).unwrap_or_default());
         let (size, address) = (at(INHERIT_SIZE)?, at(INHERIT_SIZE + 8)?);
         let wrong = || Error::InvalidArgument("the quota groups to join have a wrong size");
