@@ -130,7 +130,7 @@ enum Task {
     Clear(u64),
 }
 
-/// What a task waits for after a step. `Nothing` means that the task has ended.
+/// The reason why a task waits after a step. `Nothing` means that the task has ended.
 enum Wait {
     Nothing,
     For(Task),

@@ -91,7 +91,7 @@ impl clap::builder::TypedValueParser for ImagePathParser {
     }
 }
 
-/// What is wrong with a path that lacks `:/`, if it is in a mount, or in an image without a slash.
+/// Explains why a path without `:/` names no file in an image: it is in a mount, or the slash is missing.
 fn misplaced(path: &Path, shown: &str) -> Option<String> {
     // The path may be new: then its directory tells.
     if super::place::is_in_mount(path) || path.parent().is_some_and(super::place::is_in_mount) {
