@@ -155,13 +155,7 @@ impl Fs {
         let reservation = self.engine.reserve(plan.len() + 8)?;
         // Of the following steps, only the planning of explicit holes can fail. The planning comes before any change of
         // the file's items.
-        let (size, disk_size) = (state.item.size, state.disk_size);
-        state.item.size = size.max(end);
-        state.advance_disk_size();
-        if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
-            (state.item.size, state.disk_size) = (size, disk_size);
-            return Err(error);
-        }
+        self.plan_size(inode, state, end, &mut plan)?;
         self.drop_pending(state, range);
         let time = Timespec::now();
         (state.item.mtime, state.item.ctime) = (time, time);

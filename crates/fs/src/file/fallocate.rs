@@ -362,7 +362,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Raises the size of a file to at least `size`, and plans the items that the new size needs.
+    /// Raises the size of a file to at least `size`, and plans the items that the new size needs. After an error, the
+    /// sizes are as before.
     pub(crate) fn plan_size(
         &self,
         inode: &Arc<Inode>,
@@ -370,10 +371,11 @@ impl Fs {
         size: u64,
         plan: &mut ExtentPlan,
     ) -> Result<()> {
+        let sizes = (state.item.size, state.disk_size);
         state.item.size = state.item.size.max(size);
-        let disk_size = state.disk_size;
         state.advance_disk_size();
-        self.plan_holes(inode, plan, disk_size, state.disk_size)
+        self.plan_holes(inode, plan, sizes.1, state.disk_size)
+            .inspect_err(|_| (state.item.size, state.disk_size) = sizes)
     }
 
     /// Puts planned items and the inode item with new times.

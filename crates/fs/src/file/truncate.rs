@@ -58,9 +58,7 @@ impl Fs {
         if is_longer {
             let state = &mut *state;
             self.prepare_end(inode, state, size.max(sectorsize), &mut space)?;
-            let sizes = (state.item.size, state.disk_size);
-            self.plan_size(inode, state, size, &mut plan)
-                .inspect_err(|_| (state.item.size, state.disk_size) = sizes)?;
+            self.plan_size(inode, state, size, &mut plan)?;
         }
         set_times(&mut state, time);
         let op = self.engine.begin(reservation);
