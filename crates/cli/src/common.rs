@@ -232,7 +232,7 @@ pub(crate) fn progress_without_total(unit: Unit, what: &'static str) -> indicati
 /// The style of a line of progress. With a total, a bar fills what the numbers leave of the terminal's width.
 pub(crate) fn progress_style(unit: Unit, has_total: bool) -> indicatif::ProgressStyle {
     let template = match (unit, has_total) {
-        (Unit::Bytes, true) => "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        (Unit::Bytes, true) => "{msg} [{wide_bar}] {percent}% {bytes_per_sec} {eta}",
         (Unit::Bytes, false) => "{msg} {spinner} {bytes} {bytes_per_sec}",
         (Unit::Items, true) => "{msg} [{wide_bar}] {pos}/{len} {eta}",
         (Unit::Items, false) => "{msg} {spinner} {pos}",
