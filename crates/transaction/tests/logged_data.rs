@@ -28,7 +28,7 @@ fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
     let device = Arc::new(HookDevice::new(Arc::clone(&medium) as Arc<dyn Device>));
     let engine = Engine::open(vec![Arc::clone(&device) as Arc<dyn Device>], OpenOptions::default()).unwrap();
     let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
-    write_file(&engine, &tree, INO, &[7; LEN as usize]);
+    let synced = write_file(&engine, &tree, INO, &[7; LEN as usize]);
     engine.sync_inode(RootId::FS_TREE, Ino(INO)).unwrap();
     assert_eq!(engine.log_stats().written, 1);
 
@@ -43,14 +43,20 @@ fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
     put_extent(&op, &tree, INO, extent, csums);
     drop(op);
 
-    let (mut reservation, mut later) = (engine.reserve_data(4096).unwrap(), engine.reserve_data(4096).unwrap());
+    // Allocations ask for the place of the synced data, so they get it as soon as it is free.
+    let (mut during, mut after) = (engine.reserve_data(4096).unwrap(), engine.reserve_data(4096).unwrap());
     let found = Arc::new(Mutex::new(None));
     let (writer, cut, content) = (Arc::clone(&engine), Arc::clone(&found), Arc::clone(&medium));
     device.at_flush(0, move || {
+        let extent = writer.allocate_data(&mut during, 4096, 4096, Some(synced)).unwrap();
+        writer.write_data(extent.bytenr, &[9; 4096]).unwrap();
         let mut nr_filled = 0;
-        while let Ok(extent) = writer.allocate_data(&mut reservation, LEN, 4096, None) {
-            writer.write_data(extent.bytenr, &vec![9; extent.len_bytes as usize]).unwrap();
-            nr_filled += extent.len_bytes;
+        while let Some((mut reservation, _)) = writer.reserve_data_left_for(RootId::FS_TREE, LEN).unwrap() {
+            while let want @ 1.. = reservation.bytes() {
+                let extent = writer.allocate_data(&mut reservation, want, 4096, None).unwrap();
+                writer.write_data(extent.bytenr, &vec![9; extent.len_bytes as usize]).unwrap();
+                nr_filled += extent.len_bytes;
+            }
         }
         *cut.lock().unwrap() = Some((content.content(), nr_filled));
         Ok(())
@@ -59,8 +65,8 @@ fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
     let (content, nr_filled) = found.lock().unwrap().take().unwrap();
     assert!(nr_filled > 16 << 20, "{nr_filled}");
     // The old data is free when the superblock is durable.
-    let is_free = engine.allocate_data(&mut later, LEN, LEN, None).is_ok();
-    drop(later);
+    let reused = engine.allocate_data(&mut after, 4096, 4096, Some(synced)).unwrap();
+    drop(after);
     drop((tree, engine));
 
     let cut = Image::empty(256 << 20).unwrap();
@@ -78,7 +84,7 @@ fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
     assert!(std::fs::read(mount.join("file300")).unwrap().iter().all(|byte| *byte == 7));
     mount.close().unwrap();
     btrfs_check(cut.path()).unwrap();
-    assert!(is_free, "{mkfs:?}: the space is not given back");
+    assert_eq!(reused.bytenr, synced, "{mkfs:?}: the space is not given back");
 }
 
 #[test]

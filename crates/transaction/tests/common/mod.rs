@@ -12,7 +12,7 @@ use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{
     Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
 };
-use ubtrfs_format::{Generation, Key, KeyType};
+use ubtrfs_format::{Generation, Key, KeyType, Logical};
 use ubtrfs_transaction::{DataExtent, Engine, OpenOptions, TransHandle, Tree};
 
 /// Opens an image for writing.
@@ -113,7 +113,8 @@ pub(crate) fn put_extent(op: &TransHandle<'_>, tree: &Tree, ino: u64, extent: Da
     op.add_csums(extent.bytenr, csums);
 }
 
-pub(crate) fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) {
+/// Puts a file with this data in one extent. Returns the address of the extent.
+pub(crate) fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) -> Logical {
     let mut reservation = engine.reserve_data(data.len() as u64).unwrap();
     let len = data.len() as u64;
     let extent = engine.allocate_data(&mut reservation, len, len, None).unwrap();
@@ -123,4 +124,5 @@ pub(crate) fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) {
     let op = engine.begin(engine.reserve(8).unwrap());
     put_file(&op, tree, ino, &format!("file{ino}"), len, len);
     put_extent(&op, tree, ino, extent, csums);
+    extent.bytenr
 }
