@@ -52,7 +52,7 @@ impl<'a> Checker<'a> {
         });
         self.finish_group(&mut listed, &expected);
         if let Some(place) = listed.first_stale {
-            let text = format!("{} ranges are listed outside of any block group", listed.nr_stale);
+            let text = format!("{} free space infos are for no block group", listed.nr_stale);
             self.sink.report(Code::FreeSpaceStale, place, text);
         }
         if !complete || !self.groups.complete {

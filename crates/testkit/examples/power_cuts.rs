@@ -1,4 +1,5 @@
-//! Runs many power cuts: records `--seeds` workloads, and cuts the power at `--cuts` points of each.
+//! Runs many power cuts: records `--seeds` workloads, and cuts the power at `--cuts` points of each (at an eighth as
+//! many if the filesystem is full, because verifying then takes longer).
 //!
 //! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads|balance] [--seeds 200]
 //! [--cuts 500] [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`

@@ -167,8 +167,8 @@ impl LoopMount {
         run("btrfs", ["quota", "rescan", "-w", &self.path().to_string_lossy()]).map(drop)
     }
 
-    /// Waits until Linux has completed the deletions of subvolumes, or for about 20 seconds: after an abort, Linux
-    /// never completes them.
+    /// Waits until Linux has completed the deletions of subvolumes, but at most about 20 seconds, and not after an
+    /// abort, after which Linux never completes them.
     ///
     /// A sync wakes Linux's cleaner. Without a sync, a cleaner that began before the end of the mount sleeps until the
     /// next commit, up to half a minute later.

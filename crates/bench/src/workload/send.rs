@@ -117,7 +117,7 @@ pub(super) fn receive<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     Ok(work)
 }
 
-/// Removes the subvolumes, which [`super::remove_all`] cannot remove.
+/// Removes the subvolumes: [`super::remove_all`] cannot empty those that are read-only.
 pub(super) fn clean<T: Target>(target: &T, params: &Params, base: &T::Dir, has_received: bool) -> Result<()> {
     if has_received {
         let into = target.child(base, RECEIVED)?;

@@ -33,7 +33,7 @@ pub(crate) struct Subvolume {
     /// The highest inode number in use or given out (I1). `None` if the number was not read, because the filesystem or
     /// the subvolume has been read-only so far, or if reading the number failed.
     last_ino: Mutex<Option<u64>>,
-    /// Whether orphans of earlier sessions were deleted.
+    /// Whether this mount has tried to delete the orphans of earlier mounts. Locked while it does.
     pub(crate) orphans_deleted: Mutex<bool>,
 }
 

@@ -277,8 +277,8 @@ impl ExtentPlan {
 
     /// Drops `range` from one item.
     pub(crate) fn drop_from(&mut self, tree: &Tree, at: &ExtentAt, range: &Range<u64>) -> Result<()> {
-        // If a range that this plan dropped before split the item, the rest of the item is an entry of the plan. Then
-        // drop from that entry instead of the item in the tree.
+        // An earlier drop of this plan may have split the item. Then the rest of the item is an entry of the plan, and
+        // `range` is dropped from that entry instead of the item in the tree.
         let (at, known) = self.current(at, range);
         if at.is_inline() && (range.start > at.start || range.end < at.end) {
             return Err(Corrupt::new(FormatError::Value {

@@ -30,7 +30,8 @@ impl Fs {
         self.getattr(id)
     }
 
-    /// Walks `path` from the last directory of `trail`. `..` goes back along `trail`.
+    /// Walks `path` from the last directory of `trail`. `..` goes back along `trail`. An absolute path starts at the
+    /// first directory of `trail`.
     fn walk(&self, trail: &mut Vec<InodeId>, path: &[u8], follow: bool, links_left: &mut u32) -> Result<InodeId> {
         if path.first() == Some(&b'/') {
             trail.truncate(1);
@@ -52,8 +53,11 @@ impl Fs {
                 *links_left = links_left.checked_sub(1).ok_or(Error::SymlinkLoop)?;
                 let target = self.readlink(inode.id)?;
                 let id = self.walk(trail, &target, true, links_left)?;
-                if is_last {
+                if is_last && !ends_in_slash {
                     return Ok(id);
+                }
+                if self.inode(id)?.read()?.file_type_bits() != mode::DIRECTORY {
+                    return Err(Error::NotDirectory);
                 }
                 continue;
             }

@@ -60,8 +60,8 @@ pub fn check_cloned(seed: u64, operations: usize) -> Result<(u64, u64)> {
             // Compare whole blocks only: if a file was longer in the parent, the block in which it ends now cannot be
             // shared.
             for (at, block) in before.iter().filter(|(at, _)| (*at + 1) * BLOCK <= entry.size) {
-                // Only data is compared. The other beds compare holes and preallocated blocks, which a receive may
-                // replace by zeros.
+                // Only data is compared: a receive may replace holes and preallocated blocks by zeros. The other beds
+                // compare these.
                 let is_shared = !matches!(block, Block::Data(_)) || after.get(at) == Some(block);
                 ensure!(
                     is_shared,

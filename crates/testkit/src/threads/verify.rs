@@ -82,8 +82,8 @@ impl Record {
         Ok(())
     }
 
-    /// Checks that `entries` have all names of the directory `ballast`, and only names that a thread makes. In a
-    /// snapshot, the path of any other snapshot may exist too, as an empty directory.
+    /// Checks that `entries` have all names of the directory `ballast`, and otherwise only the scenario's other files
+    /// and what lies in the lanes. In a snapshot, the path of any other snapshot may exist too, as an empty directory.
     fn verify_ballast(&self, entries: &[TreeEntry], snapshot: Option<&Snapshot>) -> Result<()> {
         let mut expected: BTreeSet<Vec<u8>> =
             self.scenario.ballast_paths().iter().map(|path| format!("ballast/{path}").into_bytes()).collect();

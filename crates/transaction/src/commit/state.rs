@@ -30,7 +30,7 @@ pub(crate) struct CommitState {
     noted_incompat: AtomicU64,
     /// The label for the superblock of the next commit.
     noted_label: Mutex<Option<[u8; LABEL_SIZE]>>,
-    /// Blocks that the running transaction made and replaced, and whose addresses stay taken until the commit of that
+    /// Blocks that one transaction both made and replaced. Their addresses stay taken until the commit of that
     /// transaction (I3 of `cow/sink.rs`).
     retired: Mutex<Vec<Extent>>,
 }
@@ -115,7 +115,7 @@ impl CommitState {
         self.noted_label.lock().take()
     }
 
-    /// Notes blocks that the running transaction made and replaced.
+    /// Notes blocks that one transaction both made and replaced.
     pub(crate) fn retire(&self, extents: impl IntoIterator<Item = Extent>) {
         self.retired.lock().extend(extents);
     }

@@ -25,7 +25,8 @@ use crate::engine::Engine;
 use crate::extents::csum_tree::{SectorCsums, verify_sector};
 use crate::extents::extent_tree::lookup_extent;
 
-/// The data sectors of a range whose content contradicted their checksums when it was first read.
+/// A check of a range of data: the checksums of its sectors, and the sectors that contradicted their checksums when
+/// they were first read.
 pub(crate) struct SectorCheck {
     start: u64,
     sectorsize: u64,

@@ -357,5 +357,5 @@ fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     })
 }
 
-/// Number of tree blocks for which a partial reservation leaves room within quota limits.
+/// A reservation for a part of a write leaves this many tree blocks of the quota free, for the metadata of writeback.
 const METADATA_NODES_LEFT: u64 = 4;

@@ -77,7 +77,8 @@ impl Throttle {
         let nap = POLL_INTERVAL.as_micros() as u64;
         let more = ahead.saturating_mul(MICROS_AHEAD);
         let owed = self.debt_micros.fetch_add(more, Ordering::Relaxed).saturating_add(more);
-        // If two writers see the same debt, one of them pays it. The end of the flush cancels the rest of the debt.
+        // If two writers add to a debt that suffices for one nap, only one of them sleeps. The end of the flush cancels
+        // the rest of the debt.
         let pays = |debt: u64| debt.checked_sub(nap);
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
             return None;

@@ -71,8 +71,8 @@ impl EngineId {
     }
 }
 
-/// Turns the filesystems that this thread worked on read-only, as the panic hook does. This function is for programs
-/// that replace the panic hook after a filesystem was opened and do not call the previous hook.
+/// Aborts the filesystems that this thread worked on, as the panic hook does: they become read-only. This function is
+/// for programs that replace the panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
     // The thread-local variable is missing only while the thread ends, and then the thread no longer works on a
     // filesystem.

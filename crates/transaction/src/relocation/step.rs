@@ -127,7 +127,8 @@ impl Engine {
         Ok(self.publish_copies(&closure, copies, transid))
     }
 
-    /// The closure of the step's first extents: extents are added until the closure has about `most` members.
+    /// The closure ([`Closure`]) of as many of the step's extents as give about `most` members, taken from the first
+    /// extent on.
     fn closure_of(&self, step: &mut RelocationStep, most: usize) -> Result<Closure<'_>> {
         let mut closure = Closure::new(self)?;
         let failed: Vec<Logical> = step.failures.iter().map(|(bytenr, _)| *bytenr).collect();

@@ -162,7 +162,7 @@ struct Drop<'a> {
     created: Generation,
     /// Approximate number of references that this commit may still change.
     budget: &'a mut i64,
-    /// Shared blocks that the tree stopped using.
+    /// With full quotas: the shared blocks that the tree stopped using, for the quota numbers.
     left: Vec<NodePtr>,
 }
 

@@ -305,8 +305,8 @@ impl To for Image<'_> {
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
-        // The path `old` may be a symbolic link through which the file's first copy was written. As with cp, the new
-        // name is then a hard link to that symbolic link.
+        // `old` is the path at which the file was copied first. It may be a symbolic link through which the data was
+        // written. As with cp, the new name is then a hard link to that symbolic link.
         let old = self.attr(old, false)?;
         let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
         Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)
