@@ -400,8 +400,11 @@ fn turn_of_linux(rounds: &mut Rounds, turn: u64) -> String {
         };
     }
     // A commit wakes the kernel's cleaner, which drops deleted subvolumes. Linux marks its numbers as inconsistent
-    // after some changes of relations between quota groups, so the script ends with a rescan.
-    script + "sync; btrfs subvolume sync -s 1 . > /dev/null; sync; btrfs quota rescan -w . > /dev/null\n"
+    // after some changes of relations between quota groups, so the script ends with a rescan. While a rescan runs that
+    // began before the last change, `rescan -w` only waits for it, so the script waits first.
+    script
+        + "sync; btrfs subvolume sync -s 1 . > /dev/null; sync; btrfs quota rescan -W . > /dev/null
+        btrfs quota rescan -w . > /dev/null\n"
 }
 
 /// The part of a round in which ubtrfs changes the filesystem.
