@@ -79,15 +79,20 @@ fn opinion_but_on(image: &Path, none_of: &[Code]) -> Result<()> {
 
 /// Runs `btrfs check` with these arguments. Returns whether the program succeeded, and its output.
 pub fn btrfs_check_output(image: &Path, args: &[&str]) -> Result<(bool, String)> {
-    let output = Command::new("btrfs")
-        .arg("check")
-        .args(args)
-        .arg(image)
-        .env("LC_ALL", "C")
-        .output()
-        .context("cannot start btrfs check")?;
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    Ok((output.status.success(), text))
+    // Before it checks, btrfs-progs looks at the loop devices of all mounts. It gives up if another program removes one
+    // of them meanwhile.
+    const RACE: &str = "could not check mount status: No such device";
+    let mut attempts = 0;
+    loop {
+        let mut command = Command::new("btrfs");
+        let output = command.arg("check").args(args).arg(image).env("LC_ALL", "C").output();
+        let output = output.context("cannot start btrfs check")?;
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        attempts += 1;
+        if output.status.success() || attempts == 10 || !text.contains(RACE) {
+            return Ok((output.status.success(), text));
+        }
+    }
 }
 
 /// Referenced and exclusive bytes of each quota group, by the group's id.
