@@ -129,9 +129,6 @@ impl Engine {
     /// As for [`Engine::reserve_data`].
     pub fn reserve_data_left_for(&self, root: RootId, bytes: u64) -> Result<Option<(DataReservation, u64)>> {
         let sectorsize = u64::from(self.geometry.sectorsize);
-        // Leave room within the limits for the metadata of writeback, because nothing is reserved for this metadata.
-        let metadata = u64::from(self.geometry.nodesize).saturating_mul(METADATA_NODES_LEFT);
-        let Some(_metadata) = self.try_reserve_quota(root, metadata) else { return Ok(None) };
         let mut left = self.empty_data_reservation();
         let mut nr_left = 0u64;
         // Find the number of sectors bit by bit, from the highest bit down.
@@ -356,6 +353,3 @@ fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
         _ => false,
     })
 }
-
-/// A reservation for a part of a write leaves this many tree blocks of the quota free, for the metadata of writeback.
-const METADATA_NODES_LEFT: u64 = 4;

@@ -8,6 +8,8 @@
 //! Invariants:
 //! - I1. Reservations are spent in the transaction of their items or in a later one, so bytes are counted before their
 //!   reservation ends.
+//! - I2. Beside its bytes, each reservation of data holds one tree block for the items of the data. Reservations that
+//!   are merged hold one together: their data belongs to one inode.
 //!
 //! Locks: the state of quotas ([`crate::qgroup`]) -> the reserved bytes.
 
@@ -22,7 +24,7 @@ use ubtrfs_format::RootId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QgroupId(pub u64);
 
-/// Bytes that are reserved for groups but not counted yet.
+/// Space that is reserved for groups but not counted yet.
 #[derive(Debug, Default)]
 pub(crate) struct Reserved {
     groups: Mutex<HashMap<QgroupId, GroupReserved>>,
@@ -30,12 +32,32 @@ pub(crate) struct Reserved {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct GroupReserved {
-    /// Bytes held by [`QuotaReservation`]s.
-    held: u64,
-    /// Bytes spent in the running transaction.
-    running: u64,
-    /// Bytes spent in the transaction that is being committed.
-    frozen: u64,
+    /// Space held by [`QuotaReservation`]s.
+    held: Amount,
+    /// Space spent in the running transaction.
+    running: Amount,
+    /// Space spent in the transaction that is being committed.
+    frozen: Amount,
+}
+
+/// An amount of reserved space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) bytes: u64,
+    /// Number of tree blocks, beside the bytes (I2).
+    pub(crate) nodes: u64,
+}
+
+impl Amount {
+    fn add(&mut self, other: Self) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.nodes = self.nodes.saturating_add(other.nodes);
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.bytes = self.bytes.saturating_sub(other.bytes);
+        self.nodes = self.nodes.saturating_sub(other.nodes);
+    }
 }
 
 /// Space promised to a writer within the limits of its quota groups. The reservation is empty if no group has limits.
@@ -50,84 +72,109 @@ pub struct QuotaReservation {
 struct Part {
     reserved: Arc<Reserved>,
     groups: Arc<[QgroupId]>,
-    bytes: u64,
+    amount: Amount,
 }
 
 impl Reserved {
-    /// Reserves bytes for all of these groups, or for none. `fits` decides for each group whether the limits allow this
-    /// number of reserved bytes, earlier reservations included.
+    /// Reserves space for all of these groups, or for none. `fits` decides for each group whether the limits allow this
+    /// amount of reserved space, earlier reservations included.
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,
-        bytes: u64,
-        fits: impl Fn(QgroupId, u64) -> bool,
+        amount: Amount,
+        fits: impl Fn(QgroupId, Amount) -> bool,
     ) -> Option<QuotaReservation> {
         let mut reserved = self.groups.lock();
         let all_fit = groups.iter().all(|id| {
             let GroupReserved { held, running, frozen } = reserved.get(id).copied().unwrap_or_default();
-            let sum = [held, running, frozen].iter().fold(bytes, |sum, part| sum.saturating_add(*part));
+            let mut sum = amount;
+            [held, running, frozen].into_iter().for_each(|part| sum.add(part));
             fits(*id, sum)
         });
         if !all_fit {
             return None;
         }
         for id in groups.iter() {
-            let held = &mut reserved.entry(*id).or_default().held;
-            *held = held.saturating_add(bytes);
+            reserved.entry(*id).or_default().held.add(amount);
         }
         drop(reserved);
-        let part = Part { reserved: Arc::clone(self), groups, bytes };
+        let part = Part { reserved: Arc::clone(self), groups, amount };
         Some(QuotaReservation { parts: vec![part] })
     }
 
-    /// Moves the spent bytes of the running transaction to the frozen transaction. The caller has closed the gate.
+    /// Moves the spent space of the running transaction to the frozen transaction. The caller has closed the gate.
     pub(crate) fn freeze(&self) {
         for group in self.groups.lock().values_mut() {
-            group.frozen = group.frozen.saturating_add(std::mem::take(&mut group.running));
+            group.frozen.add(std::mem::take(&mut group.running));
         }
     }
 
-    /// Drops the spent bytes of the frozen transaction, which quotas have counted.
+    /// Drops the spent space of the frozen transaction, which quotas have counted.
     pub(crate) fn committed(&self) {
         self.groups.lock().retain(|_, group| {
-            group.frozen = 0;
-            group.held > 0 || group.running > 0
+            group.frozen = Amount::default();
+            group.held != Amount::default() || group.running != Amount::default()
         });
     }
 }
 
 impl Part {
-    fn give_back(&self, bytes: u64, spend: bool) {
+    /// Releases the part. With `spend`, its space stays reserved until the running transaction is counted.
+    fn give_back(self, spend: bool) {
         let mut reserved = self.reserved.groups.lock();
         for id in self.groups.iter() {
             let group = reserved.entry(*id).or_default();
-            group.held = group.held.saturating_sub(bytes);
+            group.held.subtract(self.amount);
             if spend {
-                group.running = group.running.saturating_add(bytes);
+                group.running.add(self.amount);
             }
+        }
+    }
+
+    /// Splits off up to `bytes`. Both parts then hold the tree blocks that this part held, unless all bytes are split
+    /// off.
+    fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.amount.bytes);
+        let nodes = self.amount.nodes;
+        self.amount.subtract(Amount { bytes, nodes: 0 });
+        if self.amount.bytes == 0 {
+            self.amount.nodes = 0;
+        } else if nodes > 0 {
+            let mut reserved = self.reserved.groups.lock();
+            for id in self.groups.iter() {
+                reserved.entry(*id).or_default().held.add(Amount { bytes: 0, nodes });
+            }
+        }
+        let (reserved, groups) = (Arc::clone(&self.reserved), Arc::clone(&self.groups));
+        Self { reserved, groups, amount: Amount { bytes, nodes } }
+    }
+
+    /// Adds a part of the same groups. Both together hold as many tree blocks as the part that held more (I2).
+    fn merge(&mut self, mut other: Self) {
+        let nodes = self.amount.nodes.max(other.amount.nodes);
+        let spare = self.amount.nodes.min(other.amount.nodes);
+        self.amount = Amount { bytes: self.amount.bytes.saturating_add(other.amount.bytes), nodes };
+        if spare > 0 {
+            other.amount = Amount { bytes: 0, nodes: spare };
+            other.give_back(false);
         }
     }
 }
 
 impl QuotaReservation {
     /// Moves up to `bytes` from another reservation to this one.
-    #[allow(clippy::arithmetic_side_effects, reason = "`moved` is at most either number")]
     pub(crate) fn take_from(&mut self, other: &mut Self, mut bytes: u64) {
         while bytes > 0
             && let Some(part) = other.parts.last_mut()
         {
-            let moved = bytes.min(part.bytes);
-            part.bytes -= moved;
-            bytes -= moved;
-            match self.parts.iter_mut().find(|known| Arc::ptr_eq(&known.groups, &part.groups)) {
-                Some(known) => known.bytes = known.bytes.saturating_add(moved),
-                None => {
-                    let (reserved, groups) = (Arc::clone(&part.reserved), Arc::clone(&part.groups));
-                    self.parts.push(Part { reserved, groups, bytes: moved });
-                }
-            }
-            if part.bytes == 0 {
+            let moved = part.split(bytes);
+            bytes = bytes.saturating_sub(moved.amount.bytes);
+            if part.amount.bytes == 0 {
                 other.parts.pop();
+            }
+            match self.parts.iter_mut().find(|known| Arc::ptr_eq(&known.groups, &moved.groups)) {
+                Some(known) => known.merge(moved),
+                None => self.parts.push(moved),
             }
         }
     }
@@ -141,13 +188,13 @@ impl QuotaReservation {
 
     /// Marks the space as used by items of the running transaction. Must be called before the operation ends (I1).
     pub fn spend(mut self) {
-        self.parts.drain(..).for_each(|part| part.give_back(part.bytes, true));
+        self.parts.drain(..).for_each(|part| part.give_back(true));
     }
 }
 
 impl Drop for QuotaReservation {
     fn drop(&mut self) {
-        self.parts.drain(..).for_each(|part| part.give_back(part.bytes, false));
+        self.parts.drain(..).for_each(|part| part.give_back(false));
     }
 }
 

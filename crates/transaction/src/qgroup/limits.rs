@@ -2,44 +2,54 @@
 //!
 //! Invariants:
 //! - I1. When a reservation is granted, the counted and reserved bytes of each group stay within its limits, so any
-//!   number of writers together exceed no limit. Reserved bytes are the bytes before compression; counted bytes are the
-//!   bytes after compression.
+//!   number of writers together exceed no limit. Reserved bytes are the bytes before compression, and the tree blocks
+//!   for the items of the data (I2 of `handle/quota_reservation.rs`); counted bytes are the bytes after compression.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::RootId;
 
 use crate::engine::Engine;
-use crate::handle::quota_reservation::QuotaReservation;
+use crate::handle::quota_reservation::{Amount, QuotaReservation};
 
 impl Engine {
-    /// Reserves space within the limits of a subvolume's quota groups. May flush and commit, so the caller must hold no
-    /// inode lock.
+    /// Reserves space for data and its items within the limits of a subvolume's quota groups. May flush and commit, so
+    /// the caller must hold no inode lock.
     ///
     /// # Errors
     ///
     /// [`Error::QuotaExceeded`] if writing dirty data and committing does not help, or an error of the write or the
     /// commit.
     pub fn reserve_quota(&self, root: RootId, bytes: u64) -> Result<QuotaReservation> {
+        self.reserve_quota_amount(root, Amount { bytes, nodes: 1 })
+    }
+
+    fn reserve_quota_amount(&self, root: RootId, amount: Amount) -> Result<QuotaReservation> {
         if !self.quotas.has_limits() {
             return Ok(QuotaReservation::default());
         }
-        if let Some(reservation) = self.try_reserve_quota(root, bytes) {
+        if let Some(reservation) = self.try_reserve_quota_amount(root, amount) {
             return Ok(reservation);
         }
         // Writing dirty data replaces its reservation by the space in use, which is smaller after overwrites and
         // compression.
         self.flush_data()?;
         self.commit()?;
-        self.try_reserve_quota(root, bytes).ok_or(Error::QuotaExceeded)
+        self.try_reserve_quota_amount(root, amount).ok_or(Error::QuotaExceeded)
     }
 
-    /// Reserves space if the limits allow it now, without writing or committing.
+    /// Reserves space for data and its items if the limits allow it now, without writing or committing.
     pub(crate) fn try_reserve_quota(&self, root: RootId, bytes: u64) -> Option<QuotaReservation> {
+        self.try_reserve_quota_amount(root, Amount { bytes, nodes: 1 })
+    }
+
+    fn try_reserve_quota_amount(&self, root: RootId, amount: Amount) -> Option<QuotaReservation> {
+        let nodesize = u64::from(self.geometry.nodesize);
         let mut state = self.quotas.lock();
         let Some(state) = &mut *state else { return Some(QuotaReservation::default()) };
         let above = state.groups.above(root);
         // I1
-        self.quotas.reserved.try_hold(above, bytes, |id, reserved| {
+        self.quotas.reserved.try_hold(above, amount, |id, reserved| {
+            let reserved = reserved.bytes.saturating_add(reserved.nodes.saturating_mul(nodesize));
             let fits = |used: u64, limit: Option<u64>| limit.is_none_or(|limit| used.saturating_add(reserved) <= limit);
             state.groups.get(id).is_none_or(|group| {
                 fits(group.referenced, group.limit.referenced()) && fits(group.exclusive, group.limit.exclusive())
@@ -53,6 +63,6 @@ impl Engine {
     ///
     /// As for [`Engine::reserve_quota`].
     pub fn reserve_metadata_quota(&self, root: RootId) -> Result<QuotaReservation> {
-        self.reserve_quota(root, u64::from(self.geometry.nodesize))
+        self.reserve_quota_amount(root, Amount { bytes: 0, nodes: 1 })
     }
 }
