@@ -3,11 +3,11 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Mode, RenameFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags,
 };
 
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
@@ -30,7 +30,9 @@ impl PathTarget {
     }
 
     fn open(&self, path: &[u8], write: bool) -> Result<File, Errno> {
-        OpenOptions::new().read(true).write(write).open(self.full(path)).map_err(io)
+        // A random operation may have put a FIFO there. Without the flag, opening it would wait for another program.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        OpenOptions::new().read(true).write(write).custom_flags(flags).open(self.full(path)).map_err(io)
     }
 }
 
