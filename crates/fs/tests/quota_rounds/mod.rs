@@ -38,7 +38,7 @@ pub(crate) fn numbers(fs: &Fs) -> Numbers {
 /// The quota numbers that Linux shows for a mounted image.
 pub(crate) fn numbers_shown(mount: &LoopMount) -> Numbers {
     let (numbers, is_inconsistent) = mount.quota_numbers().unwrap().expect("quotas are on");
-    assert!(!is_inconsistent, "{numbers:?}");
+    assert!(!is_inconsistent, "{numbers:?}\n{}", mount.kernel_log());
     numbers
 }
 
