@@ -1,15 +1,15 @@
 //! Files that Linux shortened keep old bytes past their end on disk. No matter how such a file grows later, the added
-//! range reads as zeros.
+//! range reads as zeros. So a write up to the end of a file does not read the rest of its last sector.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice};
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, MountOptions, NewInode, SetAttr};
-use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability};
+use ubtrfs_testkit::{FaultDevice, FaultPlan, Image, LoopMount, btrfs_check, capability};
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 const END: usize = 1023;
@@ -72,4 +72,41 @@ fn a_file_that_linux_shortened_grows_with_zeros() {
     }
     mount.scrub().unwrap();
     mount.close().unwrap();
+}
+
+#[test]
+fn a_write_up_to_the_end_of_a_file_reads_nothing() {
+    const SIZES: [usize; 4] = [3000, 5000, 8192, 20_001];
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));
+    ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+    let counting = Arc::new(FaultDevice::new(device, FaultPlan::default()));
+    let open = || Fs::open(vec![counting.clone()], MountOptions::parse("max_inline=0").unwrap()).unwrap();
+    let id = |fs: &Fs, size: usize| fs.lookup(TOP, size.to_string().as_bytes()).unwrap().id;
+    let fs = open();
+    for size in SIZES {
+        let id = fs.create(TOP, size.to_string().as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &vec![b'x'; size]).unwrap();
+    }
+    fs.close().unwrap();
+    let fs = open();
+    // Load the tree.
+    for size in SIZES {
+        assert_eq!(fs.read(id(&fs, size), 0, 1).unwrap(), b"x");
+    }
+    let (before, ..) = counting.counts();
+    for size in SIZES {
+        let start = (size - 1) / 4096 * 4096;
+        fs.write(id(&fs, size), start as u64, &vec![b'y'; size - start]).unwrap();
+    }
+    let (after, ..) = counting.counts();
+    assert_eq!(after - before, 0, "reads");
+    for size in SIZES {
+        let id = id(&fs, size);
+        let mut expected = vec![b'x'; size];
+        expected[(size - 1) / 4096 * 4096..].fill(b'y');
+        fs.fallocate(id, 0, size as u64 + 9000, FallocateMode::empty()).unwrap();
+        expected.resize(size + 9000, 0);
+        assert!(fs.read(id, 0, 1 << 20).unwrap() == expected, "{size}");
+    }
+    fs.close().unwrap();
 }
