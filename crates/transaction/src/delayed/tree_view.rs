@@ -274,7 +274,7 @@ impl Tree {
             return Ok(place);
         }
         let place = ubtrfs_tree::find_leaf(&*self.store, &view.root, key, &mut |parent, slot| {
-            for slots in hints.step(parent, slot).into_iter().filter(|slots| !slots.is_empty()) {
+            for slots in hints.step(parent, slot, ahead.reach_max()).into_iter().filter(|slots| !slots.is_empty()) {
                 let others = slots.filter(|other| *other != slot);
                 let ptrs: Vec<NodePtr> = others.map(|other| parent.child_ptr(other, self.id)).collect();
                 let shared: SharedView = Arc::clone(&self.view) as _;

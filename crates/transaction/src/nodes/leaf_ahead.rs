@@ -5,6 +5,8 @@
 //!   walk -- announce --> queue -- thread --> devices, tree checker --> node cache -- read_node --> walk
 //! ```
 //!
+//! A walk that needs a leaf that is still in the queue reads that request itself, so both threads read and check.
+//!
 //! Owns the queue and the set of expected leaves, under one lock. Lock order: a tree's view -> the lock of the queue ->
 //! the store's shards and cache.
 //!
@@ -50,6 +52,8 @@ struct State {
     queue: VecDeque<Job>,
     /// Leaves in the queue, and leaves that are being read.
     expected: HashSet<Logical>,
+    /// Memory for the requests of threads that need a leaf.
+    spare: AlignedBuf,
     serving: bool,
     stopped: bool,
 }
@@ -88,6 +92,9 @@ pub(crate) struct Walk {
     steadiness: u32,
     /// Slots of leaves that were announced.
     announced: Range<usize>,
+    /// Number of leaves that should be in memory or in the queue before and after the walk's position. Grows while the
+    /// walk goes on in that direction.
+    reach: [usize; 2],
 }
 
 impl LeafReadAhead {
@@ -144,13 +151,27 @@ impl LeafAhead {
         self.changed.notify_all();
     }
 
-    /// Waits for a leaf if it is being read ahead. Returns whether the leaf was being read ahead.
-    pub(crate) fn wait_for(&self, bytenr: Logical) -> bool {
+    /// The largest useful reach of a walk: leaves beyond it would not be announced.
+    pub(crate) fn reach_max(&self) -> usize {
+        REACH_MAX.min(self.expected_max / 2)
+    }
+
+    /// Waits for a leaf if it is being read ahead. If its request is still in the queue, reads the request. Returns
+    /// whether the leaf was being read ahead.
+    pub(crate) fn wait_for(&self, store: &NodeStore, bytenr: Logical) -> bool {
         if self.nr_expected.load(Ordering::Acquire) == 0 {
             return false;
         }
         let mut state = self.state.lock();
         let is_expected = state.expected.contains(&bytenr);
+        if let Some(job) = state.take_job_of(bytenr) {
+            let mut buf = std::mem::take(&mut state.spare);
+            drop(state);
+            let job = Arriving(self, job);
+            job.1.read(store, &mut buf);
+            self.state.lock().spare = buf;
+            return true;
+        }
         while state.expected.contains(&bytenr) {
             self.changed.wait(&mut state);
         }
@@ -183,11 +204,21 @@ impl LeafAhead {
         let mut state = self.state.lock();
         state.stopped = true;
         state.expected.clear();
+        state.spare = AlignedBuf::default();
         self.nr_expected.store(0, Ordering::Release);
         let dropped = std::mem::take(&mut state.queue);
         self.changed.notify_all();
         drop(state);
         drop(dropped);
+    }
+}
+
+impl State {
+    /// Takes the request that has this leaf out of the queue.
+    fn take_job_of(&mut self, bytenr: Logical) -> Option<Job> {
+        let has_leaf = |job: &Job| job.run.iter().any(|ptr| ptr.bytenr == bytenr);
+        let at = self.queue.iter().position(has_leaf)?;
+        self.queue.remove(at)
     }
 }
 
@@ -212,14 +243,30 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
+/// A request that a thread took out of the queue. When dropped, also after a panic, its leaves are no longer expected,
+/// so no thread waits for them.
+struct Arriving<'a>(&'a LeafAhead, Job);
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        self.0.arrived(&self.1.run);
+    }
+}
+
 impl Walk {
     /// Notes a step to the leaf in this slot of a parent with `nr_slots` slots. Returns two ranges of slots to read
-    /// ahead: one after this slot and one before it.
+    /// ahead, one after this slot and one before it, each of at most about `reach_max` leaves.
     #[allow(
         clippy::arithmetic_side_effects,
-        reason = "slots of a node, and a steadiness between 0 and `STEADINESS_MAX`"
+        reason = "slots of a node, a reach of at most `reach_max`, and a steadiness between 0 and `STEADINESS_MAX`"
     )]
-    pub(crate) fn step(&mut self, parent: Logical, slot: usize, nr_slots: usize) -> [Range<usize>; 2] {
+    pub(crate) fn step(
+        &mut self,
+        parent: Logical,
+        slot: usize,
+        nr_slots: usize,
+        reach_max: usize,
+    ) -> [Range<usize>; 2] {
         let is_near = self.parent == parent && self.slot.abs_diff(slot) <= NEAR;
         if !is_near && self.steadiness > 0 {
             self.steadiness -= 1;
@@ -237,24 +284,36 @@ impl Walk {
         if !(self.announced.start..=self.announced.end).contains(&slot) {
             self.announced = slot..slot;
         }
-        let before = self.announced.clone();
-        if slot < before.start + REACH {
-            self.announced.start = before.start.saturating_sub(RUN_MAX);
+        let known = self.announced.clone();
+        if known.is_empty() {
+            self.reach = [REACH_MIN; 2];
         }
-        if slot + REACH > before.end {
-            self.announced.end = (before.end + RUN_MAX).min(nr_slots);
+        let [back, forth] = &mut self.reach;
+        if slot < known.start + *back {
+            self.announced.start = known.start.saturating_sub(*back);
+            if !known.is_empty() {
+                *back = (*back * 2).min(reach_max.max(REACH_MIN));
+            }
         }
-        [before.end..self.announced.end.max(before.end), self.announced.start..before.start]
+        if slot + *forth > known.end {
+            self.announced.end = (known.end + *forth).min(nr_slots);
+            if !known.is_empty() {
+                *forth = (*forth * 2).min(reach_max.max(REACH_MIN));
+            }
+        }
+        [known.end..self.announced.end.max(known.end), self.announced.start..known.start]
     }
 }
 
 /// Maximum number of leaves in a request.
-const RUN_MAX: usize = 16;
-/// Number of leaves before and after a walk's position that should be in memory or in the queue.
-const REACH: usize = 16;
+const RUN_MAX: usize = 32;
+/// The reach of a walk at its beginning.
+const REACH_MIN: usize = 16;
+/// The reach of a long walk. Many requests in the queue keep both threads busy.
+const REACH_MAX: usize = 64;
 /// The number of leaves being read ahead is at most the number of nodes in the cache divided by this constant.
 const CACHE_SHARE: u64 = 8;
-const EXPECTED_MAX: usize = 64;
+const EXPECTED_MAX: usize = 256;
 /// Longest step of a walk, in slots: leaves of other directories may lie between the leaves of one directory's files.
 const NEAR: usize = 16;
 /// Minimum steadiness at which steps count as a walk.
@@ -270,7 +329,7 @@ mod tests {
     /// The slots that these steps announce.
     fn announced(slots: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut walk = Walk::default();
-        let steps = slots.into_iter().flat_map(|slot| walk.step(PARENT, slot, 200)).flatten();
+        let steps = slots.into_iter().flat_map(|slot| walk.step(PARENT, slot, 200, REACH_MAX)).flatten();
         steps.collect()
     }
 
@@ -281,12 +340,25 @@ mod tests {
             let mut known = HashSet::new();
             for (number, slot) in slots.into_iter().enumerate() {
                 assert!(number < 4 || known.contains(&slot), "step {number} to {slot}");
-                for ahead in walk.step(PARENT, slot, 200).into_iter().flatten() {
+                for ahead in walk.step(PARENT, slot, 200, REACH_MAX).into_iter().flatten() {
                     assert!(ahead < 200 && known.insert(ahead), "{ahead}");
                 }
             }
             assert!(known.len() > 190);
         }
+    }
+
+    #[test]
+    fn a_long_walk_reads_further_ahead_in_its_direction() {
+        let mut walk = Walk::default();
+        let mut last = [0..0, 0..0];
+        for slot in 500..600 {
+            for (known, new) in last.iter_mut().zip(walk.step(PARENT, slot, 1000, REACH_MAX)) {
+                *known = if new.is_empty() { known.clone() } else { new };
+            }
+        }
+        assert!(last[0].len() == REACH_MAX && last[0].end > 600 + REACH_MAX, "{last:?}");
+        assert!(last[1].start >= 500 - 2 * REACH_MIN, "{last:?}");
     }
 
     #[test]
@@ -300,10 +372,10 @@ mod tests {
         let mut walk = Walk::default();
         let mut known = HashSet::new();
         for slot in 50..150 {
-            known.extend(walk.step(PARENT, slot, 200).into_iter().flatten());
+            known.extend(walk.step(PARENT, slot, 200, REACH_MAX).into_iter().flatten());
             assert!(slot < 54 || known.contains(&(slot + 1)), "{slot}");
             if slot % 3 == 0 {
-                assert_eq!(walk.step(Logical(4096), 7, 200), [0..0, 0..0], "elsewhere");
+                assert_eq!(walk.step(Logical(4096), 7, 200, REACH_MAX), [0..0, 0..0], "elsewhere");
             }
         }
     }

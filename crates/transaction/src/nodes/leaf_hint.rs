@@ -81,10 +81,10 @@ impl LeafHints {
     }
 
     /// Notes a step of this thread to the leaf in this slot of `parent`. Returns the neighbouring slots whose leaves
-    /// are worth reading ahead.
-    pub(crate) fn step(&self, parent: &Node, slot: usize) -> [Range<usize>; 2] {
+    /// are worth reading ahead, in ranges of at most about `reach_max` slots.
+    pub(crate) fn step(&self, parent: &Node, slot: usize, reach_max: usize) -> [Range<usize>; 2] {
         let walk = self.threads.current().walk.try_lock();
-        walk.map_or([0..0, 0..0], |mut walk| walk.step(parent.bytenr(), slot, parent.nritems()))
+        walk.map_or([0..0, 0..0], |mut walk| walk.step(parent.bytenr(), slot, parent.nritems(), reach_max))
     }
 }
 

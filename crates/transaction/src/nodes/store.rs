@@ -259,7 +259,7 @@ impl NodeSource for NodeStore {
             return Ok(node);
         }
         if ptr.level == 0
-            && self.ahead.wait_for(ptr.bytenr)
+            && self.ahead.wait_for(self, ptr.bytenr)
             && let Some(node) = self.find(ptr)?
         {
             return Ok(node);
