@@ -85,6 +85,12 @@ impl<'s> Cursor<'s> {
         self.path.last().map(|(leaf, slot)| (leaf, *slot))
     }
 
+    /// The parent of the current leaf, and the leaf's slot in it. `None` without a position, or if the leaf is the root.
+    pub fn parent(&self) -> Option<(&Arc<Node>, usize)> {
+        let (_, above) = self.path.split_last()?;
+        above.last().map(|(node, slot)| (node, *slot))
+    }
+
     /// Goes to the next item. After the last item, returns `None` and loses the position.
     #[expect(clippy::should_implement_trait, reason = "a step can fail")]
     pub fn next(&mut self) -> Result<Option<Key>> {

@@ -341,7 +341,7 @@ impl Engine {
             geometry: self.geometry,
             simple: self.quotas.simple_since().map(|since| SimpleConfig { since, ledger: &self.ledger }),
         };
-        let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;
+        let changes = extent_tree::run_delayed_refs(&extents.source_ahead(), &extents.root_ptr(), heads, &config)?;
         work.quota.changes.extend(changes.owners);
         self.count_charges(&changes.charges, transid);
         self.ledger.forget_allocated_all(&changes.added);

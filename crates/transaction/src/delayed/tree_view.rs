@@ -430,6 +430,33 @@ impl Tree {
     pub(crate) fn source(&self) -> &dyn NodeSource {
         &*self.store
     }
+
+    /// A source of this tree's nodes that reads announced leaves ahead, into the node cache. After the next change of
+    /// the tree's nodes, it ignores announcements.
+    pub(crate) fn source_ahead(&self) -> SourceAhead<'_> {
+        SourceAhead { tree: self, version: self.view.read().version }
+    }
+}
+
+/// See [`Tree::source_ahead`].
+pub(crate) struct SourceAhead<'t> {
+    tree: &'t Tree,
+    version: TreeVersion,
+}
+
+impl NodeSource for SourceAhead<'_> {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        self.tree.store.read_node(ptr)
+    }
+
+    fn will_read(&self, ptrs: &[NodePtr]) {
+        let view: SharedView = Arc::clone(&self.tree.view) as _;
+        self.tree.store.ahead.announce(&self.tree.store, &view, self.version, ptrs);
+    }
+
+    fn nodesize(&self) -> usize {
+        self.tree.store.nodesize()
+    }
 }
 
 /// Number of changes fetched beyond the wanted number, because some changes are deletions.

@@ -25,6 +25,7 @@ use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
 use crate::engine::Geometry;
 use crate::extents::data_ledger::DataLedger;
+use crate::nodes::leaf_ahead::{REACH_MAX, Walk};
 use crate::nodes::threads::nr_threads;
 
 /// Sizes and features that the extent tree depends on.
@@ -219,10 +220,14 @@ pub(crate) fn lookup_extent(
     Ok(None)
 }
 
-/// A cursor that only moves forward, in single steps if the target is near.
+/// A cursor that only moves forward, in single steps if the target is near. Announces the next leaves to its source.
 struct ForwardScan<'s> {
+    source: &'s dyn NodeSource,
     cursor: Cursor<'s>,
     started: bool,
+    walk: Walk,
+    /// The parent and slot of the last leaf.
+    leaf: Option<(Logical, usize)>,
 }
 
 /// An extent whose head is being applied.
@@ -253,7 +258,7 @@ struct KeyedPlace {
 }
 
 /// Minimum number of heads for each thread: fewer heads are not worth a thread and a copy of all heads in memory.
-const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
+const PART_HEADS: usize = if cfg!(test) { 4 } else { 16 << 10 };
 /// Maximum number of steps towards a target. If the target is farther away, a new search from the root is cheaper than
 /// more steps.
 const STEPS_MAX: usize = 16;
@@ -262,11 +267,17 @@ const HASH_CHAIN_MAX: u64 = 1024;
 
 impl<'s> ForwardScan<'s> {
     fn new(source: &'s dyn NodeSource, root: RootPtr) -> Self {
-        Self { cursor: Cursor::new(source, root), started: false }
+        Self { source, cursor: Cursor::new(source, root), started: false, walk: Walk::default(), leaf: None }
     }
 
     /// Moves to the first item that is not below `key`.
     fn advance(&mut self, key: &Key) -> Result<Option<Key>> {
+        let found = self.seek(key)?;
+        self.announce();
+        Ok(found)
+    }
+
+    fn seek(&mut self, key: &Key) -> Result<Option<Key>> {
         if self.started {
             let mut at = self.cursor.key();
             for _ in 0..STEPS_MAX {
@@ -278,6 +289,20 @@ impl<'s> ForwardScan<'s> {
         }
         self.started = true;
         self.cursor.seek_ge(key)
+    }
+
+    fn announce(&mut self) {
+        let Some((parent, slot)) = self.cursor.parent() else { return };
+        let leaf = Some((parent.bytenr(), slot));
+        if std::mem::replace(&mut self.leaf, leaf) == leaf {
+            return;
+        }
+        let [next, _] = self.walk.step(parent.bytenr(), slot, parent.nritems(), REACH_MAX);
+        if !next.is_empty() {
+            let tree = self.cursor.root().tree;
+            let ptrs: Vec<_> = next.map(|slot| parent.child_ptr(slot, tree)).collect();
+            self.source.will_read(&ptrs);
+        }
     }
 }
 

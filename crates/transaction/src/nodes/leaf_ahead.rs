@@ -310,7 +310,7 @@ const RUN_MAX: usize = 32;
 /// The reach of a walk at its beginning.
 const REACH_MIN: usize = 16;
 /// The reach of a long walk. Many requests in the queue keep both threads busy.
-const REACH_MAX: usize = 64;
+pub(crate) const REACH_MAX: usize = 64;
 /// The number of leaves being read ahead is at most the number of nodes in the cache divided by this constant.
 const CACHE_SHARE: u64 = 8;
 const EXPECTED_MAX: usize = 256;
