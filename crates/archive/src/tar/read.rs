@@ -100,6 +100,7 @@ impl Reader {
                     let mut global = Extras::default();
                     parse_records(&data, &mut global, &mut self.global_left)?;
                     self.global.append(&mut global.records);
+                    drop_canceled(&mut self.global);
                 }
                 b'L' => extras.long_path = Some(until_zero(self.read_meta(size)?)),
                 b'K' => extras.long_link = Some(until_zero(self.read_meta(size)?)),
@@ -160,6 +161,7 @@ impl Reader {
                 extras.records.insert(key.clone(), value.clone());
             }
         }
+        drop_canceled(&mut extras.records);
         let (long_path, long_link) = (extras.long_path.take(), extras.long_link.take());
         let records = &extras.records;
         let get = |key: &str| records.get(key.as_bytes());
@@ -390,7 +392,8 @@ fn charge(left: &mut usize, bytes: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses pax records, `LEN KEY=VALUE\n`; LEN counts the whole record.
+/// Parses pax records, `LEN KEY=VALUE\n`; LEN counts the whole record. An empty value cancels earlier records with its key
+/// ([`drop_canceled`]).
 fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::Result<()> {
     let mut rest = data;
     // Zeros may pad the end of the records.
@@ -406,14 +409,16 @@ fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::
         charge(left, key.len() + value.len() + RECORD_OVERHEAD)?;
         match key {
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => extras.sparse.push(parse_decimal(value)?),
-            // An empty value removes an earlier record with this key, because empty records are dropped below. Only an
-            // extended attribute may be empty: an empty value then replaces the earlier one.
             _ => drop(extras.records.insert(key.to_vec(), value.to_vec())),
         }
         rest = &rest[len..];
     }
-    extras.records.retain(|key, value| !value.is_empty() || key.starts_with(XATTR_PREFIX));
     Ok(())
+}
+
+/// Drops the empty records. They have canceled earlier records with their keys. Only an extended attribute may be empty.
+fn drop_canceled(records: &mut Records) {
+    records.retain(|key, value| !value.is_empty() || key.starts_with(XATTR_PREFIX));
 }
 
 fn xattrs(records: &Records) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>> {
@@ -529,5 +534,56 @@ mod tests {
         let mut extras = Extras::default();
         parse_records(b"6 a=b\n9 c==d\ne\n", &mut extras, &mut { META_MAX }).unwrap();
         assert_eq!(extras.records[&b"c"[..]], b"=d\ne");
+    }
+
+    /// A header block of an entry, with an empty link, and the entry's data.
+    fn entry(kind: u8, name: &str, data: &[u8]) -> Vec<u8> {
+        let mut block = vec![0; BLOCK];
+        block[..name.len()].copy_from_slice(name.as_bytes());
+        for (at, text) in [(100, "0000644\0"), (108, "0000007\0"), (116, "0000007\0"), (136, "00000000005\0")] {
+            block[at..at + text.len()].copy_from_slice(text.as_bytes());
+        }
+        block[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+        block[148..156].fill(b' ');
+        block[156] = kind;
+        block[257..265].copy_from_slice(b"ustar\x0000");
+        let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+        block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        block.extend_from_slice(data);
+        block.resize(block.len().next_multiple_of(BLOCK), 0);
+        block
+    }
+
+    #[test]
+    fn an_empty_value_cancels_earlier_and_global_records() {
+        const ID: &str = "10 uid=99\n";
+        let archive = [
+            entry(b'g', "global", format!("{ID}10 gid=98\n").as_bytes()),
+            entry(b'0', "global-values", b""),
+            entry(b'x', "local", b"7 uid=\n"),
+            entry(b'0', "empty-here", b""),
+            entry(b'0', "global-values-again", b""),
+            entry(b'x', "local", ID.as_bytes()),
+            entry(b'x', "local", b"7 uid=\n"),
+            entry(b'0', "value-and-empty", b""),
+            entry(b'g', "global", b"7 uid=\n"),
+            entry(b'0', "global-canceled", b""),
+            entry(b'x', "local", ID.as_bytes()),
+            entry(b'0', "value-here", b""),
+        ];
+        let mut reader = Reader::new(Input::of(archive.concat()).unwrap());
+        let mut found = Vec::new();
+        while let Some(member) = reader.next_member().unwrap() {
+            found.push((String::from_utf8(member.path).unwrap(), member.uid, member.gid));
+        }
+        let expected = [
+            ("global-values", 99),
+            ("empty-here", 7),
+            ("global-values-again", 99),
+            ("value-and-empty", 7),
+            ("global-canceled", 7),
+            ("value-here", 99),
+        ];
+        assert_eq!(found, expected.map(|(name, uid)| (name.to_owned(), uid, 98)));
     }
 }
