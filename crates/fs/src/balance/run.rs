@@ -406,10 +406,8 @@ impl Fs {
     }
 
     fn named_failure(&self, failure: RelocationFailure) -> BalanceFailure {
-        let mut ids: Vec<InodeId> =
-            failure.users.iter().map(|(root, ino, _)| InodeId { root: *root, ino: *ino }).collect();
-        ids.dedup();
-        let files = ids.into_iter().map(|id| (id, self.path_of(id).ok())).collect();
+        let ids = failure.users.into_iter().map(|(root, ino)| InodeId { root, ino });
+        let files = ids.map(|id| (id, self.path_of(id).ok())).collect();
         BalanceFailure { bytenr: failure.bytenr.0, reason: failure.error.to_string(), files }
     }
 

@@ -42,8 +42,8 @@ pub struct RelocationFailure {
     pub bytenr: Logical,
     /// The reason.
     pub error: Error,
-    /// Files that use the extent: subvolume, inode, and offset in the file.
-    pub users: Vec<(RootId, Ino, u64)>,
+    /// Files that use the extent: subvolume and inode.
+    pub users: Vec<(RootId, Ino)>,
 }
 
 impl Engine {
@@ -294,14 +294,14 @@ impl Engine {
     }
 
     /// The files that use a data extent.
-    fn users_of(&self, bytenr: Logical) -> Result<Vec<(RootId, Ino, u64)>> {
+    fn users_of(&self, bytenr: Logical) -> Result<Vec<(RootId, Ino)>> {
         let tree = self.own_tree(RootId::EXTENT_TREE)?;
         let nodesize = self.geometry.nodesize;
         let record = tree.with_root(|source, root| record_at(source, root, bytenr, nodesize))?;
         let mut users = Vec::new();
         for (reference, _) in record.iter().flat_map(|record| &record.refs).take(MAX_USERS) {
             match *reference {
-                RefKey::Data { root, ino, offset } => users.push((root, ino, offset)),
+                RefKey::Data { root, ino, .. } => users.push((root, ino)),
                 RefKey::SharedData(leaf) => users.extend(self.users_in_leaf(bytenr, leaf)?),
                 RefKey::TreeBlock(_) | RefKey::SharedBlock(_) => {}
             }
@@ -311,7 +311,7 @@ impl Engine {
         Ok(users)
     }
 
-    fn users_in_leaf(&self, bytenr: Logical, leaf: Logical) -> Result<Vec<(RootId, Ino, u64)>> {
+    fn users_in_leaf(&self, bytenr: Logical, leaf: Logical) -> Result<Vec<(RootId, Ino)>> {
         let tree = self.own_tree(RootId::EXTENT_TREE)?;
         let record: Option<ExtentRecord> =
             tree.with_root(|source, root| record_at(source, root, leaf, self.geometry.nodesize))?;
@@ -327,7 +327,7 @@ impl Engine {
         let user = |slot: usize| {
             let key = node.key(slot);
             let extent = (key.item_type == KeyType::EXTENT_DATA).then(|| regular_extent(node.item(slot))).flatten()?;
-            (extent.disk_bytenr == bytenr).then_some((node.owner(), Ino(key.objectid), key.offset))
+            (extent.disk_bytenr == bytenr).then_some((node.owner(), Ino(key.objectid)))
         };
         Ok((0..node.nritems()).filter_map(user).collect())
     }
