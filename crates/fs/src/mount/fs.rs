@@ -46,7 +46,7 @@ pub struct Fs {
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
-    /// Memory in bytes for each store of a receive ([`crate::mount::memory_budget`] lists the stores).
+    /// Memory in bytes for each of two shares of a receive ([`crate::mount::memory_budget`]).
     pub(crate) stream_bytes: u64,
     /// Counts running changes and syncs; [`Fs::close`] closes it.
     pub(crate) changes: ChangeGate,

@@ -8,7 +8,7 @@
 //! | engine | half of the rest, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
 //! | inodes | a sixteenth of the rest | inodes that are not in use |
 //! | names | a thirty-second of the rest | hashes of the names of directories |
-//! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of the up to five stores of a receive: commands that wait; directories by name, of the received subvolume, the last clone source, and the subvolume that `--clone` shares with; the state that `--verify` expects |
+//! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of two shares of a receive: commands that wait; what its stores know of directories and of the state that `--verify` expects |
 //!
 //! The remainder is for memory that a commit holds until it has written everything: copied nodes, delayed
 //! refs, batches.
@@ -24,7 +24,7 @@ pub(crate) struct MemoryBudget {
     pub engine_bytes: u64,
     /// Cached inodes.
     pub inode_bytes: u64,
-    /// Each store of a receive.
+    /// Each of two shares of a receive.
     pub stream_bytes: u64,
 }
 
@@ -76,7 +76,7 @@ mod tests {
                     + budget.read_bytes
                     + budget.engine_bytes
                     + budget.inode_bytes
-                    + 3 * budget.stream_bytes
+                    + 2 * budget.stream_bytes
                     < mib << 20,
                 "{mib}: {budget:?}"
             );

@@ -51,9 +51,9 @@ impl<'s> Current<'s> {
         sent: Sent,
         resumed: Progress,
         (verifies, sharing): (bool, Option<Sharing<'s>>),
-        stream_bytes: u64,
+        store_bytes: u64,
     ) -> Self {
-        let walk = Walk::new(made.id, stream_bytes);
+        let walk = Walk::new(made.id, store_bytes);
         Self {
             made,
             name,
@@ -64,7 +64,7 @@ impl<'s> Current<'s> {
             walk,
             source_walk: None,
             capability: None,
-            verifier: verifies.then(|| Verifier::new(stream_bytes)),
+            verifier: verifies.then(|| Verifier::new(store_bytes)),
             sharing,
         }
     }
@@ -397,7 +397,7 @@ impl<'s> Current<'s> {
     /// The inode at a path in a clone source.
     fn in_source(&mut self, fs: &Fs, root: RootId, path: &[u8]) -> Result<InodeId> {
         if self.source_walk.as_ref().is_none_or(|walk| walk.root() != root) {
-            self.source_walk = Some(Walk::new(root, fs.stream_bytes));
+            self.source_walk = Some(Walk::new(root, super::store_bytes(fs)));
         }
         match &mut self.source_walk {
             Some(walk) => walk.inode(fs, path),

@@ -20,6 +20,7 @@ use super::input::{Applier, Batch, NR_BATCHES, Room, read_all};
 use super::joined::Joined;
 use super::origin::Part;
 use super::sharing::Sharing;
+use super::store_bytes;
 use super::verify::{Verified, Verifier};
 use super::walk::entry;
 use crate::subvolume::receives::Receiving;
@@ -358,7 +359,7 @@ impl Session<'_> {
         };
         (self.made)(&made);
         self.current =
-            Some(Current::new(made, name.to_vec(), sent, target, (self.options.verify, sharing), self.fs.stream_bytes));
+            Some(Current::new(made, name.to_vec(), sent, target, (self.options.verify, sharing), store_bytes(self.fs)));
         Ok(())
     }
 
@@ -373,7 +374,7 @@ impl Session<'_> {
             path: made.path.clone(),
             problem: Box::new(problem),
         })?;
-        *verifier = Verifier::new(self.fs.stream_bytes);
+        *verifier = Verifier::new(store_bytes(self.fs));
         self.report.verified.add(&done);
         Ok(())
     }

@@ -95,7 +95,7 @@ impl<'s> Sharing<'s> {
             Err(Error::NotFound | Error::NotPermitted(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        Ok(Some(Self::new(root, fs.stream_bytes, kept)))
+        Ok(Some(Self::new(root, super::store_bytes(fs), kept)))
     }
 
     fn new(root: RootId, max_bytes: u64, kept: Kept<'s>) -> Self {
