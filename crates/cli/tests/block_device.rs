@@ -202,6 +202,56 @@ fn write_uncommitted(bed: &Bed) {
     fs::write(bed.join("last"), vec![b'x'; 5_000_000]).unwrap();
 }
 
+/// Makes files, reads and syncs in a directory until the directory is gone.
+const WORK: &str = r"
+import os, sys
+try:
+    while True:
+        fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR | os.O_TRUNC)
+        os.write(fd, bytes(5000))
+        for _ in range(200): os.statvfs(sys.argv[2])
+        os.fsync(fd)
+        os.close(fd)
+except FileNotFoundError:
+    pass
+";
+
+#[test]
+fn a_confined_server_under_load_ends_after_sigterm() {
+    if !ready() || !capability::program("python3") {
+        return;
+    }
+    for round in 0..3 {
+        let bed = Bed::new();
+        let mut server = bed.serve("commit=300,fuseblk,noio_uring", "--sandbox");
+        let busy = bed.join("busy");
+        fs::create_dir(&busy).unwrap();
+        let work = |nr: u32| {
+            let mut command = Command::new("python3");
+            command.args(["-c", WORK]).arg(busy.join(nr.to_string())).arg(&busy).stderr(Stdio::null());
+            command.spawn().unwrap()
+        };
+        let clients: Vec<Child> = (0..6).map(work).collect();
+        std::thread::sleep(Duration::from_millis(400 + 150 * round));
+        signal("-TERM", server.id());
+        let mut tries = 0;
+        while server.try_wait().unwrap().is_none() {
+            tries += 1;
+            if tries > 1000 {
+                let _ = server.kill();
+                panic!("round {round}: the server still runs 20 s after SIGTERM");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let output = server.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for mut client in clients {
+            client.wait().unwrap();
+        }
+        btrfs_check(bed.image.path()).unwrap();
+    }
+}
+
 #[test]
 fn a_server_commits_after_umount_by_force() {
     if !ready() {

@@ -11,6 +11,7 @@ use ubtrfs_fs::{Caller, Error, FlagRights, Result};
 
 use crate::protocol::{Operation, Request, UNKNOWN_ID};
 use crate::sandbox::PrivilegedHelper;
+use crate::transport::processor_of;
 
 /// Looks up groups, umasks and capabilities of callers: in /proc, or through the helper process if there is one.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +57,14 @@ impl Groups {
         match self.0.get() {
             Some(helper) => helper.is_dying(pid),
             None => LocalProcesses.is_dying(pid),
+        }
+    }
+
+    /// The processor on which a thread ran last; `None` if it is not visible, or if the helper process is busy.
+    pub(crate) fn processor_of(&self, thread: u32) -> Option<usize> {
+        match self.0.get() {
+            Some(helper) => helper.processor_of(thread),
+            None => processor_of(thread),
         }
     }
 

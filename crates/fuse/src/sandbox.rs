@@ -290,11 +290,13 @@ const FILE: u8 = b'f';
 const READ_ONLY: u8 = b'r';
 /// Question: is the thread being killed?
 const DYING: u8 = b'k';
+/// Question: the processor on which the thread ran last.
+const PROCESSOR: u8 = b'n';
 /// Question: can the block device with this number (the low half first) be claimed? If so, the helper keeps the claim.
 const TAKE_DEVICE: u8 = b'd';
 /// No user has this id.
 const ANYBODY: u32 = u32::MAX;
-/// The answer "yes"; every umask is a smaller number.
+/// The answer "yes"; every umask and every number of a processor is smaller.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
@@ -338,6 +340,16 @@ impl PrivilegedHelper {
     /// Whether a thread is being killed; `None` if the answer is unknown.
     pub(crate) fn is_dying(&self, pid: u32) -> Option<bool> {
         self.ask_whether(DYING, [pid, 0, 0])
+    }
+
+    /// The processor on which a thread ran last; `None` if it is unknown, or if the helper is busy. A helper that
+    /// unmounts may be waiting for the thread that asks.
+    pub(crate) fn processor_of(&self, thread: u32) -> Option<usize> {
+        if thread == 0 {
+            return None;
+        }
+        let answer = ask(&mut *self.child.try_lock()?, PROCESSOR, [thread, 0, 0]).ok()?;
+        (answer != UNKNOWN).then_some(usize::from(answer))
     }
 
     /// Claims the block device, or keeps the mount that has the claim, until this value is dropped.
@@ -417,6 +429,10 @@ pub fn serve_unmounts(device: &Path, dir: &Path) {
                 processes.is_read_only_for(pid, device).map_or(UNKNOWN, yes)
             }
             DYING => processes.is_dying(pid).map_or(UNKNOWN, yes),
+            PROCESSOR => {
+                let number = crate::transport::processor_of(pid).and_then(|number| u16::try_from(number).ok());
+                number.filter(|number| *number < NO).unwrap_or(UNKNOWN)
+            }
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
             FILE => yes(file.is_some()),
             TAKE_DEVICE => {

@@ -339,6 +339,10 @@ impl Handler for Server {
         }
     }
 
+    fn processor_of(&self, thread: u32) -> Option<usize> {
+        self.groups.processor_of(thread)
+    }
+
     fn disconnected(&self) {
         self.host.interrupts.end();
         if let Some(lent) = self.lent.get() {

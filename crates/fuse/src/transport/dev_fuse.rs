@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::placement::Joined;
 use super::{Handler, Place, Shared, ThreadCounts, answer, forget, spawn};
 use crate::protocol::{InHeader, OutHeader, Reply, fixed_len, opcode};
 
@@ -19,18 +20,27 @@ pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, nr_threads: usize) -> i
 fn start_one<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
     spawn(shared, "fuse", |shared| {
         let counts = shared.counts.of_thread();
-        let done = work(shared, &counts);
+        // In a connection with rings, only FORGET requests arrive here.
+        let joined = shared.queues.is_empty().then(|| shared.placement.join());
+        let done = work(shared, &counts, joined.as_ref());
+        drop(joined);
         counts.thread_ends();
         shared.dev.close();
         done
     })
 }
 
-fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts) -> io::Result<()> {
+fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, joined: Option<&Joined<'_>>) -> io::Result<()> {
     let mut request = vec![0; buffer_len(shared.max_write)];
     let mut body = vec![0; buffer_len(shared.max_write)];
     let grow = || start_one(shared).is_ok();
-    let place = Place { pool: &shared.dev, grow: &grow, roam: &|_| {} };
+    let roam = |is_aside| match (is_aside, joined) {
+        (true, Some(joined)) => joined.step_aside(),
+        (false, Some(joined)) => joined.step_back(),
+        (_, None) => {}
+    };
+    let place = Place { pool: &shared.dev, grow: &grow, roam: &roam };
+    let mut nr_requests = 0;
     loop {
         let len = match read(shared.device.as_fd(), &mut request) {
             Ok(len) => len,
@@ -45,7 +55,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts) -> io::Resul
         };
         if matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET) {
             forget(&shared.handler, &header, rest, counts);
-            if !shared.queues.is_empty() {
+            if joined.is_none() {
                 // Nothing waits for FORGET. After a pause, the kernel sends those that came meanwhile in one request,
                 // and this thread does not take the processor from the clients for each.
                 std::thread::sleep(FORGET_PAUSE);
@@ -57,6 +67,9 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts) -> io::Resul
         let error = answer(shared, &header, parts, &mut reply, (&place, counts));
         let len = if error == 0 { reply.len() } else { 0 };
         send(shared.device.as_fd(), header.unique, error, &body[..len])?;
+        if joined.is_some() {
+            shared.placement.note_request(&mut nr_requests, || shared.handler.processor_of(header.pid));
+        }
         if header.opcode == opcode::DESTROY || !shared.dev.goes_on() {
             return Ok(());
         }

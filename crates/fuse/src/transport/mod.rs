@@ -5,6 +5,7 @@
 //! | `worker_pool` | the threads that take requests, also in place of threads that wait      |
 //! | `dev_fuse`    | requests read from /dev/fuse: works everywhere                          |
 //! | `ring`        | requests through io_uring: number of threads and their processors       |
+//! | `placement`   | the processors of the threads that read /dev/fuse                       |
 //! | `idle_poll`   | keeping a processor awake while requests arrive                         |
 //! | `counts`      | requests by operation, and their time in the server                     |
 //!
@@ -17,6 +18,7 @@
 mod counts;
 mod dev_fuse;
 mod idle_poll;
+mod placement;
 mod ring;
 mod worker_pool;
 
@@ -40,6 +42,7 @@ pub use counts::RequestCounts;
 use counts::ThreadCounts;
 use idle_poll::IdlePoll;
 pub use idle_poll::IdlePolling;
+use placement::Placement;
 pub use worker_pool::Place;
 use worker_pool::WorkerPool;
 
@@ -50,6 +53,11 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Handles FORGET: the kernel gives back `count` references to a node.
     fn forget(&self, node: u64, count: u64);
+
+    /// The processor on which a thread ran last, if it can be found at once.
+    fn processor_of(&self, thread: u32) -> Option<usize> {
+        processor_of(thread)
+    }
 
     /// Handles DESTROY, the kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for the answer.
     fn destroy(&self) {}
@@ -155,6 +163,7 @@ impl Connection {
             dev: WorkerPool::new(nr_dev_threads),
             queues: (0..places.nr_queues).map(|_| WorkerPool::new(places.nr_in_queue)).collect(),
             processors: places.processors,
+            placement: Placement::new(),
             idle_poll: IdlePoll::default(),
             counts: self.counts,
             nr_live: AtomicUsize::new(0),
@@ -164,6 +173,13 @@ impl Connection {
         dev_fuse::start(&shared, nr_dev_threads)?;
         let shared = &*shared;
         std::thread::scope(|scope| {
+            if shared.queues.is_empty() {
+                let thread = std::thread::Builder::new().name("fuse-placement".to_owned());
+                match thread.spawn_scoped(scope, || shared.placement.watch()) {
+                    Ok(running) => shared.placement.started(running.thread()),
+                    Err(error) => tracing::warn!("threads stay on all processors: {error}"),
+                }
+            }
             if self.idle_poll != IdlePolling::Off {
                 let thread = std::thread::Builder::new().name("fuse-idle-poll".to_owned());
                 match thread.spawn_scoped(scope, || shared.idle_poll.run(self.idle_poll)) {
@@ -173,6 +189,7 @@ impl Connection {
             }
             let served = wait_for_all(shared, &results);
             shared.idle_poll.stop();
+            shared.placement.stop();
             served
         })
     }
@@ -189,6 +206,7 @@ struct Shared<H> {
     queues: Vec<WorkerPool>,
     /// Processors that this process may run on.
     processors: Option<CpuSet>,
+    placement: Placement,
     idle_poll: IdlePoll,
     counts: RequestCounts,
     nr_live: AtomicUsize,
@@ -233,6 +251,16 @@ fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<io::Result<()>>) -> io
         }
     }
     Ok(())
+}
+
+/// The processor on which a thread ran last, as /proc shows it. A thread in another PID namespace has number 0.
+pub(crate) fn processor_of(thread: u32) -> Option<usize> {
+    if thread == 0 {
+        return None;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
+    // The second field, the name in parentheses, may contain any characters. The processor is the 39th field.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 /// Handles a request. Returns 0 or a negative errno.

@@ -1,0 +1,594 @@
+//! Where the threads that read /dev/fuse run: on every processor, or gathered on one.
+//!
+//! A client and the server take turns. If they run on two processors, each turn wakes a thread on another processor,
+//! which is idle; in a virtual machine an idle processor is halted, and waking it takes longer than the request. If all
+//! threads of the server are on the processor of a lone client, a turn is a switch between two threads. Many clients,
+//! or large reads and writes, need all processors. No number tells these cases apart reliably, so both ways are tried,
+//! and the better one is kept for a while.
+//!
+//! ```text
+//!   Sparse --dense requests--> Trial --3 windows of each--> Stay --its end, or slow windows--> Trial
+//!      ^------------------------------ a sparse window -------------------------------------/
+//! ```
+//!
+//! - L1. A window is [`WINDOW`] requests. While requests are sparse, the threads may run on every processor: a watching
+//!   thread spreads them when the running window takes longer than [`SPARSE`].
+//! - L2. Threads are spread if that made a trial faster by more than one [`MARGIN`]th. With a smaller difference they
+//!   are gathered: threads that a trial has gathered stay together for a while when they are spread, so a trial shows
+//!   less of a lone client's gain than there is. If a few windows in a row are much slower than the trial was, the next
+//!   trial begins. A window whose end was missed, or which began before its threads were moved, is not judged.
+//! - L3. Threads are gathered where the client of the last request ran, and follow it. The client is looked up without
+//!   a lock: the lookup may ask the helper process, which may be waiting for the server.
+//! - L4. A thread that steps aside may run on every processor, and so may the threads that it starts.
+//! - L5. "Every processor" is what the process may use at that moment: the affinity of its first thread and of the
+//!   thread that serves, neither of which is ever moved. A thread whose affinity another program has changed is left
+//!   alone, so no thread ever gets more processors than the process has.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, getpid};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+/// The places of the threads of one connection.
+#[derive(Debug)]
+pub(super) struct Placement {
+    /// The thread that serves the connection (L5).
+    serving: Pid,
+    nr_requests: AtomicU64,
+    state: Mutex<State>,
+    /// The thread that runs [`Placement::watch`]. Without it, threads are never gathered.
+    watcher: OnceLock<Thread>,
+    stopped: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    judge: Judge,
+    /// The number of the last window whose end was seen.
+    window: u64,
+    /// When the running window began.
+    began: Instant,
+    /// Whether the threads were where `judge` wants them when the window began.
+    is_in_place: bool,
+    /// The threads that are not aside.
+    threads: Vec<Member>,
+    /// The processor on which the threads are gathered.
+    gathered: Option<CpuSet>,
+}
+
+/// A thread that reads /dev/fuse.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    thread: Pid,
+    /// Where the thread was moved to.
+    moved: Option<CpuSet>,
+}
+
+/// Where the threads run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Spread,
+    Gathered,
+}
+
+/// Decides on the mode of each window from the times of earlier ones.
+#[derive(Debug)]
+struct Judge {
+    phase: Phase,
+    /// The mode that won the last trial.
+    winner: Mode,
+    /// How many windows the next winner stays.
+    stay: u32,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Sparse,
+    /// The times of the windows so far: gathered and spread windows in turn, beginning with a gathered one.
+    Trial(Vec<Duration>),
+    Stay {
+        left: u32,
+        /// The time of a window of the winner in the trial.
+        usual: Duration,
+        /// How many slow windows came in a row.
+        nr_slow: u32,
+    },
+}
+
+impl Placement {
+    /// Makes a placement for threads that call [`Placement::join`]. Must be called on the thread that serves (L5).
+    pub(super) fn new() -> Self {
+        let state = State {
+            judge: Judge { phase: Phase::Sparse, winner: Mode::Spread, stay: STAY_MIN },
+            window: 0,
+            began: Instant::now(),
+            is_in_place: false,
+            threads: Vec::new(),
+            gathered: None,
+        };
+        Self {
+            serving: gettid(),
+            nr_requests: AtomicU64::new(0),
+            state: Mutex::new(state),
+            watcher: OnceLock::new(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Counts a request that the calling thread answered. `own` is the thread's count; `of_client` finds the processor
+    /// of the client.
+    pub(super) fn note_request(&self, own: &mut u64, of_client: impl FnOnce() -> Option<usize>) {
+        *own += 1;
+        if own.is_multiple_of(SHARE) && self.watcher.get().is_some() {
+            let nr = self.nr_requests.fetch_add(SHARE, Ordering::Relaxed) + SHARE;
+            if nr.is_multiple_of(WINDOW) {
+                self.window_ended(nr / WINDOW, of_client);
+            }
+        }
+    }
+
+    /// Adds the calling thread, which has just started, until the result is dropped. The thread that started it may
+    /// have been moved, so its processors may be too few.
+    pub(super) fn join(&self) -> Joined<'_> {
+        let thread = gettid();
+        let mut state = self.state.lock();
+        if let (Some(allowed), Ok(current)) = (self.allowed(), sched_getaffinity(None))
+            && current != allowed
+        {
+            set_affinity(thread, &allowed);
+        }
+        let member = self.placed(thread, state.gathered);
+        state.threads.push(member);
+        Joined { placement: self, thread }
+    }
+
+    /// A thread that has the processors of the process; it goes where the others are gathered.
+    fn placed(&self, thread: Pid, gathered: Option<CpuSet>) -> Member {
+        let mut member = Member { thread, moved: None };
+        if let (Some(place), Some(allowed)) = (gathered, self.allowed()) {
+            member.gather(&place, &allowed);
+        }
+        member
+    }
+
+    /// Spreads the threads when requests have stopped (L1), until [`Placement::stop`]. Only one thread may run this
+    /// method; threads are gathered only after [`Placement::started`].
+    pub(super) fn watch(&self) {
+        while !self.stopped.load(Ordering::Acquire) {
+            let mut state = self.state.lock();
+            let since = state.began.elapsed();
+            if state.gathered.is_none() {
+                drop(state);
+                std::thread::park();
+            } else if since > SPARSE {
+                state.judge.phase = Phase::Sparse;
+                self.spread(&mut state);
+            } else {
+                drop(state);
+                std::thread::park_timeout(SPARSE.saturating_sub(since) + Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Remembers `thread`, which runs [`Placement::watch`]. Must be called on the thread that later calls
+    /// [`Placement::stop`].
+    pub(super) fn started(&self, thread: &Thread) {
+        let _ = self.watcher.set(thread.clone());
+    }
+
+    /// Ends [`Placement::watch`].
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        if let Some(thread) = self.watcher.get() {
+            thread.unpark();
+        }
+    }
+
+    /// The processors that the process may use at the moment (L5).
+    fn allowed(&self) -> Option<CpuSet> {
+        let serving = sched_getaffinity(Some(self.serving)).ok()?;
+        let process = sched_getaffinity(Some(getpid())).ok()?;
+        if serving == process {
+            return Some(serving);
+        }
+        let mut both = CpuSet::new();
+        (0..CpuSet::MAX_CPU).filter(|nr| serving.is_set(*nr) && process.is_set(*nr)).for_each(|nr| both.set(nr));
+        Some(if both.count() > 0 { both } else { serving })
+    }
+
+    fn window_ended(&self, window: u64, of_client: impl FnOnce() -> Option<usize>) {
+        let Some(mut state) = self.state.try_lock() else { return };
+        let now = Instant::now();
+        if state.is_in_place && state.window + 1 == window {
+            let took = now - state.began;
+            state.judge.note(took);
+        }
+        (state.window, state.began, state.is_in_place) = (window, now, true);
+        match state.judge.mode() {
+            Mode::Spread => return self.spread(&mut state),
+            // Finding the client takes some time.
+            Mode::Gathered if state.gathered.is_some() && !state.judge.should_look() => return,
+            Mode::Gathered => {}
+        }
+        // L2: if the lock is busy below, the threads are not in place.
+        state.is_in_place = false;
+        drop(state);
+        // L3: without the lock.
+        let processor = of_client().or_else(|| Some(sched_getcpu())).filter(|nr| *nr < CpuSet::MAX_CPU);
+        let Some(mut state) = self.state.try_lock().filter(|state| state.window == window) else { return };
+        if state.judge.mode() == Mode::Gathered {
+            self.gather(&mut state, processor);
+            (state.began, state.is_in_place) = (Instant::now(), true);
+        }
+    }
+
+    /// Gathers the threads on a processor, if the process may use it and another one.
+    fn gather(&self, state: &mut State, processor: Option<usize>) {
+        let Some(allowed) = self.allowed().filter(|allowed| allowed.count() > 1) else {
+            return self.spread(state);
+        };
+        let mut place = CpuSet::new();
+        match processor.filter(|processor| allowed.is_set(*processor)) {
+            Some(processor) => place.set(processor),
+            // The client runs where the process must not.
+            None => return self.spread(state),
+        }
+        if state.gathered == Some(place) {
+            return;
+        }
+        let were_gathered = state.gathered.replace(place).is_some();
+        state.threads.iter_mut().for_each(|member| member.gather(&place, &allowed));
+        if let (false, Some(watcher)) = (were_gathered, self.watcher.get()) {
+            watcher.unpark();
+        }
+    }
+
+    fn spread(&self, state: &mut State) {
+        if state.gathered.take().is_some() {
+            let allowed = self.allowed();
+            state.threads.iter_mut().for_each(|member| member.spread(allowed.as_ref()));
+        }
+    }
+}
+
+/// A thread that [joined](Placement::join); it leaves when this is dropped.
+#[derive(Debug)]
+pub(super) struct Joined<'a> {
+    placement: &'a Placement,
+    thread: Pid,
+}
+
+impl Joined<'_> {
+    /// Lets the thread run everywhere while it is aside (L4).
+    pub(super) fn step_aside(&self) {
+        let mut state = self.placement.state.lock();
+        let Some(at) = state.threads.iter().position(|member| member.thread == self.thread) else { return };
+        let mut member = state.threads.swap_remove(at);
+        if member.moved.is_some() {
+            member.spread(self.placement.allowed().as_ref());
+        }
+    }
+
+    /// Puts the thread where the others are.
+    pub(super) fn step_back(&self) {
+        let mut state = self.placement.state.lock();
+        if !state.threads.iter().any(|member| member.thread == self.thread) {
+            let member = self.placement.placed(self.thread, state.gathered);
+            state.threads.push(member);
+        }
+    }
+}
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        self.step_aside();
+    }
+}
+
+impl Member {
+    /// Moves the thread to `place`, unless another program has chosen its processors (L5).
+    fn gather(&mut self, place: &CpuSet, allowed: &CpuSet) {
+        let expected = self.moved.as_ref().unwrap_or(allowed);
+        let is_ours = sched_getaffinity(Some(self.thread)).is_ok_and(|current| current == *expected);
+        self.moved = Some(*place).filter(|place| is_ours && set_affinity(self.thread, place));
+    }
+
+    /// Takes the move back, unless another program has chosen the thread's processors meanwhile (L5).
+    fn spread(&mut self, allowed: Option<&CpuSet>) {
+        if let (Some(place), Some(allowed)) = (self.moved.take(), allowed)
+            && sched_getaffinity(Some(self.thread)).is_ok_and(|current| current == place)
+        {
+            set_affinity(self.thread, allowed);
+        }
+    }
+}
+
+fn set_affinity(thread: Pid, processors: &CpuSet) -> bool {
+    sched_setaffinity(Some(thread), processors)
+        .inspect_err(|errno| tracing::debug!("a thread stays where it is: {errno}"))
+        .is_ok()
+}
+
+impl Judge {
+    /// Learns the time of a window.
+    fn note(&mut self, took: Duration) {
+        if took > SPARSE {
+            self.phase = Phase::Sparse;
+            return;
+        }
+        match &mut self.phase {
+            Phase::Sparse => self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS)),
+            Phase::Trial(times) => {
+                times.push(took);
+                if times.len() == NR_TRIALS {
+                    self.decide();
+                }
+            }
+            Phase::Stay { left, usual, nr_slow } => {
+                *nr_slow = if took > *usual * 3 / 2 { *nr_slow + 1 } else { 0 };
+                *left = left.saturating_sub(1);
+                if *nr_slow >= NR_SLOW {
+                    self.stay = STAY_MIN;
+                }
+                if *left == 0 || *nr_slow >= NR_SLOW {
+                    self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS));
+                }
+            }
+        }
+    }
+
+    /// The mode of the running window.
+    fn mode(&self) -> Mode {
+        match &self.phase {
+            Phase::Sparse => Mode::Spread,
+            Phase::Trial(times) => [Mode::Gathered, Mode::Spread][times.len() % 2],
+            Phase::Stay { .. } => self.winner,
+        }
+    }
+
+    /// Whether the client may run elsewhere by now (L3): after a slow window, and now and then.
+    fn should_look(&self) -> bool {
+        match &self.phase {
+            Phase::Stay { left, nr_slow, .. } => *nr_slow > 0 || left.is_multiple_of(LOOK),
+            _ => true,
+        }
+    }
+
+    /// Ends a trial. Compares medians, because a single window may be slow for other reasons.
+    fn decide(&mut self) {
+        let Phase::Trial(times) = &self.phase else { return };
+        let [gathered, spread] = [0, 1].map(|first| {
+            let mut of_mode: Vec<Duration> = times.iter().skip(first).step_by(2).copied().collect();
+            of_mode.sort_unstable();
+            of_mode[of_mode.len() / 2]
+        });
+        let winner = if spread + gathered / MARGIN < gathered { Mode::Spread } else { Mode::Gathered };
+        self.stay = if winner == self.winner { (self.stay * 2).min(STAY_MAX) } else { STAY_MIN };
+        self.winner = winner;
+        let usual = if winner == Mode::Gathered { gathered } else { spread };
+        self.phase = Phase::Stay { left: self.stay, usual, nr_slow: 0 };
+    }
+}
+
+/// Requests in a window: some milliseconds of dense requests.
+const WINDOW: u64 = 256;
+/// Requests that a thread counts before it adds them to the count of all threads.
+const SHARE: u64 = 16;
+/// A window that takes longer is sparse: waking processors costs little of its time.
+const SPARSE: Duration = Duration::from_millis(50);
+/// The windows of a trial, half of them in each mode.
+const NR_TRIALS: usize = 6;
+/// The threads are spread if that saves more than one `MARGIN`th of the time.
+const MARGIN: u32 = 8;
+/// How many windows the winner of a trial stays; the number doubles while the same mode wins.
+const STAY_MIN: u32 = 32;
+const STAY_MAX: u32 = 1024;
+/// The number of windows after which gathered threads look where the client runs.
+const LOOK: u32 = 8;
+/// So many windows in a row that take half as long again as in the trial begin a new trial.
+const NR_SLOW: u32 = 4;
+const _: () = assert!(WINDOW.is_multiple_of(SHARE) && NR_TRIALS.is_multiple_of(2));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs windows that take these milliseconds when gathered and spread; returns how many were gathered.
+    fn run(judge: &mut Judge, nr: u32, [gathered, spread]: [u64; 2]) -> u32 {
+        let mut nr_gathered = 0;
+        for _ in 0..nr {
+            let is_gathered = judge.mode() == Mode::Gathered;
+            nr_gathered += u32::from(is_gathered);
+            judge.note(Duration::from_millis(if is_gathered { gathered } else { spread }));
+        }
+        nr_gathered
+    }
+
+    fn new() -> Judge {
+        Judge { phase: Phase::Sparse, winner: Mode::Spread, stay: STAY_MIN }
+    }
+
+    #[test]
+    fn the_faster_mode_gets_nearly_all_windows() {
+        assert!(run(&mut new(), 2000, [2, 5]) > 1900);
+        assert!(run(&mut new(), 2000, [5, 2]) < 100);
+        assert!(run(&mut new(), 2000, [41, 40]) > 1900, "L2: no clear gain");
+    }
+
+    #[test]
+    fn threads_are_spread_while_requests_are_sparse() {
+        let mut judge = new();
+        assert_eq!(run(&mut judge, 100, [70, 70]), 0, "L1");
+        run(&mut judge, 100, [2, 5]);
+        assert_eq!(judge.mode(), Mode::Gathered);
+        assert_eq!(run(&mut judge, 100, [70, 70]), 1, "L1");
+    }
+
+    #[test]
+    fn a_change_of_the_load_is_noticed_soon() {
+        let mut judge = new();
+        run(&mut judge, 5000, [2, 5]);
+        assert!(run(&mut judge, 200, [8, 3]) < 30, "L2: now spread is better");
+        assert_eq!(judge.mode(), Mode::Spread);
+    }
+
+    fn own() -> CpuSet {
+        sched_getaffinity(None).unwrap()
+    }
+
+    /// The processors of this process, if there are two.
+    fn two_processors() -> Option<CpuSet> {
+        let all = sched_getaffinity(None).ok().filter(|set| set.count() > 1);
+        if all.is_none() {
+            eprintln!("SKIPPED: this test needs two processors");
+        }
+        all
+    }
+
+    fn only(processor: usize) -> CpuSet {
+        let mut set = CpuSet::new();
+        set.set(processor);
+        set
+    }
+
+    fn last_of(set: &CpuSet) -> usize {
+        (0..CpuSet::MAX_CPU).rfind(|processor| set.is_set(*processor)).unwrap()
+    }
+
+    /// Runs `work` on a thread that may move, with a function that makes one window of requests of a client on the
+    /// given processor.
+    fn with_member(placement: &Placement, work: impl FnOnce(&Joined<'_>, &mut dyn FnMut(usize)) + Send) {
+        placement.started(&std::thread::current());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let joined = placement.join();
+                let mut own = 0;
+                work(&joined, &mut |client| {
+                    (0..WINDOW).for_each(|_| placement.note_request(&mut own, || Some(client)));
+                });
+            });
+        });
+    }
+
+    #[test]
+    fn threads_move_together_and_run_everywhere_while_aside() {
+        let Some(all) = two_processors() else { return };
+        let (placement, last) = (Placement::new(), last_of(&all));
+        with_member(&placement, |joined, window| {
+            window(last);
+            assert_eq!(own(), all, "the first window is not judged");
+            window(last);
+            assert_eq!(own(), only(last), "L3: the second one ends the sparse phase");
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert_eq!(own(), only(last));
+                    let other = placement.join();
+                    assert_eq!(own(), only(last), "a new thread goes to the others");
+                    other.step_aside();
+                    assert_eq!(own(), all, "L4");
+                });
+            });
+            joined.step_aside();
+            assert_eq!(own(), all, "L4");
+            joined.step_back();
+            assert_eq!(own(), only(last));
+            window(last);
+            assert_eq!(own(), all, "the next window is spread");
+        });
+    }
+
+    #[test]
+    fn threads_are_spread_soon_after_the_last_request() {
+        let Some(all) = two_processors() else { return };
+        let (placement, last) = (Placement::new(), last_of(&all));
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| placement.watch());
+            placement.started(watcher.thread());
+            scope.spawn(|| {
+                let _joined = placement.join();
+                let mut own_count = 0;
+                for _ in 0..3 {
+                    let nr = (0..2 * WINDOW + 10).filter(|_| {
+                        placement.note_request(&mut own_count, || Some(last));
+                        own() == only(last)
+                    });
+                    assert!(nr.count() > 0, "gathered");
+                    let stopped = Instant::now();
+                    while own() != all {
+                        assert!(stopped.elapsed() < Duration::from_secs(5), "L1");
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    std::thread::sleep(SPARSE);
+                }
+                placement.stop();
+            });
+        });
+    }
+
+    #[test]
+    fn a_changed_affinity_of_the_process_is_kept() {
+        let Some(all) = two_processors() else { return };
+        let (placement, last) = (Placement::new(), last_of(&all));
+        let narrowed = std::sync::Barrier::new(2);
+        placement.started(&std::thread::current());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let joined = placement.join();
+                let mut own_count = 0;
+                let mut window =
+                    |client| (0..WINDOW).for_each(|_| placement.note_request(&mut own_count, || Some(client)));
+                window(last);
+                window(last);
+                assert_eq!(own(), only(last));
+                narrowed.wait();
+                narrowed.wait();
+                joined.step_aside();
+                assert_eq!(own(), only(last), "L5: no more processors than the process");
+                joined.step_back();
+                (0..4).for_each(|_| window(last));
+                assert_eq!(own(), only(last), "L5");
+            });
+            narrowed.wait();
+            // Another program narrows the processors of the process, here of the thread that serves.
+            assert!(set_affinity(gettid(), &only(last)));
+            narrowed.wait();
+        });
+        assert!(set_affinity(gettid(), &all));
+    }
+
+    #[test]
+    fn a_thread_that_another_program_has_placed_is_left_alone() {
+        let Some(all) = two_processors() else { return };
+        let (placement, last) = (Placement::new(), last_of(&all));
+        let first = (0..CpuSet::MAX_CPU).find(|processor| all.is_set(*processor)).unwrap();
+        with_member(&placement, |joined, window| {
+            window(last);
+            assert!(set_affinity(gettid(), &only(first)));
+            window(last);
+            assert_eq!(own(), only(first), "L5");
+            joined.step_aside();
+            joined.step_back();
+            assert_eq!(own(), only(first), "L5");
+        });
+    }
+
+    #[test]
+    fn a_window_whose_end_was_missed_is_not_judged() {
+        let Some(all) = two_processors() else { return };
+        let (placement, last) = (Placement::new(), last_of(&all));
+        with_member(&placement, |_, window| {
+            window(last);
+            let busy = placement.state.lock();
+            window(last);
+            drop(busy);
+            window(last);
+            assert_eq!(own(), all, "L2: two windows look like one");
+            window(last);
+            assert_eq!(own(), only(last));
+        });
+    }
+}
