@@ -314,3 +314,117 @@ fn umount_names_a_file_whose_mapped_pages_found_no_space() {
     ok(umount(dir.path()));
     btrfs_check(image.path()).unwrap();
 }
+
+/// A FUSE server that mounts as the user nobody and then reads all requests, but answers none of them.
+const SILENT: &str = r#"
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+fd = os.open("/dev/fuse", os.O_RDWR)
+data = f"fd={fd},rootmode=40000,user_id=65534,group_id=65534{sys.argv[2]}"
+if libc.mount(sys.argv[3].encode(), sys.argv[1].encode(), b"fuse.ubtrfs", 0, data.encode()):
+    raise OSError(ctypes.get_errno())
+while True:
+    request = os.read(fd, 1 << 20)
+    _, opcode, unique = struct.unpack_from("=IIQ", request)
+    if opcode == 26:
+        init = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 16, 12, 4096, 1, 1, 0, 0)
+        os.write(fd, struct.pack("=IiQ", 16 + len(init), 0, unique) + init)
+        print("mounted", flush=True)
+"#;
+
+/// A mount whose server answers nothing. The server ends when this value is dropped, which ends all processes that
+/// wait for it.
+struct SilentMount {
+    server: std::process::Child,
+    dir: TempDir,
+}
+
+impl SilentMount {
+    fn new(options: &str, source: &str) -> Self {
+        let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+        let mut command = Command::new("python3");
+        command.args(["-c", SILENT]).arg(dir.path()).args([options, source]).stdout(Stdio::piped());
+        let mut server = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "mounted\n");
+        Self { server, dir }
+    }
+
+    fn is_mounted(&self) -> bool {
+        std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&*self.dir.path().to_string_lossy())
+    }
+}
+
+impl Drop for SilentMount {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = rustix::mount::unmount(self.dir.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Runs the program. The silent server is killed if the program takes longer than 20 seconds, because a process that
+/// waits for that server cannot be killed.
+fn beside_silent_server<S: AsRef<OsStr>>(mount: &mut SilentMount, args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = Command::new(UBTRFS);
+    command.args(args).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(20) {
+            mount.server.kill().unwrap();
+            let output = child.wait_with_output().unwrap();
+            panic!("it waits for the server: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn root_does_not_wait_for_a_silent_server_of_another_user() {
+    if !capability::fuse() || !capability::program("python3") || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let scratch = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    let image = scratch.path().join("image");
+    ok(ubtrfs([OsStr::new("mkfs"), OsStr::new("-q"), OsStr::new("-b"), OsStr::new("256M"), image.as_os_str()]));
+    for (options, slash) in [("", ""), (",allow_other", ""), ("", "/")] {
+        let mut mount = SilentMount::new(options, "silent");
+        let at = format!("{}{slash}", mount.dir.path().display());
+        let over = beside_silent_server(&mut mount, [OsStr::new("mount"), image.as_os_str(), OsStr::new(&at)]);
+        refused(&over, &["silent is mounted on", "already"]);
+        let remounted = beside_silent_server(&mut mount, ["mount", "-o", "remount,ro", "silent", &*at]);
+        ok(remounted);
+        refused(
+            &beside_silent_server(&mut mount, ["mount", "-o", "remount,rw", "silent", &*at]),
+            &["65534", "as that user"],
+        );
+        let words = ["is unmounted", "was not awaited", "run by user 65534", "within 3 s"];
+        refused(&beside_silent_server(&mut mount, ["umount", &*at]), &words);
+        assert!(!mount.is_mounted());
+    }
+}
+
+/// The device in the table of mounts is a text that the user chose, so it may lead into a mount of that user.
+#[test]
+fn root_does_not_follow_the_device_of_another_users_mount() {
+    if !capability::fuse() || !capability::program("python3") || !capability::program("losetup") {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let attached = Command::new("losetup").args(["-f", "--show"]).arg(image.path()).output().unwrap();
+    let device = ok(attached).trim().to_owned();
+    let mut mount = SilentMount::new(",allow_other", "silent");
+    let inside = mount.dir.path().join("x").display().to_string();
+    let link = tempfile::Builder::new().prefix("ubtrfs-umount-").tempdir_in("/dev/shm").unwrap();
+    std::os::unix::fs::symlink(&inside, link.path().join("x")).unwrap();
+    let by_link = link.path().join("x").display().to_string();
+    let _others = [SilentMount::new(",allow_other", &inside), SilentMount::new(",allow_other", &by_link)];
+    let checked = beside_silent_server(&mut mount, ["rescue", "super-recover", "-y", &*device]);
+    let made = beside_silent_server(&mut mount, ["mkfs", "-f", "-q", &*device]);
+    ok(Command::new("losetup").args(["-d", &device]).output().unwrap());
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    ok(made);
+}

@@ -346,10 +346,19 @@ pub fn connect_to_unmount(name: &[u8]) -> io::Result<UnixStream> {
 }
 
 /// Waits for the report that [`connect_to_unmount`] requested: `Ok(None)` if the server's last commit is durable,
-/// `Ok(Some(reason))` if that commit failed. Fails if the server ends without a report.
-pub fn await_unmount(stream: UnixStream) -> io::Result<Option<String>> {
+/// `Ok(Some(reason))` if that commit failed. Fails if the server ends without a report, or reports nothing within
+/// `patience`.
+pub fn await_unmount(stream: UnixStream, patience: Option<Duration>) -> io::Result<Option<String>> {
     let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended without an answer");
-    let frame = Wire::new(stream)?.receive(ANSWER_MAX, None)?.ok_or_else(ended)?;
+    let until = patience.map(|patience| Instant::now() + patience);
+    let received = Wire::new(stream)?.receive(ANSWER_MAX, until).map_err(|error| match (error.kind(), patience) {
+        (io::ErrorKind::TimedOut, Some(patience)) => {
+            let text = format!("the server did not report its last commit within {} s", patience.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        }
+        _ => error,
+    });
+    let frame = received?.ok_or_else(ended)?;
     match decode_answer(&frame.bytes) {
         Ok(Answer::Done(_)) => Ok(None),
         Ok(Answer::Failed(failure)) | Err(failure) => Ok(Some(failure.text)),
@@ -425,6 +434,14 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener};
 
     use super::*;
+
+    #[test]
+    fn a_server_that_reports_nothing_is_awaited_for_a_limited_time() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let error = await_unmount(near, Some(Duration::from_millis(10))).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("did not report"), "{error}");
+    }
 
     #[test]
     fn a_queue_that_nobody_takes_from_ends_the_attempt() {

@@ -76,7 +76,7 @@ impl Bed {
         assert_eq!(Arc::strong_count(&self.fs), 1, "a client still holds the filesystem");
         drop(self.fs);
         self.server.finish(None);
-        assert_eq!(await_unmount(waiter).unwrap(), None);
+        assert_eq!(await_unmount(waiter, None).unwrap(), None);
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 }
@@ -331,6 +331,6 @@ fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
     bed.fs.close().unwrap();
     bed.server.finish(Some("disk on fire"));
     for waiter in held {
-        assert_eq!(await_unmount(waiter).unwrap(), Some("disk on fire".to_owned()));
+        assert_eq!(await_unmount(waiter, None).unwrap(), Some("disk on fire".to_owned()));
     }
 }

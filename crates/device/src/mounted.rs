@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 /// How the kernel uses a device.
@@ -33,7 +33,7 @@ pub(crate) enum KernelUse {
 /// Returns how the kernel uses the block device with this number.
 pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    if let Some(point) = mount_points(&mountinfo).find(|mount| block_rdev(&mount.source) == Some(rdev)) {
+    if let Some(point) = mount_points(&mountinfo).find(|mount| mount.rdev() == Some(rdev)) {
         return Some(match point.kind.starts_with("fuse") {
             true => KernelUse::Served { at: point.target, kind: point.kind },
             false => KernelUse::Mounted(point.target),
@@ -143,6 +143,26 @@ struct Mount {
     target: PathBuf,
     kind: String,
     source: PathBuf,
+    /// Whether a user other than root made this FUSE mount.
+    is_of_user: bool,
+}
+
+impl Mount {
+    /// The number of the mounted block device.
+    ///
+    /// A user may give a FUSE mount any path as its source, for example a path in a mount whose server never answers.
+    /// So the source of such a mount is looked up only in the filesystem of /dev.
+    fn rdev(&self) -> Option<u64> {
+        if !self.is_of_user {
+            return block_rdev(&self.source);
+        }
+        let path = self.source.strip_prefix("/dev").ok()?;
+        let dev = File::open("/dev").ok()?;
+        let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+        let node = rustix::fs::openat2(dev, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve).ok()?;
+        let stat = rustix::fs::fstat(node).ok()?;
+        (FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice).then_some(stat.st_rdev)
+    }
 }
 
 /// Returns the mounts in the text of /proc/self/mountinfo whose source is a path.
@@ -151,11 +171,13 @@ fn mount_points(mountinfo: &str) -> impl Iterator<Item = Mount> + '_ {
         let (head, tail) = line.split_once(" - ")?;
         let target = head.split(' ').nth(4)?;
         let (kind, rest) = tail.split_once(' ')?;
-        let source = rest.split(' ').next()?;
+        let (source, options) = rest.split_once(' ').unwrap_or((rest, ""));
+        let is_of_user = options.split(',').any(|option| option.starts_with("user_id=") && option != "user_id=0");
         source.starts_with('/').then(|| Mount {
             target: unescape(target).into(),
             kind: kind.to_owned(),
             source: unescape(source).into(),
+            is_of_user,
         })
     })
 }
@@ -203,5 +225,22 @@ mod tests {
         assert_eq!(mounts[0].target, Path::new("/mnt/a b"));
         assert_eq!(mounts[0].source, Path::new("/dev/loop0"));
         assert_eq!(mounts[0].kind, "btrfs");
+    }
+
+    #[test]
+    fn the_device_of_a_users_mount_is_looked_up_in_dev_only() {
+        let of = |source: &str| {
+            let line = format!("36 35 0:39 / /mnt rw - fuse.x {source} rw,user_id=1000,group_id=1000\n");
+            mount_points(&line).next().and_then(|mount| mount.rdev())
+        };
+        let node = |name: &str| block_rdev(&Path::new("/dev").join(name));
+        let mut names = fs::read_dir("/dev").into_iter().flatten().flatten().map(|entry| entry.file_name());
+        if let Some(name) = names.find_map(|name| node(name.to_str()?).is_some().then_some(name)) {
+            let name = name.to_string_lossy();
+            assert_eq!(of(&format!("/dev/{name}")), node(&name));
+            for outside in [format!("/dev/../dev/{name}"), format!("/dev/shm/../{name}"), "/proc/self".to_owned()] {
+                assert_eq!(of(&outside), None, "{outside}");
+            }
+        }
     }
 }

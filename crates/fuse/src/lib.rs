@@ -19,6 +19,7 @@
 //! | `host`       | the mount as commands of crate `control` use it             |
 //! | `interrupt`  | cancels ioctls whose process got a signal                   |
 //! | `name_cache` | names that the kernel must forget                           |
+//! | `other_user` | questions to the mounts of other users                    |
 //! | `seek`       | data and holes of files that are being written              |
 //! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
 //! | `lost_pages` | files with written pages that could not be stored            |
@@ -40,6 +41,7 @@ mod lost_pages;
 mod mount;
 mod name_cache;
 mod node;
+mod other_user;
 pub mod protocol;
 mod sandbox;
 mod seek;
@@ -51,5 +53,6 @@ pub mod transport;
 pub use mount::{
     MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, holding_mount, is_root, mount, mount_point_of,
 };
+pub use other_user::{Helper, tell_control_name};
 pub use sandbox::{Confinement, Identity, PrivilegedHelper, confine, serve_unmounts};
-pub use session::{Session, unmount};
+pub use session::{Session, unmount, unmount_with_helper};

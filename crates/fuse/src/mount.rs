@@ -24,6 +24,7 @@ use rustix::net::{
 
 use ubtrfs_device::Device;
 
+use crate::other_user;
 use crate::transport::{IdlePolling, Transport};
 
 /// The subtype of mounts. `mount` and /proc/mounts show the type `fuse.ubtrfs` or `fuseblk.ubtrfs`.
@@ -240,23 +241,29 @@ pub enum MountError {
 /// Checks whether mounting on `dir` can work, without doing anything (M1). Returns the directory's full path.
 pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
     let shown = dir.display().to_string();
-    let full = match std::fs::canonicalize(dir) {
+    let full = match other_user::full_path(dir) {
         Ok(full) => full,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(MountError::NoDirectory(shown)),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(MountError::NotDirectory(shown)),
         Err(source) => return Err(unusable(dir, source)),
     };
-    let metadata = std::fs::metadata(&full).map_err(|source| unusable(dir, source))?;
-    if !metadata.is_dir() {
-        return Err(MountError::NotDirectory(shown));
-    }
-    if !config.nonempty {
-        let mut entries = std::fs::read_dir(&full).map_err(|source| unusable(dir, source))?;
-        if entries.next().is_some() {
-            return Err(match find_mount(&full).filter(MountInfo::is_of_ubtrfs) {
-                Some(mount) => MountError::Occupied { dir: shown, mounted: mount.source.display().to_string() },
-                None => MountError::NotEmpty(shown),
-            });
+    let occupied = |mount: Option<MountInfo>| match mount.filter(MountInfo::is_of_ubtrfs) {
+        Some(mount) => MountError::Occupied { dir: shown.clone(), mounted: mount.source.display().to_string() },
+        None => MountError::NotEmpty(shown.clone()),
+    };
+    match find_mount(&full).filter(|mount| other_user::other_user_of(mount).is_some()) {
+        // The server of another user's mount need not answer, so the mount is not entered.
+        Some(mount) if !config.nonempty => return Err(occupied(Some(mount))),
+        Some(_) => {}
+        None => {
+            let metadata = std::fs::metadata(&full).map_err(|source| unusable(dir, source))?;
+            if !metadata.is_dir() {
+                return Err(MountError::NotDirectory(shown));
+            }
+            let entries = || std::fs::read_dir(&full).map_err(|source| unusable(dir, source));
+            if !config.nonempty && entries()?.next().is_some() {
+                return Err(occupied(find_mount(&full)));
+            }
         }
     }
     match File::options().read(true).write(true).open("/dev/fuse") {
@@ -344,6 +351,9 @@ pub struct Mounted {
     pub dir: PathBuf,
     /// The mount's flags; other fields have default values.
     pub config: MountConfig,
+    /// The user who mounted, if this is neither the user of this process nor root. The server of such a mount need not
+    /// answer.
+    pub other_user: Option<u32>,
     source: OsString,
     options: Vec<String>,
 }
@@ -356,7 +366,7 @@ impl Mounted {
     /// Fails if something else or nothing is mounted on `dir`.
     pub fn find(dir: &Path) -> Result<Self, MountError> {
         let not_mounted = || MountError::NotMounted(dir.display().to_string());
-        let full = std::fs::canonicalize(dir).map_err(|source| unusable(dir, source))?;
+        let full = other_user::full_path(dir).map_err(|source| unusable(dir, source))?;
         let info = find_mount(&full).filter(MountInfo::is_of_ubtrfs).ok_or_else(not_mounted)?;
         let has = |flag: &str| info.options.iter().any(|option| option == flag);
         let config = MountConfig {
@@ -368,7 +378,8 @@ impl Mounted {
             dirsync: has("dirsync"),
             ..MountConfig::default()
         };
-        Ok(Self { dir: full, config, source: info.source, options: info.options })
+        let other_user = other_user::other_user_of(&info);
+        Ok(Self { dir: full, config, other_user, source: info.source, options: info.options })
     }
 
     /// Whether /proc/mounts shows this option.
@@ -635,12 +646,16 @@ impl MountInfo {
         matches!(self.kind.split_once('.'), Some(("fuse" | "fuseblk", SUBTYPE)))
     }
 
+    /// The user and the group who made this FUSE mount.
+    pub(crate) fn user(&self) -> Option<(Uid, Gid)> {
+        let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name)?.parse().ok());
+        Some((Uid::from_raw(value("user_id=")?), Gid::from_raw(value("group_id=")?)))
+    }
+
     /// The user and the group that alone may enter this mount; `None` if it admits others (`allow_other`).
     pub(crate) fn admitted_user(&self) -> Option<(Uid, Gid)> {
-        let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name)?.parse().ok());
         let admits_others = self.options.iter().any(|option| option == "allow_other");
-        let (uid, gid) = (value("user_id=")?, value("group_id=")?);
-        (!admits_others).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
+        self.user().filter(|_| !admits_others)
     }
 
     /// The number that `stat` shows as `st_dev`.

@@ -11,13 +11,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
+use std::time::Duration;
 
-use rustix::fs::{Gid, Uid};
-use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ubtrfs_control::{CONTROL_XATTR, Canceller, Server as Control};
-use ubtrfs_device::{Device, ask_mount};
+use ubtrfs_control::{Canceller, Server as Control};
+use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
@@ -28,6 +27,7 @@ use crate::lent_device::LentDevice;
 use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig, MountError};
 use crate::name_cache::NameCache;
+use crate::other_user::{self, Helper, control_name};
 use crate::protocol::Limits;
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::seek::PageFlusher;
@@ -236,91 +236,58 @@ fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> R
 }
 
 /// Unmounts `dir` and returns when the server's last commit is durable, or at once if the filesystem is still mounted
-/// somewhere else.
+/// somewhere else. Waits without a limit for the server, also if another user runs it.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    unmount_by_asking(dir, lazy, None)
+}
+
+/// Works like [`unmount`], but waits for the server of another user only for a limited time. `helper` runs the process
+/// that asks that server.
+pub fn unmount_with_helper(dir: &Path, lazy: bool, helper: Helper<'_>) -> Result<(), MountError> {
+    unmount_by_asking(dir, lazy, Some(helper))
+}
+
+fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Result<(), MountError> {
     let shown = dir.display().to_string();
-    let full = full_path(dir);
+    // If the mount's server is dead, the path cannot be resolved.
+    let full = other_user::full_path(dir).ok().or_else(|| other_user::without_entering(dir));
+    let full = full.unwrap_or_else(|| dir.to_owned());
     let Some(found) = mount::find_mount(&full).filter(mount::MountInfo::is_of_ubtrfs) else {
         return Err(MountError::NotMounted(shown));
     };
     // Connecting fails if the server is dead, and then no commit is awaited.
-    let server = control_name(&full).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
+    let server = control_name(&full, helper).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
     mount::unmount(&full, lazy)?;
+    let not_durable = |reason: String| MountError::NotDurable { dir: shown.clone(), reason };
     match server {
         // The filesystem is mounted elsewhere too: the server continues.
-        Ok((_, name)) if is_mounted_elsewhere(&found, &name) => Ok(()),
-        Ok((server, _)) => match ubtrfs_control::await_unmount(server) {
-            Ok(None) => Ok(()),
-            Ok(Some(reason)) => Err(MountError::NotDurable { dir: shown, reason }),
-            Err(error) => Err(MountError::NotDurable { dir: shown, reason: error.to_string() }),
-        },
-        Err(error) => {
-            let reason = format!("its server does not answer ({error}); the last commit is intact");
-            Err(MountError::NotDurable { dir: shown, reason })
+        Ok((_, name)) if is_mounted_elsewhere(&found, &name, helper) => Ok(()),
+        Ok((server, _)) => {
+            let is_limited = helper.is_some() && other_user::other_user_of(&found).is_some();
+            match ubtrfs_control::await_unmount(server, is_limited.then_some(COMMIT_PATIENCE)) {
+                Ok(None) => Ok(()),
+                Ok(Some(reason)) => Err(not_durable(reason)),
+                Err(error) => Err(not_durable(error.to_string())),
+            }
         }
+        Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+            Err(not_durable(format!("its last commit was not awaited: {error}")))
+        }
+        Err(error) => Err(not_durable(format!("its server does not answer ({error}); the last commit is intact"))),
     }
 }
+
+/// How long another user's server may take to end.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether the filesystem of the server with this control socket is also mounted on another directory, by `mount
 /// --bind`. The device number does not identify the server, because Linux may already have given the number to another
 /// filesystem.
-fn is_mounted_elsewhere(unmounted: &mount::MountInfo, name: &[u8]) -> bool {
+fn is_mounted_elsewhere(unmounted: &mount::MountInfo, name: &[u8], helper: Option<Helper<'_>>) -> bool {
     mount::mounts_of_device(&unmounted.device)
         .iter()
         .filter(|other| other.kind == unmounted.kind)
-        .any(|other| control_name(&other.dir).is_ok_and(|other| other == name))
-}
-
-/// The name of the control socket of the mount at this directory. Root reads it also in a mount that admits only the
-/// user who mounted it.
-fn control_name(dir: &Path) -> std::io::Result<Vec<u8>> {
-    match read_control_name(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && mount::is_root() => {
-            match mount::find_mount(dir).and_then(|found| found.admitted_user()) {
-                Some((uid, gid)) => as_user(uid, gid, || read_control_name(dir)),
-                None => Err(error),
-            }
-        }
-        named => named,
-    }
-}
-
-/// Calls `work` in a new thread with the credentials of this user, because FUSE admits a thread by its credentials. All
-/// other threads stay root.
-fn as_user<T: Send>(uid: Uid, gid: Gid, work: impl FnOnce() -> std::io::Result<T> + Send) -> std::io::Result<T> {
-    thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-            rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-            work()
-        });
-        worker.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
-    })
-}
-
-fn read_control_name(dir: &Path) -> std::io::Result<Vec<u8>> {
-    let mut name = vec![0; 256];
-    match rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name) {
-        Ok(len) => name.truncate(len),
-        // Without extended attributes (`noxattr`), an ioctl tells the name.
-        Err(Errno::OPNOTSUPP) => name = ask_mount(std::fs::File::open(dir)?)?,
-        Err(errno) => return Err(errno.into()),
-    }
-    Ok(name)
-}
-
-/// The full path, even if the mount's server is dead.
-fn full_path(dir: &Path) -> PathBuf {
-    if let Ok(full) = std::fs::canonicalize(dir) {
-        return full;
-    }
-    match (dir.parent(), dir.file_name()) {
-        (Some(parent), Some(name)) => {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(name)
-        }
-        _ => dir.to_owned(),
-    }
+        .any(|other| control_name(&other.dir, helper).is_ok_and(|other| other == name))
 }
 
 #[cfg(test)]
@@ -351,12 +318,12 @@ mod tests {
             return;
         }
         let [ours, next] = [served(), served()];
-        let name = |of: &Served| control_name(of.dir.path()).unwrap();
+        let name = |of: &Served| control_name(of.dir.path(), None).unwrap();
         // `umount` unmounts our filesystem and then searches for other mounts with its device number. If another
         // filesystem is mounted in between and gets the same device number, the search finds that filesystem.
         let found = mount::find_mount(next.dir.path()).unwrap();
-        assert!(!is_mounted_elsewhere(&found, &name(&ours)));
-        assert!(is_mounted_elsewhere(&found, &name(&next)), "a place that is ours is found");
+        assert!(!is_mounted_elsewhere(&found, &name(&ours), None));
+        assert!(is_mounted_elsewhere(&found, &name(&next), None), "a place that is ours is found");
         for Served { dir, server } in [ours, next] {
             unmount(dir.path(), false).unwrap();
             server.join().unwrap().unwrap();

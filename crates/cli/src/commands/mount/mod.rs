@@ -195,10 +195,14 @@ fn tell_of_rings(config: &MountConfig) {
 fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     let mut mounted = Mounted::find(&args.dir)?;
     let was_read_only = mounted.config.read_only;
-    let given = given_at_mount(&mounted.dir);
+    let given = if mounted.other_user.is_none() { given_at_mount(&mounted.dir) } else { None };
     options::change(&args.options, &mut mounted, given.as_deref())?;
     mounted.config.read_only |= args.read_only;
-    if was_read_only && !mounted.config.read_only && is_served_read_only(&mounted.dir)? {
+    let becomes_writable = was_read_only && !mounted.config.read_only;
+    if let Some(uid) = mounted.other_user.filter(|_| becomes_writable) {
+        bail!("user {uid} mounted {}; make it writable as that user", args.dir.display());
+    }
+    if becomes_writable && is_served_read_only(&mounted.dir)? {
         bail!(
             "{} was opened read-only and cannot become writable; unmount it and mount it again without ro",
             args.dir.display()

@@ -1,0 +1,165 @@
+//! Questions to the mounts of other users, whose servers may answer late or never.
+//!
+//! A thread that waits for such an answer cannot be ended, and its process cannot end either. Therefore a child process
+//! asks:
+//!
+//! - Q1. The parent waits for the answer for at most [`PATIENCE`], then kills the child and continues without an answer.
+//! - Q2. The child enters a copy of the mount that belongs to no directory, so the mount itself is not busy even if the
+//!   child waits forever.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Gid, Uid};
+use rustix::io::Errno;
+use rustix::mount::{OpenTreeFlags, open_tree};
+use ubtrfs_control::CONTROL_XATTR;
+use ubtrfs_device::ask_mount;
+
+use crate::mount::{self, MountInfo};
+
+/// Makes the command of the child process for a mount point. The command must run [`tell_control_name`].
+pub type Helper<'h> = &'h dyn Fn(&Path) -> io::Result<Command>;
+
+/// How long another user's server may take to answer a question.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The user who made a mount, if this is neither the user of this process nor root.
+pub(crate) fn other_user_of(mount: &MountInfo) -> Option<u32> {
+    let is_other = |uid: &Uid| *uid != rustix::process::geteuid() && !uid.is_root();
+    mount.user().map(|(uid, _)| uid).filter(is_other).map(Uid::as_raw)
+}
+
+/// The full path of a directory, found without entering the mount of another user on it.
+pub(crate) fn full_path(dir: &Path) -> io::Result<PathBuf> {
+    let place = without_entering(dir);
+    match place.as_ref().and_then(|place| mount::find_mount(place)).and_then(|found| other_user_of(&found)) {
+        Some(_) => place.ok_or_else(|| io::ErrorKind::NotFound.into()),
+        None => std::fs::canonicalize(dir),
+    }
+}
+
+/// The full path of a directory that is not a symbolic link, found without entering the directory.
+pub(crate) fn without_entering(dir: &Path) -> Option<PathBuf> {
+    let parent = dir.parent()?;
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    Some(std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(dir.file_name()?))
+}
+
+/// The name of the control socket of the mount at this directory. Another user's mount is asked by the helper (Q1),
+/// if there is one.
+pub(crate) fn control_name(dir: &Path, helper: Option<Helper<'_>>) -> io::Result<Vec<u8>> {
+    let uid = mount::find_mount(dir).and_then(|found| other_user_of(&found));
+    match (uid, helper) {
+        (Some(uid), Some(helper)) => ask(helper(dir)?, uid),
+        _ => read_control_name(dir, dir),
+    }
+}
+
+/// Runs the child process and returns its answer (Q1).
+fn ask(mut command: Command, uid: u32) -> io::Result<Vec<u8>> {
+    let end = Instant::now() + PATIENCE;
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let answer =
+        child.stdout.take().ok_or_else(|| io::ErrorKind::BrokenPipe.into()).and_then(|out| read_until(out, end));
+    if answer.is_err() {
+        let _ = child.kill();
+    } else {
+        // The child has closed its output, so it ends without waiting for the mount.
+        let _ = child.wait();
+    }
+    let answer = answer.map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => {
+            let seconds = PATIENCE.as_secs();
+            let text = format!("its server, run by user {uid}, did not name its control socket within {seconds} s");
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        }
+        _ => error,
+    })?;
+    match answer.split_first() {
+        Some((&NAME, name)) => Ok(name.to_vec()),
+        Some((&ERROR, text)) => Err(io::Error::other(String::from_utf8_lossy(text).into_owned())),
+        _ => Err(io::Error::other("the process that should ask the server ended without an answer")),
+    }
+}
+
+/// Reads to the end of the stream. Fails with `TimedOut` at the time `end`.
+fn read_until(mut out: ChildStdout, end: Instant) -> io::Result<Vec<u8>> {
+    let mut answer = Vec::new();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => {}
+        }
+        let mut piece = [0; 512];
+        match out.read(&mut piece)? {
+            0 => return Ok(answer),
+            len => answer.extend_from_slice(piece.get(..len).unwrap_or_default()),
+        }
+    }
+}
+
+/// The work of the child process: prints the name of the control socket of the mount at this directory (Q2).
+pub fn tell_control_name(dir: &Path) {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    // Without a copy (before Linux 5.2), the mount itself is entered.
+    let copy = open_tree(rustix::fs::CWD, dir, flags).ok();
+    let way = copy.as_ref().map_or_else(|| dir.to_owned(), |copy| format!("/proc/self/fd/{}", copy.as_raw_fd()).into());
+    let answer = match read_control_name(dir, &way) {
+        Ok(name) => [&[NAME], &name[..]].concat(),
+        Err(error) => [&[ERROR], error.to_string().as_bytes()].concat(),
+    };
+    let _ = io::stdout().write_all(&answer).and_then(|()| io::stdout().flush());
+}
+
+/// The first byte of an answer: the name follows.
+const NAME: u8 = b'n';
+/// The first byte of an answer: the text of an error follows.
+const ERROR: u8 = b'e';
+
+/// Reads the name of the control socket of the mount at `dir`, by the path `way` into the mount. Root reads it also in a
+/// mount that admits only the user who mounted it.
+fn read_control_name(dir: &Path, way: &Path) -> io::Result<Vec<u8>> {
+    match read_name(way) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && mount::is_root() => {
+            match mount::find_mount(dir).and_then(|found| found.admitted_user()) {
+                Some((uid, gid)) => as_user(uid, gid, || read_name(way)),
+                None => Err(error),
+            }
+        }
+        named => named,
+    }
+}
+
+/// Calls `work` in a new thread with the credentials of this user, because FUSE admits a thread by its credentials. All
+/// other threads stay root.
+fn as_user<T: Send>(uid: Uid, gid: Gid, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+            rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+            work()
+        });
+        worker.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+    })
+}
+
+fn read_name(dir: &Path) -> io::Result<Vec<u8>> {
+    let mut name = vec![0; 256];
+    match rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name) {
+        Ok(len) => name.truncate(len),
+        // Without extended attributes (`noxattr`), an ioctl tells the name.
+        Err(Errno::OPNOTSUPP) => name = ask_mount(std::fs::File::open(dir)?)?,
+        Err(errno) => return Err(errno.into()),
+    }
+    Ok(name)
+}
