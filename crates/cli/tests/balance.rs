@@ -5,7 +5,9 @@
 
 mod common;
 
-use std::process::Output;
+use std::io::Read;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh, second_opinion};
 
@@ -71,10 +73,10 @@ fn an_image_and_a_mount_are_balanced_alike() {
 
 /// Repeats `check` for up to 30 seconds, until it returns true.
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(30);
     while !check() {
-        assert!(std::time::Instant::now() < end, "{what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -106,6 +108,42 @@ fn a_balance_in_the_background_goes_on_after_the_command_and_can_be_waited_for()
     assert_eq!(ok(balance(&["start", "--bg", "-dconvert=single"], &path)), "");
     eventually("the image is free again", || is_idle(&path));
     assert!(ok(ubtrfs(["filesystem", "df", &path])).contains("Data, single"));
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_queued_balance_waits_in_the_background() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = filled();
+    let path = image.path().to_str().unwrap().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().to_str().unwrap().to_owned();
+    let is_idle = || balance(&["status"], &at).status.success();
+    ok(ubtrfs(["mount", &path, &at]));
+    let snapshot = format!("{at}/snapshot");
+    ok(ubtrfs(["subvolume", "snapshot", "-r", &at, &snapshot]));
+    // A balance that empties block groups waits for a send, and this send waits because nobody reads its stream.
+    let mut send = common::command(["send", &snapshot]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut begin = vec![0; 1 << 20];
+    send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    assert_eq!(ok(balance(&["start", "--bg", "-m"], &at)), "");
+    refused(&balance(&["start", "--bg", "-musage=0"], &at), &["a balance is running"]);
+    refused(&balance(&["start", "--bg", "--enqueue", "-dconvert=raid1"], &at), &["single or dup"]);
+    let begun = Instant::now();
+    assert_eq!(ok(balance(&["start", "--bg", "--enqueue", "-dconvert=dup"], &at)), "");
+    assert!(!is_idle(), "the first balance still waits");
+    assert!(begun.elapsed() < Duration::from_secs(20), "it was not waited for");
+    send.kill().unwrap();
+    send.wait().unwrap();
+    eventually("the second balance is complete", || {
+        is_idle() && {
+            let report = ok(ubtrfs(["filesystem", "df", &at]));
+            report.contains("Data, DUP") && !report.contains("Data, single")
+        }
+    });
+    eventually("nobody uses the mount", || ubtrfs(["umount", &at]).status.success());
     btrfs_check(image.path()).unwrap();
 }
 

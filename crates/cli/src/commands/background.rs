@@ -7,6 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -49,25 +50,41 @@ fn detached(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     replaced.collect()
 }
 
-/// Does the work of the second process, and reports its begin. Errors until then are printed to the caller's terminal;
-/// later output is dropped.
-pub(crate) fn run<T>(job: &Job, work: impl FnOnce() -> T) -> T {
-    // Signals from the terminal, such as Ctrl-C, do not reach another session.
-    let _ = rustix::process::setsid();
-    let is_done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_done.load(Ordering::Acquire) {
-                let progress = job.wait_for_change(Duration::from_millis(100));
-                if progress.total > 0 || !progress.step.is_empty() {
-                    return report_begin();
+/// The second process. Errors are printed to the caller's terminal until the begin is reported; later output is dropped.
+#[derive(Debug)]
+pub(crate) struct Detached {
+    begin: Once,
+}
+
+impl Detached {
+    /// Leaves the terminal's session, so that signals from the terminal, such as Ctrl-C, do not reach this process.
+    pub(crate) fn new() -> Self {
+        let _ = rustix::process::setsid();
+        Self { begin: Once::new() }
+    }
+
+    /// Tells the first process, once, that this process continues alone.
+    pub(crate) fn report_begin(&self) {
+        self.begin.call_once(report_begin);
+    }
+
+    /// Does work, and reports the begin when the job shows progress.
+    pub(crate) fn run<T>(&self, job: &Job, work: impl FnOnce() -> T) -> T {
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Acquire) {
+                    let progress = job.wait_for_change(Duration::from_millis(100));
+                    if progress.total > 0 || !progress.step.is_empty() {
+                        return self.report_begin();
+                    }
                 }
-            }
-        });
-        let result = work();
-        is_done.store(true, Ordering::Release);
-        result
-    })
+            });
+            let result = work();
+            is_done.store(true, Ordering::Release);
+            result
+        })
+    }
 }
 
 /// Tells the first process that the work has begun. Then closes stdin, stdout and stderr, so that this process does not

@@ -7,6 +7,7 @@ use anyhow::{anyhow, bail};
 use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
 use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyResponse};
 
+use super::background::Detached;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
 use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
@@ -163,6 +164,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     if background {
         return super::background::start();
     }
+    let detached = detached.then(Detached::new);
     let path = path.or_image();
     let all = data.is_none() && metadata.is_none() && system.is_none();
     let every = || all.then(Filters::default);
@@ -180,9 +182,15 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     }
     let report = with_channel(&path, &image, Use::Write, |channel| {
         loop {
-            let result = call_long(channel, Request::Start(Box::new(start.clone())), detached);
+            let result = call_long(channel, Request::Start(Box::new(start.clone())), detached.as_ref());
             match result {
-                Err(error) if enqueue && is_running(channel, &error)? => std::thread::sleep(QUEUE_WAIT),
+                Err(error) if enqueue && is_running(channel, &error)? => {
+                    // The filters were accepted, so the caller need not wait for the other balance.
+                    if let Some(detached) = &detached {
+                        detached.report_begin();
+                    }
+                    std::thread::sleep(QUEUE_WAIT);
+                }
                 result => return done(result?),
             }
         }
@@ -204,7 +212,7 @@ fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bo
 
 fn resume(args: PlainArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.path.or_image(), &args.image);
-    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume, false)?))?;
+    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume, None)?))?;
     tell(&report, false)
 }
 
@@ -219,7 +227,7 @@ fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
 
 fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
     with_channel(&args.path.or_image(), &args.image, Use::Write, |channel| {
-        call_long(channel, request, false).map(drop)
+        call_long(channel, request, None).map(drop)
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -229,10 +237,13 @@ fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
 }
 
 /// Runs a command that takes long. With `detached`, this process is in the background.
-fn call_long(channel: &Channel<'_>, request: Request, detached: bool) -> anyhow::Result<Response> {
+fn call_long(channel: &Channel<'_>, request: Request, detached: Option<&Detached>) -> anyhow::Result<Response> {
     response(with_progress_in_bytes("balance", |job| {
         let run = || channel.call_with(AnyRequest::Balance(request), &[], job);
-        if detached { super::background::run(job, run) } else { run() }
+        match detached {
+            Some(detached) => detached.run(job, run),
+            None => run(),
+        }
     }))
 }
 
