@@ -24,11 +24,12 @@
 //!   as the subvolume is committed for the first time, and its root directory has the attribute [`INCOMPLETE_XATTR`].
 //!   When all data of the subvolume is on disk, one operation removes the attribute, sets `received_uuid` and makes the
 //!   subvolume read-only.
-//! - R3. Memory is bounded. The batches of input that wait or are applied (`input`) have a share of the filesystem's
-//!   memory. A second share is divided between four stores ([`store_bytes`]): the state that `verify` expects, and the
-//!   directories that up to three walks know (`walk`), through the received subvolume, through the clone source that was
-//!   used last, and through the sent subvolume (`sharing`). In addition, one batch is being read, and one command at a time has its decompressed data and the
-//!   data that `sharing` compares. Writes of a receive are throttled as other writes are.
+//! - R3. Memory is bounded. The batches of input that wait or are applied (`input`) have a share of the
+//!   filesystem's memory. A second share is divided between four stores ([`store_bytes`]): the state that `verify`
+//!   expects, and the directories that up to three walks know (`walk`), through the received subvolume, through the
+//!   clone source that was used last, and through the sent subvolume (`sharing`). In addition, one batch is being
+//!   read, and one command at a time has its decompressed data and the data that `sharing` compares. Writes of a
+//!   receive are throttled as other writes are.
 //! - R4. After a failure the incomplete subvolume is deleted, or kept with the number of its complete commands.
 
 mod apply;
