@@ -91,6 +91,12 @@ impl Direct {
         self.nr_rings.store(0, Ordering::Relaxed);
     }
 
+    /// The number of bytes in the rings' buffers for joined writes.
+    #[cfg(test)]
+    pub(crate) fn nr_joined(&self) -> usize {
+        lock(&self.rings).iter().map(|ring| ring.joined.len()).sum()
+    }
+
     /// Writes a prefix of `bufs` and returns its length; 0 if direct I/O was not used (I1).
     pub(crate) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         if !suits(offset, bufs.iter().map(|buf| &**buf)) {

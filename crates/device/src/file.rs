@@ -392,14 +392,20 @@ mod tests {
         const LEN: usize = 40 << 20;
         let (_dir, path) = image(64 << 20);
         let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
-        for round in 0..4u64 {
+        for round in [4, 0, 1, 2, 3u64] {
             if round == 2 {
                 device.direct.deny_rings();
                 assert!(!device.has_io_uring());
             }
             // One call of a ring cannot transfer all of the data, and buffers do not end where requests end. Round 1
-            // has buffers of 4 and 8 KiB. Round 3 adds a buffer whose length is not aligned for direct I/O.
-            let (nr_lens, nr_shifts) = if round == 1 { (2, 1) } else { (7, 9) };
+            // has buffers of 4 and 8 KiB. Round 3 adds a buffer whose length is not aligned for direct I/O. Round 4 has
+            // buffers of 4 KiB, which are joined.
+            let (nr_lens, nr_shifts) = match round {
+                1 => (2, 1),
+                4 => (1, 1),
+                _ => (7, 9),
+            };
+            let joined_before = device.direct.nr_joined();
             let parts: Vec<AlignedBuf> = (0..)
                 .map(|nr: usize| (nr % nr_lens + 1) << (12 + nr % nr_shifts))
                 .scan(0, |total, len| {
@@ -419,6 +425,8 @@ mod tests {
             let bufs: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
             let offset = (1 << 20) + round * 8192;
             device.write_vectored_at(offset, &bufs).unwrap();
+            let has_joined = device.direct.nr_joined() > joined_before;
+            assert_eq!(has_joined, round == 4 && device.has_io_uring(), "round {round}");
             let mut found = AlignedBuf::with_capacity(whole.len());
             found.resize(whole.len());
             device.read_at(offset, &mut found).unwrap();
