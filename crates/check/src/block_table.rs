@@ -15,8 +15,6 @@ pub(crate) const FULL: u8 = 1 << 0;
 pub(crate) const REACHED: u8 = 1 << 1;
 /// A walk reached the block in the tree that the block's header names as its owner.
 pub(crate) const BY_OWNER: u8 = 1 << 2;
-/// At least one copy of the block is bad.
-pub(crate) const COPY_BAD: u8 = 1 << 3;
 /// No copy of the block is usable.
 pub(crate) const LOST: u8 = 1 << 4;
 /// The block belongs to a relocation tree, so its full backref flag is not checked.

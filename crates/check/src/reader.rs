@@ -42,7 +42,6 @@ pub(crate) enum ReadMode {
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) usable: bool,
-    pub(crate) copy_bad: bool,
     pub(crate) problems: Vec<(Code, Option<usize>, String)>,
 }
 
@@ -216,14 +215,14 @@ impl Reader<'_> {
         match self.check(edge, raw) {
             None => Outcome { usable: true, ..Outcome::default() },
             Some((code, usable, corrupt)) => {
-                Outcome { usable, copy_bad: false, problems: vec![(code, corrupt.slot, corrupt.cause.to_string())] }
+                Outcome { usable, problems: vec![(code, corrupt.slot, corrupt.cause.to_string())] }
             }
         }
     }
 
     /// Reads each copy of a block whose copies differ or cannot all be read.
     fn read_one(&self, edge: &BlockPtr, span: Span, raw: &mut [u8]) -> Outcome {
-        let mut outcome = Outcome { copy_bad: span.copies > 1, ..Outcome::default() };
+        let mut outcome = Outcome::default();
         let mut good: Option<Vec<u8>> = None;
         let mut best: Option<BadCopy> = None;
         for copy in 0..span.copies {

@@ -13,7 +13,7 @@ use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{BACKREF_REV_MIXED, HEADER_FLAG_RELOC, LEVEL_MAX, NodeView};
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 
-use crate::block_table::{BY_OWNER, COPY_BAD, FULL, LOST, REACHED, REACHED_IN_ROUND, RECORDED, RELOC};
+use crate::block_table::{BY_OWNER, FULL, LOST, REACHED, REACHED_IN_ROUND, RECORDED, RELOC};
 use crate::checker::Checker;
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
@@ -252,8 +252,7 @@ impl<'a> Checker<'a> {
                 places[at as usize] = Some(position.saturating_mul(self.nodesize));
             }
             if care[at as usize] == ReadMode::Verify && tree.kind != Kind::Log {
-                let flags = [(outcome.copy_bad, COPY_BAD), (!outcome.usable, LOST | REACHED)];
-                let flags = flags.iter().filter(|(set, _)| *set).fold(REACHED, |flags, (_, bit)| flags | bit);
+                let flags = if outcome.usable { REACHED } else { LOST | REACHED };
                 self.blocks.entry(edge.bytenr).flags |= flags;
             }
         }
