@@ -93,9 +93,9 @@ impl PageFlusher {
         }
     }
 
-    /// Makes the kernel write back the file's dirty pages, if the kernel can have any. Returns false if this thread
-    /// cannot wait for the kernel, because no other thread would be left to receive the pages. Some data may then stay
-    /// in the kernel.
+    /// Makes the kernel write back the file's dirty pages, if the kernel can have any. Returns false if the kernel
+    /// refuses, or if this thread cannot wait for the kernel, because no other thread would be left to receive the
+    /// pages. Some data may then stay in the kernel.
     pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
         if !self.may_have_writers(node) {
             return true;
@@ -105,7 +105,7 @@ impl PageFlusher {
         if let Some(Err(error)) = &done {
             tracing::debug!("node {node}: the kernel keeps its pages: {error}");
         }
-        done.is_some()
+        matches!(done, Some(Ok(())))
     }
 }
 
