@@ -12,7 +12,7 @@ use ubtrfs_tree::{NodePtr, NodeSource, RootPtr};
 
 use crate::qgroup::groups::Groups;
 use crate::qgroup::state::QuotaState;
-use crate::{Engine, OpenOptions, QgroupId, Tree};
+use crate::{Engine, OpenOptions, QgroupId, QuotaKind, Tree};
 
 fn engine() -> (Arc<Engine>, Arc<Tree>) {
     let device = Arc::new(MemoryDevice::new(256 << 20));
@@ -143,6 +143,43 @@ fn a_snapshot_of_a_subvolume_with_impossible_numbers_starts_a_rescan() {
     let guard = engine.quotas.lock();
     let state = guard.as_ref().expect("quotas are enabled");
     assert!(state.is_rescanning() && state.status.rescan == 0 && state.groups.get(to).is_some());
+}
+
+/// When Linux deletes a subvolume whose group belongs to several groups, some versions leave relations of the deleted
+/// group on disk.
+#[test]
+fn relations_of_groups_that_do_not_exist_are_removed_and_leave_the_numbers_consistent() {
+    let device = Arc::new(MemoryDevice::new(256 << 20));
+    ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+    let open = || Engine::open(vec![device.clone()], OpenOptions::default()).expect("opened");
+    let is_consistent = |engine: &Engine| engine.quota_status().expect("quotas are enabled").consistent;
+    let (missing, parent) = (QgroupId(300), QgroupId(1 << 48 | 1));
+    let relations = |engine: &Engine| {
+        let quotas = engine.own_tree(RootId::QUOTA_TREE).expect("there");
+        let item = |from: QgroupId, to: QgroupId| {
+            quotas.get(&Key::new(from.0, KeyType::QGROUP_RELATION, to.0)).expect("readable").is_some()
+        };
+        [item(missing, parent), item(parent, missing)]
+    };
+    let engine = open();
+    engine.enable_quotas(QuotaKind::Full).expect("enabled");
+    engine.create_qgroup(parent).expect("created");
+    for _ in 0..100 {
+        if is_consistent(&engine) {
+            break;
+        }
+        engine.commit().expect("committed");
+    }
+    engine.quotas.lock().as_mut().expect("quotas are enabled").groups.relate(missing, parent);
+    engine.create_qgroup(QgroupId(1 << 48 | 2)).expect("created");
+    assert_eq!(relations(&engine), [true; 2]);
+    drop(engine);
+    let engine = open();
+    assert!(is_consistent(&engine), "the relations count for nothing");
+    engine.create_qgroup(QgroupId(1 << 48 | 3)).expect("created");
+    assert_eq!(relations(&engine), [false; 2]);
+    drop(engine);
+    assert!(is_consistent(&open()));
 }
 
 #[test]
