@@ -81,6 +81,8 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     assert!(fs.lookup(in_snapshot(read_only, b"dir"), b"ro").is_err());
     assert!(fs.lookup(top, b"top").is_err());
     assert_eq!(fs.getattr(in_snapshot(top, b"home")).unwrap().id.stub_of(), Some(home.root));
+    let stub = in_snapshot(writable, b"dir/nested");
+    assert_eq!(fs.parent(stub).unwrap(), in_snapshot(writable, b"dir"), "not the snapshot's root directory");
     fs.set_subvolume_read_only(writable.root, true).unwrap();
     fs.set_subvolume_read_only(read_only.root, false).unwrap();
     new_file(&fs, read_only, b"written later", b"x");

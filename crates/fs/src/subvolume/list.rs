@@ -189,11 +189,12 @@ impl Fs {
     }
 
     /// The parent of a directory. The parent of a subvolume's root is the directory that holds the subvolume's name;
-    /// the top level is its own parent. For a stub directory, the result is the root directory of the stub's subvolume,
-    /// because the stub's number does not tell which directory holds its name.
+    /// the top level is its own parent. The parent of a stub directory is the directory that holds its name, if that
+    /// directory and the name are those of the subvolume that the stub stands for; otherwise, the result is the root
+    /// directory of the stub's subvolume, because the stub's number does not tell which directory holds its name.
     pub fn parent(&self, dir: InodeId) -> Result<InodeId> {
-        if dir.is_stub() {
-            return Ok(InodeId::root_of(dir.root));
+        if let Some(id) = dir.stub_of() {
+            return self.parent_of_stub(dir.root, id);
         }
         if dir.ino == Ino::ROOT_DIR {
             let place = self.place_of(dir.root)?;
@@ -202,6 +203,20 @@ impl Fs {
         let tree = Arc::clone(&self.subvolume(dir.root)?.tree);
         let (parent, _) = dir_item::first_link(&tree, dir.ino)?.ok_or(Error::NotFound)?;
         Ok(InodeId { root: dir.root, ino: parent })
+    }
+
+    /// The parent of the stub in the subvolume `root` that stands for the subvolume `id`. A snapshot has the inode
+    /// numbers and names of its source, so the stub usually has the place that the subvolume has in the source.
+    fn parent_of_stub(&self, root: RootId, id: RootId) -> Result<InodeId> {
+        let Some(Place { root_ref: RootRef { dirid, name, .. }, .. }) = self.place_of(id)? else {
+            return Ok(InodeId::root_of(root));
+        };
+        let tree = Arc::clone(&self.subvolume(root)?.tree);
+        let entry = dir_item::find_entry(&tree, Ino(dirid), name.as_slice())?;
+        let leads_there =
+            |location: &Key| matches!(dir_item::target_of(location), Ok(Target::Subvolume(of)) if of == id);
+        let is_there = entry.is_some_and(|entry| leads_there(&entry.location));
+        Ok(if is_there { InodeId { root, ino: Ino(dirid) } } else { InodeId::root_of(root) })
     }
 
     /// Path of an inode from the top level, by the inode's first name, for messages and listings.
