@@ -325,7 +325,7 @@ fn a_full_host_is_named_with_its_remedy() {
 #[test]
 fn the_disk_that_is_full_is_named_by_its_path() {
     let bed = Bed::new();
-    refused(&bed.run("cp a.img:/f /dev/full"), &["cannot copy '/f' to '/dev/full'", "No space left"]);
+    refused(&bed.run("cp a.img:/f /dev/full"), &["cannot copy 'a.img:/f' to '/dev/full'", "No space left"]);
 }
 
 #[test]

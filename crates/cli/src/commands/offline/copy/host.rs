@@ -110,6 +110,10 @@ impl From for Host {
             }
         }
     }
+
+    fn shown_source(&self, path: &[u8]) -> String {
+        printable(path)
+    }
 }
 
 /// Reads a file without offsets, such as a pipe, to its end.

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use ubtrfs_fs::{
@@ -14,13 +15,15 @@ use ubtrfs_fs::{
 };
 
 use super::super::text::printable;
-use super::super::{child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
+use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::calling_user;
 
 /// The files of an image.
 pub(super) struct Image<'f> {
     fs: &'f Fs,
+    /// The image, for messages.
+    image: &'f Path,
     /// The path of the copy's target.
     top: Vec<u8>,
     /// The directory looked up last: consecutive files are often in one directory.
@@ -37,12 +40,16 @@ struct ContentPlace {
 }
 
 impl<'f> Image<'f> {
-    pub(super) fn new(fs: &'f Fs) -> Self {
-        Self::target(fs, b"/")
+    pub(super) fn new(fs: &'f Fs, image: &'f Path) -> Self {
+        Self::below(fs, image, b"/")
     }
 
-    pub(super) fn target(fs: &'f Fs, top: &[u8]) -> Self {
-        Self { fs, top: top.to_vec(), last_dir: RefCell::new(None), made_links: RefCell::default() }
+    pub(super) fn target(fs: &'f Fs, to: &'f ImagePath) -> Self {
+        Self::below(fs, &to.image, &to.path)
+    }
+
+    fn below(fs: &'f Fs, image: &'f Path, top: &[u8]) -> Self {
+        Self { fs, image, top: top.to_vec(), last_dir: RefCell::new(None), made_links: RefCell::default() }
     }
 
     fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
@@ -244,6 +251,10 @@ impl From for Image<'_> {
         }
         Ok(())
     }
+
+    fn shown_source(&self, path: &[u8]) -> String {
+        format!("{}:{}", self.image.display(), printable(path))
+    }
 }
 
 impl To for Image<'_> {
@@ -333,7 +344,7 @@ impl To for Image<'_> {
     }
 
     fn shown_path(&self, path: &[u8]) -> String {
-        printable(path)
+        self.shown_source(path)
     }
 }
 

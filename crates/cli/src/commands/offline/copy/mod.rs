@@ -134,6 +134,8 @@ trait From {
     fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs>;
     /// Passes the file's data to `piece`, without holes.
     fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()>;
+    /// Formats a path for messages.
+    fn shown_source(&self, path: &[u8]) -> String;
 }
 
 /// The target of a copy. `named` means that the user named the file itself; other files were found by walking a
@@ -206,21 +208,21 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
             bail!("neither source nor target is in an image; write IMAGE:/path for one of them")
         }
         (None, Place::Image(to)) => with_image(&to.image, options, Use::Write, |fs| {
-            let image = Image::target(fs, &to.path);
+            let image = Image::target(fs, to);
             let mut copy = Copy::new(args, &Host, &image, false);
             copy.image = identity_of(&to.image);
             copy.run(sources, target)
         }),
         (Some(from), Place::Host(to)) => with_image(from, options, Use::Read, |fs| {
             let to = HostTarget::open(to)?;
-            copy(&Image::new(fs), &to, false)
+            copy(&Image::new(fs, from), &to, false)
         }),
         (Some(from), Place::Image(to)) if is_same_file(from, &to.image) => {
-            with_image(from, options, Use::Write, |fs| copy(&Image::new(fs), &Image::target(fs, &to.path), true))
+            with_image(from, options, Use::Write, |fs| copy(&Image::new(fs, from), &Image::target(fs, to), true))
         }
         (Some(from), Place::Image(to)) => with_image(from, options, Use::Read, |source| {
             with_image(&to.image, options, Use::Write, |fs| {
-                copy(&Image::new(source), &Image::target(fs, &to.path), false)
+                copy(&Image::new(source, from), &Image::target(fs, to), false)
             })
         }),
     }
@@ -239,7 +241,7 @@ pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
         image: ImageOptions::default(),
     };
     let path = dir.as_os_str().as_bytes().to_vec();
-    let to = Image::new(fs);
+    let to = Image::new(fs, image);
     let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.display()))?;
     let mut copy = Copy::new(&args, &Host, &to, false);
     copy.image = identity_of(image);
@@ -318,9 +320,10 @@ impl<'a> Copy<'a> {
         }
         let copied = each(sources, |source| {
             let path = source.path();
-            let at = || format!("cannot copy '{}'", printable(&path));
+            let from = self.from.shown_source(&path);
+            let at = || format!("cannot copy '{from}'");
             let info = self.from.info(&path, !self.args.recursive && !self.args.no_dereference).with_context(at)?;
-            let info = info.with_context(|| format!("'{}' does not exist; check the path", printable(&path)))?;
+            let info = info.with_context(|| format!("'{from}' does not exist; check the path"))?;
             let new_path = match normal_names(&path).last() {
                 // `DIR/.` means the content of the directory.
                 Some(_) if is_dir && path.ends_with(b"/.") => to_path.clone(),
@@ -331,10 +334,10 @@ impl<'a> Copy<'a> {
                 _ => to_path.clone(),
             };
             if info.is_dir() && self.shared && is_inside(&new_path, &path) {
-                bail!("'{}' cannot be copied into itself; choose another target", printable(&path));
+                bail!("'{from}' cannot be copied into itself; choose another target");
             }
             let to = self.to.shown_path(&new_path);
-            let at = || format!("cannot copy '{}' to '{to}'", printable(&path));
+            let at = || format!("cannot copy '{from}' to '{to}'");
             self.tree(path.clone(), new_path, info).with_context(at)
         });
         self.finish_dirs()?;
@@ -397,7 +400,7 @@ impl<'a> Copy<'a> {
 
     /// Reports a file that could not be copied. Fails only if the other files could not be copied either.
     fn failed(&mut self, path: &[u8], new_path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
-        let (from, to) = (printable(path), self.to.shown_path(new_path));
+        let (from, to) = (self.from.shown_source(path), self.to.shown_path(new_path));
         let error = error.context(format!("cannot copy '{from}' to '{to}'"));
         if self.ends_with_target && is_fatal(&error) {
             return Err(error);
