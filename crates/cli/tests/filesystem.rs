@@ -6,10 +6,12 @@
 mod common;
 
 use std::fs;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
-use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability};
+use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
 use common::{ok, refused, ubtrfs};
 
@@ -92,4 +94,46 @@ fn a_mount_is_resized_and_its_files_defragmented() {
     assert!(fs::read(linux.path().join("file")).unwrap() == content);
     linux.scrub().unwrap();
     linux.close().unwrap();
+}
+
+#[test]
+fn defragment_goes_on_after_an_operand_that_fails_and_names_its_files() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(512 * MIB, &[]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());
+    ok(ubtrfs(["mount", path, mount]));
+    fs::create_dir_all(dir.path().join("d/e")).unwrap();
+    for name in ["a", "d/b", "d/e/c"] {
+        fs::write(dir.path().join(name), b"content").unwrap();
+    }
+    std::os::unix::fs::symlink("b", dir.path().join("d/link")).unwrap();
+    let at = |name: &str| format!("{mount}/{name}");
+    let several = ubtrfs(["filesystem", "defragment", "-v", &at("missing"), &at("a"), &at("d"), &at("d/b")]);
+    assert_eq!(several.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&several.stdout), format!("{mount}/a\n{mount}/d/b\n"));
+    assert_eq!(String::from_utf8_lossy(&several.stderr).lines().count(), 2, "{several:?}");
+    // As btrfs-progs prints it, in another order.
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let listed = sorted(&ok(ubtrfs(["filesystem", "defragment", "-v", "-r", &at("d")])));
+    ok(ubtrfs(["umount", mount]));
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let theirs = run("btrfs", ["-v", "filesystem", "defragment", "-r", linux.path().join("d").to_str().unwrap()]);
+    let theirs = sorted(&theirs.unwrap().replace(linux.path().to_str().unwrap(), mount));
+    linux.close().unwrap();
+    assert_eq!(listed, theirs);
+    assert_eq!(
+        ok(ubtrfs(["filesystem", "defragment", "-v", "-r", &format!("{path}:/d/e")])),
+        format!("{path}:/d/e/c\n")
+    );
+    let du = ubtrfs(["filesystem", "du", "-s", &format!("{path}:/missing"), &format!("{path}:/a")]);
+    let said = String::from_utf8_lossy(&du.stderr).into_owned();
+    assert!(du.status.code() == Some(1) && said.contains("missing") && said.lines().count() == 1, "{said}");
+    assert!(String::from_utf8_lossy(&du.stdout).contains(&format!("{path}:/a\n")), "{du:?}");
 }

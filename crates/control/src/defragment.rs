@@ -34,6 +34,9 @@ pub struct Request {
     /// Whether each file's data is written to disk before the next file is defragmented.
     #[serde(default)]
     pub flush: bool,
+    /// Whether the files are listed in [`Response::listed`].
+    #[serde(default)]
+    pub lists: bool,
 }
 
 /// A compression method.
@@ -60,7 +63,21 @@ pub struct Response {
     pub failed: u64,
     /// The path of the first file that failed, below the given directory, and the reason; `None` if no file failed.
     pub first_failure: Option<String>,
+    /// If the request asks for a list: the examined files, at most [`LISTED_MAX`].
+    #[serde(default)]
+    pub listed: Vec<Listed>,
 }
+
+/// A file that was examined.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// The path below the directory of the request; empty for the file of the request itself.
+    #[serde(with = "crate::bytes")]
+    pub path: Vec<u8>,
+}
+
+/// The largest number of files in a list.
+pub const LISTED_MAX: usize = 100_000;
 
 impl Request {
     fn how(&self) -> Result<Defragment> {
@@ -97,6 +114,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     if !is_dir {
         done.bytes = rewrite(context, file.id, &how, request.flush)?;
         done.files = 1;
+        done.listed.extend(request.lists.then(|| Listed { path: Vec::new() }));
         return Ok(done);
     }
     // Directories to visit, each with its path below the given directory.
@@ -113,7 +131,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
             if is_dir {
                 dirs.push((id, path));
             } else {
-                one(context, id, &path, &how, request.flush, &mut done)?;
+                one(context, id, path, &how, request, &mut done)?;
             }
         }
     }
@@ -124,24 +142,30 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
 fn one(
     context: &Context<'_>,
     id: InodeId,
-    path: &[u8],
+    path: Vec<u8>,
     how: &Defragment,
-    flush: bool,
+    request: &Request,
     done: &mut Response,
 ) -> Result<()> {
     done.files += 1;
-    match rewrite(context, id, how, flush) {
+    match rewrite(context, id, how, request.flush) {
         Ok(bytes) => done.bytes += bytes,
         // The file was removed during the walk.
-        Err(error) if is_gone(&error) => done.files -= 1,
+        Err(error) if is_gone(&error) => {
+            done.files -= 1;
+            return Ok(());
+        }
         Err(error) => {
             context.job.check().map_err(Error::from)?;
             done.failed += 1;
             done.first_failure.get_or_insert_with(|| {
-                let path: String = String::from_utf8_lossy(path).chars().filter(|c| !c.is_control()).collect();
+                let path: String = String::from_utf8_lossy(&path).chars().filter(|c| !c.is_control()).collect();
                 format!("{path}: {}", Failure::from(error))
             });
         }
+    }
+    if request.lists && done.listed.len() < LISTED_MAX {
+        done.listed.push(Listed { path });
     }
     Ok(())
 }

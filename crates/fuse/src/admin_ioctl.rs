@@ -130,7 +130,8 @@ fn defragment(command: &Command<'_>, data: &[u8]) -> Result<()> {
         return Ok(());
     }
     let flush = flags & START_IO != 0;
-    let request = defragment::Request { file: 0, start, len_bytes, small_bytes, compress, unshare: false, flush };
+    let request =
+        defragment::Request { file: 0, start, len_bytes, small_bytes, compress, unshare: false, flush, lists: false };
     // As on Linux, a signal ends a defragmentation with this error.
     command.run(Request::Defragment(request)).map(|_| ()).map_err(|failure| if_cancelled(failure, Errno::AGAIN))
 }

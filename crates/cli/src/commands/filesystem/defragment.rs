@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
-use ubtrfs_control::defragment::{Method, Request, Response};
+use ubtrfs_control::defragment::{LISTED_MAX, Listed, Method, Request, Response};
 
+use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::common::{parse_size, print_out};
+use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
 use crate::job::with_progress_in_bytes;
 
 /// Join the small extents of files, and optionally compress them
@@ -47,6 +48,9 @@ pub(crate) struct Args {
     /// Write the data of each file to disk before the next file is defragmented
     #[arg(short, long)]
     flush: bool,
+    /// Print the path of each file
+    #[arg(short, long)]
+    verbose: bool,
     /// Print the counts as JSON
     #[arg(long)]
     json: bool,
@@ -88,13 +92,20 @@ pub(crate) fn with_method(args: Vec<OsString>) -> Vec<OsString> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut status = ExitCode::SUCCESS;
     let mut all = Response::default();
     for target in &args.paths {
-        let done = with_channel(target, &ImageOptions::default(), Use::Write, |channel| one(args, channel, target))?;
-        all.files += done.files;
-        all.bytes += done.bytes;
-        all.failed += done.failed;
-        all.first_failure = all.first_failure.or(done.first_failure);
+        let done = with_channel(target, &ImageOptions::default(), Use::Write, |channel| one(args, channel, target));
+        match done.and_then(|done| list(target, &done).map(|()| done)) {
+            Ok(done) => {
+                all.files += done.files;
+                all.bytes += done.bytes;
+                all.failed += done.failed;
+                all.first_failure = all.first_failure.or(done.first_failure);
+            }
+            Err(error) if is_broken_pipe(&error) => return Err(error),
+            Err(error) => status = print_error(&error),
+        }
     }
     if args.json {
         let counts = json!({ "files": all.files, "rewritten_bytes": all.bytes, "failed": all.failed });
@@ -103,7 +114,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(failure) = all.first_failure {
         bail!("{} of {} files could not be defragmented, the first because: {failure}", all.failed, all.files);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(status)
+}
+
+/// Prints the paths of the listed files.
+fn list(target: &Target, done: &Response) -> anyhow::Result<()> {
+    let path = |listed: &Listed| match listed.path.as_slice() {
+        b"" => printable(target.to_string().as_bytes()),
+        path => printable(target.child(path).to_string().as_bytes()),
+    };
+    print_out(&done.listed.iter().map(|listed| path(listed) + "\n").collect::<String>())?;
+    if done.listed.len() == LISTED_MAX {
+        warn(&format!("only the first {LISTED_MAX} of {} files in {target} are listed", done.files));
+    }
+    Ok(())
 }
 
 fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
@@ -124,6 +148,7 @@ fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Re
         compress: args.compress.map(|name| (name.into(), args.level)),
         unshare: args.unshare,
         flush: args.flush,
+        lists: args.verbose,
     };
     let file = file.map_err(|failure| cannot(&failure))?;
     let request = ubtrfs_control::Request::Defragment(request);

@@ -1,5 +1,7 @@
 //! `ubtrfs filesystem du [-s] [--raw] [--json] PATH|IMAGE:PATH ...`
 
+use std::process::ExitCode;
+
 use anyhow::{Context, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
@@ -7,7 +9,7 @@ use ubtrfs_control::disk_usage::{Request, Response};
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::print_out;
+use crate::common::{print_error, print_out};
 use crate::job::with_progress;
 use crate::units::Units;
 
@@ -34,11 +36,22 @@ pub(crate) struct Args {
     image: ImageOptions,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut status = ExitCode::SUCCESS;
     let mut found = Vec::new();
     for target in &args.paths {
-        found.push((target, with_channel(target, &args.image, Use::Read, |channel| one(args, channel, target))?));
+        match with_channel(target, &args.image, Use::Read, |channel| one(args, channel, target)) {
+            Ok(du) => found.push((target, du)),
+            Err(error) => status = print_error(&error),
+        }
     }
+    if !found.is_empty() {
+        show(args, &found)?;
+    }
+    Ok(status)
+}
+
+fn show(args: &Args, found: &[(&Target, Response)]) -> anyhow::Result<()> {
     if args.json {
         let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
         let all: Vec<_> = found
@@ -63,7 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         format!("{:>10}  {:>10}  {shared:>10}  {name}\n", size(total), size(exclusive))
     };
     let mut text = format!("{:>10}  {:>10}  {:>10}  {}\n", "Total", "Exclusive", "Set shared", "Filename");
-    for (target, du) in &found {
+    for (target, du) in found {
         for entry in &du.entries {
             text += &line(entry.total, entry.exclusive, "-", &target.child(&entry.path).to_string());
         }

@@ -48,7 +48,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Sub::Resize(args) => return resize::run(&args),
         Sub::Trim(args) => trim::run(&args),
         Sub::Defragment(args) => return defragment::run(&args),
-        Sub::Du(args) => du::run(&args),
+        Sub::Du(args) => return du::run(&args),
         Sub::Df(args) => usage::df(&args),
         Sub::Usage(args) => usage::usage(&args),
         Sub::Show(args) => usage::show(&args),
