@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         limits: Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND },
         transport: if args.no_io_uring { Transport::DevFuse } else { Transport::Auto },
         nr_threads: args.threads,
-        idle_poll: if args.idle_poll { IdlePolling::On } else { IdlePolling::Off },
+        idle_poll: if args.idle_poll { IdlePolling::On } else { IdlePolling::default() },
     };
     let device = ubtrfs_fuse::mount(&args.dir, &mount)?;
     let connection = Connection::open(device, &config).context("the FUSE session failed")?;

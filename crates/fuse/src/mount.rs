@@ -60,7 +60,7 @@ pub struct MountConfig {
     /// How requests arrive.
     pub transport: Transport,
     /// Keep a processor awake while requests follow each other closely. In a virtual machine, the polling makes answers
-    /// faster, and costs the time of one processor.
+    /// faster, and costs the time of one processor; by default, at most a quarter of its time.
     pub idle_poll: IdlePolling,
     /// Let the kernel collect small writes before it sends them. Off by default, so that a write without space fails at
     /// once. With the writeback cache, the kernel accepts writes without reserving space, and a failure is reported
@@ -98,7 +98,7 @@ impl Default for MountConfig {
             dirsync: false,
             nr_threads: 0,
             transport: Transport::Auto,
-            idle_poll: IdlePolling::Off,
+            idle_poll: IdlePolling::Auto,
             writeback_cache: false,
             no_xattrs: false,
             no_open: false,

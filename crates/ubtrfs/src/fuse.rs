@@ -27,8 +27,8 @@ use ubtrfs_fuse::Session;
 /// ```
 /// use ubtrfs::fuse::{IdlePolling, MountConfig};
 ///
-/// // Answers are faster in a virtual machine, and a processor is busy while many requests arrive.
-/// let config = MountConfig { idle_poll: IdlePolling::Auto, ..MountConfig::default() };
+/// // No processor is kept awake while many requests arrive. Answers are slower in a virtual machine.
+/// let config = MountConfig { idle_poll: IdlePolling::Off, ..MountConfig::default() };
 /// # assert_ne!(config.idle_poll, IdlePolling::default());
 /// ```
 #[doc(inline)]

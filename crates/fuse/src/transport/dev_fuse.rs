@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::placement::Joined;
+use super::placement::{Joined, Share};
 use super::{Handler, Place, Shared, ThreadCounts, answer, forget, spawn};
 use crate::protocol::{InHeader, OutHeader, Reply, fixed_len, opcode};
 
@@ -40,7 +40,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, joined: Opti
         (_, None) => {}
     };
     let place = Place { pool: &shared.dev, grow: &grow, roam: &roam };
-    let mut nr_requests = 0;
+    let mut share = Share::default();
     loop {
         let len = match read(shared.device.as_fd(), &mut request) {
             Ok(len) => len,
@@ -68,7 +68,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, counts: &ThreadCounts, joined: Opti
         let len = if error == 0 { reply.len() } else { 0 };
         send(shared.device.as_fd(), header.unique, error, &body[..len])?;
         if joined.is_some() {
-            shared.placement.note_request(&mut nr_requests, || shared.handler.processor_of(header.pid));
+            shared.placement.note_request(&mut share, header.pid, || shared.handler.processor_of(header.pid));
         }
         if header.opcode == opcode::DESTROY || !shared.dev.goes_on() {
             return Ok(());

@@ -1,16 +1,18 @@
 //! Keeps a processor awake while requests follow each other closely.
 //!
-//! Client and server take turns. Linux runs a waking thread on an idle processor if there is one. In a virtual machine,
-//! an idle processor is halted, and waking it can take ten times as long as the request. So a thread of the lowest
-//! priority spins on an otherwise idle processor, and client and server stay on their processors.
+//! Client and server take turns. Linux moves the client to another processor that is idle, and each turn then wakes an
+//! idle processor, which takes as long as the request, in a virtual machine up to ten times as long. So a thread of the
+//! lowest priority spins on an otherwise idle processor, and client and server stay where they are.
 //!
 //! - P1. Polling costs nothing while few requests arrive: the thread starts to spin after [`BURST`] requests, and stops
 //!   after [`QUIET`] without a request.
 //! - P2. The spinning thread yields to other threads: if it did not run for [`CROWDED`] because of other threads, it
 //!   sleeps for [`REST`].
-//! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine ([`SLOW_WAKE`], measured
-//!   when serving begins), and for at most one [`SHARE`]th of the elapsed time. Time that was not used is saved for
-//!   later bursts, up to [`SAVED_MAX`].
+//! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine (measured when serving
+//!   begins), and for at most one [`SHARE`]th of the elapsed time. Time that was not used is saved for later bursts, up
+//!   to [`SAVED_MAX`]. With rings, a request is served where its client runs, so waking is slow from
+//!   [`SLOW_WAKE_WITH_RINGS`] on. Without rings, it is slow from [`SLOW_WAKE`] on, and only requests of a lone client
+//!   count, for which the threads that read /dev/fuse are gathered.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,11 +23,11 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdlePolling {
     /// Never.
-    #[default]
     Off,
     /// Always.
     On,
     /// Spin only if waking a processor is slow on this machine, and for a limited share of the time (P3).
+    #[default]
     Auto,
 }
 
@@ -102,8 +104,9 @@ impl IdlePoll {
 
     /// Waits for bursts of requests and spins during them (P1 to P3), until [`IdlePoll::stop`]. Returns at once if
     /// `polling` is off, or is `Auto` and waking is fast. Only one thread may run this method.
-    pub(super) fn run(&self, polling: IdlePolling) {
-        if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < SLOW_WAKE {
+    pub(super) fn run(&self, polling: IdlePolling, has_rings: bool) {
+        let slow = if has_rings { SLOW_WAKE_WITH_RINGS } else { SLOW_WAKE };
+        if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < slow {
             return;
         }
         // On Linux, `nice` sets the priority of the calling thread alone. Lowering the priority is always allowed.
@@ -197,8 +200,10 @@ fn wake_time() -> Duration {
 
 const WAKE_TRIES: usize = 15;
 const WAKE_PAUSE: Duration = Duration::from_micros(500);
-/// A wake-up that takes at least this long is slow. An idle processor that no hypervisor has halted wakes faster.
-const SLOW_WAKE: Duration = Duration::from_micros(30);
+/// A wake-up that takes at least this long is slow: the two wake-ups of a request take half as long as the request.
+const SLOW_WAKE: Duration = Duration::from_micros(3);
+/// The same with rings: an idle processor that no hypervisor has halted wakes faster.
+const SLOW_WAKE_WITH_RINGS: Duration = Duration::from_micros(30);
 /// The thread may spin for one `SHARE`th of the elapsed time (P3).
 const SHARE: u32 = 4;
 /// The longest time that the thread spins at once. Between bursts, unused time is saved up to this limit.

@@ -156,6 +156,7 @@ impl Connection {
             Some(rings) => (rings, 1),
             None => (ring::Rings::default(), self.nr_threads),
         };
+        let (polling, nr_queues) = (self.idle_poll, places.nr_queues);
         let shared = Arc::new(Shared {
             device: self.device,
             handler,
@@ -164,6 +165,7 @@ impl Connection {
             queues: (0..places.nr_queues).map(|_| WorkerPool::new(places.nr_in_queue)).collect(),
             processors: places.processors,
             placement: Placement::new(),
+            polls_for_lone_client: polling == IdlePolling::Auto && nr_queues == 0,
             idle_poll: IdlePoll::default(),
             counts: self.counts,
             nr_live: AtomicUsize::new(0),
@@ -180,9 +182,9 @@ impl Connection {
                     Err(error) => tracing::warn!("threads stay on all processors: {error}"),
                 }
             }
-            if self.idle_poll != IdlePolling::Off {
+            if polling != IdlePolling::Off {
                 let thread = std::thread::Builder::new().name("fuse-idle-poll".to_owned());
-                match thread.spawn_scoped(scope, || shared.idle_poll.run(self.idle_poll)) {
+                match thread.spawn_scoped(scope, || shared.idle_poll.run(polling, !shared.queues.is_empty())) {
                     Ok(running) => shared.idle_poll.started(running.thread()),
                     Err(error) => tracing::warn!("idle_poll is off: {error}"),
                 }
@@ -207,6 +209,8 @@ struct Shared<H> {
     /// Processors that this process may run on.
     processors: Option<CpuSet>,
     placement: Placement,
+    /// Whether only requests of a lone client keep a processor awake.
+    polls_for_lone_client: bool,
     idle_poll: IdlePoll,
     counts: RequestCounts,
     nr_live: AtomicUsize,
@@ -271,7 +275,9 @@ fn answer<H: Handler>(
     reply: &mut Reply<'_>,
     (place, counts): (&Place<'_>, &ThreadCounts),
 ) -> i32 {
-    shared.idle_poll.note_request();
+    if !shared.polls_for_lone_client || shared.placement.is_gathered() {
+        shared.idle_poll.note_request();
+    }
     let started = Instant::now();
     let error = answer_uncounted(shared, header, parts, reply, place);
     counts.note(header.opcode, error != 0, started.elapsed());

@@ -1,22 +1,24 @@
 //! Where the threads that read /dev/fuse run: on every processor, or gathered on one.
 //!
 //! A client and the server take turns. If they run on two processors, each turn wakes a thread on another processor,
-//! which is idle; in a virtual machine an idle processor is halted, and waking it takes longer than the request. If all
-//! threads of the server are on the processor of a lone client, a turn is a switch between two threads. Many clients,
-//! or large reads and writes, need all processors. No number tells these cases apart reliably, so both ways are tried,
-//! and the better one is kept for a while.
+//! which is idle, and this takes longer than many requests; in a virtual machine, an idle processor may even be halted.
+//! If all threads of the server are on the processor of a lone client, a turn is a switch between two threads. Many
+//! clients, or large reads and writes, need all processors. So threads are gathered only for a lone client that makes
+//! dense requests, and only if trials do not show that they are slower then.
 //!
 //! ```text
-//!   Sparse --dense requests--> Trial --3 windows of each--> Stay --its end, or slow windows--> Trial
-//!      ^------------------------------ a sparse window -------------------------------------/
+//!   Idle --a dense window of one client--> Trial --both modes twice--> Stay --its end, or slow windows--> Trial
+//!    ^------------------- a sparse window, or one of many clients -----------/
 //! ```
 //!
-//! - L1. A window is [`WINDOW`] requests. While requests are sparse, the threads may run on every processor: a watching
-//!   thread spreads them when the running window takes longer than [`SPARSE`].
+//! - L1. A window is [`WINDOW`] requests. While requests are sparse, or come from several threads of clients, the
+//!   threads of the server may run on every processor: a watching thread spreads them when the running window takes
+//!   longer than [`QUIET`].
 //! - L2. Threads are spread if that made a trial faster by more than one [`MARGIN`]th. With a smaller difference they
-//!   are gathered: threads that a trial has gathered stay together for a while when they are spread, so a trial shows
-//!   less of a lone client's gain than there is. If a few windows in a row are much slower than the trial was, the next
-//!   trial begins. A window whose end was missed, or which began before its threads were moved, is not judged.
+//!   are gathered: threads that were gathered stay together for a while when they are spread, so a trial shows less of
+//!   the gain than there is. If a few windows in a row are much slower than the trial was, the next trial begins. The
+//!   first window after a move is not judged, nor is one whose end was missed, or which began before its threads were
+//!   moved.
 //! - L3. Threads are gathered where the client of the last request ran, and follow it. The client is looked up without
 //!   a lock: the lookup may ask the helper process, which may be waiting for the server.
 //! - L4. A thread that steps aside may run on every processor, and so may the threads that it starts.
@@ -25,7 +27,7 @@
 //!   alone, so no thread ever gets more processors than the process has.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -39,7 +41,13 @@ pub(super) struct Placement {
     /// The thread that serves the connection (L5).
     serving: Pid,
     nr_requests: AtomicU64,
+    /// The client of the last share of requests.
+    client: AtomicU32,
+    /// The shares of requests of this window that came from another client than the one before, or from several.
+    nr_mixed: AtomicU32,
     state: Mutex<State>,
+    /// Whether the threads are gathered; read without the lock.
+    is_gathered: AtomicBool,
     /// The thread that runs [`Placement::watch`]. Without it, threads are never gathered.
     watcher: OnceLock<Thread>,
     stopped: AtomicBool,
@@ -68,6 +76,16 @@ struct Member {
     moved: Option<CpuSet>,
 }
 
+/// Requests that a thread has counted, but not yet added to the counts of all threads.
+#[derive(Debug, Default)]
+pub(super) struct Share {
+    nr_requests: u64,
+    /// Those that do not come from the kernel itself.
+    nr_of_clients: u64,
+    /// The client of the latter, or [`NO_CLIENT`].
+    client: u32,
+}
+
 /// Where the threads run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
@@ -87,8 +105,8 @@ struct Judge {
 
 #[derive(Debug)]
 enum Phase {
-    Sparse,
-    /// The times of the windows so far: gathered and spread windows in turn, beginning with a gathered one.
+    Idle,
+    /// The times of the windows so far: two gathered and two spread windows in turn.
     Trial(Vec<Duration>),
     Stay {
         left: u32,
@@ -103,7 +121,7 @@ impl Placement {
     /// Makes a placement for threads that call [`Placement::join`]. Must be called on the thread that serves (L5).
     pub(super) fn new() -> Self {
         let state = State {
-            judge: Judge { phase: Phase::Sparse, winner: Mode::Spread, stay: STAY_MIN },
+            judge: Judge { phase: Phase::Idle, winner: Mode::Spread, stay: 0 },
             window: 0,
             began: Instant::now(),
             is_in_place: false,
@@ -113,21 +131,40 @@ impl Placement {
         Self {
             serving: gettid(),
             nr_requests: AtomicU64::new(0),
+            client: AtomicU32::new(NO_CLIENT),
+            nr_mixed: AtomicU32::new(0),
             state: Mutex::new(state),
+            is_gathered: AtomicBool::new(false),
             watcher: OnceLock::new(),
             stopped: AtomicBool::new(false),
         }
     }
 
-    /// Counts a request that the calling thread answered. `own` is the thread's count; `of_client` finds the processor
-    /// of the client.
-    pub(super) fn note_request(&self, own: &mut u64, of_client: impl FnOnce() -> Option<usize>) {
-        *own += 1;
-        if own.is_multiple_of(SHARE) && self.watcher.get().is_some() {
-            let nr = self.nr_requests.fetch_add(SHARE, Ordering::Relaxed) + SHARE;
-            if nr.is_multiple_of(WINDOW) {
-                self.window_ended(nr / WINDOW, of_client);
-            }
+    /// Counts a request of a client that the calling thread answered. `own` is of the calling thread; `of_client` finds
+    /// the processor of the client.
+    pub(super) fn note_request(&self, own: &mut Share, client: u32, of_client: impl FnOnce() -> Option<usize>) {
+        // The kernel itself sends RELEASE and writeback, in the name of no client.
+        if own.nr_of_clients == 0 {
+            own.client = client;
+        } else if client != NO_CLIENT && own.client != client {
+            own.client = NO_CLIENT;
+        }
+        own.nr_of_clients += u64::from(client != NO_CLIENT);
+        own.nr_requests += 1;
+        if own.nr_requests < SHARE {
+            return;
+        }
+        let client = std::mem::take(own).client;
+        if self.watcher.get().is_none() {
+            return;
+        }
+        if self.client.swap(client, Ordering::Relaxed) != client || client == NO_CLIENT {
+            self.nr_mixed.fetch_add(1, Ordering::Relaxed);
+        }
+        let nr = self.nr_requests.fetch_add(SHARE, Ordering::Relaxed) + SHARE;
+        if nr.is_multiple_of(WINDOW) {
+            let is_lone = self.nr_mixed.swap(0, Ordering::Relaxed) <= MIXED_MAX;
+            self.window_ended(nr / WINDOW, is_lone, of_client);
         }
     }
 
@@ -155,6 +192,11 @@ impl Placement {
         member
     }
 
+    /// Whether a lone client makes dense requests, and the threads are on its processor.
+    pub(super) fn is_gathered(&self) -> bool {
+        self.is_gathered.load(Ordering::Relaxed)
+    }
+
     /// Spreads the threads when requests have stopped (L1), until [`Placement::stop`]. Only one thread may run this
     /// method; threads are gathered only after [`Placement::started`].
     pub(super) fn watch(&self) {
@@ -164,12 +206,12 @@ impl Placement {
             if state.gathered.is_none() {
                 drop(state);
                 std::thread::park();
-            } else if since > SPARSE {
-                state.judge.phase = Phase::Sparse;
+            } else if since > QUIET {
+                state.judge.phase = Phase::Idle;
                 self.spread(&mut state);
             } else {
                 drop(state);
-                std::thread::park_timeout(SPARSE.saturating_sub(since) + Duration::from_millis(1));
+                std::thread::park_timeout(QUIET.saturating_sub(since) + Duration::from_millis(1));
             }
         }
     }
@@ -200,12 +242,12 @@ impl Placement {
         Some(if both.count() > 0 { both } else { serving })
     }
 
-    fn window_ended(&self, window: u64, of_client: impl FnOnce() -> Option<usize>) {
+    fn window_ended(&self, window: u64, is_lone: bool, of_client: impl FnOnce() -> Option<usize>) {
         let Some(mut state) = self.state.try_lock() else { return };
         let now = Instant::now();
         if state.is_in_place && state.window + 1 == window {
             let took = now - state.began;
-            state.judge.note(took);
+            state.judge.note(took, is_lone);
         }
         (state.window, state.began, state.is_in_place) = (window, now, true);
         match state.judge.mode() {
@@ -241,6 +283,7 @@ impl Placement {
             return;
         }
         let were_gathered = state.gathered.replace(place).is_some();
+        self.is_gathered.store(true, Ordering::Relaxed);
         state.threads.iter_mut().for_each(|member| member.gather(&place, &allowed));
         if let (false, Some(watcher)) = (were_gathered, self.watcher.get()) {
             watcher.unpark();
@@ -249,6 +292,7 @@ impl Placement {
 
     fn spread(&self, state: &mut State) {
         if state.gathered.take().is_some() {
+            self.is_gathered.store(false, Ordering::Relaxed);
             let allowed = self.allowed();
             state.threads.iter_mut().for_each(|member| member.spread(allowed.as_ref()));
         }
@@ -314,14 +358,14 @@ fn set_affinity(thread: Pid, processors: &CpuSet) -> bool {
 }
 
 impl Judge {
-    /// Learns the time of a window.
-    fn note(&mut self, took: Duration) {
-        if took > SPARSE {
-            self.phase = Phase::Sparse;
+    /// Learns the time of a window, and whether one client made nearly all of its requests.
+    fn note(&mut self, took: Duration, is_lone: bool) {
+        if took > SPARSE || !is_lone {
+            self.phase = Phase::Idle;
             return;
         }
         match &mut self.phase {
-            Phase::Sparse => self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS)),
+            Phase::Idle => self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS)),
             Phase::Trial(times) => {
                 times.push(took);
                 if times.len() == NR_TRIALS {
@@ -332,7 +376,7 @@ impl Judge {
                 *nr_slow = if took > *usual * 3 / 2 { *nr_slow + 1 } else { 0 };
                 *left = left.saturating_sub(1);
                 if *nr_slow >= NR_SLOW {
-                    self.stay = STAY_MIN;
+                    self.stay = self.winner.stay_min();
                 }
                 if *left == 0 || *nr_slow >= NR_SLOW {
                     self.phase = Phase::Trial(Vec::with_capacity(NR_TRIALS));
@@ -344,8 +388,8 @@ impl Judge {
     /// The mode of the running window.
     fn mode(&self) -> Mode {
         match &self.phase {
-            Phase::Sparse => Mode::Spread,
-            Phase::Trial(times) => [Mode::Gathered, Mode::Spread][times.len() % 2],
+            Phase::Idle => Mode::Spread,
+            Phase::Trial(times) => [Mode::Gathered, Mode::Spread][times.len() / 2 % 2],
             Phase::Stay { .. } => self.winner,
         }
     }
@@ -358,40 +402,55 @@ impl Judge {
         }
     }
 
-    /// Ends a trial. Compares medians, because a single window may be slow for other reasons.
+    /// Ends a trial. Compares the fastest windows, because any window may be slow for other reasons (L2).
     fn decide(&mut self) {
         let Phase::Trial(times) = &self.phase else { return };
-        let [gathered, spread] = [0, 1].map(|first| {
-            let mut of_mode: Vec<Duration> = times.iter().skip(first).step_by(2).copied().collect();
-            of_mode.sort_unstable();
-            of_mode[of_mode.len() / 2]
-        });
-        let winner = if spread + gathered / MARGIN < gathered { Mode::Spread } else { Mode::Gathered };
-        self.stay = if winner == self.winner { (self.stay * 2).min(STAY_MAX) } else { STAY_MIN };
+        let [gathered, spread] =
+            [1, 3].map(|first| times.iter().skip(first).step_by(4).min().copied().unwrap_or(Duration::MAX));
+        let (winner, usual) = match spread + gathered / MARGIN < gathered {
+            true => (Mode::Spread, spread),
+            false => (Mode::Gathered, gathered),
+        };
+        let least = winner.stay_min();
+        self.stay = if winner == self.winner { (self.stay * 2).clamp(least, STAY_MAX) } else { least };
         self.winner = winner;
-        let usual = if winner == Mode::Gathered { gathered } else { spread };
         self.phase = Phase::Stay { left: self.stay, usual, nr_slow: 0 };
     }
 }
 
-/// Requests in a window: some milliseconds of dense requests.
-const WINDOW: u64 = 256;
+impl Mode {
+    /// How many windows the winner of a trial stays at least. To be spread by mistake costs more.
+    fn stay_min(self) -> u32 {
+        match self {
+            Self::Spread => 16,
+            Self::Gathered => 128,
+        }
+    }
+}
+
+/// Requests in a window: less than a millisecond of dense requests, because the scheduler often moves the client.
+const WINDOW: u64 = 64;
 /// Requests that a thread counts before it adds them to the count of all threads.
-const SHARE: u64 = 16;
+const SHARE: u64 = 8;
 /// A window that takes longer is sparse: waking processors costs little of its time.
-const SPARSE: Duration = Duration::from_millis(50);
-/// The windows of a trial, half of them in each mode.
-const NR_TRIALS: usize = 6;
+const SPARSE: Duration = Duration::from_millis(12);
+/// A running window that takes longer shows that requests have stopped.
+const QUIET: Duration = Duration::from_millis(50);
+/// So many of a window's shares may come from other clients than a lone one.
+const MIXED_MAX: u32 = 1;
+/// Stands for several clients, for the kernel, and for a client in another PID namespace.
+const NO_CLIENT: u32 = 0;
+/// The windows of a trial: two of each mode in turn, twice.
+const NR_TRIALS: usize = 8;
 /// The threads are spread if that saves more than one `MARGIN`th of the time.
-const MARGIN: u32 = 8;
-/// How many windows the winner of a trial stays; the number doubles while the same mode wins.
-const STAY_MIN: u32 = 32;
-const STAY_MAX: u32 = 1024;
+const MARGIN: u32 = 6;
+/// The winner of a trial stays for at most so many windows; their number doubles while the same mode wins.
+const STAY_MAX: u32 = 2048;
 /// The number of windows after which gathered threads look where the client runs.
-const LOOK: u32 = 8;
+const LOOK: u32 = 32;
 /// So many windows in a row that take half as long again as in the trial begin a new trial.
-const NR_SLOW: u32 = 4;
-const _: () = assert!(WINDOW.is_multiple_of(SHARE) && NR_TRIALS.is_multiple_of(2));
+const NR_SLOW: u32 = 16;
+const _: () = assert!(WINDOW.is_multiple_of(SHARE) && NR_TRIALS.is_multiple_of(4));
 
 #[cfg(test)]
 mod tests {
@@ -403,20 +462,20 @@ mod tests {
         for _ in 0..nr {
             let is_gathered = judge.mode() == Mode::Gathered;
             nr_gathered += u32::from(is_gathered);
-            judge.note(Duration::from_millis(if is_gathered { gathered } else { spread }));
+            judge.note(Duration::from_millis(if is_gathered { gathered } else { spread }), true);
         }
         nr_gathered
     }
 
     fn new() -> Judge {
-        Judge { phase: Phase::Sparse, winner: Mode::Spread, stay: STAY_MIN }
+        Judge { phase: Phase::Idle, winner: Mode::Spread, stay: 0 }
     }
 
     #[test]
     fn the_faster_mode_gets_nearly_all_windows() {
         assert!(run(&mut new(), 2000, [2, 5]) > 1900);
         assert!(run(&mut new(), 2000, [5, 2]) < 100);
-        assert!(run(&mut new(), 2000, [41, 40]) > 1900, "L2: no clear gain");
+        assert!(run(&mut new(), 2000, [11, 10]) > 1900, "L2: no clear gain");
     }
 
     #[test]
@@ -429,10 +488,31 @@ mod tests {
     }
 
     #[test]
+    fn threads_are_spread_for_many_clients_without_a_trial() {
+        let mut judge = new();
+        run(&mut judge, 100, [2, 5]);
+        for _ in 0..100 {
+            judge.note(Duration::from_millis(2), false);
+            assert_eq!(judge.mode(), Mode::Spread, "L1");
+        }
+        let placement = Placement::new();
+        placement.started(&std::thread::current());
+        let mut own = Share::default();
+        let mut judged = |clients: [u32; 2]| {
+            (0..2 * WINDOW)
+                .for_each(|nr| placement.note_request(&mut own, clients[usize::from(nr % 37 > 30)], || None));
+            std::mem::replace(&mut placement.state.lock().judge.phase, Phase::Idle)
+        };
+        assert!(matches!(judged([7, 8]), Phase::Idle));
+        assert!(matches!(judged([NO_CLIENT; 2]), Phase::Idle));
+        assert!(matches!(judged([7, NO_CLIENT]), Phase::Trial(_)), "the kernel is no client");
+    }
+
+    #[test]
     fn a_change_of_the_load_is_noticed_soon() {
         let mut judge = new();
         run(&mut judge, 5000, [2, 5]);
-        assert!(run(&mut judge, 200, [8, 3]) < 30, "L2: now spread is better");
+        assert!(run(&mut judge, 200, [8, 3]) < 50, "L2: now spread is better");
         assert_eq!(judge.mode(), Mode::Spread);
     }
 
@@ -466,9 +546,9 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let joined = placement.join();
-                let mut own = 0;
+                let mut own = Share::default();
                 work(&joined, &mut |client| {
-                    (0..WINDOW).for_each(|_| placement.note_request(&mut own, || Some(client)));
+                    (0..WINDOW).for_each(|_| placement.note_request(&mut own, 7, || Some(client)));
                 });
             });
         });
@@ -482,7 +562,7 @@ mod tests {
             window(last);
             assert_eq!(own(), all, "the first window is not judged");
             window(last);
-            assert_eq!(own(), only(last), "L3: the second one ends the sparse phase");
+            assert_eq!(own(), only(last), "L3: the second one begins a trial");
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     assert_eq!(own(), only(last));
@@ -497,7 +577,9 @@ mod tests {
             joined.step_back();
             assert_eq!(own(), only(last));
             window(last);
-            assert_eq!(own(), all, "the next window is spread");
+            assert_eq!(own(), only(last));
+            window(last);
+            assert_eq!(own(), all, "the third window of a trial is spread");
         });
     }
 
@@ -510,10 +592,10 @@ mod tests {
             placement.started(watcher.thread());
             scope.spawn(|| {
                 let _joined = placement.join();
-                let mut own_count = 0;
+                let mut own_count = Share::default();
                 for _ in 0..3 {
                     let nr = (0..2 * WINDOW + 10).filter(|_| {
-                        placement.note_request(&mut own_count, || Some(last));
+                        placement.note_request(&mut own_count, 7, || Some(last));
                         own() == only(last)
                     });
                     assert!(nr.count() > 0, "gathered");
@@ -522,7 +604,7 @@ mod tests {
                         assert!(stopped.elapsed() < Duration::from_secs(5), "L1");
                         std::thread::sleep(Duration::from_millis(5));
                     }
-                    std::thread::sleep(SPARSE);
+                    std::thread::sleep(QUIET);
                 }
                 placement.stop();
             });
@@ -538,9 +620,9 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let joined = placement.join();
-                let mut own_count = 0;
+                let mut own_count = Share::default();
                 let mut window =
-                    |client| (0..WINDOW).for_each(|_| placement.note_request(&mut own_count, || Some(client)));
+                    |client| (0..WINDOW).for_each(|_| placement.note_request(&mut own_count, 7, || Some(client)));
                 window(last);
                 window(last);
                 assert_eq!(own(), only(last));

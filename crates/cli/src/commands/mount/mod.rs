@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// nodev, nosuid, noexec, dirsync, fsname=NAME (default: the device), threads=N (threads that take requests from
     /// /dev/fuse, 1 to 64; default: 4), memory=SIZE (as --memory), writeback_cache (the kernel collects small writes; a
     /// lack of space is then reported only at fsync and close), noio_uring (take requests from /dev/fuse),
-    /// idle_poll=auto|on|off (keep an idle processor awake while many requests arrive; default: off), noxattr (fewer
+    /// idle_poll=auto|on|off (keep an idle processor awake while many requests arrive; default: auto), noxattr (fewer
     /// requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; a file that cannot be
     /// written fails at write instead of at open), idmap (allow idmapped mounts of this mount; only root and the user who
     /// mounted can then run commands on it), fuseblk (for root's mounts of block devices: sync and umount wait for the

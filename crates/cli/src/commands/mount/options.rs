@@ -265,11 +265,11 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_kept_awake_only_if_told() {
+    fn processors_are_kept_awake_as_told() {
         assert_eq!(
             ["noatime", "idle_poll", "idle_poll,noidle_poll", "idle_poll=auto", "idle_poll=auto,idle_poll=off"]
                 .map(|text| parsed(text).0.idle_poll),
-            [IdlePolling::Off, IdlePolling::On, IdlePolling::Off, IdlePolling::Auto, IdlePolling::Off]
+            [IdlePolling::Auto, IdlePolling::On, IdlePolling::Off, IdlePolling::Auto, IdlePolling::Off]
         );
     }
 
