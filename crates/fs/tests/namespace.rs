@@ -97,11 +97,11 @@ fn a_path_through_a_link_to_a_file_is_no_directory() {
     let in_below = file(fs, below, b"x").id;
     fs.create(a, b"to-file", NewInode::symlink(b"x"), &ROOT).unwrap();
     fs.create(a, b"to-dir", NewInode::symlink(b"below/../below"), &ROOT).unwrap();
-    for path in ["a/to-file/x", "a/to-file/", "a/to-file/..", "a/x/", "a/x/.."] {
+    for path in ["a/to-file/x", "a/to-file/", "a/to-file/.", "a/to-file/..", "a/x/", "a/x/.", "a/x/.."] {
         assert_eq!(errno(fs.lookup_path(path.as_bytes(), true)), Errno::NOTDIR, "{path}");
     }
     assert_eq!(fs.lookup_path(b"a/to-dir/x", true).unwrap().id, in_below);
-    for path in ["a/to-dir/", "a/to-dir/../below", "a/to-dir"] {
+    for path in ["a/to-dir/", "a/to-dir/.", "a/to-dir/../below", "a/to-dir"] {
         assert_eq!(fs.lookup_path(path.as_bytes(), true).unwrap().id, below, "{path}");
     }
     close_and_verify(&image, target).unwrap();

@@ -139,6 +139,9 @@ pub trait Flusher: Send + Sync {
     /// [`Engine::extent_is_shared`] anew.
     fn wait_for_writes_in_place(&self) {}
 
+    /// Waits, for a short time, until inodes that lost their last name and are not open are deleted.
+    fn wait_for_deletions(&self) {}
+
     /// Waits until every thread that looked up an address of data before this call has finished using that address.
     /// Also drops the cache of data that is kept by address.
     fn wait_for_readers(&self) {}

@@ -26,6 +26,8 @@ pub(crate) struct InodeCache {
     shards: Box<[Shard]>,
     /// If a shard has at least this many inodes, the next insertion may evict unused ones ([`ShardMap::sweep_at`]).
     shard_limit: AtomicUsize,
+    /// Number of running deletions ([`InodeCache::begin_deletion`]).
+    nr_deleting: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +71,7 @@ impl InodeCache {
         Self {
             shards: (0..NR_SHARDS).map(|_| Shard::default()).collect(),
             shard_limit: AtomicUsize::new((limit / NR_SHARDS).max(8)),
+            nr_deleting: AtomicUsize::new(0),
         }
     }
 
@@ -216,9 +219,32 @@ impl InodeCache {
         self.shards.iter().flat_map(of_shard).collect()
     }
 
+    /// Begins the deletion of an inode that may have lost its last use. [`InodeCache::awaits_deletions`] counts it until
+    /// the result is dropped.
+    pub(crate) fn begin_deletion(&self) -> Deleting<'_> {
+        self.nr_deleting.fetch_add(1, Ordering::AcqRel);
+        Deleting(&self.nr_deleting)
+    }
+
+    /// Whether inodes without links are being deleted, or will be when the kernel forgets them: they are not open.
+    pub(crate) fn awaits_deletions(&self) -> bool {
+        let of_shard = |shard: &Shard| shard.map.lock().users.values().any(|users| users.unlinked && users.opens == 0);
+        self.nr_deleting.load(Ordering::Acquire) > 0 || self.shards.iter().any(of_shard)
+    }
+
     /// Whether lookups or opens refer to the inode.
     pub(crate) fn is_used(&self, id: InodeId) -> bool {
         self.shard(id).map.lock().users.contains_key(&id)
+    }
+}
+
+/// A deletion that [`InodeCache::awaits_deletions`] counts.
+#[derive(Debug)]
+pub(crate) struct Deleting<'s>(&'s AtomicUsize);
+
+impl Drop for Deleting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

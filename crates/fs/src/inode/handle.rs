@@ -160,6 +160,7 @@ impl Fs {
     /// Releases a use of the inode that began with [`Fs::open_inode`]. Deletes the inode if it is unlinked and has no
     /// other users.
     pub fn release_inode(&self, id: InodeId) {
+        let _deleting = self.inodes.begin_deletion();
         if self.inodes.release(id) {
             self.delete_if_unlinked(id);
         }
@@ -169,6 +170,7 @@ impl Fs {
     /// Releases `n` lookups of the inode. Lookups are counted only with
     /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups).
     pub fn forget(&self, id: InodeId, n: u64) {
+        let _deleting = self.inodes.begin_deletion();
         if self.inodes.forget(id, n) {
             self.delete_if_unlinked(id);
         }

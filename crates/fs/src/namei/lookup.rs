@@ -36,7 +36,8 @@ impl Fs {
         if path.first() == Some(&b'/') {
             trail.truncate(1);
         }
-        let ends_in_slash = path.last() == Some(&b'/');
+        // A path that ends in `/` or `/.` must lead to a directory.
+        let ends_in_slash = matches!(path.rsplit(|byte| *byte == b'/').next(), Some(b"" | b"."));
         let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").peekable();
         while let Some(name) = names.next() {
             if name == b".." {

@@ -1,6 +1,7 @@
 //! Writeback on request of the engine, and a guard that keeps a thread's own reservations from starting writeback.
 
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Job, Reclaim};
 
@@ -56,6 +57,13 @@ impl Flusher for Fs {
         drop(self.data.in_place.write());
     }
 
+    fn wait_for_deletions(&self) {
+        let started = Instant::now();
+        while !FLUSHING.get() && started.elapsed() < DELETIONS_WAIT && self.inodes.awaits_deletions() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn wait_for_readers(&self) {
         self.wait_for_extent_users();
     }
@@ -73,3 +81,7 @@ impl Flusher for Fs {
         self.commit_thread.request_work(work)
     }
 }
+
+/// How long a refused reservation waits for deletions. The kernel forgets a removed file some microseconds after its
+/// last name is removed, unless a program still refers to the file.
+const DELETIONS_WAIT: Duration = Duration::from_millis(30);

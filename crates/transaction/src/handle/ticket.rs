@@ -130,7 +130,7 @@ impl Drop for Turn<'_> {
 
 /// Number of rounds of reclaim before a reservation fails. Data written in the first round may let the second round
 /// free more space.
-const RECLAIMS: usize = 2;
+pub(crate) const RECLAIMS: usize = 2;
 
 #[cfg(test)]
 mod tests {

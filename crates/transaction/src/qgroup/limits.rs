@@ -10,6 +10,7 @@ use ubtrfs_format::RootId;
 
 use crate::engine::Engine;
 use crate::handle::quota_reservation::{Amount, QuotaReservation};
+use crate::handle::ticket::RECLAIMS;
 
 impl Engine {
     /// Reserves space for data and its items within the limits of a subvolume's quota groups. May flush and commit, so
@@ -31,10 +32,18 @@ impl Engine {
             return Ok(reservation);
         }
         // Writing dirty data replaces its reservation by the space in use, which is smaller after overwrites and
-        // compression.
-        self.flush_data()?;
-        self.commit()?;
-        self.try_reserve_quota_amount(root, amount).ok_or(Error::QuotaExceeded)
+        // compression. The space of a file that was just removed may come too late for the first commit.
+        for round in 0..RECLAIMS {
+            if let (1.., Some(flusher)) = (round, self.flusher()) {
+                flusher.wait_for_deletions();
+            }
+            self.flush_data()?;
+            self.commit()?;
+            if let Some(reservation) = self.try_reserve_quota_amount(root, amount) {
+                return Ok(reservation);
+            }
+        }
+        Err(Error::QuotaExceeded)
     }
 
     /// Reserves space for data and its items if the limits allow it now, without writing or committing.
