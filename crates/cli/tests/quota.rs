@@ -92,6 +92,11 @@ fn groups_of_an_image_are_those_that_linux_shows() {
         let ours = out(&[&["qgroup", "show"][..], units, &[path]].concat());
         assert_eq!(words(&ours), words(&linux_shows(image.path(), units)), "{units:?}: {ours}");
     }
+    // Groups without a limit come first.
+    for sort in [&["--sort=max_rfer", "-r"][..], &["--sort=-max_excl", "-e"], &["--sort=+excl,-qgroupid"]] {
+        let ours = out(&[&["qgroup", "show"][..], sort, &[path]].concat());
+        assert_eq!(words(&ours), words(&linux_shows(image.path(), sort)), "{sort:?}: {ours}");
+    }
     let members = out(&["qgroup", "show", path]);
     assert!(members.contains("<2 member qgroups>"), "{members}");
     let json: serde_json::Value = serde_json::from_str(&out(&["qgroup", "show", "--json", path])).unwrap();
@@ -164,6 +169,8 @@ fn a_mount_takes_the_same_commands() {
     out(&["mount", path, point]);
     std::fs::write(dir.path().join("file"), vec![1; 100_000]).unwrap();
     out(&["quota", "enable", point]);
+    out(&["quota", "rescan", "-W", point]);
+    assert_eq!(out(&["quota", "rescan", "-q", point]) + &out(&["qgroup", "clear-stale", "-q", point]), "");
     out(&["quota", "rescan", "-W", point]);
     out(&["subvolume", "create", &format!("{point}/sub")]);
     std::fs::write(dir.path().join("sub/file"), vec![1; 50_000]).unwrap();

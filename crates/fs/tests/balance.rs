@@ -583,3 +583,28 @@ fn a_balance_that_crashed_in_linux_is_resumed_or_left_to_linux() {
     println!("{nr_resumed} resumed, {nr_refused} refused");
     assert!(nr_resumed > 0 && nr_refused > 0, "{nr_resumed} resumed, {nr_refused} refused");
 }
+
+/// As on Linux, a block group is passed over if the extents of others have filled it beyond the filter `usage` since it
+/// was chosen.
+#[test]
+fn a_filter_by_usage_counts_what_has_moved_meanwhile() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let name = |number: u8| mount.join(format!("file-{number}"));
+    (0..24).for_each(|number| std::fs::write(name(number), vec![number; 16 << 20]).unwrap());
+    run("sync", ["-f", &mount.path().to_string_lossy()]).unwrap();
+    (0..24).step_by(2).for_each(|number| std::fs::remove_file(name(number)).unwrap());
+    mount.close().unwrap();
+    let fs = open(&image, "");
+    let args =
+        BalanceArgs { flags: BalanceFilters::USAGE_RANGE.bits(), usage_min: 1, usage_max: 70, ..BalanceArgs::NONE };
+    let report = fs.balance(item(BalanceFlags::DATA.bits(), args), &Job::new()).unwrap();
+    let (moved, chosen) = (report.counts.completed, report.counts.expected);
+    assert!(chosen >= 3 && (1..chosen).contains(&moved), "{moved} of {chosen}: half-full groups fill each other");
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}

@@ -27,7 +27,7 @@ enum Command {
     /// Pause a running balance; `resume` continues it
     Pause(PlainArgs),
     /// Continue a paused or interrupted balance
-    Resume(PlainArgs),
+    Resume(ResumeArgs),
     /// End a running or paused balance; block groups that were moved stay moved
     Cancel(PlainArgs),
 }
@@ -94,6 +94,16 @@ struct PlainArgs {
     path: Target,
     #[command(flatten)]
     image: ImageOptions,
+}
+
+// This struct has no doc comment, because it would replace the help of the command.
+#[derive(clap::Args)]
+struct ResumeArgs {
+    /// Print only warnings and errors
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    of: PlainArgs,
 }
 
 const FILTERS_HELP: &str = "\
@@ -210,10 +220,10 @@ fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bo
     }
 }
 
-fn resume(args: PlainArgs) -> anyhow::Result<ExitCode> {
-    let (path, image) = (args.path.or_image(), &args.image);
+fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
+    let (path, image) = (args.of.path.or_image(), &args.of.image);
     let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume, None)?))?;
-    tell(&report, false)
+    tell(&report, args.quiet)
 }
 
 /// As in btrfs-progs, the exit status is 2 if there is no balance to pause, resume or cancel.

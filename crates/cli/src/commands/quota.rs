@@ -60,6 +60,9 @@ struct RescanArgs {
     /// Wait for the end of a running rescan; do not start a rescan
     #[arg(short = 'W', long, conflicts_with_all = ["status", "wait"])]
     wait_norescan: bool,
+    /// Print only errors
+    #[arg(short, long, conflicts_with = "status")]
+    quiet: bool,
     #[command(flatten)]
     of: FilesystemArgs,
 }
@@ -132,7 +135,11 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
             }
         }
         let waits = args.wait || args.wait_norescan || !channel.is_mount();
-        if waits { wait(channel, &target) } else { print_out("quota rescan started\n") }
+        match () {
+            () if waits => wait(channel, &target),
+            () if args.quiet => Ok(()),
+            () => print_out("quota rescan started\n"),
+        }
     })
 }
 

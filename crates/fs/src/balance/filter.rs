@@ -54,7 +54,8 @@ pub(crate) fn takes(args: &BalanceArgs, group: &BlockGroup, chunk: &ChunkItem, s
         )
 }
 
-fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
+/// Whether the filter `usage`, if there is one, selects a block group.
+pub(crate) fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
     let filters = args.filters();
     let percent = |part: u32| match part {
         0 => 0,

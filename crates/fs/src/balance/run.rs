@@ -24,7 +24,7 @@ use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem
 use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_transaction::{BlockGroup, ConversionTargets, Job, Placement, RelocationFailure};
 
-use crate::balance::filter::{args_for, for_resumption, limits, profile_of, takes};
+use crate::balance::filter::{args_for, for_resumption, has_usage, limits, profile_of, takes};
 use crate::balance::state::{BalanceCounts, BalanceStatus, StopRequest};
 use crate::{Error, Fs, InodeId, Result};
 
@@ -294,6 +294,10 @@ impl Fs {
         if target.is_some_and(|target| profile_of(target) == profile_of(group.flags))
             && args.filters().contains(BalanceFilters::SOFT)
         {
+            return Ok(());
+        }
+        // Extents of other block groups may have moved into this one since it was chosen.
+        if !has_usage(args, &group) {
             return Ok(());
         }
         let counts = self.balance.counts();

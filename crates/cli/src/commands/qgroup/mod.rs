@@ -36,7 +36,17 @@ enum Command {
     Remove(RelationArgs),
     Limit(LimitArgs),
     /// Remove the quota groups of subvolumes that no longer exist
-    ClearStale(FilesystemArgs),
+    ClearStale(ClearStaleArgs),
+}
+
+// This struct has no doc comment, because it would replace the help of the command.
+#[derive(clap::Args)]
+struct ClearStaleArgs {
+    /// Print only errors
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    of: FilesystemArgs,
 }
 
 #[derive(clap::Args)]
@@ -113,7 +123,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Remove(args) => relate(&args, false)?,
         Command::Limit(args) => limit(&args)?,
         Command::ClearStale(args) => {
-            if let Response::Removed(number) = change(&args, "remove stale quota groups of", Request::ClearStale)? {
+            let done = change(&args.of, "remove stale quota groups of", Request::ClearStale)?;
+            if let Response::Removed(number) = done
+                && !args.quiet
+            {
                 print_out(&format!("Removed {number} quota groups\n"))?;
             }
         }

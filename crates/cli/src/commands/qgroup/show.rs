@@ -137,14 +137,14 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     rows.sort_by(|one, other| {
         let order = |(column, descends): &(Column, bool)| {
             let (a, b) = (&one.group, &other.group);
-            let unlimited = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+            // As in btrfs-progs, groups without a limit come before groups with one.
             let order = match column {
                 Column::Id => a.id.cmp(&b.id),
                 Column::Path => one.path.cmp(&other.path),
                 Column::Referenced => a.referenced.cmp(&b.referenced),
                 Column::Exclusive => a.exclusive.cmp(&b.exclusive),
-                Column::MaxReferenced => unlimited(a.max_referenced).cmp(&unlimited(b.max_referenced)),
-                Column::MaxExclusive => unlimited(a.max_exclusive).cmp(&unlimited(b.max_exclusive)),
+                Column::MaxReferenced => a.max_referenced.cmp(&b.max_referenced),
+                Column::MaxExclusive => a.max_exclusive.cmp(&b.max_exclusive),
             };
             if *descends { order.reverse() } else { order }
         };
