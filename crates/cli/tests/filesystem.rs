@@ -137,3 +137,63 @@ fn defragment_goes_on_after_an_operand_that_fails_and_names_its_files() {
     assert!(du.status.code() == Some(1) && said.contains("missing") && said.lines().count() == 1, "{said}");
     assert!(String::from_utf8_lossy(&du.stdout).contains(&format!("{path}:/a\n")), "{du:?}");
 }
+
+/// A loop device that no other program uses. It is removed when the value is dropped, because the limit on discards of a
+/// loop device stays when another file is attached.
+struct OwnLoop {
+    number: u32,
+}
+
+impl OwnLoop {
+    fn attach(image: &Path) -> Self {
+        let own = Self { number: 1000 + std::process::id() % 1_000_000 };
+        own.control("0x4C80");
+        run("losetup", [&own.device(), image.to_str().unwrap()]).unwrap();
+        own
+    }
+
+    fn device(&self) -> String {
+        format!("/dev/loop{}", self.number)
+    }
+
+    /// Makes an ioctl of /dev/loop-control.
+    fn control(&self, number: &str) {
+        let script = "import fcntl, os, sys
+fcntl.ioctl(os.open('/dev/loop-control', os.O_RDWR), int(sys.argv[1], 16), int(sys.argv[2]))";
+        run("python3", ["-c", script, number, &self.number.to_string()]).unwrap();
+    }
+}
+
+impl Drop for OwnLoop {
+    fn drop(&mut self) {
+        let _ = run("umount", [&*self.device()]);
+        let _ = run("losetup", ["-d", &*self.device()]);
+        let begun = Instant::now();
+        while std::panic::catch_unwind(|| self.control("0x4C81")).is_err() && begun.elapsed() < Duration::from_secs(10)
+        {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+fn a_device_without_discards_is_not_trimmed() {
+    if !capability::kernel_oracle() || !capability::fuse() || !capability::program("python3") {
+        return;
+    }
+    let image = Image::kernel_made(512 * MIB, &[]).unwrap();
+    let own = OwnLoop::attach(image.path());
+    let device = own.device();
+    fs::write(format!("/sys/block/loop{}/queue/discard_max_bytes", own.number), "0").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mount = dir.path().to_str().unwrap();
+    let trim = || std::process::Command::new("fstrim").arg(mount).env("LC_ALL", "C").output().unwrap();
+    ok(ubtrfs(["mount", &device, mount]));
+    let (ours, trimmed) = (trim(), ubtrfs(["filesystem", "trim", mount]));
+    ok(ubtrfs(["umount", mount]));
+    run("mount", ["-t", "btrfs", &device, mount]).unwrap();
+    let theirs = trim();
+    run("umount", [mount]).unwrap();
+    assert_eq!((ours.status.code(), ours.stderr), (theirs.status.code(), theirs.stderr));
+    refused(&trimmed, &["cannot discard the free space", "without discards"]);
+}

@@ -42,6 +42,8 @@ pub struct FileDevice {
     len_bytes: AtomicU64,
     access: Access,
     is_block: bool,
+    /// Whether this is not a block device that refuses discards.
+    can_discard: bool,
     /// Whether the image had a name when it was opened.
     had_name: bool,
     /// Whether a flush failed; then no later flush succeeds (I4 of the crate).
@@ -138,6 +140,7 @@ impl FileDevice {
             return Err(OpenError::SizeLimit { path: path.to_owned(), limit });
         }
         let direct = Direct::open(path, &file, access == Access::ReadWrite);
+        let can_discard = !is_block || mounted::takes_discards(metadata.rdev());
         Ok(Self {
             file,
             direct,
@@ -146,6 +149,7 @@ impl FileDevice {
             len_bytes: AtomicU64::new(len_bytes),
             access,
             is_block,
+            can_discard,
             had_name: !is_block && metadata.nlink() > 0,
             flush_failed: AtomicBool::new(false),
             claim: Mutex::default(),
@@ -289,6 +293,10 @@ impl Device for FileDevice {
             true => discard::discard_blocks(&self.file, offset, end - offset),
             false => discard::punch_hole(&self.file, offset, end - offset),
         }
+    }
+
+    fn can_discard(&self) -> bool {
+        self.can_discard
     }
 
     fn describe(&self) -> String {

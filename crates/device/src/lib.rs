@@ -77,6 +77,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// support for discards is no error.
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
 
+    /// Whether the device supports discards, as far as that is known.
+    fn can_discard(&self) -> bool {
+        true
+    }
+
     /// The name for messages: the path.
     fn describe(&self) -> String;
 

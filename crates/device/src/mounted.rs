@@ -104,6 +104,14 @@ pub(crate) fn is_write_protected(rdev: u64) -> bool {
     fs::read_to_string(sysfs_dir(rdev).join("ro")).is_ok_and(|flag| flag.trim() == "1")
 }
 
+/// Whether a block device supports discards. If sysfs does not tell, it counts as supporting them.
+pub(crate) fn takes_discards(rdev: u64) -> bool {
+    let dir = sysfs_dir(rdev);
+    // In sysfs, a partition is a directory inside the directory of its disk, which has the queue.
+    let limits = ["queue", "../queue"].map(|queue| fs::read_to_string(dir.join(queue).join("discard_max_bytes")));
+    limits.into_iter().flatten().next().is_none_or(|bytes| bytes.trim() != "0")
+}
+
 /// Whether an exclusive open failed because the device is in use.
 pub(crate) fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::BUSY.raw_os_error())

@@ -185,6 +185,10 @@ impl Device for FaultDevice {
         }
     }
 
+    fn can_discard(&self) -> bool {
+        self.inner.can_discard()
+    }
+
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         self.inner.discard(offset, len_bytes)
     }

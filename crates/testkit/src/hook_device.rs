@@ -87,6 +87,10 @@ impl Device for HookDevice {
         self.inner.flush()
     }
 
+    fn can_discard(&self) -> bool {
+        self.inner.can_discard()
+    }
+
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         self.inner.discard(offset, len_bytes)
     }

@@ -467,6 +467,22 @@ impl Volumes {
         }
     }
 
+    /// Sets the error counters of all devices to 0, and returns the counters before.
+    pub fn reset_stats(&self) -> Vec<(DevId, DevStatsItem)> {
+        let devices = self.devices.read();
+        let reset = |(&devid, member): (&u64, &Arc<Member>)| {
+            let values = std::array::from_fn(|n| member.stats[n].swap(0, Ordering::Relaxed));
+            member.stats_changed.store(true, Ordering::Release);
+            (DevId(devid), DevStatsItem { values })
+        };
+        devices.iter().map(reset).collect()
+    }
+
+    /// Whether any device supports discards.
+    pub fn can_discard(&self) -> bool {
+        self.members().iter().filter_map(|member| member.backend.as_ref()).any(|backend| backend.can_discard())
+    }
+
     /// Whether any device uses io_uring for large reads and writes.
     pub fn has_io_uring(&self) -> bool {
         self.members().iter().filter_map(|member| member.backend.as_ref()).any(|backend| backend.has_io_uring())

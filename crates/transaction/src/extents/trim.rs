@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use parking_lot::Mutex;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::Logical;
 use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
 
@@ -88,10 +88,13 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Io`](ubtrfs_error::Error::Io) if a device fails; `Cancelled`. A device without support for discards is no
-    /// error.
+    /// `Unsupported` if no device supports discards; [`Io`](ubtrfs_error::Error::Io) if a device fails; `Cancelled`.
     pub fn trim(&self, range: &Range<u64>, min_bytes: u64, job: &Job) -> Result<u64> {
         self.check_writable()?;
+        if !self.volumes.can_discard() {
+            let what = "discarding free space of a device without discards".to_owned();
+            return Err(Error::Unsupported { what, hint: "its free space need not be discarded" });
+        }
         self.commit()?;
         let min_bytes = min_bytes.max(self.geometry.sectorsize.into());
         let groups = self.space.block_groups();
