@@ -138,6 +138,44 @@ fn defragment_goes_on_after_an_operand_that_fails_and_names_its_files() {
     assert!(String::from_utf8_lossy(&du.stdout).contains(&format!("{path}:/a\n")), "{du:?}");
 }
 
+#[test]
+fn a_running_resize_is_cancelled() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(4 << 30, &[]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());
+    ok(ubtrfs(["mount", path, mount]));
+    for number in 0..6 {
+        fs::write(dir.path().join(format!("file-{number}")), vec![number; 100 << 20]).unwrap();
+    }
+    ok(ubtrfs(["sync", mount]));
+    refused(&ubtrfs(["filesystem", "resize", "cancel", mount]), &["no resize is running"]);
+    // A resize that empties block groups waits for a send, and this send waits because nobody reads its stream.
+    ok(ubtrfs(["subvolume", "snapshot", "-r", mount, &format!("{mount}/snapshot")]));
+    let mut send = common::command(["send", &format!("{mount}/snapshot")]);
+    let mut send = send.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut begin = vec![0; 1 << 20];
+    send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    let mut resize = common::command(["filesystem", "resize", "1G", mount]);
+    let resize = resize.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while !ubtrfs(["filesystem", "resize", "cancel", mount]).status.success() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the resize begins");
+    }
+    refused(&resize.wait_with_output().unwrap(), &["cannot resize", "it was cancelled", "the size is unchanged"]);
+    send.kill().unwrap();
+    send.wait().unwrap();
+    refused(&ubtrfs(["filesystem", "resize", "cancel", mount]), &["no resize is running"]);
+    let begun = Instant::now();
+    while !ubtrfs(["umount", mount]).status.success() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody uses the mount");
+    }
+    assert_eq!(total_bytes(image.path()), 4 << 30);
+    btrfs_check(image.path()).unwrap();
+}
+
 /// A loop device that no other program uses. It is removed when the value is dropped, because the limit on discards of a
 /// loop device stays when another file is attached.
 struct OwnLoop {

@@ -320,6 +320,20 @@ fn du_counts_shared_data_as_btrfs_progs_does() {
     assert!(json.contains("set_shared") && !json.contains("entries"), "{json}");
 }
 
+/// Puts a file into an image and damages its data. Returns the name of the file.
+fn damaged_file(image: &str) -> &'static str {
+    const NAME: &str = "damaged";
+    let dir = TempDir::with_prefix("ubtrfs-filesystem-").unwrap();
+    let source = dir.path().join("source");
+    std::fs::write(&source, vec![0x5a; 1 << 20]).unwrap();
+    ok(ubtrfs(["cp", source.to_str().unwrap(), &format!("{image}:/{NAME}")]));
+    let mut bytes = std::fs::read(image).unwrap();
+    let place = bytes.windows(8192).step_by(4096).position(|window| window.iter().all(|byte| *byte == 0x5a)).unwrap();
+    bytes[place * 4096 + 10] = 0;
+    std::fs::write(image, bytes).unwrap();
+    NAME
+}
+
 #[test]
 fn device_stats_show_the_errors_that_check_warns_of() {
     let dir = TempDir::with_prefix("ubtrfs-filesystem-").unwrap();
@@ -330,6 +344,24 @@ fn device_stats_show_the_errors_that_check_warns_of() {
     assert!(shown.contains("].corruption_errs  0\n"), "{shown}");
     let json: serde_json::Value = serde_json::from_str(&ok(ubtrfs(["device", "stats", "--json", &image]))).unwrap();
     assert_eq!((&json[0]["devid"], &json[0]["corruption_errs"]), (&1.into(), &0.into()));
+    // Let a read of the mount find a wrong checksum, which the counters record.
+    let at = damaged_file(&image);
+    if capability::fuse() {
+        let mounted = TempDir::with_prefix("ubtrfs-filesystem-").unwrap();
+        let mount = mounted.path().to_str().unwrap();
+        ok(ubtrfs(["mount", &image, mount]));
+        let read = std::fs::read(mounted.path().join(at));
+        let errors = |output: &str| output.contains(".corruption_errs  ") && !output.contains(".corruption_errs  0\n");
+        let before = ubtrfs(["device", "stats", "-c", mount]);
+        let reset = ubtrfs(["device", "stats", "-z", mount]);
+        ok(ubtrfs(["umount", mount]));
+        assert!(read.is_err());
+        let text = String::from_utf8_lossy(&before.stdout).into_owned();
+        assert!(before.status.code() == Some(64) && errors(&text), "{text}");
+        assert!(errors(&ok(reset)), "the counters before");
+        let after = ok(ubtrfs(["device", "stats", "--check", &image]));
+        assert!(after.contains("].corruption_errs  0\n"), "{after}");
+    }
     let least = |name: &str| ok(ubtrfs([name, "min-dev-size", &image]));
     assert_eq!(least("inspect-internal"), least("inspect"));
 }

@@ -4,6 +4,7 @@
 //! |-------------|-----------------------------------------------------------------------|
 //! | resize      | the rights of an administrator ([`Context::require_admin`])           |
 //! | min_size    | the rights of an administrator                                        |
+//! | cancel_resize, reset_stats | the rights of an administrator                         |
 //! | stats       | nothing but a file of the filesystem                                  |
 
 use rustix::io::Errno;
@@ -32,8 +33,12 @@ pub enum Request {
         /// The device.
         devid: u64,
     },
+    /// Cancels the running resize, and waits until it has ended.
+    CancelResize,
     /// Returns the error counters of all devices: [`Response::Stats`].
     Stats,
+    /// Sets the error counters of all devices to 0, and returns the counters before: [`Response::Stats`].
+    ResetStats,
 }
 
 /// The error counters of a device, which are kept in the filesystem.
@@ -82,6 +87,8 @@ pub enum Response {
     },
     /// The smallest size of the device, in bytes.
     MinSize(u64),
+    /// The resize was cancelled.
+    Cancelled,
     /// The error counters of all devices.
     Stats(Vec<Stats>),
 }
@@ -102,20 +109,27 @@ impl NewSize {
 impl Request {
     /// See [`crate::Request::is_long`].
     pub(crate) fn is_long(&self) -> bool {
-        matches!(self, Self::Resize { .. })
+        matches!(self, Self::Resize { .. } | Self::CancelResize)
     }
 
     /// See [`crate::Request::changes`].
     pub(crate) fn changes(&self) -> bool {
-        matches!(self, Self::Resize { .. })
+        matches!(self, Self::Resize { .. } | Self::CancelResize | Self::ResetStats)
     }
 }
 
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
-    let (Request::Resize { devid, .. } | Request::MinSize { devid }) = request else {
-        return Ok(Response::Stats(stats(context)));
-    };
+    if request == Request::Stats {
+        return Ok(Response::Stats(stats(context, context.fs.device_stats())));
+    }
     context.require_admin()?;
+    let devid = match request {
+        Request::Resize { devid, .. } | Request::MinSize { devid } => devid,
+        Request::CancelResize => return Ok(context.fs.cancel_resize().map(|()| Response::Cancelled)?),
+        Request::Stats | Request::ResetStats => {
+            return Ok(Response::Stats(stats(context, context.fs.reset_device_stats()?)));
+        }
+    };
     let devid = DevId(devid);
     if !context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
         let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show");
@@ -133,6 +147,10 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             Errno::NOSPC,
             "no space left below the new end; give a larger size (see: ubtrfs inspect min-dev-size), or remove files first",
         ),
+        Error::Engine(EngineError::Cancelled) => {
+            let text = "it was cancelled; the size is unchanged, and block groups moved so far keep their new place";
+            Failure::new(Errno::from_raw_os_error(Error::Engine(EngineError::Cancelled).errno()), text)
+        }
         Error::Engine(error @ EngineError::Refused { .. }) if wanted < before => {
             Failure::new(Errno::INVAL, format!("{error} (see: ubtrfs inspect min-dev-size)"))
         }
@@ -142,7 +160,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     Ok(Response::Resized { before, now })
 }
 
-fn stats(context: &Context<'_>) -> Vec<Stats> {
+fn stats(context: &Context<'_>, counters: Vec<(DevId, DevStatsItem)>) -> Vec<Stats> {
     let devices = context.fs.space_usage().devices;
     let path = |devid: DevId| devices.iter().find(|device| device.devid == devid)?.path.clone();
     let of = |(devid, item): (DevId, DevStatsItem)| {
@@ -157,5 +175,5 @@ fn stats(context: &Context<'_>) -> Vec<Stats> {
             generation_errs,
         }
     };
-    context.fs.device_stats().into_iter().map(of).collect()
+    counters.into_iter().map(of).collect()
 }

@@ -38,6 +38,7 @@ mod send;
 mod service_threads;
 mod subvolume;
 mod types;
+mod watched_job;
 mod writeback;
 
 pub use balance::run::{BalanceFailure, BalanceReport};

@@ -169,7 +169,10 @@ fn set_label(command: &Command<'_>, data: &[u8]) -> Result<()> {
 }
 
 fn resize(command: &Command<'_>, data: &[u8]) -> Result<()> {
-    let request = parse_resize(name_of(data, NAME)?).ok_or(Error::InvalidArgument("a size"))?;
+    let request = match name_of(data, NAME)? {
+        b"cancel" => device::Request::CancelResize,
+        size => parse_resize(size).ok_or(Error::InvalidArgument("a size"))?,
+    };
     command.run(Request::Device(request)).map(|_| ())
 }
 

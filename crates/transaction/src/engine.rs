@@ -477,6 +477,14 @@ impl Engine {
         self.volumes.stats()
     }
 
+    /// Sets the error counters of all devices to 0, durable on return. Returns the counters before.
+    pub fn reset_device_stats(&self) -> Result<Vec<(DevId, DevStatsItem)>> {
+        self.check_writable()?;
+        let before = self.volumes.reset_stats();
+        self.commit()?;
+        Ok(before)
+    }
+
     /// Returns the readahead of tree leaves, which the caller must run on a thread: otherwise no leaf is read ahead.
     /// The readahead keeps the devices open until it is stopped.
     pub fn leaf_read_ahead(&self) -> LeafReadAhead {

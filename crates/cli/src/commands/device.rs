@@ -1,4 +1,4 @@
-//! `ubtrfs device stats [--json] PATH|IMAGE`: the error counters of devices, printed as btrfs-progs prints them.
+//! `ubtrfs device stats [-c] [-z] [--json] PATH|IMAGE`: the error counters of devices, printed as btrfs-progs prints them.
 
 use std::process::ExitCode;
 
@@ -29,6 +29,12 @@ enum Command {
 /// logical-resolve
 #[derive(clap::Args)]
 struct StatsArgs {
+    /// Show the counters, then set them to 0
+    #[arg(short = 'z', long)]
+    reset: bool,
+    /// Exit with status 64 if any counter is not 0
+    #[arg(short, long)]
+    check: bool,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -39,9 +45,13 @@ struct StatsArgs {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Command::Stats(args) = args.command;
     let target = args.of.path.or_image();
-    let stats = with_channel(&target, &args.of.image, Use::Read, |channel| {
-        let done = channel.call(ubtrfs_control::Request::Device(Request::Stats), &[]);
-        match done.map_err(|failure| anyhow!("cannot read the error counters of {target}: {failure}"))? {
+    let (request, usage, what) = match args.reset {
+        true => (Request::ResetStats, Use::Write, "reset"),
+        false => (Request::Stats, Use::Read, "read"),
+    };
+    let stats = with_channel(&target, &args.of.image, usage, |channel| {
+        let done = channel.call(ubtrfs_control::Request::Device(request), &[]);
+        match done.map_err(|failure| anyhow!("cannot {what} the error counters of {target}: {failure}"))? {
             AnyResponse::Device(Response::Stats(stats)) => Ok(stats),
             _ => bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs"),
         }
@@ -50,17 +60,24 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => format!("{:#}\n", stats.iter().map(|stats| json!(stats)).collect::<Value>()),
         false => stats.iter().map(text).collect(),
     })?;
-    Ok(ExitCode::SUCCESS)
+    let has_errors = stats.iter().any(|stats| counters(stats).iter().any(|(_, count)| *count > 0));
+    Ok(if args.check && has_errors { ExitCode::from(HAS_ERRORS) } else { ExitCode::SUCCESS })
 }
+
+/// The exit status of `--check` if a counter is not 0, as in btrfs-progs.
+const HAS_ERRORS: u8 = 64;
 
 fn text(stats: &Stats) -> String {
     let device = stats.path.clone().unwrap_or_else(|| format!("devid:{}", stats.devid));
-    let counters = [
+    counters(stats).iter().map(|(name, count)| format!("[{device}].{name:<16} {count}\n")).collect()
+}
+
+fn counters(stats: &Stats) -> [(&'static str, u64); 5] {
+    [
         ("write_io_errs", stats.write_io_errs),
         ("read_io_errs", stats.read_io_errs),
         ("flush_io_errs", stats.flush_io_errs),
         ("corruption_errs", stats.corruption_errs),
         ("generation_errs", stats.generation_errs),
-    ];
-    counters.iter().map(|(name, count)| format!("[{device}].{name:<16} {count}\n")).collect()
+    ]
 }

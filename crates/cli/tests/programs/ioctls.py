@@ -93,7 +93,7 @@ def everything():
 if sys.argv[2] == "look":
     everything()
     RESIZE = 0x50009403
-    for size in ["-16m", "+8M", "1:max", "7:max", "x", "", "1:-100E", "-1023m"]:
+    for size in ["cancel", "1:cancel", "-16m", "+8M", "1:max", "7:max", "x", "", "1:-100E", "-1023m"]:
         show(f"resize {size}", call(".", RESIZE, struct.pack("<q", -1) + size.encode().ljust(4088, b"\0")), len)
         show("dev_info", call(".", DEV_INFO, struct.pack("<Q", 1).ljust(4096, b"\0")), lambda raw: raw[32:40])
     show("set label", call(".", SET_LABEL, b"new label".ljust(256, b"\0")), len)

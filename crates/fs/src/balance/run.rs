@@ -16,7 +16,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ubtrfs_error::Error as EngineError;
@@ -26,6 +25,7 @@ use ubtrfs_transaction::{BlockGroup, ConversionTargets, Job, Placement, Relocati
 
 use crate::balance::filter::{args_for, for_resumption, has_usage, limits, profile_of, takes};
 use crate::balance::state::{BalanceCounts, BalanceStatus, StopRequest};
+use crate::watched_job::watched;
 use crate::{Error, Fs, InodeId, Result};
 
 /// The result of a balance.
@@ -206,7 +206,7 @@ impl Fs {
         let mut report = BalanceReport::default();
         self.engine.set_conversion(targets_of(item));
         let began = if is_new { self.put_balance_item(Some(item)) } else { Ok(()) };
-        let result = began.and_then(|()| self.watched(inner, job, || self.balance_groups(item, inner, &mut report)));
+        let result = began.and_then(|()| watched(inner, job, || self.balance_groups(item, inner, &mut report)));
         report.counts = self.balance.counts();
         let is_stopped = matches!(&result, Err(Error::Engine(EngineError::Cancelled)));
         let keep = is_stopped && self.balance.wish() == Some(StopRequest::Pause);
@@ -216,34 +216,6 @@ impl Fs {
         }
         self.balance.end(keep);
         result.and(removed).map(|()| report)
-    }
-
-    /// Runs `work` while a thread forwards progress from `inner` to `job`, and cancellation from `job` to `inner`.
-    fn watched(&self, inner: &Job, job: &Job, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        std::thread::scope(|scope| {
-            let is_done = Arc::new(AtomicBool::new(false));
-            let done = Arc::clone(&is_done);
-            scope.spawn(move || {
-                let mut told = ubtrfs_transaction::Progress::default();
-                while !done.load(Ordering::Acquire) {
-                    let now = inner.wait_for_change(TICK);
-                    job.add_total(now.total.saturating_sub(told.total));
-                    job.advance(now.done.saturating_sub(told.done));
-                    if now.step != told.step {
-                        job.set_step(now.step.clone());
-                    }
-                    told = now;
-                    if job.progress().is_cancelled {
-                        inner.cancel();
-                    }
-                }
-            });
-            let result = work();
-            is_done.store(true, Ordering::Release);
-            // Wake the forwarding thread.
-            inner.advance(0);
-            result
-        })
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
@@ -461,4 +433,3 @@ const FULL_PERCENT: u128 = 95;
 /// all.
 const MAX_WAITS: u32 = 6000;
 const WAIT: Duration = Duration::from_millis(100);
-const TICK: Duration = Duration::from_millis(200);

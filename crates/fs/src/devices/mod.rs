@@ -4,5 +4,5 @@
 //! `extents/chunk_migration.rs` and `extents/trim.rs`.
 
 mod block_group;
-mod size;
+pub(crate) mod size;
 pub(crate) mod space;

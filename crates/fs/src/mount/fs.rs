@@ -17,6 +17,7 @@ use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataRese
 
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
+use crate::devices::size::Resizes;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
 use crate::inode::change_gate::ChangeGate;
@@ -43,6 +44,7 @@ pub struct Fs {
     pub(crate) readahead: Readahead,
     pub(crate) balance: BalanceState,
     pub(crate) reclaim: Reclaim,
+    pub(crate) resizes: Resizes,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
@@ -94,6 +96,7 @@ impl Fs {
             readahead: Readahead::new(budget.read_bytes),
             balance: BalanceState::default(),
             reclaim: Reclaim::new(options.bg_reclaim_threshold),
+            resizes: Resizes::default(),
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: Names::new(budget.inode_bytes / 2),
@@ -155,6 +158,12 @@ impl Fs {
     /// corruption, generation.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.engine.device_stats()
+    }
+
+    /// Sets the error counters of the devices to 0, durable on return. Returns the counters before.
+    pub fn reset_device_stats(&self) -> Result<Vec<(DevId, DevStatsItem)>> {
+        self.check_open()?;
+        Ok(self.engine.reset_device_stats()?)
     }
 
     /// Writes out all data and commits (I2); does nothing on a read-only mount. Fails if some data cannot be written;

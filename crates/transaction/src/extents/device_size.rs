@@ -81,6 +81,7 @@ impl Engine {
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
         let _resizing = self.resizes.resizing.lock();
+        job.check()?;
         let (now, has) = self.device_size(devid)?;
         let sectorsize = u64::from(self.geometry.sectorsize).max(1);
         let wanted = len_bytes.saturating_sub(len_bytes.checked_rem(sectorsize).unwrap_or(0));

@@ -1,4 +1,4 @@
-//! `ubtrfs filesystem resize [DEVID:][+|-]SIZE|max PATH|IMAGE`
+//! `ubtrfs filesystem resize [DEVID:][+|-]SIZE|max|cancel PATH|IMAGE`
 
 use std::fs::File;
 use std::process::ExitCode;
@@ -21,8 +21,9 @@ use crate::job::with_progress_in_bytes;
                         SIZE IMAGE. After the filesystem shrank, unmount it and truncate the image to the new size: truncate -s SIZE IMAGE."
 )]
 pub(crate) struct Args {
-    /// New size of device DEVID (default 1): a size such as 10G, a change such as +1G or -1G, or max
-    #[arg(value_name = "[DEVID:][+|-]SIZE|max", allow_hyphen_values = true)]
+    /// New size of device DEVID (default 1): a size such as 10G, a change such as +1G or -1G, or max; cancel ends the
+    /// resize that is running
+    #[arg(value_name = "[DEVID:][+|-]SIZE|[DEVID:]max|cancel", allow_hyphen_values = true)]
     size: String,
     /// A path in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
@@ -55,6 +56,9 @@ fn parse(text: &str) -> anyhow::Result<(u64, NewSize)> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.size == "cancel" {
+        return cancel(&args.path.clone().or_image()).map(|()| ExitCode::SUCCESS);
+    }
     let (devid, to) = parse(&args.size)?;
     let target = args.path.clone().or_image();
     with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
@@ -82,6 +86,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         })
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Cancels the resize that is running on a mount.
+fn cancel(target: &Target) -> anyhow::Result<()> {
+    with_channel(target, &ImageOptions::default(), Use::Write, |channel| {
+        let done = channel.call(ubtrfs_control::Request::Device(Request::CancelResize), &[]);
+        done.map(drop).map_err(|failure| anyhow!("cannot cancel the resize of {target}: {failure}"))
+    })
 }
 
 /// The new size in bytes if the channel leads to an image; `None` if the device is missing or the size is out of range,
