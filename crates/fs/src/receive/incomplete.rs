@@ -31,6 +31,7 @@ use uuid::Uuid;
 use super::error::ReceiveProblem;
 use crate::inode::xattr;
 use crate::items::dir_item;
+use crate::subvolume::create::Kind;
 use crate::subvolume::receives::ReceivesGuard;
 use crate::types::{Caller, InodeId, XattrFlags};
 use crate::{Error, Fs, Result};
@@ -126,7 +127,10 @@ impl Fs {
         // With a transid of 0, the root item would not show that the subvolume is incomplete.
         let stransid = Generation(sent.ctransid.max(1));
         let id = match parent {
-            None => self.create_subvolume_for(dir, name, &Caller { umask: 0o022, ..Caller::ROOT }, &[], stransid)?,
+            None => {
+                let kind = Kind { qgroups: &[], limit: None, stransid };
+                self.create_subvolume_for(dir, name, &Caller { umask: 0o022, ..Caller::ROOT }, kind)?
+            }
             Some(parent) => self.snapshot_for(parent, dir, name, false, &[], stransid)?,
         };
         self.set_mark(id.root, sent, None)?;

@@ -11,7 +11,7 @@
 //!   made durable.
 
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, FileType, InodeRef, RootRef, Timespec};
+use ubtrfs_format::item::{DirEntry, FileType, InodeRef, QgroupLimit, RootRef, Timespec};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId};
 use uuid::Uuid;
@@ -23,6 +23,17 @@ use crate::items::dir_item::{self, Change, HashedName, NameSlot};
 use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_item, next_index};
 use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
+
+/// What a new subvolume is, besides its content.
+#[derive(Debug)]
+pub(crate) struct Kind<'q> {
+    /// Quota groups that the subvolume's own group joins.
+    pub(crate) qgroups: &'q [QgroupId],
+    /// Limits of the subvolume's own group.
+    pub(crate) limit: Option<QgroupLimit>,
+    /// The sender's transaction if the subvolume is about to be received, or [`NOT_RECEIVED`].
+    pub(crate) stransid: Generation,
+}
 
 impl Fs {
     /// Creates an empty subvolume with this name in `dir`, durable on return. The root directory of the subvolume
@@ -41,7 +52,19 @@ impl Fs {
         caller: &Caller,
         qgroups: &[QgroupId],
     ) -> Result<InodeId> {
-        self.create_subvolume_for(dir, name, caller, qgroups, NOT_RECEIVED)
+        self.create_limited_subvolume(dir, name, caller, qgroups, None)
+    }
+
+    /// Creates a subvolume, as [`Self::create_subvolume_in`] does, whose own quota group has limits.
+    pub fn create_limited_subvolume(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        caller: &Caller,
+        qgroups: &[QgroupId],
+        limit: Option<QgroupLimit>,
+    ) -> Result<InodeId> {
+        self.create_subvolume_for(dir, name, caller, Kind { qgroups, limit, stransid: NOT_RECEIVED })
     }
 
     /// Creates, as [`Self::create_subvolume_in`] does, a subvolume into which a stream will be received.
@@ -50,14 +73,13 @@ impl Fs {
         dir: InodeId,
         name: &[u8],
         caller: &Caller,
-        qgroups: &[QgroupId],
-        stransid: Generation,
+        kind: Kind<'_>,
     ) -> Result<InodeId> {
         // Reserve quota for the name in the subvolume that holds the name.
         let _quota = self.engine.reserve_metadata_quota(dir.root)?;
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
-        self.make_subvolume(dir, name, (qgroups, stransid), reservation, |time, transid, default_acl| {
+        self.make_subvolume(dir, name, kind, reservation, |time, transid, default_acl| {
             let asked = mode::DIRECTORY | 0o777 & !caller.umask;
             let mode = default_acl.map_or(asked, |mut acl| acl.mask_new(asked));
             let mut item = new_item(None, mode, caller, time);
@@ -98,7 +120,7 @@ impl Fs {
         qgroups: &[QgroupId],
         stransid: Generation,
     ) -> Result<InodeId> {
-        let id = self.take_snapshot(source, dir, name, read_only, (qgroups, stransid))?;
+        let id = self.take_snapshot(source, dir, name, read_only, Kind { qgroups, limit: None, stransid })?;
         // Unlinked files that are open in the source have no users in the snapshot. As on Linux, unlinked files are
         // deleted from the snapshot at once, even if the snapshot is read-only: a read-only snapshot would keep their
         // space forever.
@@ -115,7 +137,7 @@ impl Fs {
         dir: InodeId,
         name: &[u8],
         read_only: bool,
-        kind: (&[QgroupId], Generation),
+        kind: Kind<'_>,
     ) -> Result<InodeId> {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
@@ -138,7 +160,7 @@ impl Fs {
         &self,
         dir: InodeId,
         name: &[u8],
-        (qgroups, stransid): (&[QgroupId], Generation),
+        kind: Kind<'_>,
         reservation: MetadataReservation<'_>,
         content: impl FnOnce(Timespec, Generation, Option<Acl>) -> NewContent,
     ) -> Result<InodeId> {
@@ -178,8 +200,9 @@ impl Fs {
                 parent: dir.root,
                 root_ref: RootRef { dirid: dir.ino.0, sequence: index, name: name.to_vec() },
                 entry,
-                qgroups: qgroups.iter().map(|id| id.0).collect(),
-                stransid,
+                qgroups: kind.qgroups.iter().map(|id| id.0).collect(),
+                limit: kind.limit,
+                stransid: kind.stransid,
             }
         })?;
         Ok(InodeId::root_of(id))

@@ -59,7 +59,7 @@ impl Engine {
             self.share_numbers(&source, &made.root, &parents, transid);
             self.rebase_quotas(&mut work.quota)?;
         } else {
-            self.add_group(new.id, new.parent, &parents);
+            self.add_group(new.id, new.parent, &parents, new.limit.as_ref());
         }
         self.name_tree(new, &made, &mut work.refs, transid)
     }

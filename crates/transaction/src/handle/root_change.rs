@@ -1,6 +1,6 @@
 //! [`RootChange`]: a change of subvolumes that an operation requests and the commit makes.
 
-use ubtrfs_format::item::{RootRef, Timespec};
+use ubtrfs_format::item::{QgroupLimit, RootRef, Timespec};
 use ubtrfs_format::{Generation, Key, RootId};
 use ubtrfs_tree::Batch;
 use uuid::Uuid;
@@ -24,6 +24,8 @@ pub struct NewSubvolume {
     pub entry: Batch,
     /// Ids of quota groups that the new subvolume's own group joins.
     pub qgroups: Vec<u64>,
+    /// Limits of the new subvolume's own quota group. A snapshot gets the limits of its source instead, as in Linux.
+    pub limit: Option<QgroupLimit>,
     /// For a subvolume that is about to be received, the sender's transaction; 0 otherwise. A subvolume with a
     /// `stransid` and without a `received_uuid` is incomplete.
     pub stransid: Generation,

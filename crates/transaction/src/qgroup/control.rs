@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::QgroupStatus;
+use ubtrfs_format::item::{QgroupLimit, QgroupStatus};
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 use ubtrfs_tree::RootPtr;
@@ -402,13 +402,20 @@ impl Engine {
         Ok(found)
     }
 
-    /// Makes the group of a new subvolume and adds it to the groups `parents`. With simple quotas and no `parents`, the
+    /// Makes the group of a new subvolume with these limits, and adds it to the groups `parents`. With simple quotas and no `parents`, the
     /// new group joins the groups of `holder`, the subvolume that holds the new subvolume's name, as in Linux.
-    pub(crate) fn add_group(&self, id: RootId, holder: RootId, parents: &[QgroupId]) {
+    pub(crate) fn add_group(&self, id: RootId, holder: RootId, parents: &[QgroupId], limit: Option<&QgroupLimit>) {
         if let Some(state) = &mut *self.quotas.lock() {
             let inherits = state.simple_since().is_some() && parents.is_empty();
             let inherited = if inherits { state.inherited_parents(holder) } else { Vec::new() };
-            state.join(QgroupId::of_subvolume(id), if inherits { &inherited } else { parents });
+            let group = QgroupId::of_subvolume(id);
+            state.join(group, if inherits { &inherited } else { parents });
+            if let Some(limit) = limit {
+                state.groups.set_limit(group, Limit::from_item(limit));
+            }
+        }
+        if limit.is_some() {
+            self.quotas.note_limits();
         }
     }
 

@@ -61,6 +61,7 @@ fn snapshot(engine: &Engine, (source, id): (u64, u64), (parent, dir): (u64, u64)
         root_ref: RootRef { dirid: dir, sequence: index, name: name.into() },
         entry: batch,
         qgroups: Vec::new(),
+        limit: None,
         stransid: ubtrfs_format::Generation(0),
     }
 }
