@@ -614,3 +614,32 @@ fn ioctls_of_btrfs_reach_the_server() {
     sh("python3", ["-c", IOCTLS, &place.at("")]).unwrap();
     btrfs_check(place.finish().path()).unwrap();
 }
+
+#[test]
+fn a_subvolume_is_deleted_by_its_id_on_images_and_mounts() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let dir = TempDir::with_prefix("ubtrfs-subvolume-").unwrap();
+    let (path, mount) = (image.path().to_str().unwrap().to_owned(), dir.path().to_str().unwrap().to_owned());
+    ok(ubtrfs(["mkdir", &format!("{path}:/d")]));
+    for place in [&path, &mount] {
+        if *place == mount {
+            ok(ubtrfs(["mount", &path, &mount]));
+        }
+        let at = |name: &str| if *place == mount { format!("{mount}/{name}") } else { format!("{path}:/{name}") };
+        ok(ubtrfs(["subvolume", "create", &at("d/s")]));
+        let list = ok(ubtrfs(["subvolume", "list", place]));
+        let id = list.split_whitespace().nth(1).unwrap().to_owned();
+        refused(&ubtrfs(["subvolume", "delete", "-i", "9999", place]), &["cannot delete", "9999"]);
+        refused(&ubtrfs(["subvolume", "delete", "-i", "5", place]), &["cannot delete"]);
+        refused(&ubtrfs(["subvolume", "delete", "-i", &id, place, place]), &["one path"]);
+        let deleted = ok(ubtrfs(["subvolume", "delete", "--subvolid", &id, place]));
+        assert!(deleted.starts_with(&format!("Delete subvolume {id} of ")), "{deleted}");
+        assert_eq!(ok(ubtrfs(["subvolume", "list", place])), "");
+    }
+    assert!(!dir.path().join("d/s").exists());
+    ok(ubtrfs(["umount", &mount]));
+    btrfs_check(image.path()).unwrap();
+}

@@ -231,6 +231,7 @@ mod tests {
                 name: b"\xffa".to_vec(),
                 umask: 0o22,
                 qgroups: Vec::new(),
+                limits: None,
             }),
         ] {
             let frame = encode_request(&request).unwrap();

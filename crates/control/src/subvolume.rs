@@ -6,6 +6,7 @@
 //! | create             | write and search of the directory                                                        |
 //! | snapshot           | write and search of the directory, and ownership of the source's root directory          |
 //! | delete             | `user_subvol_rm_allowed`, write and search of the directory and of the subvolume's root directory, the rule of unlink for sticky directories, and that the subvolume is not read-only |
+//! | delete by id | the same as delete; the directory need not be reachable                          |
 //! | delete, as the user who mounted | write and search of the directory, ownership of the subvolume's root directory, the rule of unlink for sticky directories |
 //! | set read-only      | ownership of the subvolume's root directory                                              |
 //! | set default, list, sync | the rights of an administrator ([`Context::require_admin`])                         |
@@ -17,7 +18,7 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use ubtrfs_format::item::{RootFlags, Timespec};
+use ubtrfs_format::item::{QgroupLimit, RootFlags, Timespec};
 use ubtrfs_format::{Generation, Ino, RootId};
 use ubtrfs_fs::{Error, InodeId, QgroupId, SubvolumeInfo};
 use uuid::Uuid;
@@ -53,8 +54,11 @@ pub enum Request {
         /// Ids of quota groups that the new subvolume joins. Only administrators may name quota groups.
         #[serde(default)]
         qgroups: Vec<u64>,
+        /// Limits of the new subvolume's own quota group. Only administrators may set limits.
+        #[serde(default)]
+        limits: Option<Limits>,
     },
-    /// Creates a snapshot.
+    /// Creates a snapshot. Its quota group gets the limits of the source's group.
     Snapshot {
         /// The root directory of the source subvolume.
         source: FileNr,
@@ -77,6 +81,12 @@ pub enum Request {
         #[serde(with = "crate::bytes")]
         name: Vec<u8>,
     },
+    /// Deletes the subvolume with this id, like [`Request::Delete`], wherever its name is. File 0 is any file of the
+    /// filesystem.
+    DeleteById {
+        /// The subvolume's id.
+        id: u64,
+    },
     /// Makes a subvolume read-only or writable.
     SetReadOnly {
         /// The subvolume's root directory.
@@ -96,6 +106,34 @@ pub enum Request {
     },
     /// Frees the space of deleted subvolumes now.
     Sync,
+}
+
+/// The limits of a quota group, with the fields as on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Bits that select the limits in force: 1 for `max_referenced`, 2 for `max_exclusive`.
+    pub flags: u64,
+    /// Limit of the referenced bytes.
+    pub max_referenced: u64,
+    /// Limit of the exclusive bytes.
+    pub max_exclusive: u64,
+    /// Reserved referenced bytes, which have no effect.
+    pub rsv_referenced: u64,
+    /// Reserved exclusive bytes, which have no effect.
+    pub rsv_exclusive: u64,
+}
+
+impl From<Limits> for QgroupLimit {
+    fn from(limits: Limits) -> Self {
+        Self {
+            flags: limits.flags,
+            max_rfer: limits.max_referenced,
+            max_excl: limits.max_exclusive,
+            rsv_rfer: limits.rsv_referenced,
+            rsv_excl: limits.rsv_exclusive,
+        }
+    }
 }
 
 /// The result of a command on subvolumes.
@@ -146,11 +184,14 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     match request {
         Request::Info { of } => info(context, of),
         Request::List { from } => page(context, RootId(from)).map(Response::Page),
-        Request::Create { dir, name, umask, qgroups } => create(context, dir, &name, umask, &qgroups).map(done),
+        Request::Create { dir, name, umask, qgroups, limits } => {
+            create(context, dir, &name, umask, (&qgroups, limits)).map(done)
+        }
         Request::Snapshot { source, dir, name, read_only, qgroups } => {
             snapshot(context, (source, dir), &name, read_only, &qgroups).map(done)
         }
-        Request::Delete { dir, name } => delete(context, dir, &name).map(done),
+        Request::Delete { dir, name } => delete(context, context.inode(dir)?, &name, None).map(done),
+        Request::DeleteById { id } => delete_by_id(context, RootId(id)).map(done),
         Request::SetReadOnly { of, read_only, force } => set_read_only(context, of, read_only, force).map(done),
         Request::Default => Ok(Response::Default { id: context.fs.default_subvolume()?.0 }),
         Request::SetDefault { id } => set_default(context, id).map(done),
@@ -169,12 +210,22 @@ fn page(context: &Context<'_>, from: RootId) -> Result<Vec<Subvolume>> {
     Ok(list.into_iter().filter(|info| info.id >= from).take(PAGE).map(Subvolume::from).collect())
 }
 
-fn create(context: &Context<'_>, dir: FileNr, name: &[u8], umask: u32, qgroups: &[u64]) -> Result<()> {
+fn create(
+    context: &Context<'_>,
+    dir: FileNr,
+    name: &[u8],
+    umask: u32,
+    (qgroups, limits): (&[u64], Option<Limits>),
+) -> Result<()> {
     check_name(name)?;
     let qgroups = joined(context, qgroups)?;
+    if limits.is_some() {
+        context.require_admin()?;
+    }
     let (fs, dir) = (context.fs, context.inode(dir)?);
     may_change_names(fs, context.caller, dir)?;
-    fs.create_subvolume_in(dir, name, &context.caller.with_umask(umask), &qgroups)?;
+    let caller = context.caller.with_umask(umask);
+    fs.create_limited_subvolume(dir, name, &caller, &qgroups, limits.map(QgroupLimit::from))?;
     context.host.forget_name(dir, name, None);
     Ok(())
 }
@@ -225,17 +276,36 @@ fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
     Ok(qgroups.iter().map(|id| QgroupId(*id)).collect())
 }
 
-fn delete(context: &Context<'_>, dir: FileNr, name: &[u8]) -> Result<()> {
+/// Deletes the subvolume with this id. As on Linux, the caller needs the same rights as for a deletion by name, but need
+/// not be able to reach the subvolume's directory.
+fn delete_by_id(context: &Context<'_>, id: RootId) -> Result<()> {
+    if id < RootId::FIRST_FREE {
+        return Err(Error::InvalidArgument("no subvolume with this id can be deleted").into());
+    }
+    let info = context.fs.subvolume_info(id)?;
+    let parent = info.parent.ok_or(Error::NotFound)?;
+    let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    delete(context, InodeId { root: parent, ino: info.dirid }, name, Some(id))
+}
+
+/// Deletes the subvolume with a name in `dir`. If `expected` is given, the subvolume must have this id.
+fn delete(context: &Context<'_>, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
     check_name(name)?;
-    let (fs, caller, dir) = (context.fs, context.caller, context.inode(dir)?);
+    let (fs, caller) = (context.fs, context.caller);
     let found = fs.lookup(dir, name)?;
     fs.forget(found.id, 1);
+    if expected.is_some_and(|expected| found.id != InodeId::root_of(expected)) {
+        return Err(Error::NotFound.into());
+    }
     let is_admin = caller.is_admin();
     permit(is_admin || fs.options().user_subvol_rm_allowed || context.is_mount_owner(), "").map_err(|failure| {
         let text = "users may not delete subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an \
                     empty one with rmdir";
         Failure { text: text.to_owned(), has_advice: true, ..failure }
     })?;
+    if expected.is_some() && !is_admin && context.inode(0)?.root == found.id.root {
+        return Err(Error::InvalidArgument("users cannot delete a subvolume through a file in it").into());
+    }
     if !found.is_dir() && is_admin {
         return Err(Error::NotDirectory.into());
     }

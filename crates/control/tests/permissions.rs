@@ -74,7 +74,13 @@ const BADF: i32 = Errno::BADF.raw_os_error();
 const ACCES: i32 = Errno::ACCESS.raw_os_error();
 
 fn create() -> Request {
-    Request::Subvolume(subvolume::Request::Create { dir: 0, name: b"new".to_vec(), umask: 0, qgroups: Vec::new() })
+    Request::Subvolume(subvolume::Request::Create {
+        dir: 0,
+        name: b"new".to_vec(),
+        umask: 0,
+        qgroups: Vec::new(),
+        limits: None,
+    })
 }
 
 fn snapshot() -> Request {
@@ -120,6 +126,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (snapshot(), &["/open/a", "/open"], [OK, PERM, OK, PERM, PERM]),
         (snapshot(), &["/open/a", "/closed"], [OK, ACCES, OK, ACCES, ACCES]),
         (delete(), &["/open"], [OK, PERM, PERM, PERM, PERM]),
+        (sub(subvolume::Request::DeleteById { id: 256 }), &["/"], [OK, PERM, PERM, PERM, PERM]),
         (
             sub(subvolume::Request::SetReadOnly { of: 0, read_only: true, force: false }),
             &["/open/a"],
@@ -162,6 +169,8 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Filesystem(whole::Request::MountOptions), &["/"], everyone),
         (Request::Device(device::Request::Stats), &["/"], everyone),
         (Request::Device(device::Request::MinSize { devid: 1 }), &["/"], admins),
+        (Request::Device(device::Request::ResetStats), &["/"], admins),
+        (Request::Device(device::Request::CancelResize), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (
             Request::Send(send::Request::FindNew { subvolume: 5, generation: u64::MAX }),
             &["/"],
@@ -217,6 +226,8 @@ fn users_delete_subvolumes_where_they_are_allowed_to() {
     // the subvolume.
     assert_eq!(Bed::each(allowed, &delete(), &["/open"]), [OK, PERM, OK, ACCES, ACCES]);
     assert_eq!(Bed::each(allowed, &delete(), &["/closed"]), [OK, PERM, OK, ACCES, ACCES]);
+    let by_id = Request::Subvolume(subvolume::Request::DeleteById { id: 256 });
+    assert_eq!(Bed::each(allowed, &by_id, &["/"]), [OK, PERM, OK, ACCES, ACCES]);
     let bed = Bed::new("");
     let own = ubtrfs_fs::Caller { uid: OWNER, gid: OWNER, umask: 0 };
     bed.fs.create_subvolume(bed.id("/open"), b"own", &own).unwrap();
@@ -238,7 +249,8 @@ fn refusals_say_why() {
     assert!(text(0, delete(), &["/open"]).contains("chattr"));
     assert!(text(0, create(), &[]).contains("lacks its file 0"));
     for name in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'n'; 256]] {
-        let request = subvolume::Request::Create { dir: 0, name: name.to_vec(), umask: 0, qgroups: Vec::new() };
+        let request =
+            subvolume::Request::Create { dir: 0, name: name.to_vec(), umask: 0, qgroups: Vec::new(), limits: None };
         assert!(bed.call(0, Request::Subvolume(request), &["/closed"]).is_err(), "{name:?}");
     }
 }

@@ -48,7 +48,8 @@ impl Bed {
     /// Creates subvolume `name` at the root.
     fn create(&self, name: &str) -> Result<subvolume::Response, Failure> {
         let dir = OpenedFile::Descriptor(self.host.open(self.fs.root()));
-        let request = subvolume::Request::Create { dir: 0, name: name.into(), umask: 0, qgroups: Vec::new() };
+        let request =
+            subvolume::Request::Create { dir: 0, name: name.into(), umask: 0, qgroups: Vec::new(), limits: None };
         self.channel().subvolume(request, &[&dir])
     }
 

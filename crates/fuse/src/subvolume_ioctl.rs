@@ -23,7 +23,7 @@
 //! | 440    | 64   | 0                                                                    |
 
 use rustix::io::Errno;
-use ubtrfs_control::subvolume::{Request as Wanted, Response as Found, Subvolume};
+use ubtrfs_control::subvolume::{Limits, Request as Wanted, Response as Found, Subvolume};
 use ubtrfs_control::{Failure, Host, Processes, Request as ControlRequest, Response, Result};
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
@@ -48,6 +48,8 @@ const BTRFS_IOC_GET_SUBVOL_INFO: u32 = 0x81f8_943c;
 const SUBVOL_RDONLY: u64 = 2;
 /// `BTRFS_SUBVOL_QGROUP_INHERIT`.
 const SUBVOL_QGROUP_INHERIT: u64 = 4;
+/// `BTRFS_SUBVOL_SPEC_BY_ID`: an id is in place of the name.
+const SUBVOL_SPEC_BY_ID: u64 = 16;
 const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
@@ -85,25 +87,27 @@ impl Command<'_> {
         }
     }
 
-    fn create(&self, name: &[u8], qgroups: Vec<u64>) -> Result<Found> {
+    fn create(&self, name: &[u8], Inherited { qgroups, limits }: Inherited) -> Result<Found> {
         let umask = self.host.groups.umask(self.req);
-        self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups })
+        self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups, limits })
     }
 
     /// Makes a snapshot of the subvolume whose root directory the caller has open under this descriptor number.
-    fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8], qgroups: Vec<u64>) -> Result<Found> {
+    fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8], inherited: Inherited) -> Result<Found> {
         // A number that does not fit into 32 bits is replaced by a number that no descriptor has.
         let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
+        // As on Linux, a snapshot gets the limits of its source in place of those in the request.
+        let qgroups = inherited.qgroups;
         let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups };
         self.host.run(self.fs, self.req, &[source, self.id], ControlRequest::Subvolume(request))?;
         Ok(Found::Done)
     }
 
-    /// The quota groups that a new subvolume joins, if the flags of a `struct btrfs_ioctl_vol_args_v2` ask for it. The
+    /// The quota groups and limits of a new subvolume, if the flags of a `struct btrfs_ioctl_vol_args_v2` ask for it. The
     /// struct has the size and the address of a `struct btrfs_qgroup_inherit` in the caller's memory.
-    fn qgroups(&self, data: &[u8], flags: u64) -> Result<Vec<u64>> {
+    fn inherited(&self, data: &[u8], flags: u64) -> Result<Inherited> {
         if flags & SUBVOL_QGROUP_INHERIT == 0 {
-            return Ok(Vec::new());
+            return Ok(Inherited::default());
         }
         // Reading the memory of a caller can take as long as the caller likes, for example if a mapping of the caller's
         // own FUSE mount is at the address. So only root can make a thread of the server wait for it.
@@ -149,24 +153,27 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<
 
 fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
     let done = match cmd {
-        BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?, Vec::new()),
+        BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?, Inherited::default()),
         BTRFS_IOC_SUBVOL_CREATE_V2 => {
             // As on Linux, the read-only flag is accepted and ignored, because a read-only new subvolume would stay
             // empty.
             let flags = flags_v2(data, SUBVOL_RDONLY | SUBVOL_QGROUP_INHERIT)?;
-            command.create(name_of(data, NAME_V2)?, command.qgroups(data, flags)?)
+            command.create(name_of(data, NAME_V2)?, command.inherited(data, flags)?)
         }
-        BTRFS_IOC_SNAP_CREATE => command.snapshot(word(data)?, false, name_of(data, NAME)?, Vec::new()),
+        BTRFS_IOC_SNAP_CREATE => command.snapshot(word(data)?, false, name_of(data, NAME)?, Inherited::default()),
         BTRFS_IOC_SNAP_CREATE_V2 => {
             let flags = flags_v2(data, SUBVOL_RDONLY | SUBVOL_QGROUP_INHERIT)?;
-            let (name, qgroups) = (name_of(data, NAME_V2)?, command.qgroups(data, flags)?);
-            command.snapshot(word(data)?, flags & SUBVOL_RDONLY != 0, name, qgroups)
+            let (name, inherited) = (name_of(data, NAME_V2)?, command.inherited(data, flags)?);
+            command.snapshot(word(data)?, flags & SUBVOL_RDONLY != 0, name, inherited)
         }
         BTRFS_IOC_SNAP_DESTROY => command.delete(name_of(data, NAME)?),
-        BTRFS_IOC_SNAP_DESTROY_V2 => {
-            flags_v2(data, 0)?;
-            command.delete(name_of(data, NAME_V2)?)
-        }
+        BTRFS_IOC_SNAP_DESTROY_V2 => match flags_v2(data, SUBVOL_SPEC_BY_ID)? {
+            0 => command.delete(name_of(data, NAME_V2)?),
+            _ => {
+                let id = word(data.get(NAME_V2..).unwrap_or_default())?;
+                command.subvolume(Wanted::DeleteById { id })
+            }
+        },
         BTRFS_IOC_SUBVOL_SETFLAGS => {
             let flags = word(data)?;
             if flags & !SUBVOL_RDONLY != 0 {
@@ -205,25 +212,42 @@ fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     }
 }
 
-/// The quota groups in a `struct btrfs_qgroup_inherit`:
+/// The content of a `struct btrfs_qgroup_inherit`.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Inherited {
+    /// Quota groups to join.
+    qgroups: Vec<u64>,
+    /// Limits of the subvolume's own group.
+    limits: Option<Limits>,
+}
+
+/// Decodes a `struct btrfs_qgroup_inherit`:
 ///
 /// | offset | size | field                                                                              |
 /// |--------|------|------------------------------------------------------------------------------------|
-/// | 0      | 8    | flags: 1 sets limits, which nothing here supports                                  |
+/// | 0      | 8    | flags: 1 sets the limits                                                           |
 /// | 8      | 8    | number of groups to join                                                           |
 /// | 16     | 16   | numbers of pairs of groups whose sizes are copied; Linux refuses them, as ubtrfs does |
-/// | 32     | 40   | limits                                                                             |
+/// | 32     | 40   | limits: flags, max_referenced, max_exclusive, rsv_referenced, rsv_exclusive        |
 /// | 72     | 8 each | the groups                                                                       |
-fn inherited(bytes: &[u8]) -> Result<Vec<u64>> {
+fn inherited(bytes: &[u8]) -> Result<Inherited> {
     let at = |offset: usize| word(bytes.get(offset..).unwrap_or_default());
-    if at(0)? != 0 {
-        return Err(Error::NotSupported("limits for a new quota group in this ioctl").into());
-    }
+    let limits = match at(0)? {
+        0 => None,
+        1 => Some(Limits {
+            flags: at(32)?,
+            max_referenced: at(40)?,
+            max_exclusive: at(48)?,
+            rsv_referenced: at(56)?,
+            rsv_exclusive: at(64)?,
+        }),
+        _ => return Err(Error::NotSupported("this flag of inherited quota groups").into()),
+    };
     let groups = bytes.get(INHERIT_HEAD..).ok_or_else(short)?;
     if at(16)? != 0 || at(24)? != 0 || at(8)? != (groups.len() / 8) as u64 || groups.len() % 8 != 0 {
         return Err(Error::InvalidArgument("the quota groups to join contradict their number").into());
     }
-    groups.chunks_exact(8).map(word).collect()
+    Ok(Inherited { qgroups: groups.chunks_exact(8).map(word).collect::<Result<_>>()?, limits })
 }
 
 /// Offset of the size of the quota groups in `struct btrfs_ioctl_vol_args_v2`; their address follows.

@@ -203,9 +203,10 @@ elif sys.argv[2] == "inherit":
     CREATE_V2, QUOTA, CREATE_GROUP = 0x50009418, 0xC0109428, 0x4010942A
     above = 1 << 48
 
-    def make(name, groups, number=CREATE_V2, source=None, head=None, size=None, flags=4, address=None):
+    def make(name, groups, number=CREATE_V2, source=None, head=None, size=None, flags=4, address=None, limit=(0,) * 5):
         opened = os.open(source, os.O_RDONLY) if source else 0
-        raw = struct.pack("<4Q", *(head or (0, len(groups), 0, 0))) + bytes(40) + struct.pack(f"<{len(groups)}Q", *groups)
+        head = head or (int(any(limit)), len(groups), 0, 0)
+        raw = struct.pack("<9Q", *head, *limit) + struct.pack(f"<{len(groups)}Q", *groups)
         memory = ctypes.create_string_buffer(raw, len(raw))
         at = ctypes.addressof(memory) if address is None else address
         args = struct.pack("<qQQQQ", opened, 0, flags, len(raw) if size is None else size, at) + bytes(16)
@@ -234,9 +235,18 @@ elif sys.argv[2] == "inherit":
     make("short", [above | 1], size=71)
     make("long", [above | 1], size=5000)
     make("unaligned", [above | 1], size=79)
+    make("limited", [above | 2], limit=(3, 1 << 20, 2 << 20, 0, 0))
+    make("limit of one number", [], limit=(1, 1 << 20, 2 << 20, 3 << 20, 4 << 20))
+    make("limit without flags", [], limit=(0, 1 << 20, 0, 0, 0))
+    make("limits unknown", [], limit=(1 << 10, 1, 2, 3, 4))
+    make("limits of nothing", [], limit=(3, 0, 0, 0, 0))
+    make("limited snapshot", [], SNAP_CREATE_V2, "limited", limit=(2, 0, 3 << 20, 0, 0))
+    make("snapshot of limited", [], SNAP_CREATE_V2, "limited")
     os.sync()
     call(".", SYNC, b"")
     relations()
+    limits = search(".", 8, (0, 244, 0), (0, 244, 2**64 - 1))
+    print(sorted((offset, struct.unpack("<5Q", data)) for _, _, offset, data in limits))
     print(sorted(os.listdir(".")))
 elif sys.argv[2] == "garbage":
     # Call with random bytes, which must not end the server.
@@ -246,7 +256,7 @@ elif sys.argv[2] == "garbage":
     numbers = [SNAP_CREATE, SNAP_CREATE_V2, CREATE, TREE_SEARCH, INO_LOOKUP, DEV_INFO, FS_INFO, GET_LABEL, FEATURES]
     numbers += [ROOTREF, LOOKUP_USER, GETFLAGS, WAIT_SYNC, 0x50009403, 0x5000940F, 0x4008941A, 0x81F8943C]
     numbers += [0xC4009420, 0x84009422, 0xC0109428, 0x40189429, 0x4010942A, 0x4040942C, 0x8040942D, 0x40309410]
-    numbers += [0xC0185879]
+    numbers += [0xC0185879, 0x5000943F]
     for _ in range(3000):
         number = random.choice(numbers)
         data = bytearray(random.choice([b"\0", b"\xff", b"a"]) * (number >> 16 & 0x3FFF))

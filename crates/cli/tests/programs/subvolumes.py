@@ -10,6 +10,7 @@ top, what = sys.argv[1:3]
 libc = ctypes.CDLL(None, use_errno=True)
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 CREATE, DESTROY, CREATE_V2, DESTROY_V2, SETFLAGS = 0x5000940E, 0x5000940F, 0x50009418, 0x5000943F, 0x4008941A
+INO_LOOKUP = 0xD0009412
 
 
 def at(*names):
@@ -295,6 +296,44 @@ def second_version():
     say("by a user", ioctl, top, CREATE_V2, by_name_v2("v6"), user=ANN)
     say("deleted", ioctl, top, DESTROY_V2, by_name_v2("v2"))
     print(os.path.exists(at("v2")))
+    deletion_by_id()
+
+
+def by_id(subvolume, flags=16):
+    return struct.pack("<qQQ32sQ4032s", 0, 0, flags, b"", subvolume, b"")
+
+
+def id_of(path):
+    fd = os.open(path, os.O_RDONLY)
+    data = bytearray(struct.pack("<QQ", 0, 256).ljust(4096, b"\0"))
+    fcntl.ioctl(fd, INO_LOOKUP, data, True)
+    os.close(fd)
+    return struct.unpack_from("<Q", data)[0]
+
+
+def deletion_by_id():
+    os.makedirs(at("private/in"))
+    for path, owner in [("i1", ANN), ("i2", ANN), ("open/i3", ANN), ("private/in/i4", ANN), ("i5", 0), ("i6", 0)]:
+        make(at(path))
+        os.chown(at(path), owner, owner)
+    os.chown(at("private/in"), ANN, ANN)
+    os.chmod(at("private"), 0o700)
+    make(at("i5/nested"))
+    ids = {path: id_of(at(path)) for path in ["i1", "i2", "open/i3", "private/in/i4", "i5", "i6"]}
+    say("unknown id", ioctl, top, DESTROY_V2, by_id(99999))
+    for number in [0, 5, 7, 255, 2**64 - 9]:
+        say(f"id {number}", ioctl, top, DESTROY_V2, by_id(number))
+    say("with another flag", ioctl, top, DESTROY_V2, by_id(ids["i6"], 18))
+    say("with nested", ioctl, top, DESTROY_V2, by_id(ids["i5"]))
+    say("another's", ioctl, top, DESTROY_V2, by_id(ids["i5"]), user=ANN)
+    say("own", ioctl, top, DESTROY_V2, by_id(ids["i1"]), user=ANN)
+    say("from elsewhere", ioctl, at("open"), DESTROY_V2, by_id(ids["i2"]), user=ANN)
+    say("from inside", ioctl, at("open/i3"), DESTROY_V2, by_id(ids["open/i3"]), user=ANN)
+    say("out of reach", ioctl, top, DESTROY_V2, by_id(ids["private/in/i4"]), user=ANN)
+    say("of another user's", ioctl, top, DESTROY_V2, by_id(ids["i2"]), user=BOB)
+    say("by root", ioctl, at("open"), DESTROY_V2, by_id(ids["i6"]))
+    say("again", ioctl, top, DESTROY_V2, by_id(ids["i6"]))
+    print({path: os.path.exists(at(path)) for path in ids})
 
 
 def whiteouts():

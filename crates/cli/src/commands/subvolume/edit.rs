@@ -40,6 +40,9 @@ pub(super) struct DeleteArgs {
     /// Subvolumes in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
     paths: Vec<Target>,
+    /// Delete the subvolume with this id, in the filesystem that holds the path
+    #[arg(short = 'i', long, value_name = "ID")]
+    subvolid: Option<u64>,
     /// Commit after each deletion, so that it is durable on return
     #[arg(short, long)]
     commit: bool,
@@ -90,7 +93,7 @@ pub(super) fn create(args: &CreateArgs) -> ExitCode {
         let dir = open(channel, &dir)?;
         let umask = if channel.is_mount() { umask() } else { DEFAULT_UMASK };
         let qgroups = args.qgroups.iter().map(|id| id.0).collect();
-        let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups }, &[&dir]);
+        let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups, limits: None }, &[&dir]);
         made.map_err(|failure| match failure.errno() {
             // EXDEV: the path is the root of the mount, so its parent is in another filesystem.
             Errno::XDEV if target.path().exists() => explain("make", target, Failure::from(ubtrfs_fs::Error::Exists)),
@@ -107,7 +110,29 @@ fn umask() -> u32 {
     umask.as_raw_mode()
 }
 
-pub(super) fn delete(args: &DeleteArgs) -> ExitCode {
+pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<ExitCode> {
+    if let Some(id) = args.subvolid {
+        return delete_by_id(args, id).map(|()| ExitCode::SUCCESS);
+    }
+    Ok(delete_by_path(args))
+}
+
+fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
+    let [target] = args.paths.as_slice() else {
+        bail!("-i needs one path in the filesystem of subvolume {id}; delete each subvolume by a command of its own");
+    };
+    let target = target.clone().or_image();
+    let shown = format!("subvolume {id} of {}", target.filesystem());
+    with_channel(&target, &args.image, Use::Write, |channel| {
+        channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| explain(DELETE, &shown, failure))?;
+        if args.commit {
+            channel.sync().map_err(|failure| explain("sync", &shown, failure))?;
+        }
+        print_out(&format!("Delete {shown}\n"))
+    })
+}
+
+fn delete_by_path(args: &DeleteArgs) -> ExitCode {
     for_each(&args.paths, &args.image, calling_user(), |channel, target| {
         // Resolve links and `..`, because the subvolume to delete is the one that the path leads to.
         let full = target.canonical()?;

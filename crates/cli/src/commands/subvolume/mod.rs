@@ -47,7 +47,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Create(args) => return Ok(edit::create(&args)),
         Command::Snapshot(args) => snapshot::run(&args),
-        Command::Delete(args) => return Ok(edit::delete(&args)),
+        Command::Delete(args) => return edit::delete(&args),
         Command::List(args) => list::run(args),
         Command::Show(args) => show::run(args),
         Command::GetDefault(args) => show::get_default(args),
