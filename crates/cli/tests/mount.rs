@@ -693,7 +693,8 @@ fn a_confined_server_serves_all_requests() {
         let server = server_of(mount.path());
         let mut threads = 0;
         for task in fs::read_dir(format!("/proc/{server}/task")).unwrap() {
-            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            // Threads that measure how slow waking is end soon after the mount.
+            let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else { continue };
             assert!(status.contains("Seccomp:\t2\n") && status.contains("NoNewPrivs:\t1\n"), "{status}");
             let has = |name: &str, value: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();

@@ -211,7 +211,8 @@ mod tests {
         assert_eq!(change(fstab, "commit=5,compress=zstd:4").as_deref(), Some("compress=zstd:4"));
         assert_eq!(change("compress=zstd,compress=no", "compress=zstd,compress=no"), None, "the last one counts");
         assert_eq!(change("compress=zstd,compress=no", "compress=zstd").as_deref(), Some("compress=zstd"));
-        for (option, given) in [("commit=30", "noatime"), ("relatime", "acl"), ("noidle_poll", "rw"), ("ssd", "rw")] {
+        for (option, given) in [("commit=30", "noatime"), ("relatime", "acl"), ("idle_poll=auto", "rw"), ("ssd", "rw")]
+        {
             assert_eq!(change(given, option), None, "{option} is the default");
         }
         for option in ["subvol=a", "device=/dev/y", "threads=3", "idle_poll", "noacl", "fuseblk"] {
