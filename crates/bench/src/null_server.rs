@@ -3,7 +3,7 @@
 //!
 //! - N1. The null server enables those FUSE features of ubtrfs's server that affect the requests of the workloads, and
 //!   gives names and attributes the same lifetimes as ubtrfs's server. So both servers receive equal requests. The null
-//!   server always refuses requests for extended attributes and ACLs, and the kernel then sends no more of them.
+//!   server answers that a file has no extended attributes, or refuses these requests with `no_xattrs`.
 //! - N2. One lock protects all state. No request holds the lock longer than it takes to look up or list names.
 
 use std::collections::{BTreeMap, HashMap};
