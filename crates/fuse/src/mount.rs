@@ -248,7 +248,10 @@ pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
         Err(source) => return Err(unusable(dir, source)),
     };
     let occupied = |mount: Option<MountInfo>| match mount.filter(MountInfo::is_of_ubtrfs) {
-        Some(mount) => MountError::Occupied { dir: shown.clone(), mounted: mount.source.display().to_string() },
+        Some(mount) => {
+            let mounted = other_user::harmless(&mount.source.display().to_string());
+            MountError::Occupied { dir: shown.clone(), mounted }
+        }
         None => MountError::NotEmpty(shown.clone()),
     };
     match find_mount(&full).filter(|mount| other_user::other_user_of(mount).is_some()) {
@@ -398,7 +401,7 @@ impl Mounted {
         if device.as_os_str() != self.source && !same_file() {
             return Err(MountError::OtherDevice {
                 dir: self.dir.display().to_string(),
-                mounted: Path::new(&self.source).display().to_string(),
+                mounted: other_user::harmless(&Path::new(&self.source).display().to_string()),
                 given: device.display().to_string(),
             });
         }
@@ -627,6 +630,8 @@ pub(crate) fn has_server_ended(error: &io::Error) -> bool {
 /// One line of /proc/self/mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountInfo {
+    /// The mount's number, which Linux may give to another mount after the unmount.
+    pub(crate) id: u64,
     pub(crate) dir: PathBuf,
     /// The directory of the filesystem that this mount shows, as a path from the filesystem's root. For bind mounts, it
     /// can be another directory than `/`.
@@ -729,7 +734,8 @@ fn mounts() -> Vec<MountInfo> {
 /// Fields: id, parent, device, root, mount point, options, optional fields up to `-`, type, source, options.
 fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
-    let device = fields.nth(2)?.to_vec();
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = fields.nth(1)?.to_vec();
     let root = unescape(fields.next()?);
     let dir = unescape(fields.next()?);
     let of_mount_point = fields.next()?;
@@ -737,6 +743,7 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let (kind, source, of_filesystem) = (fields.next()?, unescape(fields.next()?), fields.next().unwrap_or_default());
     let options = [of_mount_point, of_filesystem].into_iter().flat_map(|list| list.split(|&byte| byte == b','));
     Some(MountInfo {
+        id,
         dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
         root: PathBuf::from(OsStr::from_bytes(&root).to_owned()),
         kind: String::from_utf8_lossy(kind).into_owned(),
@@ -772,8 +779,15 @@ mod tests {
         let mount = parse_mountinfo(line).unwrap();
         let options = ["rw", "noatime", "rw", "user_id=0"].map(str::to_owned).to_vec();
         let (dir, kind) = ("/mnt/with space".into(), "fuse.ubtrfs".into());
-        let expected =
-            MountInfo { dir, root: "/".into(), kind, device: b"98:0".to_vec(), source: "/dev/loop0".into(), options };
+        let expected = MountInfo {
+            id: 36,
+            dir,
+            root: "/".into(),
+            kind,
+            device: b"98:0".to_vec(),
+            source: "/dev/loop0".into(),
+            options,
+        };
         assert_eq!(mount, expected);
         assert_eq!(parse_mountinfo(b""), None);
     }

@@ -6,16 +6,20 @@
 //! - Q1. The parent waits for the answer for at most [`PATIENCE`], then kills the child and continues without an answer.
 //! - Q2. The child enters a copy of the mount that belongs to no directory, so the mount itself is not busy even if the
 //!   child waits forever.
+//! - Q3. While a server is asked, its user may unmount it and put another directory, or a symbolic link, in the place of
+//!   one on the way. Therefore root unmounts in a directory that was opened before ([`MountPoint`]), and only if the same
+//!   mount is still there.
 
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Gid, Uid};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 use ubtrfs_control::CONTROL_XATTR;
@@ -33,6 +37,56 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(crate) fn other_user_of(mount: &MountInfo) -> Option<u32> {
     let is_other = |uid: &Uid| *uid != rustix::process::geteuid() && !uid.is_root();
     mount.user().map(|(uid, _)| uid).filter(is_other).map(Uid::as_raw)
+}
+
+/// A mount point of another user, opened before its server is asked (Q3).
+#[derive(Debug)]
+pub(crate) struct MountPoint {
+    parent: OwnedFd,
+    name: OsString,
+    id: u64,
+}
+
+impl MountPoint {
+    /// Opens the directory that holds the mount point. Fails if the mount is not there any more.
+    pub(crate) fn open(found: &MountInfo) -> io::Result<Self> {
+        let (Some(parent), Some(name)) = (found.dir.parent(), found.dir.file_name()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let parent = rustix::fs::open(parent, flags, Mode::empty())?;
+        let point = Self { parent, name: name.to_owned(), id: found.id };
+        point.check()?;
+        Ok(point)
+    }
+
+    /// Fails if another mount, or none, is on the mount point now. Does not ask the server.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let top = rustix::fs::openat(&self.parent, &self.name, flags, Mode::empty())?;
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", top.as_raw_fd()))?;
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        if id == Some(self.id) { Ok(()) } else { Err(io::Error::other("its mount point changed meanwhile")) }
+    }
+
+    /// A path of the mount point that leads through the opened directory.
+    pub(crate) fn path(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.parent.as_raw_fd().to_string()).join(&self.name)
+    }
+}
+
+/// Text of another user for root's terminal: without control characters, and not longer than a few lines.
+pub(crate) fn harmless(text: &str) -> String {
+    const MAX_CHARS: usize = 500;
+    let mut out = String::new();
+    for char in text.chars().take(MAX_CHARS) {
+        if char.is_control() {
+            out.extend(char.escape_default());
+        } else {
+            out.push(char);
+        }
+    }
+    out
 }
 
 /// The full path of a directory, found without entering the mount of another user on it.

@@ -255,15 +255,36 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
     let Some(found) = mount::find_mount(&full).filter(mount::MountInfo::is_of_ubtrfs) else {
         return Err(MountError::NotMounted(shown));
     };
+    let is_of_other_user = other_user::other_user_of(&found).is_some();
+    let changed = |source| MountError::Unmount { dir: shown.clone(), source };
+    // Q3 of `other_user.rs`
+    let point = match is_of_other_user && mount::is_root() {
+        true => Some(other_user::MountPoint::open(&found).map_err(changed)?),
+        false => None,
+    };
     // Connecting fails if the server is dead, and then no commit is awaited.
     let server = control_name(&full, helper).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
-    mount::unmount(&full, lazy)?;
-    let not_durable = |reason: String| MountError::NotDurable { dir: shown.clone(), reason };
+    match &point {
+        Some(point) => {
+            point.check().map_err(changed)?;
+            mount::unmount(&point.path(), lazy).map_err(|error| match error {
+                MountError::Busy(_) => MountError::Busy(shown.clone()),
+                MountError::NotMounted(_) => MountError::NotMounted(shown.clone()),
+                MountError::Unmount { source, .. } => changed(source),
+                other => other,
+            })?;
+        }
+        None => mount::unmount(&full, lazy)?,
+    }
+    let not_durable = |reason: String| {
+        let reason = if is_of_other_user { other_user::harmless(&reason) } else { reason };
+        MountError::NotDurable { dir: shown.clone(), reason }
+    };
     match server {
         // The filesystem is mounted elsewhere too: the server continues.
         Ok((_, name)) if is_mounted_elsewhere(&found, &name, helper) => Ok(()),
         Ok((server, _)) => {
-            let is_limited = helper.is_some() && other_user::other_user_of(&found).is_some();
+            let is_limited = helper.is_some() && is_of_other_user;
             match ubtrfs_control::await_unmount(server, is_limited.then_some(COMMIT_PATIENCE)) {
                 Ok(None) => Ok(()),
                 Ok(Some(reason)) => Err(not_durable(reason)),
