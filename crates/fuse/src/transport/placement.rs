@@ -72,8 +72,11 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     thread: Pid,
-    /// Where the thread was moved to.
-    moved: Option<CpuSet>,
+    /// The processors that this server chose last for the thread. After a change of the process's cpuset, Linux restores
+    /// this choice as far as the cpuset allows.
+    chosen: Option<CpuSet>,
+    /// Whether the thread is where the threads are gathered.
+    is_moved: bool,
 }
 
 /// Requests that a thread has counted, but not yet added to the counts of all threads.
@@ -185,7 +188,7 @@ impl Placement {
 
     /// A thread that has the processors of the process; it goes where the others are gathered.
     fn placed(&self, thread: Pid, gathered: Option<CpuSet>) -> Member {
-        let mut member = Member { thread, moved: None };
+        let mut member = Member { thread, chosen: None, is_moved: false };
         if let (Some(place), Some(allowed)) = (gathered, self.allowed()) {
             member.gather(&place, &allowed);
         }
@@ -312,7 +315,7 @@ impl Joined<'_> {
         let mut state = self.placement.state.lock();
         let Some(at) = state.threads.iter().position(|member| member.thread == self.thread) else { return };
         let mut member = state.threads.swap_remove(at);
-        if member.moved.is_some() {
+        if member.is_moved {
             member.spread(self.placement.allowed().as_ref());
         }
     }
@@ -336,18 +339,26 @@ impl Drop for Joined<'_> {
 impl Member {
     /// Moves the thread to `place`, unless another program has chosen its processors (L5).
     fn gather(&mut self, place: &CpuSet, allowed: &CpuSet) {
-        let expected = self.moved.as_ref().unwrap_or(allowed);
-        let is_ours = sched_getaffinity(Some(self.thread)).is_ok_and(|current| current == *expected);
-        self.moved = Some(*place).filter(|place| is_ours && set_affinity(self.thread, place));
+        let current = sched_getaffinity(Some(self.thread)).ok();
+        let is_ours = current.is_some() && (current == Some(*allowed) || current == self.chosen);
+        self.is_moved = is_ours && self.choose(place);
     }
 
     /// Takes the move back, unless another program has chosen the thread's processors meanwhile (L5).
     fn spread(&mut self, allowed: Option<&CpuSet>) {
-        if let (Some(place), Some(allowed)) = (self.moved.take(), allowed)
-            && sched_getaffinity(Some(self.thread)).is_ok_and(|current| current == place)
+        if let (true, Some(allowed)) = (std::mem::take(&mut self.is_moved), allowed)
+            && sched_getaffinity(Some(self.thread)).ok().is_some_and(|current| Some(current) == self.chosen)
         {
-            set_affinity(self.thread, allowed);
+            self.choose(allowed);
         }
+    }
+
+    fn choose(&mut self, processors: &CpuSet) -> bool {
+        let is_done = set_affinity(self.thread, processors);
+        if is_done {
+            self.chosen = Some(*processors);
+        }
+        is_done
     }
 }
 
