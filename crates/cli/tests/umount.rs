@@ -8,7 +8,7 @@ mod common;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -337,18 +337,26 @@ while True:
 struct SilentMount {
     server: std::process::Child,
     dir: TempDir,
+    /// The mount point: `dir`, or a directory below it.
+    at: PathBuf,
 }
 
 impl SilentMount {
     fn new(options: &str, source: &str) -> Self {
+        Self::below("", options, source)
+    }
+
+    fn below(path: &str, options: &str, source: &str) -> Self {
         let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+        let at = dir.path().join(path);
+        std::fs::create_dir_all(&at).unwrap();
         let mut command = Command::new("python3");
-        command.args(["-c", SILENT]).arg(dir.path()).args([options, source]).stdout(Stdio::piped());
+        command.args(["-c", SILENT]).arg(&at).args([options, source]).stdout(Stdio::piped());
         let mut server = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "mounted\n");
-        Self { server, dir }
+        Self { server, dir, at }
     }
 
     fn is_mounted(&self) -> bool {
@@ -360,7 +368,7 @@ impl Drop for SilentMount {
     fn drop(&mut self) {
         let _ = self.server.kill();
         let _ = self.server.wait();
-        let _ = rustix::mount::unmount(self.dir.path(), rustix::mount::UnmountFlags::DETACH);
+        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
     }
 }
 
@@ -405,6 +413,37 @@ fn root_does_not_wait_for_a_silent_server_of_another_user() {
         refused(&beside_silent_server(&mut mount, ["umount", &*at]), &words);
         assert!(!mount.is_mounted());
     }
+}
+
+#[test]
+fn root_unmounts_nothing_else_if_the_mount_point_is_replaced() {
+    if !capability::fuse() || !capability::program("python3") || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mount = SilentMount::below("x/victim", ",allow_other", "bad\x1b]0;title\x07");
+    let [base, elsewhere] = [mount.dir.path(), &mount.dir.path().join("elsewhere")];
+    let victim = elsewhere.join("victim");
+    std::fs::create_dir_all(&victim).unwrap();
+    let none = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("victim", &victim, "tmpfs", none, None).unwrap();
+    let child = Command::new(UBTRFS)
+        .arg("umount")
+        .arg(&mount.at)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // While the program waits for the server, the user replaces the directory that holds the mount point.
+    std::thread::sleep(Duration::from_secs(1));
+    rustix::mount::unmount(&mount.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+    std::fs::rename(base.join("x"), base.join("gone")).unwrap();
+    std::os::unix::fs::symlink(elsewhere, base.join("x")).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let is_there = std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&*victim.to_string_lossy());
+    let _ = rustix::mount::unmount(&victim, rustix::mount::UnmountFlags::DETACH);
+    assert!(is_there, "another filesystem was unmounted");
+    refused(&output, &["its mount point changed meanwhile"]);
 }
 
 /// The device in the table of mounts is a text that the user chose, so it may lead into a mount of that user.

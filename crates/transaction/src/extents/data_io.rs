@@ -90,10 +90,8 @@ impl Engine {
             return Ok(reservation);
         }
         // Writeback replaces pessimistic reservations by extents; a commit frees pinned space.
-        let reclaimed = self.reserve_with_reclaim(Some(self.admission.data_tickets()), granted, |_| {
-            self.flush_data()?;
-            self.commit()
-        });
+        let reclaimed =
+            self.reserve_with_reclaim(Some(self.admission.data_tickets()), granted, |round| self.reclaim_data(round));
         match reclaimed {
             // While another thread commits, less space is free than after the commit: space is pinned, and in mixed
             // block groups the need of metadata is counted twice (I5 of `handle/metadata_reservation.rs`). So the last

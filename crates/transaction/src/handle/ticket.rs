@@ -105,6 +105,18 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// A round of reclaim for data: writes dirty data back and commits. Before the second round, waits for the deletion
+    /// of files that lost their last name: their space may have come too late for the first round.
+    pub(crate) fn reclaim_data(&self, round: usize) -> Result<()> {
+        if let (1.., Some(flusher)) = (round, self.flusher()) {
+            flusher.wait_for_deletions();
+        }
+        self.flush_data()?;
+        self.commit()
+    }
+}
+
 impl Turn<'_> {
     /// Whether reclaim failed to help an earlier waiter while this waiter waited (I3).
     pub(crate) fn is_hopeless(&self) -> bool {

@@ -34,11 +34,7 @@ impl Engine {
         // Writing dirty data replaces its reservation by the space in use, which is smaller after overwrites and
         // compression. The space of a file that was just removed may come too late for the first commit.
         for round in 0..RECLAIMS {
-            if let (1.., Some(flusher)) = (round, self.flusher()) {
-                flusher.wait_for_deletions();
-            }
-            self.flush_data()?;
-            self.commit()?;
+            self.reclaim_data(round)?;
             if let Some(reservation) = self.try_reserve_quota_amount(root, amount) {
                 return Ok(reservation);
             }

@@ -76,6 +76,10 @@ fn for_each_image(
 }
 
 fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
+    let last = path.path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty());
+    if matches!(last, Some(b"." | b"..")) {
+        bail!("cannot remove {path}: it ends in '.' or '..'; name the file or directory itself");
+    }
     let found = lookup_parent(fs, path).and_then(|(parent, name)| {
         let attr = fs.lookup(parent, name).with_context(|| format!("{path}"))?;
         Ok((parent, name, attr))
