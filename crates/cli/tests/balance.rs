@@ -131,6 +131,13 @@ fn a_queued_balance_waits_in_the_background() {
     assert_eq!(ok(balance(&["start", "--bg", "-m"], &at)), "");
     refused(&balance(&["start", "--bg", "-musage=0"], &at), &["a balance is running"]);
     refused(&balance(&["start", "--bg", "--enqueue", "-dconvert=raid1"], &at), &["single or dup"]);
+    // A signal ends a balance that waits in the foreground.
+    let mut queued = common::command(["balance", "start", "--enqueue", "-musage=0", &at]);
+    let queued = queued.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1200));
+    sh("kill", ["-TERM", &queued.id().to_string()]).unwrap();
+    refused(&queued.wait_with_output().unwrap(), &["cancelled while waiting for another balance"]);
+    assert!(!is_idle(), "the first balance still waits");
     let begun = Instant::now();
     assert_eq!(ok(balance(&["start", "--bg", "--enqueue", "-dconvert=dup"], &at)), "");
     assert!(!is_idle(), "the first balance still waits");

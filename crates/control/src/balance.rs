@@ -178,7 +178,8 @@ fn told(error: Error) -> Failure {
         }
         Error::Engine(EngineError::Cancelled) => Failure::new(
             errno,
-            "the balance was stopped; block groups moved so far keep their new place, and the same command moves the others",
+            "the balance was stopped; block groups moved so far keep their new place; the others are moved by 'ubtrfs balance \
+             resume' if the balance was paused, and otherwise by the same command",
         ),
         Error::Engine(EngineError::NoSpace) => Failure::new(
             errno,

@@ -42,6 +42,7 @@ impl Served {
         let all = affinity(Path::new("/proc/self")).unwrap();
         if !all.contains(['-', ',']) {
             eprintln!("SKIPPED: this test needs two processors");
+            assert!(std::env::var_os("CI").is_none(), "CI must be able to run this");
             return None;
         }
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));

@@ -2,10 +2,12 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
 use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyResponse};
+use ubtrfs_transaction::Job;
 
 use super::background::Detached;
 use super::offline::{ImageOptions, Use};
@@ -191,19 +193,22 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
         print_out(&lines.collect::<String>())?;
     }
     let report = with_channel(&path, &image, Use::Write, |channel| {
-        loop {
-            let result = call_long(channel, Request::Start(Box::new(start.clone())), detached.as_ref());
-            match result {
-                Err(error) if enqueue && is_running(channel, &error)? => {
-                    // The filters were accepted, so the caller need not wait for the other balance.
-                    if let Some(detached) = &detached {
-                        detached.report_begin();
+        let request = Request::Start(Box::new(start));
+        let response = with_progress_in_bytes("balance", |job| {
+            loop {
+                match call_in_job(channel, request.clone(), detached.as_ref(), job) {
+                    Err(error) if enqueue && is_running(channel, &error)? => {
+                        // The filters were accepted, so the caller need not wait for the other balance.
+                        if let Some(detached) = &detached {
+                            detached.report_begin();
+                        }
+                        wait_in_queue(job)?;
                     }
-                    std::thread::sleep(QUEUE_WAIT);
+                    result => return result,
                 }
-                result => return done(result?),
             }
-        }
+        });
+        done(response?)
     })?;
     tell(&report, quiet)
 }
@@ -222,7 +227,7 @@ fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bo
 
 fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.of.path.or_image(), &args.of.image);
-    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume, None)?))?;
+    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume)?))?;
     tell(&report, args.quiet)
 }
 
@@ -236,9 +241,7 @@ fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
 }
 
 fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
-    with_channel(&args.path.or_image(), &args.image, Use::Write, |channel| {
-        call_long(channel, request, None).map(drop)
-    })?;
+    with_channel(&args.path.or_image(), &args.image, Use::Write, |channel| call_long(channel, request).map(drop))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -246,15 +249,35 @@ fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
     response(channel.call(AnyRequest::Balance(request), &[]))
 }
 
-/// Runs a command that takes long. With `detached`, this process is in the background.
-fn call_long(channel: &Channel<'_>, request: Request, detached: Option<&Detached>) -> anyhow::Result<Response> {
-    response(with_progress_in_bytes("balance", |job| {
-        let run = || channel.call_with(AnyRequest::Balance(request), &[], job);
-        match detached {
-            Some(detached) => detached.run(job, run),
-            None => run(),
+/// Runs a command that takes long.
+fn call_long(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
+    with_progress_in_bytes("balance", |job| call_in_job(channel, request, None, job))
+}
+
+/// Runs a command that takes long as a part of `job`. With `detached`, this process is in the background.
+fn call_in_job(
+    channel: &Channel<'_>,
+    request: Request,
+    detached: Option<&Detached>,
+    job: &Job,
+) -> anyhow::Result<Response> {
+    let run = || channel.call_with(AnyRequest::Balance(request), &[], job);
+    response(match detached {
+        Some(detached) => detached.run(job, run),
+        None => run(),
+    })
+}
+
+/// Waits before the next attempt to start a balance. Fails if the job was cancelled.
+fn wait_in_queue(job: &Job) -> anyhow::Result<()> {
+    let end = Instant::now() + QUEUE_WAIT;
+    while Instant::now() < end {
+        if job.progress().is_cancelled {
+            bail!("cancelled while waiting for another balance");
         }
-    }))
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
@@ -409,7 +432,7 @@ fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), Strin
 const ENOTCONN: i32 = 107;
 const EINPROGRESS: i32 = 115;
 /// Time between two attempts to start a balance that waits for another one.
-const QUEUE_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
+const QUEUE_WAIT: Duration = Duration::from_millis(500);
 /// Exit status of a command that pauses, resumes or cancels a balance, if there is no balance.
 const NO_BALANCE: u8 = 2;
 /// Exit status of `balance status` after an error, because 1 means that there is a balance.
