@@ -1,9 +1,11 @@
 //! Limits of quota groups.
 //!
 //! Invariants:
-//! - I1. When a reservation is granted, the counted and reserved bytes of each group stay within its limits, so any
-//!   number of writers together exceed no limit. Reserved bytes are the bytes before compression, and the tree blocks
-//!   for the items of the data (I2 of `handle/quota_reservation.rs`); counted bytes are the bytes after compression.
+//! - I1. When a reservation is granted, the counted and reserved bytes of each group stay within its limits. Reserved
+//!   bytes are the bytes before compression, and the tree blocks for the items of the data (I2 of
+//!   `handle/quota_reservation.rs`); counted bytes are the bytes after compression. So any number of writers together
+//!   exceed no limit, except by items: a file whose dirty data is scattered needs more than one tree block, about one
+//!   for each 200 extents, and may exceed a limit by about 2% of that data.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::RootId;
