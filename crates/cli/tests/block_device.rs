@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use common::{ok, refused, server_of, ubtrfs};
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopDevice, LoopMount, btrfs_check, capability, run};
@@ -113,7 +114,19 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 fn force(dir: &Path) -> rustix::io::Result<()> {
-    rustix::mount::unmount(dir, UnmountFlags::FORCE)
+    unmount(dir, UnmountFlags::FORCE)
+}
+
+/// Unmounts. Tries again while the mount is busy: another test may be starting a program, which has the open files of
+/// this process until it calls exec.
+fn unmount(dir: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
+    for _ in 0..200 {
+        match rustix::mount::unmount(dir, flags) {
+            Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(5)),
+            done => return done,
+        }
+    }
+    rustix::mount::unmount(dir, flags)
 }
 
 fn signal(name: &str, server: u32) {
@@ -147,7 +160,7 @@ fn sync_and_umount_of_a_block_device_wait_for_the_commit() {
 
     fs::write(bed.join("last"), vec![b'x'; 5_000_000]).unwrap();
     // Plain umount(2), without the program.
-    rustix::mount::unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
+    unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
     assert_eq!(bed.on_disk("last").unwrap().len(), 5_000_000);
     drop(bed.claim().unwrap());
 
@@ -190,7 +203,7 @@ fn a_block_device_is_mounted_again_after_every_end() {
     assert_eq!(fs::read(bed.join("file")).unwrap(), b"3");
     ok(ubtrfs(bed.arguments("remount,ro")));
     assert!(fs::write(bed.join("file"), b"4").is_err());
-    rustix::mount::unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
+    unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
     assert_eq!(bed.on_disk("file").as_deref(), Some(&b"3"[..]));
 }
 
@@ -334,7 +347,7 @@ fn a_server_commits_after_an_abort_that_leaves_the_mount() {
         assert_eq!(bed.on_disk("last").map(|content| content.len()), Some(5_000_000), "{flag}: {output:?}");
         drop(busy);
         if bed.kind().is_some() {
-            rustix::mount::unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
+            unmount(bed.dir.path(), UnmountFlags::NOFOLLOW).unwrap();
         }
         drop(bed.claim().unwrap());
     }

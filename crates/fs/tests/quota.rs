@@ -257,6 +257,31 @@ fn many_writers_end_at_the_limit() {
     }
 }
 
+/// The extent items of scattered blocks fill many tree blocks, which count too.
+#[test]
+fn scattered_writes_end_at_the_limit() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    const LIMIT: u64 = 48 << 20;
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image, "");
+    let a = fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    fs.enable_quotas(QuotaKind::Full).unwrap();
+    settle(&fs);
+    let id = QgroupId::of_subvolume(a.root);
+    fs.limit_qgroup(id, Some(Some(LIMIT)), None).unwrap();
+    let file = fs.create(a, b"f", NewInode::file(0o644), &ROOT).unwrap().id;
+    let nr_written = (0..LIMIT / 4096).take_while(|nr| fs.write(file, nr * 8192, &[1; 4096]).is_ok()).count() as u64;
+    assert!(nr_written < LIMIT / 4096 && nr_written * 4096 > LIMIT / 10 * 9, "{nr_written}");
+    settle(&fs);
+    let (referenced, _) = group(&fs, id);
+    assert!((LIMIT - (128 << 10)..=LIMIT).contains(&referenced), "{referenced} of {LIMIT}");
+    fs.close().unwrap();
+    drop(fs);
+    judge_kind(QuotaKind::Full, image.path(), "scattered");
+}
+
 /// Judges the numbers of either kind of quotas. `btrfs check` 6.2 does not open a filesystem with simple quotas.
 fn judge_kind(kind: QuotaKind, image: &Path, what: &str) {
     if kind == QuotaKind::Full {

@@ -8,8 +8,8 @@
 //! Invariants:
 //! - I1. Reservations are spent in the transaction of their items or in a later one, so bytes are counted before their
 //!   reservation ends.
-//! - I2. Beside its bytes, each reservation of data holds one tree block for the items of the data. Reservations that
-//!   are merged hold one together: their data belongs to one inode.
+//! - I2. Beside its bytes, each reservation of data holds one tree block for the items of the data. If reservations are
+//!   merged, because their data belongs to one inode, then each but the first holds only [`ITEM_BYTES`].
 //!
 //! Locks: the state of quotas ([`crate::qgroup`]) -> the reserved bytes.
 
@@ -44,19 +44,19 @@ struct GroupReserved {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
-    /// Number of tree blocks, beside the bytes (I2).
-    pub(crate) nodes: u64,
+    /// Bytes of tree blocks, in addition to `bytes` (I2).
+    pub(crate) tree_bytes: u64,
 }
 
 impl Amount {
     fn add(&mut self, other: Self) {
         self.bytes = self.bytes.saturating_add(other.bytes);
-        self.nodes = self.nodes.saturating_add(other.nodes);
+        self.tree_bytes = self.tree_bytes.saturating_add(other.tree_bytes);
     }
 
     fn subtract(&mut self, other: Self) {
         self.bytes = self.bytes.saturating_sub(other.bytes);
-        self.nodes = self.nodes.saturating_sub(other.nodes);
+        self.tree_bytes = self.tree_bytes.saturating_sub(other.tree_bytes);
     }
 }
 
@@ -72,6 +72,7 @@ pub struct QuotaReservation {
 struct Part {
     reserved: Arc<Reserved>,
     groups: Arc<[QgroupId]>,
+    node_bytes: u64,
     amount: Amount,
 }
 
@@ -81,6 +82,7 @@ impl Reserved {
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,
+        node_bytes: u64,
         amount: Amount,
         fits: impl Fn(QgroupId, Amount) -> bool,
     ) -> Option<QuotaReservation> {
@@ -98,7 +100,7 @@ impl Reserved {
             reserved.entry(*id).or_default().held.add(amount);
         }
         drop(reserved);
-        let part = Part { reserved: Arc::clone(self), groups, amount };
+        let part = Part { reserved: Arc::clone(self), groups, node_bytes, amount };
         Some(QuotaReservation { parts: vec![part] })
     }
 
@@ -131,35 +133,59 @@ impl Part {
         }
     }
 
-    /// Splits off up to `bytes`. Both parts then hold the tree blocks that this part held, unless all bytes are split
-    /// off.
+    /// Splits off up to `bytes`, with their share of the tree bytes. Each part then holds a tree block at least, if this
+    /// part did.
     fn split(&mut self, bytes: u64) -> Self {
-        let bytes = bytes.min(self.amount.bytes);
-        let nodes = self.amount.nodes;
-        self.amount.subtract(Amount { bytes, nodes: 0 });
-        if self.amount.bytes == 0 {
-            self.amount.nodes = 0;
-        } else if nodes > 0 {
+        let all = self.amount;
+        let bytes = bytes.min(all.bytes);
+        let mut moved = Amount { bytes, ..all };
+        if bytes < all.bytes {
+            let product = u128::from(all.tree_bytes).saturating_mul(bytes.into());
+            let share = product.checked_div(all.bytes.into()).and_then(|share| u64::try_from(share).ok());
+            let share = share.unwrap_or(all.tree_bytes);
+            let least = all.tree_bytes.min(self.node_bytes);
+            moved.tree_bytes = share.max(least);
+            let left = Amount {
+                bytes: all.bytes.saturating_sub(bytes),
+                tree_bytes: all.tree_bytes.saturating_sub(share).max(least),
+            };
+            let more = moved.tree_bytes.saturating_add(left.tree_bytes).saturating_sub(all.tree_bytes);
             let mut reserved = self.reserved.groups.lock();
             for id in self.groups.iter() {
-                reserved.entry(*id).or_default().held.add(Amount { bytes: 0, nodes });
+                reserved.entry(*id).or_default().held.add(Amount { bytes: 0, tree_bytes: more });
             }
+            drop(reserved);
+            self.amount = left;
+        } else {
+            self.amount = Amount::default();
         }
         let (reserved, groups) = (Arc::clone(&self.reserved), Arc::clone(&self.groups));
-        Self { reserved, groups, amount: Amount { bytes, nodes } }
+        Self { reserved, groups, node_bytes: self.node_bytes, amount: moved }
     }
 
-    /// Adds a part of the same groups. Both together hold as many tree blocks as the part that held more (I2).
+    /// Adds a part of the same groups (I2).
     fn merge(&mut self, mut other: Self) {
-        let nodes = self.amount.nodes.max(other.amount.nodes);
-        let spare = self.amount.nodes.min(other.amount.nodes);
-        self.amount = Amount { bytes: self.amount.bytes.saturating_add(other.amount.bytes), nodes };
-        if spare > 0 {
-            other.amount = Amount { bytes: 0, nodes: spare };
+        let (most, least) = if self.amount.tree_bytes < other.amount.tree_bytes {
+            (other.amount.tree_bytes, self.amount.tree_bytes)
+        } else {
+            (self.amount.tree_bytes, other.amount.tree_bytes)
+        };
+        // A part that was merged itself holds the item bytes of all its reservations beside one tree block.
+        let kept = least.saturating_sub(self.node_bytes).saturating_add(ITEM_BYTES).min(least);
+        self.amount = Amount {
+            bytes: self.amount.bytes.saturating_add(other.amount.bytes),
+            tree_bytes: most.saturating_add(kept),
+        };
+        other.amount = Amount { bytes: 0, tree_bytes: least.saturating_sub(kept) };
+        if other.amount.tree_bytes > 0 {
             other.give_back(false);
         }
     }
 }
+
+/// Bytes in tree blocks for the items of data that is not adjacent to other dirty data: a file extent item and its
+/// header, in a leaf that is half full after a split, and the share of the leaf's parents.
+const ITEM_BYTES: u64 = 192;
 
 impl QuotaReservation {
     /// Moves up to `bytes` from another reservation to this one.

@@ -4,8 +4,7 @@
 //! - I1. When a reservation is granted, the counted and reserved bytes of each group stay within its limits. Reserved
 //!   bytes are the bytes before compression, and the tree blocks for the items of the data (I2 of
 //!   `handle/quota_reservation.rs`); counted bytes are the bytes after compression. So any number of writers together
-//!   exceed no limit, except by items: a file whose dirty data is scattered needs more than one tree block, about one
-//!   for each 200 extents, and may exceed a limit by about 2% of that data.
+//!   exceed no limit, except by the items of writes into preallocated space, which reserve nothing.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::RootId;
@@ -23,7 +22,7 @@ impl Engine {
     /// [`Error::QuotaExceeded`] if writing dirty data and committing does not help, or an error of the write or the
     /// commit.
     pub fn reserve_quota(&self, root: RootId, bytes: u64) -> Result<QuotaReservation> {
-        self.reserve_quota_amount(root, Amount { bytes, nodes: 1 })
+        self.reserve_quota_amount(root, Amount { bytes, tree_bytes: self.geometry.nodesize.into() })
     }
 
     fn reserve_quota_amount(&self, root: RootId, amount: Amount) -> Result<QuotaReservation> {
@@ -46,17 +45,16 @@ impl Engine {
 
     /// Reserves space for data and its items if the limits allow it now, without writing or committing.
     pub(crate) fn try_reserve_quota(&self, root: RootId, bytes: u64) -> Option<QuotaReservation> {
-        self.try_reserve_quota_amount(root, Amount { bytes, nodes: 1 })
+        self.try_reserve_quota_amount(root, Amount { bytes, tree_bytes: self.geometry.nodesize.into() })
     }
 
     fn try_reserve_quota_amount(&self, root: RootId, amount: Amount) -> Option<QuotaReservation> {
-        let nodesize = u64::from(self.geometry.nodesize);
         let mut state = self.quotas.lock();
         let Some(state) = &mut *state else { return Some(QuotaReservation::default()) };
         let above = state.groups.above(root);
         // I1
-        self.quotas.reserved.try_hold(above, amount, |id, reserved| {
-            let reserved = reserved.bytes.saturating_add(reserved.nodes.saturating_mul(nodesize));
+        self.quotas.reserved.try_hold(above, self.geometry.nodesize.into(), amount, |id, reserved| {
+            let reserved = reserved.bytes.saturating_add(reserved.tree_bytes);
             let fits = |used: u64, limit: Option<u64>| limit.is_none_or(|limit| used.saturating_add(reserved) <= limit);
             state.groups.get(id).is_none_or(|group| {
                 fits(group.referenced, group.limit.referenced()) && fits(group.exclusive, group.limit.exclusive())
@@ -70,6 +68,6 @@ impl Engine {
     ///
     /// As for [`Engine::reserve_quota`].
     pub fn reserve_metadata_quota(&self, root: RootId) -> Result<QuotaReservation> {
-        self.reserve_quota_amount(root, Amount { bytes: 0, nodes: 1 })
+        self.reserve_quota_amount(root, Amount { bytes: 0, tree_bytes: self.geometry.nodesize.into() })
     }
 }
