@@ -248,6 +248,37 @@ fn a_command_whose_result_is_lost_fails() {
     }
 }
 
+#[test]
+fn lost_lines_about_streams_are_reported_like_others() {
+    let bed = Bed::new();
+    fs::copy(bed.dir().join("kept.img"), bed.dir().join("b.img")).unwrap();
+    for line in [
+        "subvolume create b.img:/s",
+        "subvolume snapshot -r b.img:/s b.img:/s1",
+        "mkdir b.img:/s/new",
+        "subvolume snapshot -r b.img:/s b.img:/s2",
+        "send -q -f stream b.img:/s1",
+    ] {
+        assert!(run(line, bed.dir(), Sink::Null, Sink::Null).status.success(), "{line}");
+    }
+    for line in
+        ["send --diff b.img:/s1 b.img:/s2", "send --diff --json b.img:/s1 b.img:/s2", "receive --dump -f stream"]
+    {
+        let full = run(line, bed.dir(), Sink::Full, Sink::Pipe);
+        let stderr = String::from_utf8_lossy(&full.stderr).into_owned();
+        assert!(
+            full.status.code() == Some(1) && stderr.contains("cannot write to standard output"),
+            "{line}: {stderr}"
+        );
+        let gone = run(line, bed.dir(), Sink::NoReader, Sink::Pipe);
+        assert_eq!((gone.status.code(), &*String::from_utf8_lossy(&gone.stderr)), (Some(141), ""), "{line}");
+    }
+    // The failure of a send of several subvolumes names all of them.
+    let both = run("send -q -f /dev/full b.img:/s1 b.img:/s2", bed.dir(), Sink::Null, Sink::Pipe);
+    let stderr = String::from_utf8_lossy(&both.stderr).into_owned();
+    assert!(both.status.code() == Some(1) && stderr.contains("cannot send b.img:/s1, b.img:/s2"), "{stderr}");
+}
+
 /// A change is kept even if its report is lost.
 #[test]
 fn a_change_is_kept_where_its_report_is_lost() {

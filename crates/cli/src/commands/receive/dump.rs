@@ -5,11 +5,12 @@
 use std::io::{BufReader, Write};
 use std::os::fd::BorrowedFd;
 
+use anyhow::Context;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_stream::{Command, FrameReader, parse};
 
 use crate::commands::subvolume::seconds_text;
-use crate::common::stdout;
+use crate::common::{OUTPUT_LOST, stdout};
 
 pub(super) fn run(stream: BorrowedFd<'_>, only_first: bool) -> anyhow::Result<()> {
     let input = std::fs::File::from(stream.try_clone_to_owned()?);
@@ -34,7 +35,7 @@ pub(super) fn run(stream: BorrowedFd<'_>, only_first: bool) -> anyhow::Result<()
                 if let Command::Subvol { path, .. } | Command::Snapshot { path, .. } = command {
                     subvolume = [b"./", path].concat();
                 }
-                writeln!(out, "{}", line(&subvolume, &command))?;
+                writeln!(out, "{}", line(&subvolume, &command)).context(OUTPUT_LOST)?;
             }
             if only_first {
                 break;
@@ -45,7 +46,7 @@ pub(super) fn run(stream: BorrowedFd<'_>, only_first: bool) -> anyhow::Result<()
     };
     // If the dump fails, the lines before the error are still printed.
     let dumped = dump();
-    out.flush()?;
+    out.flush().context(OUTPUT_LOST)?;
     dumped
 }
 

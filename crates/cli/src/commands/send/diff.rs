@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::thread;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 use ubtrfs_control::{Request as AnyRequest, send};
 
@@ -14,6 +14,7 @@ use super::{Args, answer, snapshot};
 use crate::commands::offline::Use;
 use crate::commands::offline::text::printable;
 use crate::commands::place::with_channel;
+use crate::common::{OUTPUT_LOST, stdout};
 use crate::job::with_progress;
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -34,23 +35,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // If printing failed, the server could not write to the pipe either, so `done` is also an error. The error of
         // printing is the cause, so it is returned first.
         printed.map_err(|_| anyhow!("printing failed: this is a bug of ubtrfs"))??;
-        answer(done, new).map(drop)
+        answer(done, std::slice::from_ref(new)).map(drop)
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints each change as soon as it arrives.
 fn print(lines: impl BufRead, json: bool) -> anyhow::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = io::BufWriter::new(stdout());
     for line in lines.lines() {
         let line = line?;
-        if json {
-            writeln!(out, "{line}")?;
-        } else {
-            writeln!(out, "{}", sentence(&serde_json::from_str(&line)?))?;
-        }
+        let shown = if json { line } else { sentence(&serde_json::from_str(&line)?) };
+        writeln!(out, "{shown}").context(OUTPUT_LOST)?;
     }
-    Ok(out.flush()?)
+    out.flush().context(OUTPUT_LOST)
 }
 
 /// A change in words: `renamed  file      a -> b`.

@@ -130,7 +130,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if args.file.is_none() && done.as_ref().is_err_and(|failure| failure.errno() == Errno::PIPE) {
             return Err(reader_gone());
         }
-        answer(done, first)
+        answer(done, &args.subvolumes)
     })?;
     if args.verbose > 0 {
         let seconds = began.elapsed().as_secs_f64().max(0.001);
@@ -146,12 +146,13 @@ fn open_output(path: &Path) -> anyhow::Result<File> {
     opened.with_context(|| format!("cannot create {}", path.display()))
 }
 
-/// Converts the answer of a send into the number of bytes written, or into an error that names the subvolume.
-fn answer(done: Result<ubtrfs_control::Response, Failure>, target: &Target) -> anyhow::Result<u64> {
+/// Converts the answer of a send into the number of bytes written, or into an error that names the subvolumes.
+fn answer(done: Result<ubtrfs_control::Response, Failure>, targets: &[Target]) -> anyhow::Result<u64> {
+    let names = || targets.iter().map(Target::to_string).collect::<Vec<_>>().join(", ");
     match done {
         Ok(ubtrfs_control::Response::Send(done)) => Ok(done.bytes),
-        Ok(_) => Err(anyhow!("cannot send {target}: {}", ubtrfs_control::unexpected())),
-        Err(failure) => Err(anyhow!("cannot send {target}: {failure}")),
+        Ok(_) => Err(anyhow!("cannot send {}: {}", names(), ubtrfs_control::unexpected())),
+        Err(failure) => Err(anyhow!("cannot send {}: {failure}", names())),
     }
 }
 
