@@ -258,7 +258,7 @@ struct KeyedPlace {
 }
 
 /// Minimum number of heads for each thread: fewer heads are not worth a thread and a copy of all heads in memory.
-const PART_HEADS: usize = if cfg!(test) { 4 } else { 16 << 10 };
+const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
 /// Maximum number of steps towards a target. If the target is farther away, a new search from the root is cheaper than
 /// more steps.
 const STEPS_MAX: usize = 16;
