@@ -24,7 +24,7 @@ use ubtrfs_format::RootId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QgroupId(pub u64);
 
-/// Space that is reserved for groups but not counted yet.
+/// Bytes that are reserved for groups but not counted yet.
 #[derive(Debug, Default)]
 pub(crate) struct Reserved {
     groups: Mutex<HashMap<QgroupId, GroupReserved>>,
@@ -32,32 +32,12 @@ pub(crate) struct Reserved {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct GroupReserved {
-    /// Space held by [`QuotaReservation`]s.
-    held: Amount,
-    /// Space spent in the running transaction.
-    running: Amount,
-    /// Space spent in the transaction that is being committed.
-    frozen: Amount,
-}
-
-/// An amount of reserved space.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amount {
-    pub(crate) bytes: u64,
-    /// Bytes of tree blocks, in addition to `bytes` (I2).
-    pub(crate) tree_bytes: u64,
-}
-
-impl Amount {
-    fn add(&mut self, other: Self) {
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.tree_bytes = self.tree_bytes.saturating_add(other.tree_bytes);
-    }
-
-    fn subtract(&mut self, other: Self) {
-        self.bytes = self.bytes.saturating_sub(other.bytes);
-        self.tree_bytes = self.tree_bytes.saturating_sub(other.tree_bytes);
-    }
+    /// Bytes held by [`QuotaReservation`]s.
+    held: u64,
+    /// Bytes spent in the running transaction.
+    running: u64,
+    /// Bytes spent in the transaction that is being committed.
+    frozen: u64,
 }
 
 /// Space promised to a writer within the limits of its quota groups. The reservation is empty if no group has limits.
@@ -72,113 +52,111 @@ pub struct QuotaReservation {
 struct Part {
     reserved: Arc<Reserved>,
     groups: Arc<[QgroupId]>,
+    /// Size of a tree block.
     node_bytes: u64,
-    amount: Amount,
+    /// Bytes of data.
+    bytes: u64,
+    /// Bytes of tree blocks (I2).
+    tree_bytes: u64,
 }
 
 impl Reserved {
-    /// Reserves space for all of these groups, or for none. `fits` decides for each group whether the limits allow this
-    /// amount of reserved space, earlier reservations included.
+    /// Reserves bytes of data and a tree block of `node_bytes` (I2) for all of these groups, or for none. `fits` decides
+    /// for each group whether the limits allow this number of reserved bytes, earlier reservations included.
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,
+        bytes: u64,
         node_bytes: u64,
-        amount: Amount,
-        fits: impl Fn(QgroupId, Amount) -> bool,
+        fits: impl Fn(QgroupId, u64) -> bool,
     ) -> Option<QuotaReservation> {
+        let part = Part { reserved: Arc::clone(self), groups, node_bytes, bytes, tree_bytes: node_bytes };
         let mut reserved = self.groups.lock();
-        let all_fit = groups.iter().all(|id| {
+        let all_fit = part.groups.iter().all(|id| {
             let GroupReserved { held, running, frozen } = reserved.get(id).copied().unwrap_or_default();
-            let mut sum = amount;
-            [held, running, frozen].into_iter().for_each(|part| sum.add(part));
+            let sum = [held, running, frozen].iter().fold(part.all_bytes(), |sum, other| sum.saturating_add(*other));
             fits(*id, sum)
         });
         if !all_fit {
             return None;
         }
-        for id in groups.iter() {
-            reserved.entry(*id).or_default().held.add(amount);
+        for id in part.groups.iter() {
+            let held = &mut reserved.entry(*id).or_default().held;
+            *held = held.saturating_add(part.all_bytes());
         }
         drop(reserved);
-        let part = Part { reserved: Arc::clone(self), groups, node_bytes, amount };
         Some(QuotaReservation { parts: vec![part] })
     }
 
-    /// Moves the spent space of the running transaction to the frozen transaction. The caller has closed the gate.
+    /// Moves the spent bytes of the running transaction to the frozen transaction. The caller has closed the gate.
     pub(crate) fn freeze(&self) {
         for group in self.groups.lock().values_mut() {
-            group.frozen.add(std::mem::take(&mut group.running));
+            group.frozen = group.frozen.saturating_add(std::mem::take(&mut group.running));
         }
     }
 
-    /// Drops the spent space of the frozen transaction, which quotas have counted.
+    /// Drops the spent bytes of the frozen transaction, which quotas have counted.
     pub(crate) fn committed(&self) {
         self.groups.lock().retain(|_, group| {
-            group.frozen = Amount::default();
-            group.held != Amount::default() || group.running != Amount::default()
+            group.frozen = 0;
+            group.held > 0 || group.running > 0
         });
     }
 }
 
 impl Part {
-    /// Releases the part. With `spend`, its space stays reserved until the running transaction is counted.
-    fn give_back(self, spend: bool) {
+    fn all_bytes(&self) -> u64 {
+        self.bytes.saturating_add(self.tree_bytes)
+    }
+
+    /// Changes what the groups of this part hold.
+    fn update(&self, change: impl Fn(&mut GroupReserved)) {
         let mut reserved = self.reserved.groups.lock();
         for id in self.groups.iter() {
-            let group = reserved.entry(*id).or_default();
-            group.held.subtract(self.amount);
-            if spend {
-                group.running.add(self.amount);
-            }
+            change(reserved.entry(*id).or_default());
         }
+    }
+
+    /// Releases the part. With `spend`, its space stays reserved until the running transaction is counted.
+    fn give_back(&self, spend: bool) {
+        self.update(|group| {
+            group.held = group.held.saturating_sub(self.all_bytes());
+            if spend {
+                group.running = group.running.saturating_add(self.all_bytes());
+            }
+        });
     }
 
     /// Splits off up to `bytes`, with their share of the tree bytes. Each part then holds a tree block at least, if this
     /// part did.
     fn split(&mut self, bytes: u64) -> Self {
-        let all = self.amount;
-        let bytes = bytes.min(all.bytes);
-        let mut moved = Amount { bytes, ..all };
-        if bytes < all.bytes {
-            let product = u128::from(all.tree_bytes).saturating_mul(bytes.into());
-            let share = product.checked_div(all.bytes.into()).and_then(|share| u64::try_from(share).ok());
-            let share = share.unwrap_or(all.tree_bytes);
-            let least = all.tree_bytes.min(self.node_bytes);
-            moved.tree_bytes = share.max(least);
-            let left = Amount {
-                bytes: all.bytes.saturating_sub(bytes),
-                tree_bytes: all.tree_bytes.saturating_sub(share).max(least),
-            };
-            let more = moved.tree_bytes.saturating_add(left.tree_bytes).saturating_sub(all.tree_bytes);
-            let mut reserved = self.reserved.groups.lock();
-            for id in self.groups.iter() {
-                reserved.entry(*id).or_default().held.add(Amount { bytes: 0, tree_bytes: more });
-            }
-            drop(reserved);
-            self.amount = left;
-        } else {
-            self.amount = Amount::default();
+        let bytes = bytes.min(self.bytes);
+        let (mut moved, mut left) = (self.tree_bytes, 0);
+        if bytes < self.bytes {
+            let product = u128::from(self.tree_bytes).saturating_mul(bytes.into());
+            let share = product.checked_div(self.bytes.into()).and_then(|share| u64::try_from(share).ok());
+            let share = share.unwrap_or(self.tree_bytes);
+            let least = self.tree_bytes.min(self.node_bytes);
+            (moved, left) = (share.max(least), self.tree_bytes.saturating_sub(share).max(least));
+            let more = moved.saturating_add(left).saturating_sub(self.tree_bytes);
+            self.update(|group| group.held = group.held.saturating_add(more));
         }
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.tree_bytes = left;
         let (reserved, groups) = (Arc::clone(&self.reserved), Arc::clone(&self.groups));
-        Self { reserved, groups, node_bytes: self.node_bytes, amount: moved }
+        Self { reserved, groups, node_bytes: self.node_bytes, bytes, tree_bytes: moved }
     }
 
     /// Adds a part of the same groups (I2).
-    fn merge(&mut self, mut other: Self) {
-        let (most, least) = if self.amount.tree_bytes < other.amount.tree_bytes {
-            (other.amount.tree_bytes, self.amount.tree_bytes)
-        } else {
-            (self.amount.tree_bytes, other.amount.tree_bytes)
-        };
+    fn merge(&mut self, other: Self) {
+        let (most, least) = (self.tree_bytes.max(other.tree_bytes), self.tree_bytes.min(other.tree_bytes));
         // A part that was merged itself holds the item bytes of all its reservations beside one tree block.
         let kept = least.saturating_sub(self.node_bytes).saturating_add(ITEM_BYTES).min(least);
-        self.amount = Amount {
-            bytes: self.amount.bytes.saturating_add(other.amount.bytes),
-            tree_bytes: most.saturating_add(kept),
-        };
-        other.amount = Amount { bytes: 0, tree_bytes: least.saturating_sub(kept) };
-        if other.amount.tree_bytes > 0 {
-            other.give_back(false);
+        let spare = least.saturating_sub(kept);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.tree_bytes = most.saturating_add(kept);
+        if spare > 0 {
+            self.update(|group| group.held = group.held.saturating_sub(spare));
         }
     }
 }
@@ -194,8 +172,8 @@ impl QuotaReservation {
             && let Some(part) = other.parts.last_mut()
         {
             let moved = part.split(bytes);
-            bytes = bytes.saturating_sub(moved.amount.bytes);
-            if part.amount.bytes == 0 {
+            bytes = bytes.saturating_sub(moved.bytes);
+            if part.bytes == 0 {
                 other.parts.pop();
             }
             match self.parts.iter_mut().find(|known| Arc::ptr_eq(&known.groups, &moved.groups)) {

@@ -402,8 +402,9 @@ impl Engine {
         Ok(found)
     }
 
-    /// Makes the group of a new subvolume with these limits, and adds it to the groups `parents`. With simple quotas and no `parents`, the
-    /// new group joins the groups of `holder`, the subvolume that holds the new subvolume's name, as in Linux.
+    /// Makes the group of a new subvolume with these limits, and adds it to the groups `parents`. With simple quotas
+    /// and no `parents`, the new group joins the groups of `holder`, the subvolume that holds the new subvolume's name,
+    /// as in Linux.
     pub(crate) fn add_group(&self, id: RootId, holder: RootId, parents: &[QgroupId], limit: Option<&QgroupLimit>) {
         if let Some(state) = &mut *self.quotas.lock() {
             let inherits = state.simple_since().is_some() && parents.is_empty();

@@ -10,7 +10,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::RootId;
 
 use crate::engine::Engine;
-use crate::handle::quota_reservation::{Amount, QuotaReservation};
+use crate::handle::quota_reservation::QuotaReservation;
 use crate::handle::ticket::RECLAIMS;
 
 impl Engine {
@@ -22,21 +22,17 @@ impl Engine {
     /// [`Error::QuotaExceeded`] if writing dirty data and committing does not help, or an error of the write or the
     /// commit.
     pub fn reserve_quota(&self, root: RootId, bytes: u64) -> Result<QuotaReservation> {
-        self.reserve_quota_amount(root, Amount { bytes, tree_bytes: self.geometry.nodesize.into() })
-    }
-
-    fn reserve_quota_amount(&self, root: RootId, amount: Amount) -> Result<QuotaReservation> {
         if !self.quotas.has_limits() {
             return Ok(QuotaReservation::default());
         }
-        if let Some(reservation) = self.try_reserve_quota_amount(root, amount) {
+        if let Some(reservation) = self.try_reserve_quota(root, bytes) {
             return Ok(reservation);
         }
         // Writing dirty data replaces its reservation by the space in use, which is smaller after overwrites and
         // compression. The space of a file that was just removed may come too late for the first commit.
         for round in 0..RECLAIMS {
             self.reclaim_data(round)?;
-            if let Some(reservation) = self.try_reserve_quota_amount(root, amount) {
+            if let Some(reservation) = self.try_reserve_quota(root, bytes) {
                 return Ok(reservation);
             }
         }
@@ -45,16 +41,11 @@ impl Engine {
 
     /// Reserves space for data and its items if the limits allow it now, without writing or committing.
     pub(crate) fn try_reserve_quota(&self, root: RootId, bytes: u64) -> Option<QuotaReservation> {
-        self.try_reserve_quota_amount(root, Amount { bytes, tree_bytes: self.geometry.nodesize.into() })
-    }
-
-    fn try_reserve_quota_amount(&self, root: RootId, amount: Amount) -> Option<QuotaReservation> {
         let mut state = self.quotas.lock();
         let Some(state) = &mut *state else { return Some(QuotaReservation::default()) };
         let above = state.groups.above(root);
         // I1
-        self.quotas.reserved.try_hold(above, self.geometry.nodesize.into(), amount, |id, reserved| {
-            let reserved = reserved.bytes.saturating_add(reserved.tree_bytes);
+        self.quotas.reserved.try_hold(above, bytes, self.geometry.nodesize.into(), |id, reserved| {
             let fits = |used: u64, limit: Option<u64>| limit.is_none_or(|limit| used.saturating_add(reserved) <= limit);
             state.groups.get(id).is_none_or(|group| {
                 fits(group.referenced, group.limit.referenced()) && fits(group.exclusive, group.limit.exclusive())
@@ -68,6 +59,6 @@ impl Engine {
     ///
     /// As for [`Engine::reserve_quota`].
     pub fn reserve_metadata_quota(&self, root: RootId) -> Result<QuotaReservation> {
-        self.reserve_quota_amount(root, Amount { bytes: 0, tree_bytes: self.geometry.nodesize.into() })
+        self.reserve_quota(root, 0)
     }
 }
