@@ -26,7 +26,7 @@ pub(crate) struct InodeCache {
     shards: Box<[Shard]>,
     /// If a shard has at least this many inodes, the next insertion may evict unused ones ([`ShardMap::sweep_at`]).
     shard_limit: AtomicUsize,
-    /// Number of running deletions ([`InodeCache::begin_deletion`]).
+    /// Number of [`Deleting`] values.
     nr_deleting: AtomicUsize,
 }
 
@@ -143,14 +143,23 @@ impl InodeCache {
         self.shard(id).map.lock().users.entry(id).or_default().opens += 1;
     }
 
-    /// Releases lookups; returns true if that was the last use of an inode without links.
-    pub(crate) fn forget(&self, id: InodeId, lookups: u64) -> bool {
-        self.shard(id).map.lock().give_back(id, |users| users.lookups = users.lookups.saturating_sub(lookups))
+    /// Releases lookups. If that was the last use of an inode without links, returns its deletion, which the caller makes.
+    pub(crate) fn forget(&self, id: InodeId, lookups: u64) -> Option<Deleting<'_>> {
+        self.give_back(id, |users| users.lookups = users.lookups.saturating_sub(lookups))
     }
 
-    /// Releases an open; returns true if that was the last use of an inode without links.
-    pub(crate) fn release(&self, id: InodeId) -> bool {
-        self.shard(id).map.lock().give_back(id, |users| users.opens = users.opens.saturating_sub(1))
+    /// Releases an open, as [`InodeCache::forget`] releases lookups.
+    pub(crate) fn release(&self, id: InodeId) -> Option<Deleting<'_>> {
+        self.give_back(id, |users| users.opens = users.opens.saturating_sub(1))
+    }
+
+    fn give_back(&self, id: InodeId, change: impl FnOnce(&mut Users)) -> Option<Deleting<'_>> {
+        let mut map = self.shard(id).map.lock();
+        map.give_back(id, change).then(|| {
+            // Under the shard's lock, so that `awaits_deletions` finds either the user or the deletion.
+            self.nr_deleting.fetch_add(1, Ordering::AcqRel);
+            Deleting(&self.nr_deleting)
+        })
     }
 
     /// Notes that an inode lost its last link. Returns true if the inode is in use, so that its last user deletes it.
@@ -219,17 +228,11 @@ impl InodeCache {
         self.shards.iter().flat_map(of_shard).collect()
     }
 
-    /// Begins the deletion of an inode that may have lost its last use. [`InodeCache::awaits_deletions`] counts it until
-    /// the result is dropped.
-    pub(crate) fn begin_deletion(&self) -> Deleting<'_> {
-        self.nr_deleting.fetch_add(1, Ordering::AcqRel);
-        Deleting(&self.nr_deleting)
-    }
-
     /// Whether inodes without links are being deleted, or will be when the kernel forgets them: they are not open.
     pub(crate) fn awaits_deletions(&self) -> bool {
         let of_shard = |shard: &Shard| shard.map.lock().users.values().any(|users| users.unlinked && users.opens == 0);
-        self.nr_deleting.load(Ordering::Acquire) > 0 || self.shards.iter().any(of_shard)
+        // An inode moves from the users to the deletions, so the users are looked at first.
+        self.shards.iter().any(of_shard) || self.nr_deleting.load(Ordering::Acquire) > 0
     }
 
     /// Whether lookups or opens refer to the inode.
@@ -238,8 +241,9 @@ impl InodeCache {
     }
 }
 
-/// A deletion that [`InodeCache::awaits_deletions`] counts.
+/// The deletion of an inode that lost its last use. [`InodeCache::awaits_deletions`] counts it until this is dropped.
 #[derive(Debug)]
+#[must_use = "the inode has to be deleted"]
 pub(crate) struct Deleting<'s>(&'s AtomicUsize);
 
 impl Drop for Deleting<'_> {

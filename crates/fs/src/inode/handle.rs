@@ -160,8 +160,7 @@ impl Fs {
     /// Releases a use of the inode that began with [`Fs::open_inode`]. Deletes the inode if it is unlinked and has no
     /// other users.
     pub fn release_inode(&self, id: InodeId) {
-        let _deleting = self.inodes.begin_deletion();
-        if self.inodes.release(id) {
+        if let Some(_deleting) = self.inodes.release(id) {
             self.delete_if_unlinked(id);
         }
         self.end_deletion(id);
@@ -170,8 +169,7 @@ impl Fs {
     /// Releases `n` lookups of the inode. Lookups are counted only with
     /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups).
     pub fn forget(&self, id: InodeId, n: u64) {
-        let _deleting = self.inodes.begin_deletion();
-        if self.inodes.forget(id, n) {
+        if let Some(_deleting) = self.inodes.forget(id, n) {
             self.delete_if_unlinked(id);
         }
         self.end_deletion(id);
