@@ -119,16 +119,14 @@ impl Request {
 }
 
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
-    if request == Request::Stats {
-        return Ok(Response::Stats(stats(context, context.fs.device_stats())));
+    if request != Request::Stats {
+        context.require_admin()?;
     }
-    context.require_admin()?;
     let devid = match request {
         Request::Resize { devid, .. } | Request::MinSize { devid } => devid,
         Request::CancelResize => return Ok(context.fs.cancel_resize().map(|()| Response::Cancelled)?),
-        Request::Stats | Request::ResetStats => {
-            return Ok(Response::Stats(stats(context, context.fs.reset_device_stats()?)));
-        }
+        Request::Stats => return Ok(Response::Stats(stats(context, context.fs.device_stats()))),
+        Request::ResetStats => return Ok(Response::Stats(stats(context, context.fs.reset_device_stats()?))),
     };
     let devid = DevId(devid);
     if !context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {

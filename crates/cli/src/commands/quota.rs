@@ -135,10 +135,12 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
             }
         }
         let waits = args.wait || args.wait_norescan || !channel.is_mount();
-        match () {
-            () if waits => wait(channel, &target),
-            () if args.quiet => Ok(()),
-            () => print_out("quota rescan started\n"),
+        if waits {
+            wait(channel, &target)
+        } else if args.quiet {
+            Ok(())
+        } else {
+            print_out("quota rescan started\n")
         }
     })
 }
