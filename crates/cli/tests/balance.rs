@@ -27,15 +27,32 @@ fn filled() -> Image {
     image
 }
 
+/// An image with data, and a directory to mount it on.
+struct Bed {
+    image: Image,
+    path: String,
+    dir: tempfile::TempDir,
+    /// The path of `dir`.
+    at: String,
+}
+
+impl Bed {
+    /// `None` if this machine cannot run the tests.
+    fn new() -> Option<Self> {
+        if !capability::kernel_oracle() || !capability::fuse() {
+            return None;
+        }
+        let image = filled();
+        let path = image.path().to_str().unwrap().to_owned();
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().to_str().unwrap().to_owned();
+        Some(Self { image, path, dir, at })
+    }
+}
+
 #[test]
 fn an_image_and_a_mount_are_balanced_alike() {
-    if !capability::kernel_oracle() || !capability::fuse() {
-        return;
-    }
-    let image = filled();
-    let path = image.path().to_str().unwrap().to_owned();
-    let dir = tempfile::tempdir().unwrap();
-    let at = dir.path().to_str().unwrap().to_owned();
+    let Some(Bed { image, path, dir: _dir, at }) = Bed::new() else { return };
     for place in [&path, &at] {
         if *place == at {
             ok(ubtrfs(["mount", &path, &at]));
@@ -82,13 +99,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 
 #[test]
 fn a_balance_in_the_background_goes_on_after_the_command_and_can_be_waited_for() {
-    if !capability::kernel_oracle() || !capability::fuse() {
-        return;
-    }
-    let image = filled();
-    let path = image.path().to_str().unwrap().to_owned();
-    let dir = tempfile::tempdir().unwrap();
-    let at = dir.path().to_str().unwrap().to_owned();
+    let Some(Bed { image, path, dir: _dir, at }) = Bed::new() else { return };
     let is_idle = |place: &str| balance(&["status"], place).status.success();
     ok(ubtrfs(["mount", &path, &at]));
     assert_eq!(ok(balance(&["start", "--background", "-dconvert=dup"], &at)), "");
@@ -113,13 +124,7 @@ fn a_balance_in_the_background_goes_on_after_the_command_and_can_be_waited_for()
 
 #[test]
 fn a_queued_balance_waits_in_the_background() {
-    if !capability::kernel_oracle() || !capability::fuse() {
-        return;
-    }
-    let image = filled();
-    let path = image.path().to_str().unwrap().to_owned();
-    let dir = tempfile::tempdir().unwrap();
-    let at = dir.path().to_str().unwrap().to_owned();
+    let Some(Bed { image, path, dir: _dir, at }) = Bed::new() else { return };
     let is_idle = || balance(&["status"], &at).status.success();
     ok(ubtrfs(["mount", &path, &at]));
     let snapshot = format!("{at}/snapshot");

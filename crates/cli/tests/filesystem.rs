@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -22,6 +23,17 @@ fn total_bytes(image: &Path) -> u64 {
     let dump = ok(ubtrfs(["inspect", "dump-super", image.to_str().unwrap()]));
     let line = dump.lines().find(|line| line.starts_with("total_bytes")).unwrap();
     line.split_whitespace().last().unwrap().parse().unwrap()
+}
+
+/// A new filesystem, mounted on a new directory. `None` if this machine cannot run the tests.
+fn mounted(len_bytes: u64) -> Option<(Image, tempfile::TempDir)> {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return None;
+    }
+    let image = Image::kernel_made(len_bytes, &[]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    ok(ubtrfs([OsStr::new("mount"), image.path().as_os_str(), dir.path().as_os_str()]));
+    Some((image, dir))
 }
 
 #[test]
@@ -57,13 +69,8 @@ fn an_image_grows_and_shrinks() {
 
 #[test]
 fn a_mount_is_resized_and_its_files_defragmented() {
-    if !capability::kernel_oracle() || !capability::fuse() {
-        return;
-    }
-    let image = Image::kernel_made(512 * MIB, &[]).unwrap();
-    let dir = tempfile::tempdir().unwrap();
+    let Some((image, dir)) = mounted(512 * MIB) else { return };
     let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());
-    ok(ubtrfs(["mount", path, mount]));
     refused(&ubtrfs(["filesystem", "resize", "1G", mount]), &["has 536870912 bytes", "truncate"]);
     fs::File::options().write(true).open(path).unwrap().set_len(1 << 30).unwrap();
     assert_eq!(ok(ubtrfs(["filesystem", "resize", "max", mount])), "device 1: 536870912 -> 1073741824 bytes\n");
@@ -98,13 +105,8 @@ fn a_mount_is_resized_and_its_files_defragmented() {
 
 #[test]
 fn defragment_goes_on_after_an_operand_that_fails_and_names_its_files() {
-    if !capability::kernel_oracle() || !capability::fuse() {
-        return;
-    }
-    let image = Image::kernel_made(512 * MIB, &[]).unwrap();
-    let dir = tempfile::tempdir().unwrap();
+    let Some((image, dir)) = mounted(512 * MIB) else { return };
     let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());
-    ok(ubtrfs(["mount", path, mount]));
     fs::create_dir_all(dir.path().join("d/e")).unwrap();
     for name in ["a", "d/b", "d/e/c"] {
         fs::write(dir.path().join(name), b"content").unwrap();
@@ -140,13 +142,8 @@ fn defragment_goes_on_after_an_operand_that_fails_and_names_its_files() {
 
 #[test]
 fn a_running_resize_is_cancelled() {
-    if !capability::kernel_oracle() || !capability::fuse() {
-        return;
-    }
-    let image = Image::kernel_made(4 << 30, &[]).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());
-    ok(ubtrfs(["mount", path, mount]));
+    let Some((image, dir)) = mounted(4 << 30) else { return };
+    let mount = dir.path().to_str().unwrap();
     for number in 0..6 {
         fs::write(dir.path().join(format!("file-{number}")), vec![number; 100 << 20]).unwrap();
     }
