@@ -24,7 +24,7 @@ use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_
 use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 
-/// What a new subvolume is, besides its content.
+/// The properties of a new subvolume, apart from its content.
 #[derive(Debug)]
 pub(crate) struct Kind<'q> {
     /// Quota groups that the subvolume's own group joins.

@@ -202,7 +202,8 @@ const WAKE_TRIES: usize = 15;
 const WAKE_PAUSE: Duration = Duration::from_micros(500);
 /// A wake-up that takes at least this long is slow: the two wake-ups of a request take half as long as the request.
 const SLOW_WAKE: Duration = Duration::from_micros(3);
-/// The same with rings: an idle processor that no hypervisor has halted wakes faster.
+/// With rings, a wake-up that takes at least this long is slow. An idle processor wakes faster, unless a hypervisor has
+/// halted it.
 const SLOW_WAKE_WITH_RINGS: Duration = Duration::from_micros(30);
 /// The thread may spin for one `SHARE`th of the elapsed time (P3).
 const SHARE: u32 = 4;
