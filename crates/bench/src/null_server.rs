@@ -101,7 +101,6 @@ const MAX_WRITE: u32 = 1 << 20;
 const MAX_BACKGROUND: u16 = 64;
 const FEATURES: Features = Features::PARALLEL_DIROPS
     .union(Features::DO_READDIRPLUS)
-    .union(Features::READDIRPLUS_AUTO)
     .union(Features::CACHE_SYMLINKS)
     .union(Features::ATOMIC_O_TRUNC)
     .union(Features::DONT_MASK)

@@ -266,7 +266,6 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
         // in memory.
         | Features::EXPORT_SUPPORT
         | Features::DO_READDIRPLUS
-        | Features::READDIRPLUS_AUTO
         | Features::CACHE_SYMLINKS
         | Features::HAS_IOCTL_DIR
         // The feature spares a getxattr of security.capability for every write.

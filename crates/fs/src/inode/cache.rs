@@ -84,35 +84,40 @@ impl InodeCache {
 
     /// Returns the inode from memory, or loads it with `load`.
     pub(crate) fn get(&self, id: InodeId, load: impl FnOnce() -> Result<Arc<Inode>>) -> Result<Arc<Inode>> {
-        let shard = self.shard(id);
-        let mut map = shard.map.lock();
-        loop {
-            if let Some(inode) = map.find(id) {
-                return Ok(inode);
-            }
-            if map.loading.insert(id) {
-                break;
-            }
-            shard.loaded.wait(&mut map);
-        }
-        drop(map);
-        // The guard is created before the load, so that waiting threads wake up even if the load panics.
-        let loading = Loading { shard, id };
+        let loading = match self.find_or_block(id) {
+            Found::InMemory(inode) => return Ok(inode),
+            Found::Absent(loading) => loading,
+        };
         let result = load();
         if let Ok(inode) = &result {
-            shard.map.lock().insert(inode, true, self.shard_limit.load(Ordering::Relaxed));
+            loading.shard.map.lock().insert(inode, true, self.shard_limit.load(Ordering::Relaxed));
         }
         drop(loading);
         result
     }
 
-    /// Blocks loading of an uncached inode. Returns `None` if the inode is in memory, referenced or being loaded. Until
-    /// the guard is dropped, `get` for this inode waits, so the holder of the guard must not wait for inode locks.
+    /// Returns the inode from memory, or blocks loading of it. Waits while another thread loads the inode. The holder of
+    /// the guard must not wait for inode locks.
+    pub(crate) fn find_or_block(&self, id: InodeId) -> Found<'_> {
+        let shard = self.shard(id);
+        let mut map = shard.map.lock();
+        loop {
+            if let Some(inode) = map.find(id) {
+                return Found::InMemory(inode);
+            }
+            if let Some(loading) = map.block(shard, id) {
+                return Found::Absent(loading);
+            }
+            shard.loaded.wait(&mut map);
+        }
+    }
+
+    /// Blocks loading of an uncached inode. Returns `None` if the inode is in memory or being loaded. Until the guard is
+    /// dropped, `get` for this inode waits, so the holder of the guard must not wait for inode locks.
     pub(crate) fn block_load(&self, id: InodeId) -> Option<Loading<'_>> {
         let shard = self.shard(id);
         let mut map = shard.map.lock();
-        let is_out = !map.inodes.contains_key(&id) && !map.users.contains_key(&id) && map.loading.insert(id);
-        is_out.then(|| Loading { shard, id })
+        if map.inodes.contains_key(&id) { None } else { map.block(shard, id) }
     }
 
     /// Adds a new inode with the given counts of lookups and opens.
@@ -252,11 +257,29 @@ impl Drop for Deleting<'_> {
     }
 }
 
-/// A guard: while it exists, other threads that need the inode wait instead of loading it.
+/// An inode that a thread looked for.
+pub(crate) enum Found<'s> {
+    /// The inode is in memory.
+    InMemory(Arc<Inode>),
+    /// The inode is not in memory. Until the guard is dropped, no other thread loads it.
+    Absent(Loading<'s>),
+}
+
+/// A guard: while it exists, other threads that need the inode wait instead of loading it. They wake up when it is
+/// dropped, also after a panic.
 #[must_use = "others may load the inode once this is dropped"]
 pub(crate) struct Loading<'s> {
     shard: &'s Shard,
     id: InodeId,
+    is_used: bool,
+}
+
+impl Loading<'_> {
+    /// Whether lookups or opens referred to the inode when this guard was made. If not, none begins before the guard is
+    /// dropped.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used
+    }
 }
 
 impl Drop for Loading<'_> {
@@ -267,6 +290,13 @@ impl Drop for Loading<'_> {
 }
 
 impl ShardMap {
+    /// Blocks loading of an inode that is not in memory, unless another thread loads it.
+    fn block<'s>(&mut self, shard: &'s Shard, id: InodeId) -> Option<Loading<'s>> {
+        let is_used = self.users.contains_key(&id);
+        // Lazily: a guard that is dropped here would lock the shard again.
+        self.loading.insert(id).then(|| Loading { shard, id, is_used })
+    }
+
     fn find(&mut self, id: InodeId) -> Option<Arc<Inode>> {
         let cached = self.inodes.get_mut(&id)?;
         if !cached.wanted {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use ubtrfs_format::item::{InodeItem, Timespec};
 use ubtrfs_format::{FormatError, Ino, Key, KeyType};
+use ubtrfs_transaction::Tree;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -87,15 +88,7 @@ impl Fs {
             let state = RwLock::new(empty_dir(&home)?);
             return Ok(Arc::new(Inode { id, home, state, writeback: Default::default() }));
         }
-        let key = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
-        let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
-        let item = InodeItem::decode(&raw).map_err(in_tree(tree))?;
-        if item.size > crate::types::MAX_SIZE {
-            // A larger size could overflow when it is rounded up to whole sectors.
-            let expected = "expected at most 2^63 - 1";
-            let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };
-            return Err(in_tree(tree)(cause));
-        }
+        let item = load_item(tree, id.ino)?;
         let mut state = InodeState::new(item);
         if state.is_dir() && state.item.size == 0 && dir_item::is_empty(tree, id.ino)? {
             state.known_names = Some(self.names.of_empty_dir());
@@ -215,11 +208,23 @@ impl Fs {
     }
 }
 
+/// Reads the `INODE_ITEM` of an inode. Fails with `Stale` if the inode does not exist.
+pub(crate) fn load_item(tree: &Tree, ino: Ino) -> Result<InodeItem> {
+    let key = Key::new(ino.0, KeyType::INODE_ITEM, 0);
+    let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
+    let item = InodeItem::decode(&raw).map_err(in_tree(tree))?;
+    if item.size > crate::types::MAX_SIZE {
+        // A larger size could overflow when it is rounded up to whole sectors.
+        let expected = "expected at most 2^63 - 1";
+        let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };
+        return Err(in_tree(tree)(cause));
+    }
+    Ok(item)
+}
+
 /// The state of the empty directory that an [`InodeId::stub`] names.
 fn empty_dir(subvolume: &Subvolume) -> Result<InodeState> {
-    let root_key = Key::new(Ino::ROOT_DIR.0, KeyType::INODE_ITEM, 0);
-    let Some(raw) = subvolume.tree.get(&root_key)? else { return Err(Error::Stale) };
-    let mut item = InodeItem::decode(&raw).map_err(in_tree(&subvolume.tree))?;
+    let mut item = load_item(&subvolume.tree, Ino::ROOT_DIR)?;
     item.mode = mode::DIRECTORY | 0o755;
     (item.size, item.nbytes, item.nlink, item.uid, item.gid, item.flags) = (0, 0, 1, 0, 0, 0);
     Ok(InodeState::new(item))

@@ -175,26 +175,30 @@ impl InodeState {
     /// The attributes for `stat`. `new_bytes` is the pending data that has no extent yet; see
     /// [`Fs::blocks_are_final`](crate::Fs::blocks_are_final).
     pub(crate) fn attr(&self, id: InodeId, sectorsize: u32, (new_bytes, blocks_are_final): (u64, bool)) -> Attr {
-        let item = &self.item;
-        let round = |bytes: u64| bytes.checked_next_multiple_of(u64::from(sectorsize)).unwrap_or(bytes);
-        Attr {
-            id,
-            size: item.size,
-            blocks: round(item.nbytes).saturating_add(round(new_bytes)) / 512,
-            blocks_are_final,
-            mode: item.mode,
-            nlink: item.nlink,
-            uid: item.uid,
-            gid: item.gid,
-            rdev: rdev_of_item(item),
-            atime: item.atime,
-            mtime: item.mtime,
-            ctime: item.ctime,
-            otime: item.otime,
-            flags: item.flags,
-            generation: item.generation,
-            blksize: sectorsize,
-        }
+        Attr { blocks_are_final, ..attr_of_item(id, &self.item, sectorsize, new_bytes) }
+    }
+}
+
+/// The attributes of an inode with this item. `new_bytes` is the pending data that has no extent yet.
+pub(crate) fn attr_of_item(id: InodeId, item: &InodeItem, sectorsize: u32, new_bytes: u64) -> Attr {
+    let round = |bytes: u64| bytes.checked_next_multiple_of(u64::from(sectorsize)).unwrap_or(bytes);
+    Attr {
+        id,
+        size: item.size,
+        blocks: round(item.nbytes).saturating_add(round(new_bytes)) / 512,
+        blocks_are_final: new_bytes == 0,
+        mode: item.mode,
+        nlink: item.nlink,
+        uid: item.uid,
+        gid: item.gid,
+        rdev: rdev_of_item(item),
+        atime: item.atime,
+        mtime: item.mtime,
+        ctime: item.ctime,
+        otime: item.otime,
+        flags: item.flags,
+        generation: item.generation,
+        blksize: sectorsize,
     }
 }
 

@@ -1,8 +1,13 @@
 //! Calls that only a FUSE server needs: checks at open and lookup, and making the filesystem read-only if the server
 //! fails.
 
+use ubtrfs_format::Ino;
+
 use crate::Fs;
 use crate::error::{Error, Result};
+use crate::inode::cache::Found;
+use crate::inode::handle::load_item;
+use crate::inode::state::attr_of_item;
 use crate::types::{Attr, InodeId};
 
 impl Fs {
@@ -21,12 +26,32 @@ impl Fs {
     }
 
     /// Returns the attributes of an inode that was found through a directory entry, and counts a lookup of it by the
-    /// kernel. Fails with `NotFound` if the entry was removed in between.
+    /// kernel. Fails with `NotFound` if the entry was removed in between. Does not load the inode, because a reader of
+    /// a directory seldom uses all files in it.
     pub fn getattr_counted(&self, id: InodeId) -> Result<Attr> {
-        let inode = self.inode(id).map_err(|error| match error {
+        self.attr_of_entry(id).map_err(|error| match error {
             Error::Stale => Error::NotFound,
             other => other,
-        })?;
+        })
+    }
+
+    fn attr_of_entry(&self, id: InodeId) -> Result<Attr> {
+        self.engine.enter();
+        // First, for the same reason as in `Fs::inode`.
+        let subvolume = self.subvolume(id.root)?;
+        // The root directory of a subvolume and a stub are more than their items.
+        let has_own_item = id.ino != Ino::ROOT_DIR && !id.is_stub();
+        if has_own_item && let Found::Absent(_loading) = self.inodes.find_or_block(id) {
+            // A file that is not in memory has no pending data. While `_loading` exists, no thread changes the inode
+            // or deletes it.
+            let item = load_item(&subvolume.tree, id.ino)?;
+            if item.nlink == 0 {
+                return Err(Error::NotFound);
+            }
+            self.count_lookup(id);
+            return Ok(attr_of_item(id, &item, self.geometry.sectorsize, 0));
+        }
+        let inode = self.inode(id)?;
         let state = inode.read()?;
         if state.item.nlink == 0 {
             return Err(Error::NotFound);

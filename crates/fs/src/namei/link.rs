@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Ino;
-use ubtrfs_format::item::{FileType, InodeFlags, Timespec};
+use ubtrfs_format::item::{FileType, InodeFlags, InodeItem, Timespec};
 use ubtrfs_transaction::TransHandle;
 
 use crate::Fs;
@@ -92,7 +92,7 @@ impl Fs {
         }
         state.item.nlink = state.item.nlink.saturating_add(1);
         self.inodes.mark_linked(id);
-        inode_changed(state, time);
+        inode_changed(&mut state.item, time);
         inode.put_item(&op, state);
         quota.spend();
         drop(op);
@@ -190,8 +190,9 @@ impl Fs {
         }
     }
 
-    /// Removes the only name of a file that is not in memory, and deletes the file without loading it. Returns false
-    /// and changes nothing if the directory has changed, or if the file must be loaded.
+    /// Removes the only name of a file that is not in memory, without loading it. If the file is in use, it becomes an
+    /// orphan; otherwise it is deleted. Returns false and changes nothing if the directory has changed, or if the file
+    /// must be loaded.
     fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
         let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
         let mut dir_state = dir.write()?;
@@ -199,17 +200,29 @@ impl Fs {
             return Ok(false);
         }
         check_may_remove(&dir_state)?;
-        let (tree, ino) = (&dir.home.tree, victim.id.ino);
-        let Some(_kept_out) = self.inodes.block_load(victim.id) else { return Ok(false) };
+        let (tree, child) = (&dir.home.tree, victim.id);
+        let Some(kept_out) = self.inodes.block_load(child) else { return Ok(false) };
         let limit = reservation.nr_items().saturating_sub(LINK_ITEMS);
-        let Some(items) = UnloadedItems::read(tree, ino, (dir.id.ino, name), limit)? else { return Ok(false) };
+        let Some(items) = UnloadedItems::read(tree, child.ino, (dir.id.ino, name), limit)? else { return Ok(false) };
         let mut changes = Vec::with_capacity(2);
         victim.slot.plan_remove(&mut changes, tree, items.index)?;
+        let time = Timespec::now();
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, tree, changes);
-        entry_changed(&mut dir_state, Timespec::now(), None, Some(name));
+        entry_changed(&mut dir_state, time, None, Some(name));
         dir.put_item(&op, &mut dir_state);
-        items.delete(&op, tree);
+        let is_used = kept_out.is_used();
+        if is_used {
+            items.make_orphan(&op, tree, (child.ino, dir.id.ino), time);
+        } else {
+            items.delete(&op, tree);
+        }
+        drop(op);
+        drop(kept_out);
+        drop(dir_state);
+        if is_used && !self.inodes.mark_unlinked(child) {
+            self.delete_if_unlinked(child);
+        }
         Ok(true)
     }
 
@@ -260,7 +273,7 @@ fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u
 /// Removes one link. If no link is left, the inode becomes an orphan, and the function returns true.
 pub(crate) fn drop_link(op: &TransHandle<'_>, inode: &Inode, state: &mut InodeState, time: Timespec) -> bool {
     state.item.nlink = state.item.nlink.saturating_sub(1);
-    inode_changed(state, time);
+    inode_changed(&mut state.item, time);
     let unlinked = state.item.nlink == 0;
     if unlinked {
         op.put(&inode.home.tree, orphan_key(inode.id.ino), Vec::new());
@@ -270,9 +283,9 @@ pub(crate) fn drop_link(op: &TransHandle<'_>, inode: &Inode, state: &mut InodeSt
 }
 
 /// Updates an inode after a change of its names.
-pub(crate) fn inode_changed(state: &mut InodeState, time: Timespec) {
-    state.item.ctime = time;
-    state.item.sequence = state.item.sequence.wrapping_add(1);
+pub(crate) fn inode_changed(item: &mut InodeItem, time: Timespec) {
+    item.ctime = time;
+    item.sequence = item.sequence.wrapping_add(1);
 }
 
 fn check_linkable(state: &InodeState, made_without_name: bool) -> Result<()> {

@@ -8,17 +8,19 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::item::{InodeFlags, InodeItem, InodeRef};
+use ubtrfs_format::item::{InodeFlags, InodeItem, InodeRef, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
 use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Fs;
 use crate::error::{Error, Result};
+use crate::inode::cache::Found;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::subvolume::Subvolume;
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::items::dir_item::{in_tree, ref_key};
 use crate::namei::create::orphan_key;
+use crate::namei::link::inode_changed;
 use crate::types::{InodeId, mode};
 
 /// An unused inode whose items are deleted with its last name, and the keys of these items except the `INODE_ITEM`.
@@ -31,8 +33,10 @@ pub(crate) struct LastItems<'i> {
     _writeback: ExclusiveGuard<'i>,
 }
 
-/// Keys of all items of a file that is not in memory. The items are deleted with the file's only name.
+/// The items of a file that is not in memory and is about to lose its only name.
 pub(crate) struct UnloadedItems {
+    inode_item: InodeItem,
+    /// Keys of all items of the file.
     keys: Vec<Key>,
     /// Index of the file's name.
     pub(crate) index: u64,
@@ -55,18 +59,30 @@ impl UnloadedItems {
             }
             keys.push(*key);
         })?;
-        let is_plain = |item: InodeItem| {
+        let is_plain = |item: &InodeItem| {
             let is_dir = item.mode & mode::TYPE == mode::DIRECTORY;
             item.nlink == 1 && !is_dir && !item.flags().intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND)
         };
         let (Ok(Some(item)), Ok(Some(index))) = (item, index) else { return Ok(None) };
-        Ok((is_plain(item) && keys.len() <= limit).then_some(Self { keys, index }))
+        Ok((is_plain(&item) && keys.len() <= limit).then_some(Self { inode_item: item, keys, index }))
     }
 
     /// Deletes the items.
     pub(crate) fn delete(&self, op: &TransHandle<'_>, tree: &Tree) {
         let mut changes = op.changes(tree);
         self.keys.iter().for_each(|key| changes.delete(*key));
+    }
+
+    /// Makes the file an inode without links (I1). `dir` is the directory of its name.
+    pub(crate) fn make_orphan(self, op: &TransHandle<'_>, tree: &Tree, (ino, dir): (Ino, Ino), time: Timespec) {
+        let mut changes = op.changes(tree);
+        let mut item = self.inode_item;
+        item.nlink = 0;
+        item.transid = changes.generation();
+        inode_changed(&mut item, time);
+        changes.put(Key::new(ino.0, KeyType::INODE_ITEM, 0), item.encode_array());
+        changes.delete(ref_key(ino, dir));
+        changes.put(orphan_key(ino), Vec::new());
     }
 }
 
@@ -142,6 +158,9 @@ impl Fs {
     pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
         // If the filesystem is being closed, the closing thread deletes all unlinked inodes.
         let Ok(_changing) = self.begin_change() else { return };
+        if self.delete_unloaded(id).is_ok_and(|is_done| is_done) {
+            return;
+        }
         let Ok(inode) = self.inode(id) else { return };
         if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
             return;
@@ -149,6 +168,39 @@ impl Fs {
         if let Err(error) = self.delete_inode(&inode) {
             tracing::warn!("inode {} of subvolume {}: deleting its items: {error}", id.ino, id.root);
         }
+    }
+
+    /// Deletes an inode that is not in memory, if it has no links and no users, in one operation and without loading it.
+    /// Returns false and changes nothing if the inode must be loaded.
+    fn delete_unloaded(&self, id: InodeId) -> Result<bool> {
+        if self.read_only().is_some() || self.inodes.peek(id).is_some() {
+            return Ok(false);
+        }
+        let subvolume = self.subvolume(id.root)?;
+        let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
+        let limit = reservation.nr_items().saturating_sub(2);
+        let Found::Absent(kept_out) = self.inodes.find_or_block(id) else { return Ok(false) };
+        if kept_out.is_used() || subvolume.is_gone() {
+            return Ok(false);
+        }
+        let tree = &subvolume.tree;
+        let (mut keys, mut has_links) = (Vec::with_capacity(8), true);
+        let start = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
+        let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
+        tree.visit(&start, &end, limit.saturating_add(1), |key, bytes| {
+            if *key == start {
+                has_links = InodeItem::decode(bytes).map_or(true, |item| item.nlink > 0);
+            }
+            keys.push(*key);
+        })?;
+        if has_links || keys.len() > limit {
+            return Ok(false);
+        }
+        let op = self.engine.begin(reservation);
+        let mut changes = op.changes(tree);
+        keys.iter().for_each(|key| changes.delete(*key));
+        changes.delete(orphan_key(id.ino));
+        Ok(true)
     }
 
     /// Retries the deletion of unlinked inodes that could not be deleted. Called by each sync, because the space of
@@ -379,5 +431,81 @@ mod tests {
         drop(kept_out);
         assert!(fs.inodes.block_load(kept).is_none(), "it is in memory");
         fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_file_that_was_only_looked_up_goes_in_two_steps_without_being_loaded() {
+        let image = ubtrfs_testkit::Image::empty(1 << 30).unwrap();
+        let device = ubtrfs_device::FileDevice::open(image.path(), ubtrfs_device::Access::ReadWrite).unwrap();
+        let device: Arc<dyn ubtrfs_device::Device> = Arc::new(device);
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let open = || {
+            let options = MountOptions { track_lookups: true, ..MountOptions::default() };
+            Fs::open(vec![Arc::clone(&device)], options).unwrap()
+        };
+        let fs = open();
+        let root = fs.root();
+        let make = |name: &[u8]| fs.create(root, name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let ids = [&b"plain"[..], b"loaded", b"large", b"crashed"].map(make);
+        let [plain, loaded, large, crashed] = ids;
+        fs.write(plain, 0, &[7; 100_000]).unwrap();
+        for number in 0..200 {
+            let name = format!("user.{number}");
+            fs.setxattr(large, name.as_bytes(), b"x", XattrFlags::empty(), &Caller::ROOT).unwrap();
+        }
+        fs.close().unwrap();
+
+        let fs = open();
+        let tree = fs.subvolume(root.root).unwrap().tree.clone();
+        let items_of = |id: InodeId| {
+            let (start, end) = (Key::new(id.ino.0, KeyType(0), 0), Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX));
+            tree.range(&start, &end, usize::MAX).unwrap().len()
+        };
+        let is_orphan = |id: InodeId| tree.get(&orphan_key(id.ino)).unwrap().is_some();
+        for id in ids {
+            assert_eq!(fs.getattr_counted(id).unwrap().nlink, 1);
+            assert!(fs.inodes.peek(id).is_none(), "counting a lookup loads nothing");
+        }
+        for name in [&b"plain"[..], b"loaded", b"large", b"crashed"] {
+            fs.unlink(root, name).unwrap();
+        }
+        assert!(ids.iter().all(|id| is_orphan(*id) && fs.inodes.awaits_deletions()));
+        assert_eq!(ids.map(|id| fs.inodes.peek(id).is_some()), [false, false, true, false], "many items");
+        assert!(matches!(fs.lookup(root, b"plain"), Err(Error::NotFound)));
+        assert!(matches!(fs.getattr_counted(loaded), Err(Error::NotFound)));
+        assert_eq!(fs.getattr(loaded).unwrap().nlink, 0, "it is in use, and now in memory");
+        for id in [plain, loaded, large] {
+            fs.forget(id, 1);
+            assert_eq!((items_of(id), is_orphan(id)), (0, false));
+            assert!(matches!(fs.getattr(id), Err(Error::Stale)));
+        }
+        // One thread counts lookups while another removes the name: in the end nothing is left.
+        for round in 0..200 {
+            let name = format!("raced-{round}");
+            let id = make_unloaded(&fs, &name);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    if fs.getattr_counted(id).is_ok() {
+                        fs.forget(id, 1);
+                    }
+                });
+                fs.unlink(root, name.as_bytes()).unwrap();
+            });
+            assert_eq!((items_of(id), is_orphan(id)), (0, false), "{round}");
+        }
+        fs.close().unwrap();
+        let fs = open();
+        let tree = fs.subvolume(root.root).unwrap().tree.clone();
+        assert!(tree.get(&orphan_key(crashed.ino)).unwrap().is_none(), "closing deletes it");
+        fs.close().unwrap();
+        ubtrfs_testkit::btrfs_check(image.path()).unwrap();
+    }
+
+    /// Makes a file that is not in memory.
+    fn make_unloaded(fs: &Fs, name: &str) -> InodeId {
+        let id = fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.forget(id, 1);
+        fs.inodes.remove(id);
+        id
     }
 }

@@ -212,7 +212,7 @@ impl Fs {
         entry_changed(locked.of(&to.dir), time, Some(to.name.into()), replaced);
         from.dir.put_item(&op, locked.of(&from.dir));
         to.dir.put_item(&op, locked.of(&to.dir));
-        inode_changed(locked.of(source), time);
+        inode_changed(&mut locked.of(source).item, time);
         source.put_item(&op, locked.of(source));
         if let Some(draft) = whiteout {
             draft.put(&mut op.changes(&source.home.tree), 1, self);
@@ -254,7 +254,7 @@ impl Fs {
             dir.put_item(&op, locked.of(dir));
         }
         for inode in [source, target] {
-            inode_changed(locked.of(inode), time);
+            inode_changed(&mut locked.of(inode).item, time);
             inode.put_item(&op, locked.of(inode));
         }
         Ok(None)

@@ -127,7 +127,7 @@ impl Fs {
             for inode in moved.into_iter().flatten().map(|thing| &thing.inode) {
                 // A read-only subvolume keeps its times.
                 if !inode.home.is_read_only() {
-                    inode_changed(locked.of(inode), time);
+                    inode_changed(&mut locked.of(inode).item, time);
                     inode.put_item(&op, locked.of(inode));
                 }
             }
