@@ -359,11 +359,14 @@ fn preallocation_clones_and_higher_groups_obey_limits() {
     let file = new(a, "prealloc");
     fs.fallocate(file, 0, 20 << 20, FallocateMode::empty()).unwrap();
     assert_eq!(fs.fallocate(new(b, "too much"), 0, 20 << 20, FallocateMode::empty()).unwrap_err().errno(), EDQUOT);
-    // Writes into preallocated space succeed even above the limit. Other subvolumes are not limited.
+    // Writes into preallocated space take no data space, but above the limit there is no room for their items. Other
+    // subvolumes are not limited.
     fs.sync().unwrap();
     fs.limit_qgroup(top, Some(Some(1 << 20)), None).unwrap();
-    assert_eq!(fs.write(file, 0, &[1; 65536]).unwrap(), 65536);
+    assert_eq!(fs.write(file, 0, &[1; 65536]).unwrap_err().errno(), EDQUOT);
     assert_eq!(fs.write(new(c, "free"), 0, &[1; 4096]).unwrap(), 4096);
+    fs.limit_qgroup(top, Some(Some((20 << 20) + (80 << 10))), None).unwrap();
+    assert_eq!(fs.write(file, 0, &[1; 65536]).unwrap(), 65536);
     fs.limit_qgroup(top, Some(Some(30 << 20)), None).unwrap();
     let source = new(c, "source");
     let mut rng = Rng::new(7);

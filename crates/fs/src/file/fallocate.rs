@@ -121,19 +121,22 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
         drop(self.reserve(8)?);
-        let mut missing = 0;
+        let (mut missing, mut nr_gaps) = (0, 0);
         let (space, _locks, mut state) = loop {
             // Each round reserves as much as an earlier one, so concurrent changes cannot prolong the loop forever.
-            missing = missing.max({
+            let now = {
                 let _writeback = inode.writeback.lock();
                 let state = inode.read()?;
-                self.missing_bytes(inode, &state, wide.clone(), zero)?
-            });
-            let space = self.engine.reserve_data_for(inode.id.root, missing + 4 * sectorsize)?;
+                self.missing_size(inode, &state, wide.clone(), zero)?
+            };
+            (missing, nr_gaps) = (missing.max(now.0), nr_gaps.max(now.1));
+            let bytes = missing + 4 * sectorsize;
+            let space = self.engine.reserve_data_with_items(inode.id.root, bytes, nr_gaps)?;
             let (locks, state) = lock(inode)?;
             // If another thread punched a hole or shortened the file before the locks were taken, the range may need
             // more space than was reserved. Then reserve again (I4).
-            if self.missing_bytes(inode, &state, wide.clone(), zero)? <= missing {
+            let now = self.missing_size(inode, &state, wide.clone(), zero)?;
+            if now.0 <= missing && now.1 <= nr_gaps {
                 break (space, locks, state);
             }
         };
@@ -154,10 +157,11 @@ impl Fs {
         self.put_changed(inode, state, if keep_size { 0 } else { range.end })
     }
 
-    /// Total length in bytes of the ranges that [`Self::missing`] returns.
+    /// Total length in bytes, and number, of the ranges that [`Self::missing`] returns.
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
-    fn missing_bytes(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<u64> {
-        Ok(self.missing(inode, state, range, zero)?.iter().map(|gap| gap.end - gap.start).sum())
+    fn missing_size(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<(u64, u64)> {
+        let gaps = self.missing(inode, state, range, zero)?;
+        Ok((gaps.iter().map(|gap| gap.end - gap.start).sum(), gaps.len() as u64))
     }
 
     /// Returns the parts of a range that have neither an extent nor pending data; with `zero`, also the parts that have

@@ -244,11 +244,10 @@ impl Fs {
         let src_range = src_off..src_off + wide_len;
         let dst_range = dst_off..dst_off + wide_len;
         drop(self.reserve(16)?);
-        // If both files are in one subvolume, its quota counts the extents already, so no quota is reserved.
-        let quota = match source.id.root == target.id.root {
-            true => QuotaReservation::default(),
-            false => self.engine.reserve_quota(target.id.root, wide_len)?,
-        };
+        // If both files are in one subvolume, its quota counts the extents already, so only the items need quota.
+        let data_bytes = if source.id.root == target.id.root { 0 } else { wide_len };
+        let nr_items = wide_len.div_ceil(sectorsize).min(STEP as u64);
+        let mut quota = self.engine.reserve_quota(target.id.root, data_bytes, nr_items)?;
         for _ in 0..MAX_TRIES {
             self.flush_inode(source, src_range.clone())?;
             let mut space = Some(match same_at {
@@ -289,7 +288,7 @@ impl Fs {
             // Reserve before data is dropped (I4).
             let reservation = self.engine.reserve_for_removal(SIZE_ITEMS)?;
             let mut reached = dst_off;
-            let shared = self.share_items(source, src_range, target, state, dst_range, &mut reached);
+            let shared = self.share_items(source, src_range, target, state, dst_range, (&mut reached, &mut quota));
             if reached > dst_off {
                 let mut plan = ExtentPlan::default();
                 self.plan_size(target, state, reached.min(dst_off + len), &mut plan)?;
@@ -323,7 +322,8 @@ impl Fs {
     }
 
     /// Makes the target's items refer to the source's extents, which must not be inline. `reached` is set to the end
-    /// of the completed part of the range, also after an error.
+    /// of the completed part of the range, also after an error. `quota` has room for the items of the first step; the
+    /// room for later steps is added to it.
     #[allow(clippy::arithmetic_side_effects, reason = "both ranges end at most at `MAX_SIZE`")]
     fn share_items(
         &self,
@@ -332,7 +332,7 @@ impl Fs {
         target: &Arc<Inode>,
         state: &mut InodeState,
         dst_range: Range<u64>,
-        reached: &mut u64,
+        (reached, quota): (&mut u64, &mut QuotaReservation),
     ) -> Result<()> {
         let sectorsize = self.geometry.sectorsize;
         let tree = &target.home.tree;
@@ -365,6 +365,10 @@ impl Fs {
                 self.drop_pending(state, step.clone());
                 *reached = step.end;
                 continue;
+            }
+            if *reached > dst_range.start {
+                let more = self.engine.try_reserve_items_quota(target.id.root, plan.len() as u64);
+                quota.merge(more.ok_or(ubtrfs_error::Error::QuotaExceeded)?);
             }
             let reservation = self.engine.reserve(plan.len() + 4)?;
             // Drop the data only after space is reserved (I4).

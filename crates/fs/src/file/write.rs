@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::RwLockWriteGuard;
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{InodeFlags, Timespec};
 use ubtrfs_transaction::DataReservation;
@@ -105,33 +105,39 @@ impl Fs {
         // Check that there is space for the items that writeback will put. The reservation is dropped at once, because
         // writeback makes its own.
         drop(self.reserve(4)?);
-        let unreserved;
-        let mut allocated = None;
         // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
-        let mut reservation = match self.engine.reserve_data_for(inode.id.root, wide.end - wide.start + sectorsize) {
-            Ok(reservation) => Some(reservation),
-            Err(error) if !is_shortage(&error) => return Err(error.into()),
-            Err(error) => {
-                unreserved = self.data.unreserved.read();
-                allocated = self.lock_allocated(inode, wide.clone())?;
-                match (&allocated, &mut piece) {
-                    (Some(_), _) => None,
-                    (None, Piece::Bytes(data)) => {
-                        drop(unreserved);
-                        let wanted = wide.end - wide.start + sectorsize;
-                        let left = self.engine.reserve_data_left_for(inode.id.root, wanted)?;
-                        let Some((reservation, bytes)) = left else { return Err(error.into()) };
-                        end = wide.start + (bytes - sectorsize);
-                        *data = &data[..(end - offset) as usize];
-                        Some(reservation)
+        let (root, wanted) = (inode.id.root, wide.end - wide.start + sectorsize);
+        let mut reservation = self.engine.try_reserve_data_for(root, wanted)?;
+        let mut allocated = match reservation {
+            Some(_) => None,
+            None => self.lock_allocated(inode, wide.clone())?,
+        };
+        if reservation.is_none() && allocated.is_none() {
+            match self.engine.reserve_data_for(root, wanted) {
+                Ok(space) => reservation = Some(space),
+                Err(error) if !is_shortage(&error) => return Err(error.into()),
+                Err(error) => {
+                    allocated = self.lock_allocated(inode, wide.clone())?;
+                    match (&allocated, &mut piece) {
+                        (Some(_), _) => {}
+                        (None, Piece::Bytes(data)) => {
+                            let left = self.engine.reserve_data_left_for(root, wanted)?;
+                            let Some((space, bytes)) = left else { return Err(error.into()) };
+                            end = wide.start + (bytes - sectorsize);
+                            *data = &data[..(end - offset) as usize];
+                            reservation = Some(space);
+                        }
+                        (None, Piece::Filled(_)) => return Err(error.into()),
                     }
-                    (None, Piece::Filled(_)) => return Err(error.into()),
                 }
             }
-        };
+        }
         let written = piece.len_bytes() as usize;
-        let (_locks, mut state) = match allocated {
-            Some((locks, state)) => (Some(locks), state),
+        let (_guards, mut state) = match allocated {
+            Some(Allocated { guards, state, space }) => {
+                reservation = space;
+                (Some(guards), state)
+            }
             None => (None, inode.write()?),
         };
         let state = &mut *state;
@@ -293,30 +299,50 @@ impl Fs {
         self.write_dirty(inode, state, 0, &bytes, space)
     }
 
-    /// Returns the file's locks and state if a write of `range` needs no new space, because all of the range is
-    /// preallocated or can be overwritten in place. The locks keep that true. The caller holds `DataPath::unreserved`
-    /// until the data is dirty, so that no snapshot shares the extents before the data is written.
-    fn lock_allocated<'i>(&self, inode: &'i Inode, range: std::ops::Range<u64>) -> Result<Option<Locked<'i>>> {
-        let (locks, state) = lock(inode)?;
-        let overwrite = state.has_flags(InodeFlags::NODATACOW) && state.has_flags(InodeFlags::NODATASUM);
-        if !state.has_flags(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
+    /// Locks the file for a write of `range` if the write needs no new data space, because all of the range is
+    /// preallocated or can be overwritten in place. Returns `None` also if the limits of quota groups leave no room for
+    /// the items into which preallocated extents are split.
+    fn lock_allocated<'i>(&'i self, inode: &'i Inode, range: std::ops::Range<u64>) -> Result<Option<Allocated<'i>>> {
+        if !inode.read()?.has_flags(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
             return Ok(None);
         }
+        let unreserved = self.data.unreserved.read();
+        let (locks, state) = lock(inode)?;
+        let overwrite = state.has_flags(InodeFlags::NODATACOW) && state.has_flags(InodeFlags::NODATASUM);
         let mut at = range.start;
+        let mut has_prealloc = false;
         for extent in extents_in(&inode.home.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
             let usable = extent.is_prealloc() || (overwrite && extent.is_data() && !extent.is_inline());
             let (true, true, Some(regular)) = (usable, extent.start <= at, extent.extent.disk_extent()) else { break };
             if self.engine.extent_is_shared(inode.id.root, inode.id.ino, extent.start, &regular)? {
                 break;
             }
+            has_prealloc |= extent.is_prealloc();
             at = extent.end;
         }
-        Ok((at >= range.end).then_some((locks, state)))
+        if at < range.end {
+            return Ok(None);
+        }
+        let mut space = None;
+        if has_prealloc {
+            let reserved =
+                self.engine.try_reserve_preallocated_for(inode.id.root, range.end.saturating_sub(range.start));
+            let Some(reserved) = reserved else { return Ok(None) };
+            space = Some(reserved);
+        }
+        Ok(Some(Allocated { guards: (locks, unreserved), state, space }))
     }
 }
 
-/// The locks of a file, and its state.
-type Locked<'i> = (ChangeLocks<'i>, RwLockWriteGuard<'i, InodeState>);
+/// A file that is locked for a write into its own extents.
+struct Allocated<'i> {
+    /// Locks that keep the extents as they are. The second lock (`DataPath::unreserved`) is held until the data is
+    /// dirty, so that no snapshot shares the extents before the data is written.
+    guards: (ChangeLocks<'i>, RwLockReadGuard<'i, ()>),
+    state: RwLockWriteGuard<'i, InodeState>,
+    /// Quota for the items, if an item will be split.
+    space: Option<DataReservation>,
+}
 
 /// Whether there is no space or quota for a write.
 fn is_shortage(error: &EngineError) -> bool {

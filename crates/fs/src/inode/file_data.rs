@@ -113,7 +113,7 @@ impl FileData {
     /// Takes space for `bytes`, or as much as there is, out of the reservation for dirty bytes.
     pub(crate) fn take_reservation(&mut self, bytes: u64) -> Option<DataReservation> {
         let reservation = self.reservation.as_mut()?;
-        if bytes >= reservation.bytes() { self.reservation.take() } else { Some(reservation.split(bytes)) }
+        if bytes >= reservation.covered() { self.reservation.take() } else { Some(reservation.split(bytes)) }
     }
 
     /// The decompressed extent at `bytenr`, if this extent is the one that is kept.

@@ -10,7 +10,7 @@ use ubtrfs_space::{Extent, Reservation, SpaceKind};
 use crate::engine::Engine;
 use crate::extents::csum_tree::{self, SectorCsums};
 use crate::extents::data_ledger::Referrer;
-use crate::handle::quota_reservation::QuotaReservation;
+use crate::handle::quota_reservation::{Need, QuotaReservation};
 
 /// Data space promised to a writer.
 #[must_use = "a reservation that is dropped at once holds nothing"]
@@ -25,6 +25,12 @@ impl DataReservation {
     /// The bytes that the reservation still holds.
     pub fn bytes(&self) -> u64 {
         self.inner.bytes()
+    }
+
+    /// The bytes of data that the reservation covers: the bytes that it holds, and, if there are limits, the bytes that
+    /// go to preallocated extents.
+    pub fn covered(&self) -> u64 {
+        self.inner.bytes().max(self.quota.covered())
     }
 
     /// Adds another reservation to this one.
@@ -112,10 +118,44 @@ impl Engine {
     ///
     /// As for [`Engine::reserve_data`] and [`Engine::reserve_quota`].
     pub fn reserve_data_for(&self, root: RootId, bytes: u64) -> Result<DataReservation> {
-        let quota = self.reserve_quota(root, bytes)?;
+        self.reserve_data_with_items(root, bytes, 1)
+    }
+
+    /// Reserves data space as [`Engine::reserve_data_for`] does, for data with `nr_items` file extent items.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve_data_for`].
+    pub fn reserve_data_with_items(&self, root: RootId, bytes: u64, nr_items: u64) -> Result<DataReservation> {
+        let quota = self.reserve_quota(root, bytes, nr_items)?;
         let mut reservation = self.reserve_data(bytes)?;
         reservation.add_quota(quota);
         Ok(reservation)
+    }
+
+    /// Reserves data space as [`Engine::reserve_data_for`] does, if there is space now and no other reservation is
+    /// waiting for it. Neither writes nor commits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve_data`].
+    pub fn try_reserve_data_for(&self, root: RootId, bytes: u64) -> Result<Option<DataReservation>> {
+        self.check_writable()?;
+        #[cfg(debug_assertions)]
+        crate::handle::refusal::check()?;
+        if !self.admission.data_tickets().is_empty() {
+            return Ok(None);
+        }
+        let need = Need::new_data(bytes, 1, self.geometry.nodesize.into());
+        let Some(quota) = self.try_reserve_quota(root, need) else { return Ok(None) };
+        Ok(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner, quota }))
+    }
+
+    /// Reserves what a write of `bytes` of data into preallocated extents needs: only quota for the items. Returns
+    /// `None` if the limits of the subvolume's quota groups do not allow it. Neither writes nor commits.
+    pub fn try_reserve_preallocated_for(&self, root: RootId, bytes: u64) -> Option<DataReservation> {
+        let quota = self.try_reserve_quota(root, Need::preallocated(bytes, self.geometry.nodesize.into()))?;
+        Some(DataReservation { quota, ..self.empty_data_reservation() })
     }
 
     /// Reserves the largest part of `bytes` that fits, in whole sectors, after [`Engine::reserve_data_for`] refused to
@@ -134,7 +174,8 @@ impl Engine {
         while step > 0 && self.admission.data_tickets().is_empty() {
             let more = step.saturating_mul(sectorsize);
             if nr_left.saturating_add(step).saturating_mul(sectorsize) < bytes
-                && let Some(quota) = self.try_reserve_quota(root, more)
+                && let Some(quota) =
+                    self.try_reserve_quota(root, Need::new_data(more, 1, self.geometry.nodesize.into()))
                 && let Some(inner) = self.try_reserve_data(more)?
             {
                 left.merge(DataReservation { inner, quota });

@@ -9,7 +9,9 @@
 //! - I1. Reservations are spent in the transaction of their items or in a later one, so bytes are counted before their
 //!   reservation ends.
 //! - I2. Beside its bytes, each reservation of data holds one tree block for the items of the data. If reservations are
-//!   merged, because their data belongs to one inode, then each but the first holds only [`ITEM_BYTES`].
+//!   merged, because their data belongs to one inode, then each but the first holds only the bytes of its items
+//!   ([`Need::item_bytes`]).
+//! - I3. A reservation is split by the bytes of data that it covers, also if only the items of this data need space.
 //!
 //! Locks: the state of quotas ([`crate::qgroup`]) -> the reserved bytes.
 
@@ -48,29 +50,62 @@ pub struct QuotaReservation {
     parts: Vec<Part>,
 }
 
+/// What a writer needs of its quota groups.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    /// Bytes of the written data, by which the reservation is split (I3).
+    covered: u64,
+    /// Bytes of new extents.
+    data_bytes: u64,
+    /// Bytes of tree blocks (I2).
+    tree_bytes: u64,
+    /// Bytes in tree blocks for the items alone (I2).
+    item_bytes: u64,
+    /// Size of a tree block.
+    node_bytes: u64,
+}
+
+impl Need {
+    /// New extents for this many bytes of data, with `nr_items` file extent items.
+    pub(crate) fn new_data(bytes: u64, nr_items: u64, node_bytes: u64) -> Self {
+        let tree_bytes = node_bytes.saturating_add(ITEM_BYTES.saturating_mul(nr_items.saturating_sub(1)));
+        Self { covered: bytes, data_bytes: bytes, tree_bytes, item_bytes: ITEM_BYTES, node_bytes }
+    }
+
+    /// Data that is written into a preallocated extent, which is counted already. The extent's item is split into up to
+    /// three.
+    pub(crate) fn preallocated(bytes: u64, node_bytes: u64) -> Self {
+        Self { covered: bytes, data_bytes: 0, tree_bytes: node_bytes, item_bytes: 2 * ITEM_BYTES, node_bytes }
+    }
+
+    /// A change of metadata that adds up to this many tree blocks.
+    pub(crate) fn metadata(nr_blocks: u64, node_bytes: u64) -> Self {
+        let tree_bytes = node_bytes.saturating_mul(nr_blocks);
+        Self { covered: 0, data_bytes: 0, tree_bytes, item_bytes: ITEM_BYTES, node_bytes }
+    }
+
+    fn all_bytes(&self) -> u64 {
+        self.data_bytes.saturating_add(self.tree_bytes)
+    }
+}
+
 #[derive(Debug)]
 struct Part {
     reserved: Arc<Reserved>,
     groups: Arc<[QgroupId]>,
-    /// Size of a tree block.
-    node_bytes: u64,
-    /// Bytes of data.
-    bytes: u64,
-    /// Bytes of tree blocks (I2).
-    tree_bytes: u64,
+    need: Need,
 }
 
 impl Reserved {
-    /// Reserves bytes of data and a tree block of `node_bytes` (I2) for all of these groups, or for none. `fits` decides
-    /// for each group whether the limits allow this number of reserved bytes, earlier reservations included.
+    /// Reserves space for all of these groups, or for none. `fits` decides for each group whether the limits allow this
+    /// number of reserved bytes, earlier reservations included.
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,
-        bytes: u64,
-        node_bytes: u64,
+        need: Need,
         fits: impl Fn(QgroupId, u64) -> bool,
     ) -> Option<QuotaReservation> {
-        let part = Part { reserved: Arc::clone(self), groups, node_bytes, bytes, tree_bytes: node_bytes };
+        let part = Part { reserved: Arc::clone(self), groups, need };
         let mut reserved = self.groups.lock();
         let all_fit = part.groups.iter().all(|id| {
             let GroupReserved { held, running, frozen } = reserved.get(id).copied().unwrap_or_default();
@@ -106,7 +141,7 @@ impl Reserved {
 
 impl Part {
     fn all_bytes(&self) -> u64 {
-        self.bytes.saturating_add(self.tree_bytes)
+        self.need.all_bytes()
     }
 
     /// Changes what the groups of this part hold.
@@ -127,34 +162,51 @@ impl Part {
         });
     }
 
-    /// Splits off up to `bytes`, with their share of the tree bytes. Each part then holds a tree block at least, if this
+    /// Splits off a part that covers up to `bytes` of data (I3). Each part then holds a tree block at least, if this
     /// part did.
     fn split(&mut self, bytes: u64) -> Self {
-        let bytes = bytes.min(self.bytes);
-        let (mut moved, mut left) = (self.tree_bytes, 0);
-        if bytes < self.bytes {
-            let product = u128::from(self.tree_bytes).saturating_mul(bytes.into());
-            let share = product.checked_div(self.bytes.into()).and_then(|share| u64::try_from(share).ok());
-            let share = share.unwrap_or(self.tree_bytes);
-            let least = self.tree_bytes.min(self.node_bytes);
-            (moved, left) = (share.max(least), self.tree_bytes.saturating_sub(share).max(least));
-            let more = moved.saturating_add(left).saturating_sub(self.tree_bytes);
+        let whole = self.need;
+        let covered = bytes.min(whole.covered);
+        let (mut moved, mut left) = (whole, Need { covered: 0, data_bytes: 0, tree_bytes: 0, ..whole });
+        if covered < whole.covered {
+            let share = |total: u64| {
+                let product = u128::from(total).saturating_mul(covered.into());
+                let share = product.checked_div(whole.covered.into()).and_then(|share| u64::try_from(share).ok());
+                share.unwrap_or(total)
+            };
+            let (data_bytes, tree_bytes) = (share(whole.data_bytes), share(whole.tree_bytes));
+            let least = whole.tree_bytes.min(whole.node_bytes);
+            moved = Need { covered, data_bytes, tree_bytes: tree_bytes.max(least), ..whole };
+            left = Need {
+                covered: whole.covered.saturating_sub(covered),
+                data_bytes: whole.data_bytes.saturating_sub(data_bytes),
+                tree_bytes: whole.tree_bytes.saturating_sub(tree_bytes).max(least),
+                ..whole
+            };
+            let more = moved.all_bytes().saturating_add(left.all_bytes()).saturating_sub(whole.all_bytes());
             self.update(|group| group.held = group.held.saturating_add(more));
         }
-        self.bytes = self.bytes.saturating_sub(bytes);
-        self.tree_bytes = left;
-        let (reserved, groups) = (Arc::clone(&self.reserved), Arc::clone(&self.groups));
-        Self { reserved, groups, node_bytes: self.node_bytes, bytes, tree_bytes: moved }
+        self.need = left;
+        Self { reserved: Arc::clone(&self.reserved), groups: Arc::clone(&self.groups), need: moved }
     }
 
     /// Adds a part of the same groups (I2).
     fn merge(&mut self, other: Self) {
-        let (most, least) = (self.tree_bytes.max(other.tree_bytes), self.tree_bytes.min(other.tree_bytes));
+        let (mut most, mut least) = (self.need, other.need);
+        if most.tree_bytes < least.tree_bytes {
+            std::mem::swap(&mut most, &mut least);
+        }
         // A part that was merged itself holds the item bytes of all its reservations beside one tree block.
-        let kept = least.saturating_sub(self.node_bytes).saturating_add(ITEM_BYTES).min(least);
-        let spare = least.saturating_sub(kept);
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.tree_bytes = most.saturating_add(kept);
+        let over_one = least.tree_bytes.saturating_sub(least.node_bytes);
+        let kept = over_one.saturating_add(least.item_bytes).min(least.tree_bytes);
+        self.need = Need {
+            covered: most.covered.saturating_add(least.covered),
+            data_bytes: most.data_bytes.saturating_add(least.data_bytes),
+            tree_bytes: most.tree_bytes.saturating_add(kept),
+            item_bytes: most.item_bytes.max(least.item_bytes),
+            node_bytes: most.node_bytes,
+        };
+        let spare = least.tree_bytes.saturating_sub(kept);
         if spare > 0 {
             self.update(|group| group.held = group.held.saturating_sub(spare));
         }
@@ -166,14 +218,19 @@ impl Part {
 const ITEM_BYTES: u64 = 192;
 
 impl QuotaReservation {
-    /// Moves up to `bytes` from another reservation to this one.
+    /// The bytes of data that the reservation covers.
+    pub(crate) fn covered(&self) -> u64 {
+        self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.need.covered))
+    }
+
+    /// Moves the space for up to `bytes` of data from another reservation to this one.
     pub(crate) fn take_from(&mut self, other: &mut Self, mut bytes: u64) {
         while bytes > 0
             && let Some(part) = other.parts.last_mut()
         {
             let moved = part.split(bytes);
-            bytes = bytes.saturating_sub(moved.bytes);
-            if part.bytes == 0 {
+            bytes = bytes.saturating_sub(moved.need.covered);
+            if part.need.covered == 0 {
                 other.parts.pop();
             }
             match self.parts.iter_mut().find(|known| Arc::ptr_eq(&known.groups, &moved.groups)) {
@@ -183,11 +240,16 @@ impl QuotaReservation {
         }
     }
 
-    /// Splits off up to `bytes` into another reservation.
+    /// Splits off the space for up to `bytes` of data into another reservation.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let mut other = Self::default();
         other.take_from(self, bytes);
         other
+    }
+
+    /// Adds another reservation to this one.
+    pub fn merge(&mut self, mut other: Self) {
+        self.take_from(&mut other, u64::MAX);
     }
 
     /// Marks the space as used by items of the running transaction. Must be called before the operation ends (I1).
