@@ -1,6 +1,7 @@
 //! Changes of mode, owner, times and size, and of the flags that chattr sets.
 
 use ubtrfs_format::item::{InodeFlags, Timespec};
+use ubtrfs_transaction::QuotaReservation;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -8,7 +9,7 @@ use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
 use crate::inode::xattr::{self, check_may_change};
-use crate::items::dir_item;
+use crate::items::{dir_item, quota_blocks};
 use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
 
 impl Fs {
@@ -51,6 +52,12 @@ impl Fs {
         if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
             return Ok(self.attr_of(&inode, &*inode.read()?));
         }
+        // The change adds no tree block, but fails at a limit of a quota group, as on Linux. What must not fail are
+        // changes of size, which have their own rules, and changes that were accepted already.
+        let _quota = match written_back || set.size.is_some() {
+            true => QuotaReservation::default(),
+            false => self.engine.reserve_metadata_quota(id.root, quota_blocks::SETATTR)?,
+        };
         let reservation = match is_removal {
             true => self.reserve_for_removal(SETATTR_ITEMS)?,
             false => self.reserve(SETATTR_ITEMS)?,
@@ -182,6 +189,7 @@ impl Fs {
             return Err(Error::InvalidArgument("these flags exclude each other"));
         }
         let inode = self.inode_to_change(id)?;
+        let quota = self.engine.reserve_metadata_quota(id.root, quota_blocks::SET_FLAGS)?;
         let reservation = self.reserve(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
         let old = to_ioctl_flags(state.item.flags());
@@ -211,6 +219,7 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
+        quota.spend();
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{Inode, InodeState};
 use crate::items::dir_item::{self, Change, PENDING, in_tree};
+use crate::items::quota_blocks;
 use crate::types::{Caller, InodeId, XattrFlags, mode};
 
 /// The attribute with the capabilities of an executable. A change of owner removes the capabilities.
@@ -242,7 +243,7 @@ impl Fs {
         let inode = self.inode_to_change(id)?;
         // Removing an attribute frees space, so it needs no quota reservation.
         let quota = match value {
-            Some(_) => self.engine.reserve_metadata_quota(id.root)?,
+            Some(_) => self.engine.reserve_metadata_quota(id.root, quota_blocks::SETXATTR)?,
             None => QuotaReservation::default(),
         };
         let reservation = self.reserve(XATTR_ITEMS)?;
@@ -259,7 +260,7 @@ impl Fs {
                 new_mode = changed_mode;
                 value
             }
-            Namespace::Compression => return self.set_property(&inode, state, reservation, value, flags),
+            Namespace::Compression => return self.set_property(&inode, state, (reservation, quota), value, flags),
             Namespace::User if !(state.is_regular() || state.is_dir()) => {
                 return Err(Error::NotPermitted("only files and directories can have user attributes"));
             }
@@ -280,7 +281,7 @@ impl Fs {
         &self,
         inode: &crate::inode::state::Inode,
         mut state: parking_lot::RwLockWriteGuard<'_, InodeState>,
-        reservation: ubtrfs_transaction::MetadataReservation<'_>,
+        (reservation, quota): (ubtrfs_transaction::MetadataReservation<'_>, QuotaReservation),
         value: Option<&[u8]>,
         flags: XattrFlags,
     ) -> Result<()> {
@@ -302,6 +303,7 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
+        quota.spend();
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ use crate::inode::state::{Inherited, Inode, InodeState, NextInos};
 use crate::inode::subvolume::NewInos;
 use crate::inode::xattr::{self, KnownXattrs};
 use crate::items::dir_item::{self, Change, HashedName, NameSlot};
+use crate::items::quota_blocks;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 
 /// A planned inode: its items are not put yet, and its state is not visible yet.
@@ -41,7 +42,9 @@ impl Fs {
     pub fn create(&self, dir: InodeId, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
         dir_item::check_new_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
-        let quota = self.engine.reserve_metadata_quota(dir.root)?;
+        let is_symlink = new.mode & mode::TYPE == mode::SYMLINK;
+        let nr_blocks = if is_symlink { quota_blocks::SYMLINK } else { quota_blocks::CREATE };
+        let quota = self.engine.reserve_metadata_quota(dir.root, nr_blocks)?;
         let reservation = self.reserve(CREATE_ITEMS)?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
@@ -77,7 +80,7 @@ impl Fs {
     /// name. Without a name, the file is deleted with its last use.
     pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
         let dir_inode = self.inode_to_change(dir)?;
-        let quota = self.engine.reserve_metadata_quota(dir.root)?;
+        let quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::TMPFILE)?;
         let reservation = self.reserve(CREATE_ITEMS)?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::xattr::check_may_change;
 use crate::items::dir_item::{self, Change, NameSlot};
+use crate::items::quota_blocks;
 use crate::namei::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
 use crate::namei::orphan::{LastItems, UnloadedItems};
 use crate::types::{Attr, InodeId};
@@ -64,7 +65,7 @@ impl Fs {
             NameSlot::read(&dir_inode.home.tree, dir.ino, name)?.check_free()?;
             return Err(Error::NotPermitted("a directory can have only one name"));
         }
-        let quota = self.engine.reserve_metadata_quota(dir.root)?;
+        let quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::LINK)?;
         let reservation = self.reserve(LINK_ITEMS)?;
         let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
         check_dir_takes_names(locked.of(&dir_inode))?;

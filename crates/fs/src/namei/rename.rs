@@ -9,12 +9,14 @@ use std::sync::Arc;
 
 use ubtrfs_format::item::{DirEntry, Timespec};
 use ubtrfs_format::{Ino, RootId};
+use ubtrfs_transaction::{MetadataReservation, QuotaReservation};
 
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
 use crate::items::dir_item::{self, Change, HashedName};
+use crate::items::quota_blocks;
 use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_index};
 use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
 use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
@@ -66,7 +68,7 @@ impl Fs {
         if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
             self.write_replacement(&dir, name, &new_dir, new_name);
         }
-        let _quota = self.engine.reserve_metadata_quota(new_dir.id.root)?;
+        let quota = self.reserve_quota_for_rename(&dir, (&new_dir, new_name), flags)?;
         loop {
             let reservation = self.reserve(RENAME_ITEMS)?;
             let _rename = self.names.lock_renames();
@@ -94,8 +96,8 @@ impl Fs {
                 continue;
             }
             let unlinked = match flags.contains(RenameFlags::EXCHANGE) {
-                true => self.exchange(&from, &to, &mut locked, reservation)?,
-                false => self.replace(&from, &to, &mut locked, reservation, (flags, caller))?,
+                true => self.exchange(&from, &to, &mut locked, (reservation, quota))?,
+                false => self.replace(&from, &to, &mut locked, (reservation, quota), (flags, caller))?,
             };
             drop(locked);
             drop(_rename);
@@ -106,6 +108,28 @@ impl Fs {
             }
             return Ok(());
         }
+    }
+
+    /// Reserves quota for a rename that changes the names of one subvolume.
+    fn reserve_quota_for_rename(
+        &self,
+        dir: &Arc<Inode>,
+        (new_dir, new_name): (&Arc<Inode>, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<QuotaReservation> {
+        if !self.engine.has_quota_limits() {
+            return Ok(QuotaReservation::default());
+        }
+        let base = if flags.contains(RenameFlags::EXCHANGE) { quota_blocks::EXCHANGE } else { quota_blocks::RENAME };
+        let replaces = !flags.intersects(RenameFlags::EXCHANGE | RenameFlags::NOREPLACE)
+            && self.end(new_dir, new_name).is_ok_and(|to| to.inode.is_some());
+        let more = [
+            (dir.id != new_dir.id, quota_blocks::RENAME_OTHER_DIR),
+            (replaces, quota_blocks::RENAME_REPLACED),
+            (flags.contains(RenameFlags::WHITEOUT), quota_blocks::RENAME_WHITEOUT),
+        ];
+        let more: u64 = more.iter().filter(|(applies, _)| *applies).map(|(_, nr_blocks)| nr_blocks).sum();
+        Ok(self.engine.reserve_metadata_quota(new_dir.id.root, base.saturating_add(more))?)
     }
 
     /// Writes the data of a file that will replace another file. Programs write a new file and rename it over the old
@@ -165,7 +189,7 @@ impl Fs {
         from: &End<'_>,
         to: &End<'_>,
         locked: &mut Locked<'_>,
-        reservation: ubtrfs_transaction::MetadataReservation<'_>,
+        (reservation, quota): (MetadataReservation<'_>, QuotaReservation),
         (flags, caller): (RenameFlags, &Caller),
     ) -> Result<Option<InodeId>> {
         let (source, source_entry) = from.found()?;
@@ -217,6 +241,7 @@ impl Fs {
         if let Some(draft) = whiteout {
             draft.put(&mut op.changes(&source.home.tree), 1, self);
         }
+        quota.spend();
         let unlinked = to.inode.as_ref().filter(|target| drop_link(&op, target, locked.of(target), time));
         Ok(unlinked.map(|target| target.id))
     }
@@ -227,7 +252,7 @@ impl Fs {
         from: &End<'_>,
         to: &End<'_>,
         locked: &mut Locked<'_>,
-        reservation: ubtrfs_transaction::MetadataReservation<'_>,
+        (reservation, quota): (MetadataReservation<'_>, QuotaReservation),
     ) -> Result<Option<InodeId>> {
         let ((source, source_entry), (target, target_entry)) = (from.found()?, to.found()?);
         for end in [from, to] {
@@ -257,6 +282,7 @@ impl Fs {
             inode_changed(&mut locked.of(inode).item, time);
             inode.put_item(&op, locked.of(inode));
         }
+        quota.spend();
         Ok(None)
     }
 

@@ -20,6 +20,7 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::acl::Acl;
 use crate::items::dir_item::{self, Change, HashedName, NameSlot};
+use crate::items::quota_blocks;
 use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_item, next_index};
 use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
@@ -76,7 +77,7 @@ impl Fs {
         kind: Kind<'_>,
     ) -> Result<InodeId> {
         // Reserve quota for the name in the subvolume that holds the name.
-        let _quota = self.engine.reserve_metadata_quota(dir.root)?;
+        let _quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::SUBVOLUME)?;
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
         self.make_subvolume(dir, name, kind, reservation, |time, transid, default_acl| {
@@ -141,7 +142,7 @@ impl Fs {
     ) -> Result<InodeId> {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
-        let _quota = self.engine.reserve_metadata_quota(dir.root)?;
+        let _quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::SUBVOLUME)?;
         // A write without a reservation counts on extents that the snapshot will share, so it must be on disk before.
         let _unreserved = self.data.unreserved.write();
         self.flush_tagged(Some(source))?;

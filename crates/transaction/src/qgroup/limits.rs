@@ -25,13 +25,14 @@ impl Engine {
         self.reserve_quota_for(root, Need::new_data(bytes, nr_items, self.geometry.nodesize.into()))
     }
 
-    /// Reserves the space of one tree block for a change of a subvolume's metadata, as [`Engine::reserve_quota`] does.
+    /// Reserves the space of `nr_blocks` tree blocks for a change of a subvolume's metadata, as
+    /// [`Engine::reserve_quota`] does.
     ///
     /// # Errors
     ///
     /// As for [`Engine::reserve_quota`].
-    pub fn reserve_metadata_quota(&self, root: RootId) -> Result<QuotaReservation> {
-        self.reserve_quota_for(root, Need::metadata(1, self.geometry.nodesize.into()))
+    pub fn reserve_metadata_quota(&self, root: RootId, nr_blocks: u64) -> Result<QuotaReservation> {
+        self.reserve_quota_for(root, Need::metadata(nr_blocks, self.geometry.nodesize.into()))
     }
 
     /// Reserves space for `nr_items` file extent items if the limits allow it now, without writing or committing.
