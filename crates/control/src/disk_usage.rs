@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileType};
-use ubtrfs_fs::{Error, ExtentKind, InodeId};
+use ubtrfs_fs::{Error, ExtentKind, InodeId, SharedExtents};
 
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
@@ -81,7 +81,14 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         // Write out dirty data, because only data on disk has extents that can be counted.
         context.fs.sync()?;
     }
-    let mut walk = Walk { context, nodes: Vec::new(), uses: Vec::new(), seen: HashSet::new(), shared: BTreeMap::new() };
+    let mut walk = Walk {
+        context,
+        nodes: Vec::new(),
+        uses: Vec::new(),
+        seen: HashSet::new(),
+        known: SharedExtents::default(),
+        shared: BTreeMap::new(),
+    };
     walk.visit(id)?;
     walk.settle()?;
     // In `nodes`, each directory comes before its content. So in reverse order, the sums of a directory's children are
@@ -108,6 +115,7 @@ struct Walk<'c, 'a> {
     uses: Vec<Use>,
     /// Files that were visited (U1).
     seen: HashSet<InodeId>,
+    known: SharedExtents,
     /// The ranges on disk of shared extents: maps the start of each range to its end.
     shared: BTreeMap<u64, u64>,
 }
@@ -190,7 +198,7 @@ impl Walk<'_, '_> {
         let mut extents: Vec<(Logical, u64)> = uses.iter().map(|found| found.extent).collect();
         extents.sort_unstable();
         extents.dedup();
-        let shared = self.context.fs.extents_are_shared(&extents)?;
+        let shared = self.context.fs.extents_are_shared(&mut self.known, &extents)?;
         let shared: HashSet<Logical> =
             extents.into_iter().zip(shared).filter(|(_, shared)| *shared).map(|((bytenr, _), _)| bytenr).collect();
         for Use { node, len_bytes, at, extent } in uses {

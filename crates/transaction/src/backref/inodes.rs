@@ -84,24 +84,6 @@ pub(crate) fn inodes_of(
     Ok(())
 }
 
-/// Whether a data extent has several users: subvolumes, files, or clones in one file.
-fn is_shared(roots: &mut RootsOf<'_>, extent: &ExtentRefs) -> Result<bool> {
-    let nr_by_file = extent.refs.iter().filter(|(reference, _)| matches!(reference, RefKey::Data { .. })).count();
-    if nr_by_file > 1 || roots.of_refs(extent)?.len() > 1 {
-        return Ok(true);
-    }
-    if nr_by_file == extent.refs.len() {
-        return Ok(false);
-    }
-    let (mut first, mut has_several) = (None, false);
-    inodes_of(roots, extent, &mut |found| {
-        let place = (found.root, found.ino, found.file_offset.wrapping_sub(found.extent_offset));
-        has_several |= *first.get_or_insert(place) != place;
-        !has_several
-    })?;
-    Ok(has_several)
-}
-
 /// The items that refer to an extent, in a leaf with full backrefs.
 fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Result<Option<LeafUse>> {
     let view = roots.view();
@@ -153,27 +135,5 @@ impl Engine {
         })?;
         uses.sort_unstable();
         Ok(Some((inside, uses)))
-    }
-
-    /// Whether each of these data extents, given by address and length, has several users, as of the last commit. An
-    /// extent that does not exist has no users.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a tree is corrupt or cannot be read.
-    pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
-        // Blocks of the last commit are reused only after the next commit, and this lock prevents that commit.
-        let _work = self.commit_state.lock();
-        let view = TreesView::committed(self)?;
-        let (source, root) = (view.source(), *view.extent_root());
-        let mut roots = RootsOf::new(view);
-        let mut shared = Vec::with_capacity(extents.len());
-        for &(bytenr, len_bytes) in extents {
-            shared.push(match extent_refs(source, &root, bytenr, len_bytes, false)? {
-                Some(extent) => is_shared(&mut roots, &extent)?,
-                None => false,
-            });
-        }
-        Ok(shared)
     }
 }

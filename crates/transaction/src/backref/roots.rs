@@ -9,7 +9,8 @@
 //!
 //! A snapshot copies one node and implicitly shares everything below it. Every subvolume that reaches a block's parent
 //! also reaches the block, so a single reference may stand for many subvolumes. The set of each block is cached, so the
-//! extents of a leaf, and the leaves below a node, share the cost of one climb.
+//! extents of a leaf, and the leaves below a node, share the cost of one climb. Blocks with the same users as their
+//! parent share the parent's set.
 //!
 //! Invariants:
 //! - I1. Each step of a climb goes up one level, even if crafted references claim otherwise, and each block is climbed
@@ -35,9 +36,16 @@ pub(crate) type RootSet = Arc<[RootId]>;
 /// Finds the subvolumes that reach extents, in one view of the trees.
 pub(crate) struct RootsOf<'v> {
     view: TreesView<'v>,
-    /// The sets of subvolumes found so far, by tree block.
-    blocks: HashMap<Logical, RootSet>,
+    cache: RootsCache,
     none: RootSet,
+}
+
+/// The sets of subvolumes found so far, by tree block, in one version of the trees.
+#[derive(Debug, Default)]
+pub(crate) struct RootsCache {
+    blocks: HashMap<Logical, RootSet>,
+    /// Number of ids in sets that no other block shares.
+    nr_ids: usize,
 }
 
 /// File extent items of one leaf that refer to an extent.
@@ -52,7 +60,17 @@ pub(crate) struct LeafUse {
 impl<'v> RootsOf<'v> {
     /// Makes a search whose cache of sets is empty.
     pub(crate) fn new(view: TreesView<'v>) -> Self {
-        Self { view, blocks: HashMap::new(), none: Arc::new([]) }
+        Self::with_cache(view, RootsCache::default())
+    }
+
+    /// Makes a search that begins with the sets of an earlier search in the same version of the trees.
+    pub(crate) fn with_cache(view: TreesView<'v>, cache: RootsCache) -> Self {
+        Self { view, cache, none: Arc::new([]) }
+    }
+
+    /// Returns the sets found so far.
+    pub(crate) fn into_cache(self) -> RootsCache {
+        self.cache
     }
 
     /// The view that is searched.
@@ -77,7 +95,7 @@ impl<'v> RootsOf<'v> {
     pub(crate) fn of_data_among(&mut self, extent: Extent, limit: &[RootId]) -> Result<RootSet> {
         let refs = extent_refs(self.view.source(), self.view.extent_root(), extent.bytenr, extent.len_bytes, false)?;
         match refs {
-            Some(refs) => self.of_data_refs(&refs, Some(limit)),
+            Some(refs) => self.of_data_refs(&refs, limit.len()),
             None => Ok(Arc::clone(&self.none)),
         }
     }
@@ -86,13 +104,18 @@ impl<'v> RootsOf<'v> {
     pub(crate) fn of_refs(&mut self, extent: &ExtentRefs) -> Result<RootSet> {
         match extent.level {
             Some(level) => self.of_block_refs(extent, level),
-            None => self.of_data_refs(extent, None),
+            None => self.of_data_refs(extent, usize::MAX),
         }
+    }
+
+    /// Whether several subvolumes reach the data extent with these references.
+    pub(crate) fn have_several(&mut self, extent: &ExtentRefs) -> Result<bool> {
+        Ok(self.of_data_refs(extent, 2)?.len() > 1)
     }
 
     /// The subvolumes that reach a tree block; none if the block does not exist.
     pub(crate) fn of_block(&mut self, bytenr: Logical) -> Result<RootSet> {
-        if let Some(known) = self.blocks.get(&bytenr) {
+        if let Some(known) = self.cache.blocks.get(&bytenr) {
             return Ok(Arc::clone(known));
         }
         let (source, root) = (self.view.source(), *self.view.extent_root());
@@ -107,28 +130,29 @@ impl<'v> RootsOf<'v> {
 
     /// The subvolumes that reach a leaf in which items of `subvolume` were found.
     pub(crate) fn of_leaf_in(&mut self, subvolume: &SubvolumeRoot, leaf: &Node) -> Result<RootSet> {
-        if let Some(known) = self.blocks.get(&leaf.bytenr()) {
+        if let Some(known) = self.cache.blocks.get(&leaf.bytenr()) {
             return Ok(Arc::clone(known));
         }
         if subvolume.is_private(leaf) {
-            return Ok(self.remember(leaf.bytenr(), [subvolume.ptr.tree]));
+            let all = BTreeSet::from([subvolume.ptr.tree]);
+            return Ok(self.remember(leaf.bytenr(), Found { all, last: None, enough: 1 }));
         }
         self.of_block(leaf.bytenr())
     }
 
     fn of_block_refs(&mut self, extent: &ExtentRefs, level: u8) -> Result<RootSet> {
         let bytenr = extent.bytenr;
-        if let Some(known) = self.blocks.get(&bytenr) {
+        if let Some(known) = self.cache.blocks.get(&bytenr) {
             return Ok(Arc::clone(known));
         }
-        let mut all = BTreeSet::new();
+        let mut found = Found { all: BTreeSet::new(), last: None, enough: usize::MAX };
         let mut node = None;
         for (reference, _) in &extent.refs {
             match *reference {
                 RefKey::TreeBlock(id) => {
                     let Some(subvolume) = self.view.subvolume(id)? else { continue };
                     if subvolume.ptr.bytenr == bytenr {
-                        all.insert(id);
+                        found.all.insert(id);
                         continue;
                     }
                     let node = match &node {
@@ -139,30 +163,30 @@ impl<'v> RootsOf<'v> {
                         }
                     };
                     if extent.refs.len() == 1 && subvolume.is_private(&node) {
-                        all.insert(id);
+                        found.all.insert(id);
                         continue;
                     }
                     let Some(first_key) = node.first_key() else { continue };
                     if let Some(parent) = self.view.parent_in(&subvolume, bytenr, &first_key, level)? {
-                        all.extend(self.of_parent(parent.bytenr(), level)?.iter());
+                        found.add(self.of_parent(parent.bytenr(), level)?);
                     }
                 }
                 // In Linux's relocation trees, the backref of the root block names the address of the block itself. A
                 // relocation tree belongs to no subvolume.
                 RefKey::SharedBlock(parent) if parent == bytenr => {}
-                RefKey::SharedBlock(parent) => all.extend(self.of_parent(parent, level)?.iter()),
+                RefKey::SharedBlock(parent) => found.add(self.of_parent(parent, level)?),
                 RefKey::Data { .. } | RefKey::SharedData(_) => {
                     let expected = "expected references to a tree block";
                     return Err(wrong(bytenr, "reference type", reference.key_type().0.into(), expected).into());
                 }
             }
         }
-        Ok(self.remember(bytenr, all))
+        Ok(self.remember(bytenr, found))
     }
 
     /// The subvolumes that reach a block's parent, which lies one level above the block (I1).
     fn of_parent(&mut self, parent: Logical, child_level: u8) -> Result<RootSet> {
-        if let Some(known) = self.blocks.get(&parent) {
+        if let Some(known) = self.cache.blocks.get(&parent) {
             return Ok(Arc::clone(known));
         }
         let level = child_level.saturating_add(1);
@@ -174,18 +198,17 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    /// The subvolumes that reach a data extent. `limit` contains all subvolumes that may reach the extent: the search
-    /// ends when it has found as many subvolumes as `limit` has.
-    fn of_data_refs(&mut self, extent: &ExtentRefs, limit: Option<&[RootId]>) -> Result<RootSet> {
+    /// The subvolumes that reach a data extent. The search ends when it has found at least `enough` subvolumes.
+    fn of_data_refs(&mut self, extent: &ExtentRefs, enough: usize) -> Result<RootSet> {
         let shared: HashSet<Logical> = shared_leaves(extent);
-        let mut found = Found { all: BTreeSet::new(), last: None, limit };
+        let mut found = Found { all: BTreeSet::new(), last: None, enough };
         let mut leaves = extent.refs.iter().filter_map(|(reference, _)| match *reference {
             RefKey::SharedData(leaf) => Some(leaf),
             _ => None,
         });
         // First search only a few leaves: a single one of all leaves that are referenced by address, and the first leaf
-        // of each reference by (subvolume, inode, offset). These leaves often lead to all subvolumes in `limit`, and
-        // then the remaining leaves need not be searched.
+        // of each reference by (subvolume, inode, offset). These leaves often lead to enough subvolumes, and then the
+        // remaining leaves need not be searched.
         if let Some(leaf) = leaves.next() {
             found.add(self.of_shared_leaf(leaf)?);
         }
@@ -229,7 +252,7 @@ impl<'v> RootsOf<'v> {
     }
 
     fn of_shared_leaf(&mut self, leaf: Logical) -> Result<RootSet> {
-        if let Some(known) = self.blocks.get(&leaf) {
+        if let Some(known) = self.cache.blocks.get(&leaf) {
             return Ok(Arc::clone(known));
         }
         let (source, root) = (self.view.source(), *self.view.extent_root());
@@ -240,12 +263,16 @@ impl<'v> RootsOf<'v> {
         }
     }
 
-    fn remember(&mut self, bytenr: Logical, all: impl IntoIterator<Item = RootId>) -> RootSet {
-        if self.blocks.len() >= BLOCKS_MAX {
-            self.blocks.clear();
+    fn remember(&mut self, bytenr: Logical, found: Found) -> RootSet {
+        let set = found.into_set();
+        let cache = &mut self.cache;
+        if cache.blocks.len() >= BLOCKS_MAX || cache.nr_ids >= IDS_MAX {
+            *cache = RootsCache::default();
         }
-        let set: RootSet = all.into_iter().collect();
-        self.blocks.insert(bytenr, Arc::clone(&set));
+        if Arc::strong_count(&set) == 1 {
+            cache.nr_ids = cache.nr_ids.saturating_add(set.len());
+        }
+        cache.blocks.insert(bytenr, Arc::clone(&set));
         set
     }
 }
@@ -259,24 +286,25 @@ pub(crate) fn shared_leaves(extent: &ExtentRefs) -> HashSet<Logical> {
     extent.refs.iter().filter_map(|(reference, _)| leaf(reference)).collect()
 }
 
-/// The subvolumes found so far that reach a data extent.
-struct Found<'l> {
+/// The subvolumes found so far that reach an extent.
+struct Found {
     all: BTreeSet<RootId>,
     last: Option<RootSet>,
-    limit: Option<&'l [RootId]>,
+    /// The number of subvolumes at which the search ends.
+    enough: usize,
 }
 
-impl Found<'_> {
+impl Found {
     fn add(&mut self, set: RootSet) {
         self.all.extend(set.iter());
         self.last = Some(set);
     }
 
     fn is_complete(&self) -> bool {
-        self.limit.is_some_and(|limit| self.all.len() >= limit.len())
+        self.all.len() >= self.enough
     }
 
-    /// Returns the subvolumes found. Usually, the set of the last leaf searched contains all of them; then that set is
+    /// Returns the subvolumes found. Usually, the set of the last block searched contains all of them; then that set is
     /// returned without a copy.
     fn into_set(self) -> RootSet {
         match self.last {
@@ -352,3 +380,5 @@ fn wrong(bytenr: Logical, field: &'static str, value: u64, expected: &'static st
 const MAX_EXTENT_BYTES: u64 = 128 << 20;
 /// Maximum number of blocks whose sets are cached.
 const BLOCKS_MAX: usize = 1 << 20;
+/// Maximum number of ids in all cached sets; they take 32 MiB.
+const IDS_MAX: usize = 4 << 20;

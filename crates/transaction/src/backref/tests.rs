@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{ExtentFlags, ExtentItem, InlineRef};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::Extent;
 use ubtrfs_testkit::{Image, LoopMount, Rng, capability, run};
-use ubtrfs_tree::{Cursor, NodePtr};
+use ubtrfs_tree::{Cursor, Node, NodePtr, NodeSource};
 
 use super::inodes::{ExtentUse, inodes_of};
 use super::refs::read_refs;
 use super::roots::RootsOf;
+use super::shared::SharedExtents;
 use super::view::{SubvolumeRoot, TreesView};
 use crate::handle::trans_handle::regular_extent;
 use crate::test_tree::TestTree;
@@ -161,6 +163,88 @@ fn every_extent_of_linux_leads_to_the_subvolumes_and_inodes_that_reach_it() {
     let engine = open(&image);
     let (nr_extents, nr_shared) = compare_with_walk(&engine);
     assert!(nr_extents > 500 && nr_shared > 100, "{nr_extents} extents, {nr_shared} shared");
+}
+
+/// Counts the nodes that a search visits.
+struct CountingSource<'s> {
+    inner: &'s dyn NodeSource,
+    nr_visits: AtomicU64,
+}
+
+impl NodeSource for CountingSource<'_> {
+    fn read_node(&self, ptr: &NodePtr) -> ubtrfs_error::Result<Arc<Node>> {
+        self.nr_visits.fetch_add(1, Ordering::Relaxed);
+        self.inner.read_node(ptr)
+    }
+
+    fn nodesize(&self) -> usize {
+        self.inner.nodesize()
+    }
+}
+
+#[test]
+fn extents_of_many_snapshots_are_searched_once() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    const NR_SECTORS: usize = 4000;
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).expect("made");
+    let mount = LoopMount::new(image.path(), "noatime").expect("mounted");
+    run("btrfs", ["-q", "subvolume", "create", &mount.join("s0").to_string_lossy()]).expect("made");
+    let file = std::fs::File::create(mount.join("s0/f")).expect("made");
+    let mut rng = Rng::new(3);
+    for at in 0..NR_SECTORS {
+        std::os::unix::fs::FileExt::write_all_at(&file, &rng.bytes(4096), at as u64 * 8192).expect("written");
+    }
+    for number in 1..17 {
+        let (from, to) = (mount.join("s0"), mount.join(format!("s{number}")));
+        run("btrfs", ["-q", "subvolume", "snapshot", &from.to_string_lossy(), &to.to_string_lossy()]).expect("made");
+        for _ in 0..8 {
+            let at = rng.below(NR_SECTORS as u64) * 8192;
+            std::os::unix::fs::FileExt::write_all_at(&file, &rng.bytes(4096), at).expect("written");
+        }
+    }
+    drop(file);
+    mount.close().expect("unmounted");
+
+    let engine = open(&image);
+    let view = || TreesView::committed(&engine).expect("readable");
+    let mut walked = Walked::default();
+    let mut extents = BTreeMap::new();
+    for id in subvolumes(&engine) {
+        let tree = engine.tree(id).expect("readable").expect("there");
+        let items = tree.range(&Key::MIN, &Key::MAX, usize::MAX).expect("readable");
+        let of_file: BTreeSet<(Logical, u64)> = items
+            .iter()
+            .filter(|(key, _)| key.item_type == KeyType::EXTENT_DATA)
+            .filter_map(|(_, value)| regular_extent(value))
+            .map(|item| (item.disk_bytenr, item.disk_num_bytes))
+            .collect();
+        extents.insert(id, of_file.into_iter().collect::<Vec<_>>());
+        let view = view();
+        let root = view.subvolume(id).expect("readable").expect("there");
+        walked.below(&view, id, &root.ptr.node_ptr());
+    }
+    let source = CountingSource { inner: view().source(), nr_visits: AtomicU64::new(0) };
+    let (mut known, mut visits) = (SharedExtents::default(), Vec::new());
+    for of_file in extents.values().filter(|of_file| !of_file.is_empty()) {
+        for batch in of_file.chunks(500) {
+            let found = known.search(view().with_source(&source), Generation(1), batch).expect("readable");
+            for ((bytenr, _), is_shared) in batch.iter().zip(found) {
+                assert_eq!(is_shared, walked.uses[&bytenr.0].len() > 1, "extent {bytenr}");
+            }
+        }
+        visits.push(source.nr_visits.swap(0, Ordering::Relaxed));
+    }
+    println!("{visits:?} nodes visited for {NR_SECTORS} extents");
+    assert_eq!(visits.len(), 17);
+    // Each snapshot has only a few extents that the first file does not have.
+    let (first, others) = (visits[0], visits[1..].iter().sum::<u64>());
+    assert!(first < 12 * NR_SECTORS as u64 && others < first / 4, "{visits:?}");
+    // After another commit, everything is searched again.
+    let of_file = &extents[&RootId(256)];
+    known.search(view().with_source(&source), Generation(2), of_file).expect("readable");
+    assert!(source.nr_visits.into_inner() > first / 2);
 }
 
 /// An extent tree with tree blocks at these addresses and levels, each with one reference by a parent's address.

@@ -99,6 +99,12 @@ impl<'v> TreesView<'v> {
         Self { source, extent_root, roots: Roots::Fixed, known: RefCell::new(known) }
     }
 
+    /// The same view, whose nodes come from `source`.
+    #[cfg(test)]
+    pub(crate) fn with_source(self, source: &'v dyn NodeSource) -> Self {
+        Self { source, ..self }
+    }
+
     /// The source of the view's nodes.
     pub(crate) fn source(&self) -> &'v dyn NodeSource {
         self.source
