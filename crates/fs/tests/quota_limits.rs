@@ -284,7 +284,7 @@ impl Engine {
         }
     }
 
-    fn new(&self, path: &str, new: NewInode<'_>) -> ubtrfs_fs::Result<InodeId> {
+    fn create(&self, path: &str, new: NewInode<'_>) -> ubtrfs_fs::Result<InodeId> {
         let (dir, name) = self.parent(path);
         Ok(self.fs.create(dir, name, new, &ROOT)?.id)
     }
@@ -299,12 +299,12 @@ impl Engine {
         let set = |name: &str, set: SetAttr| fs.setattr(self.find(name), &set, &ROOT).map(drop);
         let sector = [1; SECTORSIZE as usize];
         match operation {
-            Operation::Create => self.new("new", NewInode::file(0o644)).map(drop),
-            Operation::Mkdir => self.new("new", NewInode { mode: 0o040_755, ..NewInode::default() }).map(drop),
-            Operation::Mknod => self.new("new", NewInode { mode: 0o010_600, ..NewInode::default() }).map(drop),
+            Operation::Create => self.create("new", NewInode::file(0o644)).map(drop),
+            Operation::Mkdir => self.create("new", NewInode { mode: 0o040_755, ..NewInode::default() }).map(drop),
+            Operation::Mknod => self.create("new", NewInode { mode: 0o010_600, ..NewInode::default() }).map(drop),
             Operation::Symlink => {
                 let new = NewInode { mode: 0o120_777, symlink_target: Some(b"target"), ..NewInode::default() };
-                self.new("new", new).map(drop)
+                self.create("new", new).map(drop)
             }
             Operation::Tmpfile => fs.tmpfile(self.dir, 0o600, &ROOT).map(drop),
             Operation::Link => fs.link(self.find("f"), self.find("d"), b"new").map(drop),
@@ -341,18 +341,18 @@ impl Side for Engine {
         let fs = &Arc::clone(&self.fs);
         self.dir = fs.create_subvolume(TOP, format!("s{nr}").as_bytes(), &ROOT).unwrap();
         for dir in ["d", "e", "d/e"] {
-            self.new(dir, NewInode { mode: 0o040_755, ..NewInode::default() }).unwrap();
+            self.create(dir, NewInode { mode: 0o040_755, ..NewInode::default() }).unwrap();
         }
         for file in ["f", "g", "d/f", "nocow"] {
-            let id = self.new(file, NewInode::file(0o644)).unwrap();
+            let id = self.create(file, NewInode::file(0o644)).unwrap();
             fs.write(id, 0, if file == "nocow" { b"" } else { b"few" }).unwrap();
         }
         fs.setxattr(self.find("f"), b"user.old", b"old", XattrFlags::empty(), &ROOT).unwrap();
-        let big = self.new("big", NewInode::file(0o644)).unwrap();
+        let big = self.create("big", NewInode::file(0o644)).unwrap();
         fs.write(big, 0, &Rng::new(1).bytes(1 << 20)).unwrap();
         fs.set_inode_flags(self.find("nocow"), IFlags::NOCOW.bits(), &ROOT).unwrap();
         fs.write(self.find("nocow"), 0, &[7; 256 << 10]).unwrap();
-        let prealloc = self.new("prealloc", NewInode::file(0o644)).unwrap();
+        let prealloc = self.create("prealloc", NewInode::file(0o644)).unwrap();
         fs.fallocate(prealloc, 0, 1 << 20, FallocateMode::empty()).unwrap();
         settle(fs);
     }

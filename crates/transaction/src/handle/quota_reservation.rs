@@ -293,3 +293,56 @@ impl std::fmt::Display for QgroupId {
         write!(f, "{}/{}", self.level(), self.number())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: QgroupId = QgroupId(256);
+    const NODE: u64 = 16 << 10;
+
+    fn hold(reserved: &Arc<Reserved>, need: Need) -> QuotaReservation {
+        reserved.try_hold(Arc::new([GROUP]), need, |_, _| true).expect("it fits")
+    }
+
+    fn bytes(reserved: &Reserved) -> (u64, u64) {
+        let groups = reserved.groups.lock();
+        groups.get(&GROUP).map_or((0, 0), |group| (group.held, group.running))
+    }
+
+    #[test]
+    fn merged_reservations_of_preallocated_data_hold_one_tree_block_and_items() {
+        let reserved = Arc::new(Reserved::default());
+        let mut all = QuotaReservation::default();
+        let shared: Arc<[QgroupId]> = Arc::new([GROUP]);
+        for _ in 0..10 {
+            let need = Need::preallocated(4096, NODE);
+            let mut one = reserved.try_hold(Arc::clone(&shared), need, |_, _| true).expect("it fits");
+            all.take_from(&mut one, 4096);
+        }
+        assert_eq!((all.covered(), bytes(&reserved)), (40960, (NODE + 9 * 2 * ITEM_BYTES, 0)));
+        // Each part keeps its share, but at least a tree block.
+        let half = all.split(20480);
+        assert_eq!((half.covered(), all.covered()), (20480, 20480));
+        assert!(bytes(&reserved).0 >= 2 * NODE);
+        half.spend();
+        drop(all);
+        let (held, running) = bytes(&reserved);
+        assert!(held == 0 && running >= NODE, "{held} {running}");
+    }
+
+    #[test]
+    fn no_bytes_are_lost_by_splits_and_merges() {
+        let reserved = Arc::new(Reserved::default());
+        let mut data = hold(&reserved, Need::new_data(1 << 20, 5, NODE));
+        assert_eq!(bytes(&reserved).0, (1 << 20) + NODE + 4 * ITEM_BYTES);
+        let mut parts: Vec<_> = (0..7).map(|nr| data.split(4096 << nr)).collect();
+        data.merge(hold(&reserved, Need::metadata(5, NODE)));
+        for part in parts.drain(1..) {
+            data.merge(part);
+        }
+        assert_eq!(data.covered() + parts[0].covered(), 1 << 20);
+        drop((data, parts));
+        assert_eq!(bytes(&reserved), (0, 0));
+    }
+}
