@@ -29,8 +29,17 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "ubtrfs", version)]
 struct Cli {
+    /// Print the command's result in this format; json is the same as the command's option --json
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    format: Option<Format>,
     #[command(subcommand)]
     command: Command,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    Text,
+    Json,
 }
 
 /// The commands of the program; each variant has an arm in `run`.
@@ -96,7 +105,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 /// Runs the program with the arguments of this process, and returns its exit status.
 pub fn main() -> ExitCode {
-    let args = commands::mount::as_mount_helper(std::env::args_os().collect::<Vec<OsString>>(), &subcommand_names());
+    let args = match with_format(std::env::args_os().collect()) {
+        Ok(args) => args,
+        Err(error) => return common::print_error(&error),
+    };
+    let args = commands::mount::as_mount_helper(args, &subcommand_names());
     let args = commands::filesystem::with_method(commands::balance::with_long_filters(args));
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
@@ -144,18 +157,47 @@ fn lift_file_size_limit() {
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
+/// Replaces `--format json` before the command by the command's option `--json`, and removes `--format text`. Leaves
+/// other formats to the argument parser, which refuses them.
+fn with_format(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
+    let words: Vec<Option<&str>> = args.iter().skip(1).take(2).map(|arg| arg.to_str()).collect();
+    let (format, len) = match words.as_slice() {
+        [Some("--format"), Some(format)] => (*format, 2),
+        [Some(word), ..] if word.starts_with("--format=") => (&word["--format=".len()..], 1),
+        _ => return Ok(args),
+    };
+    if !matches!(format, "text" | "json") {
+        return Ok(args);
+    }
+    let mut rest: Vec<OsString> = args.iter().take(1).chain(args.iter().skip(1 + len)).cloned().collect();
+    if format == "json" {
+        let (names, command) = named_command(&rest);
+        if !command.get_arguments().any(|arg| arg.get_long() == Some("json")) {
+            anyhow::bail!("{} does not print JSON; leave out --format json", names.join(" "));
+        }
+        if !rest.iter().any(|arg| arg == "--json") {
+            rest.insert(names.len(), "--json".into());
+        }
+    }
+    Ok(rest)
+}
+
 /// Returns the command that the arguments name, such as `ubtrfs subvolume list`.
 fn named_commands(args: &[OsString]) -> String {
+    named_command(args).0.join(" ")
+}
+
+/// Returns the names of the command that the arguments name, and its definition.
+fn named_command(args: &[OsString]) -> (Vec<String>, clap::Command) {
     use clap::CommandFactory;
     let mut command = Cli::command();
-    let mut named = command.get_name().to_owned();
+    let mut names = vec![command.get_name().to_owned()];
     for word in args.iter().skip(1).map_while(|arg| arg.to_str()) {
         let Some(sub) = command.find_subcommand(word).cloned() else { break };
-        named.push(' ');
-        named.push_str(sub.get_name());
+        names.push(sub.get_name().to_owned());
         command = sub;
     }
-    named
+    (names, command)
 }
 
 /// Returns the names of all commands. Any other first argument names a device.

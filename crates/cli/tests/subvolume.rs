@@ -109,19 +109,46 @@ fn image() -> Image {
     Image::kernel_made(512 << 20, &[]).unwrap()
 }
 
-const OPTIONS: [&str; 6] = ["", "-u", "-q", "-uqR", "-s", "-r"];
+const OPTIONS: &[&str] = &[
+    "",
+    "-u",
+    "-q",
+    "-uqR",
+    "-s",
+    "-r",
+    "-a",
+    "-o",
+    "-ao",
+    "-p",
+    "-c",
+    "-g",
+    "-d",
+    "-t",
+    "-tpcguqRs",
+    "-at",
+    "-G8",
+    "-G+8",
+    "-G-8",
+    "-C+7",
+    "-tC-7",
+    "--sort=-rootid",
+    "--sort=path",
+    "--sort=-gen,+path",
+    "--sort=ogen,-path",
+];
 
 /// Lists the subvolumes of a filesystem once with each option.
 fn lists(list: impl Fn(&[&str]) -> String) -> Vec<String> {
     OPTIONS.iter().map(|option| list(if option.is_empty() { &[] } else { std::slice::from_ref(option) })).collect()
 }
 
+/// The lists with paths seen from the top level, or from a subvolume.
 fn our_lists(target: &str) -> Vec<String> {
     lists(|options| ok(subvolume(["list"].iter().chain(options).chain([&target]))))
 }
 
-fn their_lists(mount: &LoopMount) -> Vec<String> {
-    let point = mount.path().display().to_string();
+fn their_lists(point: &Path) -> Vec<String> {
+    let point = point.display().to_string();
     lists(|options| theirs(["list"].iter().chain(options).chain([&point.as_str()])))
 }
 
@@ -190,10 +217,14 @@ fn live<P: Place>(place: P) -> Image {
 fn judge_life(image: &Image) {
     btrfs_check(image.path()).unwrap();
     let ours = our_lists(&image.path().display().to_string());
+    let inside = ["b", "again"].map(|path| (path, our_lists(&format!("{}:/{path}", image.path().display()))));
     let show = |path: &str| comparable(&ok(subvolume(["show", &format!("{}:/{path}", image.path().display())])));
     let shown = ["", "a", "b", "s", "b/a", "again"].map(|path| (path, show(path)));
     let linux = LoopMount::new(image.path(), "ro").unwrap();
-    assert_eq!(ours, their_lists(&linux));
+    assert_eq!(ours, their_lists(linux.path()));
+    for (inside, ours) in inside {
+        assert_eq!(ours, their_lists(&linux.join(inside)), "{inside}");
+    }
     for (path, ours) in shown {
         assert_eq!(ours, comparable(&theirs([OsStr::new("show"), linux.join(path).as_os_str()])), "{path}");
     }
@@ -284,16 +315,20 @@ fn subvolumes_made_by_linux_are_listed_as_linux_lists_them() {
     linux.close().unwrap();
 
     let linux = LoopMount::new(image.path(), "ro").unwrap();
-    let expected = their_lists(&linux);
+    let expected = ["", "dir", "a/in", "a"].map(|path| (path, their_lists(&linux.join(path))));
     let paths = ["", "a", "dir/b b", "a/in", "s", "dir/from s"];
     let shown = paths.map(|path| comparable(&theirs([OsStr::new("show"), linux.join(path).as_os_str()])));
     linux.close().unwrap();
     let place = OnImage(image);
-    assert_eq!(our_lists(&place.at("")), expected);
-    assert_eq!(our_lists(&place.0.path().display().to_string()), expected, "the image alone");
+    for (path, expected) in &expected {
+        assert_eq!(our_lists(&place.at(path)), *expected, "{path}");
+    }
+    assert_eq!(our_lists(&place.0.path().display().to_string()), expected[0].1, "the image alone");
     assert_eq!(paths.map(|path| comparable(&ok(subvolume(["show", &place.at(path)])))), shown);
     let place = OnMount::new(place.finish(), &["-r"]);
-    assert_eq!(our_lists(&place.at("a/in")), expected);
+    for (path, expected) in &expected {
+        assert_eq!(our_lists(&place.at(path)), *expected, "{path}");
+    }
     assert_eq!(paths.map(|path| comparable(&ok(subvolume(["show", &place.at(path)])))), shown);
     refused(&subvolume(["create", &place.at("new")]), &["read-only"]);
     refused(&subvolume(["set-read-only", &place.at("s"), "false"]), &["read-only"]);

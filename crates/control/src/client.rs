@@ -215,9 +215,18 @@ impl<'f> Channel<'f> {
 
     /// Lists all subvolumes in order of id, the top level first.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        self.pages(|from| subvolume::Request::List { from })
+    }
+
+    /// Lists deleted subvolumes whose space is not free yet, in order of id.
+    pub fn deleted_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        self.pages(|from| subvolume::Request::ListDeleted { from })
+    }
+
+    fn pages(&self, request: impl Fn(u64) -> subvolume::Request) -> Result<Vec<SubvolumeInfo>> {
         let (mut list, mut from) = (Vec::new(), 0);
         loop {
-            let subvolume::Response::Page(page) = self.subvolume(subvolume::Request::List { from }, &[])? else {
+            let subvolume::Response::Page(page) = self.subvolume(request(from), &[])? else {
                 return Err(unexpected());
             };
             let Some(last) = page.last() else { return Ok(list) };

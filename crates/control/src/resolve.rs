@@ -23,6 +23,9 @@ pub enum Request {
         bytenr: u64,
         /// Whether to include all users of the extent that holds the address, not only users of that byte.
         whole_extent: bool,
+        /// The largest number of results; [`RESULTS_MAX`] if it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max: Option<u32>,
     },
     /// Returns all inodes that use the data at an address: [`Response::Inodes`].
     LogicalInodes {
@@ -30,6 +33,9 @@ pub enum Request {
         bytenr: u64,
         /// As in [`Request::Logical`].
         whole_extent: bool,
+        /// As in [`Request::Logical`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max: Option<u32>,
     },
     /// Returns all paths of an inode: [`Response::Paths`].
     Inode {
@@ -60,6 +66,9 @@ pub enum Response {
         paths: Vec<PathBytes>,
         /// The path of the directory that the mount shows.
         shown: PathBytes,
+        /// Whether there may be more paths than the answer holds.
+        #[serde(default)]
+        is_cut: bool,
     },
     /// Uses of an extent.
     Inodes(Vec<InodeUse>),
@@ -88,42 +97,57 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         return Ok(Response::Id(context.inode(of)?.root.0));
     }
     context.require_admin()?;
+    let mut is_cut = false;
     let paths = match request {
-        Request::Logical { bytenr, whole_extent } => {
-            let (_, uses) = uses(context, bytenr, whole_extent)?;
+        Request::Logical { bytenr, whole_extent, max } => {
+            let max = limit(max);
+            let (_, uses) = uses(context, bytenr, whole_extent, max)?;
             let mut inodes: Vec<InodeId> =
                 uses.iter().map(|found| InodeId { root: found.root, ino: found.ino }).collect();
             inodes.dedup();
-            let mut paths = Vec::new();
+            let (mut paths, mut len_bytes) = (Vec::new(), 0);
+            is_cut = uses.len() >= max;
             for id in inodes {
-                paths.extend(fs.paths_of(id, PATHS_MAX)?);
-                if paths.len() >= PATHS_MAX {
+                let of_inode = fs.paths_of(id, max)?;
+                len_bytes += of_inode.iter().map(Vec::len).sum::<usize>();
+                paths.extend(of_inode);
+                if paths.len() >= max || len_bytes > PATHS_BYTES_MAX {
+                    paths.truncate(max);
+                    is_cut = true;
                     break;
                 }
             }
             paths
         }
-        Request::LogicalInodes { bytenr, whole_extent } => {
-            let (inside, uses) = uses(context, bytenr, whole_extent)?;
+        Request::LogicalInodes { bytenr, whole_extent, max } => {
+            let (inside, uses) = uses(context, bytenr, whole_extent, limit(max))?;
             let offset = |one: &ExtentUse| if whole_extent { one.file_offset } else { one.offset_of(inside) };
             let of = |one: &ExtentUse| InodeUse { ino: one.ino.0, offset: offset(one), root: one.root.0 };
             return Ok(Response::Inodes(uses.iter().map(of).collect()));
         }
         Request::Inode { of, ino } => {
-            fs.paths_of(InodeId { root: context.inode(of)?.root, ino: Ino(ino) }, PATHS_MAX)?
+            fs.paths_of(InodeId { root: context.inode(of)?.root, ino: Ino(ino) }, RESULTS_MAX)?
         }
         Request::Subvolume { id } => vec![fs.subvolume_info(RootId(id))?.path],
         Request::RootId { .. } => Vec::new(),
     };
     let shown = PathBytes(fs.path_of(fs.root())?);
-    Ok(Response::Paths { paths: paths.into_iter().take(PATHS_MAX).map(PathBytes).collect(), shown })
+    Ok(Response::Paths { paths: paths.into_iter().map(PathBytes).collect(), shown, is_cut })
 }
 
 /// The uses of the extent that contains an address, and the address's offset in the extent.
-fn uses(context: &Context<'_>, bytenr: u64, whole_extent: bool) -> Result<(u64, Vec<ExtentUse>)> {
+fn uses(context: &Context<'_>, bytenr: u64, whole_extent: bool, max: usize) -> Result<(u64, Vec<ExtentUse>)> {
     let none = || Failure::new(Errno::NOENT, "no data extent contains this address");
-    context.fs.uses_of_address(Logical(bytenr), whole_extent, PATHS_MAX)?.ok_or_else(none)
+    context.fs.uses_of_address(Logical(bytenr), whole_extent, max)?.ok_or_else(none)
 }
 
-/// The largest number of paths or uses in an answer.
-const PATHS_MAX: usize = 4096;
+fn limit(max: Option<u32>) -> usize {
+    max.map_or(RESULTS_MAX, |max| (max as usize).clamp(1, HIGHEST_MAX))
+}
+
+/// The number of uses of an extent in an answer, unless the request gives a number.
+pub const RESULTS_MAX: usize = 4096;
+/// The largest number of results that a request can ask for: what the largest buffer of btrfs-progs takes.
+const HIGHEST_MAX: usize = (16 << 20) / 24;
+/// The bytes of paths after which an answer ends. As JSON, they must fit into an answer.
+const PATHS_BYTES_MAX: usize = 8 << 20;

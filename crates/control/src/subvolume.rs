@@ -9,7 +9,7 @@
 //! | delete by id | the same as delete; the directory need not be reachable                          |
 //! | delete, as the user who mounted | write and search of the directory, ownership of the subvolume's root directory, the rule of unlink for sticky directories |
 //! | set read-only      | ownership of the subvolume's root directory                                              |
-//! | set default, list, sync | the rights of an administrator ([`Context::require_admin`])                         |
+//! | set default, list, list deleted, sync | the rights of an administrator ([`Context::require_admin`])                         |
 //!
 //! rmdir also removes an empty subvolume. It needs the rights that are needed to remove a directory.
 //!
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::item::{QgroupLimit, RootFlags, Timespec};
 use ubtrfs_format::{Generation, Ino, RootId};
-use ubtrfs_fs::{Error, InodeId, QgroupId, SubvolumeInfo};
+use ubtrfs_fs::{Error, Fs, InodeId, QgroupId, SubvolumeInfo};
 use uuid::Uuid;
 
 use crate::access::may_change_names;
@@ -39,6 +39,11 @@ pub enum Request {
     },
     /// Lists all subvolumes in order of id, a page at a time: [`Response::Page`].
     List {
+        /// The first id.
+        from: u64,
+    },
+    /// Lists deleted subvolumes whose space is not free yet, like [`Request::List`]. They have no path and no parent.
+    ListDeleted {
         /// The first id.
         from: u64,
     },
@@ -166,7 +171,7 @@ impl Request {
 
     /// See [`crate::Request::changes`].
     pub(crate) fn changes(&self) -> bool {
-        !matches!(self, Self::Info { .. } | Self::List { .. } | Self::Default)
+        !matches!(self, Self::Info { .. } | Self::List { .. } | Self::ListDeleted { .. } | Self::Default)
     }
 
     /// See [`crate::Request::changes_through`].
@@ -183,7 +188,8 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     let done = |()| Response::Done;
     match request {
         Request::Info { of } => info(context, of),
-        Request::List { from } => page(context, RootId(from)).map(Response::Page),
+        Request::List { from } => page(context, RootId(from), Fs::subvolumes).map(Response::Page),
+        Request::ListDeleted { from } => page(context, RootId(from), Fs::deleted_subvolumes).map(Response::Page),
         Request::Create { dir, name, umask, qgroups, limits } => {
             create(context, dir, &name, umask, (&qgroups, limits)).map(done)
         }
@@ -204,9 +210,13 @@ fn info(context: &Context<'_>, of: FileNr) -> Result<Response> {
     Ok(Response::Info { is_root: root_of(id).is_ok(), subvolume: context.fs.subvolume_info(id.root)?.into() })
 }
 
-fn page(context: &Context<'_>, from: RootId) -> Result<Vec<Subvolume>> {
+fn page(
+    context: &Context<'_>,
+    from: RootId,
+    list: impl Fn(&Fs) -> ubtrfs_fs::Result<Vec<SubvolumeInfo>>,
+) -> Result<Vec<Subvolume>> {
     context.require_admin()?;
-    let list = context.fs.subvolumes()?;
+    let list = list(context.fs)?;
     Ok(list.into_iter().filter(|info| info.id >= from).take(PAGE).map(Subvolume::from).collect())
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
+use serde_json::{Map, Value, json};
 use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
 use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyResponse};
 use ubtrfs_transaction::Job;
@@ -54,7 +55,7 @@ struct StartArgs {
     #[arg(long)]
     full_balance: bool,
     /// Return when the balance has begun; it continues in a process of its own
-    #[arg(long, visible_alias = "bg", conflicts_with = "verbose")]
+    #[arg(long, visible_alias = "bg")]
     background: bool,
     /// This process is in the background
     #[arg(long, hide = true)]
@@ -81,6 +82,9 @@ struct StatusArgs {
     /// Show the filters
     #[arg(short, long)]
     verbose: bool,
+    /// Print JSON: an object, or null if there is no balance
+    #[arg(long)]
+    json: bool,
     /// A mount, any path in it, or an image
     #[arg(value_name = "PATH|IMAGE")]
     path: Target,
@@ -157,6 +161,11 @@ fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
         Response::Status(status) => Ok(status),
         other => bail!("unexpected answer of the server: {other:?}"),
     })?;
+    if args.json {
+        let value = status.as_ref().map_or(Value::Null, status_json);
+        print_out(&format!("{value:#}\n"))?;
+        return Ok(if status.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS });
+    }
     let Some(status) = status else {
         print_out(&format!("No balance found on '{}'\n", path.filesystem()))?;
         return Ok(ExitCode::SUCCESS);
@@ -173,11 +182,6 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
             "-s works on system block groups, which are needed to open the filesystem; if you want that, give --force"
         );
     }
-    if background {
-        return super::background::start();
-    }
-    let detached = detached.then(Detached::new);
-    let path = path.or_image();
     let all = data.is_none() && metadata.is_none() && system.is_none();
     let every = || all.then(Filters::default);
     let start = Start {
@@ -187,11 +191,17 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
         metadata: metadata.or_else(every),
         force,
     };
-    if verbose {
+    // What a process in the background writes to its output counts as its begin.
+    if verbose && !detached {
         let kinds = [("DATA", &start.data), ("METADATA", &start.metadata), ("SYSTEM", &start.system)];
         let lines = kinds.iter().filter_map(|(kind, filters)| Some(filters_line(kind, filters.as_ref()?)));
         print_out(&lines.collect::<String>())?;
     }
+    if background {
+        return super::background::start();
+    }
+    let detached = detached.then(Detached::new);
+    let path = path.or_image();
     let report = with_channel(&path, &image, Use::Write, |channel| {
         let request = Request::Start(Box::new(start));
         let response = with_progress_in_bytes("balance", |job| {
@@ -331,6 +341,17 @@ fn shown(filesystem: &str, status: &Status, verbose: bool) -> String {
         }
     }
     text
+}
+
+fn status_json(status: &Status) -> Value {
+    let filters = status.filters.iter().map(|(kind, filters)| (kind.clone(), json!(filters)));
+    json!({
+        "state": status.state,
+        "expected": status.expected,
+        "considered": status.considered,
+        "completed": status.completed,
+        "filters": filters.collect::<Map<String, Value>>(),
+    })
 }
 
 fn filters_line(kind: &str, filters: &Filters) -> String {

@@ -1,4 +1,4 @@
-//! `ubtrfs device stats [-c] [-z] [--json] PATH|IMAGE`: the error counters of devices, printed as btrfs-progs prints them.
+//! `ubtrfs device stats [-c] [-z] [-T] [--json] PATH|IMAGE`: the error counters of devices, printed as btrfs-progs prints them.
 
 use std::process::ExitCode;
 
@@ -35,6 +35,9 @@ struct StatsArgs {
     /// Exit with status 64 if any counter is not 0
     #[arg(short, long)]
     check: bool,
+    /// Print a table with a line for each device
+    #[arg(short = 'T', conflicts_with = "json")]
+    table: bool,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -56,9 +59,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             _ => bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs"),
         }
     })?;
-    print_out(&match args.json {
-        true => format!("{:#}\n", stats.iter().map(|stats| json!(stats)).collect::<Value>()),
-        false => stats.iter().map(text).collect(),
+    print_out(&match (args.json, args.table) {
+        (true, _) => format!("{:#}\n", stats.iter().map(|stats| json!(stats)).collect::<Value>()),
+        (_, true) => table(&stats),
+        _ => stats.iter().map(text).collect(),
     })?;
     let has_errors = stats.iter().any(|stats| counters(stats).iter().any(|(_, count)| *count > 0));
     Ok(if args.check && has_errors { ExitCode::from(HAS_ERRORS) } else { ExitCode::SUCCESS })
@@ -67,8 +71,36 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// The exit status of `--check` if a counter is not 0, as in btrfs-progs.
 const HAS_ERRORS: u8 = 64;
 
+fn device_of(stats: &Stats) -> String {
+    stats.path.clone().unwrap_or_else(|| format!("devid:{}", stats.devid))
+}
+
+/// Formats the counters as a table, as btrfs-progs does.
+fn table(stats: &[Stats]) -> String {
+    let heads = ["Id", "Path", "Write errors", "Read errors", "Flush errors", "Corruption errors", "Generation errors"];
+    let cells = |stats: &Stats| {
+        let counts = counters(stats).map(|(_, count)| count.to_string());
+        [stats.devid.to_string(), device_of(stats)].into_iter().chain(counts).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> = stats.iter().map(cells).collect();
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0).max(heads[at].len());
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let line = |words: &[&str]| {
+        let pad = |(at, (word, width)): (usize, (&&str, &usize))| match at {
+            0 | 2.. if word.chars().next().is_some_and(|first| first.is_ascii_digit()) => format!("{word:>width$}"),
+            _ => format!("{word:<width$}"),
+        };
+        let padded: Vec<String> = words.iter().zip(&widths).enumerate().map(pad).collect();
+        format!("{}\n", padded.join(" "))
+    };
+    let dashes: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
+    let mut text = line(&heads) + &line(&dashes.iter().map(String::as_str).collect::<Vec<_>>());
+    text.extend(rows.iter().map(|row| line(&row.iter().map(String::as_str).collect::<Vec<_>>())));
+    text
+}
+
 fn text(stats: &Stats) -> String {
-    let device = stats.path.clone().unwrap_or_else(|| format!("devid:{}", stats.devid));
+    let device = device_of(stats);
     counters(stats).iter().map(|(name, count)| format!("[{device}].{name:<16} {count}\n")).collect()
 }
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use serde_json::json;
 use ubtrfs_control::quota::{Request, Response, Status};
 use ubtrfs_control::{Channel, Response as AnyResponse};
 use ubtrfs_fs::QgroupId;
@@ -45,6 +46,9 @@ struct StatusArgs {
     /// Print nothing; the exit status is 1 if quotas are off
     #[arg(long)]
     is_enabled: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "is_enabled")]
+    json: bool,
     #[command(flatten)]
     of: FilesystemArgs,
 }
@@ -152,6 +156,23 @@ fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         if args.is_enabled {
             return Ok(if status.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        let groups = match status {
+            Some(_) => super::qgroup::all_groups(channel, &target)?,
+            None => Vec::new(),
+        };
+        let nr_level_0 = groups.iter().filter(|group| QgroupId(group.id).level() == 0).count();
+        if args.json {
+            let mut value = json!({ "enabled": status.is_some() });
+            if let Some(Status { consistent, rescan, simple }) = status {
+                value["mode"] = if simple { "squota" } else { "qgroup" }.into();
+                value["inconsistent"] = (!consistent).into();
+                value["rescan"] = rescan.into();
+                value["qgroups"] = groups.len().into();
+                value["qgroups_level_0"] = nr_level_0.into();
+            }
+            print_out(&format!("{value:#}\n"))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let text = |name: &str, value: &str| format!("  {name:<24}{value}\n");
         let mut out = format!("Quotas on {}:\n", target.filesystem());
         out += &text("Enabled:", if status.is_some() { "yes" } else { "no" });
@@ -159,8 +180,6 @@ fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             out += &text("Mode:", if simple { "squota (simple accounting)" } else { "qgroup (full accounting)" });
             out += &text("Inconsistent:", if consistent { "no" } else { "yes" });
             out += &text("Rescan:", &rescan.map_or_else(|| "no".to_owned(), |at| format!("at address {at}")));
-            let groups = super::qgroup::all_groups(channel, &target)?;
-            let nr_level_0 = groups.iter().filter(|group| QgroupId(group.id).level() == 0).count();
             out += &text("Total count:", &groups.len().to_string());
             out += &text("Level 0:", &nr_level_0.to_string());
         }

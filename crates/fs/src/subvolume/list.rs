@@ -86,9 +86,57 @@ pub(crate) struct Place {
     pub(crate) root_ref: RootRef,
 }
 
+fn info_without_path(id: RootId, item: &RootItem) -> SubvolumeInfo {
+    SubvolumeInfo {
+        id,
+        path: Vec::new(),
+        parent: None,
+        dirid: Ino(0),
+        flags: RootFlags::from_bits_retain(item.flags),
+        uuid: item.uuid,
+        parent_uuid: item.parent_uuid,
+        received_uuid: item.received_uuid,
+        generation: item.generation,
+        otransid: item.otransid,
+        ctransid: item.ctransid,
+        stransid: item.stransid,
+        rtransid: item.rtransid,
+        otime: item.otime,
+        ctime: item.ctime,
+        stime: item.stime,
+        rtime: item.rtime,
+    }
+}
+
 impl Fs {
     /// All subvolumes, in the order of their ids, the top level first.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        let mut paths = HashMap::from([(RootId::FS_TREE, Vec::new())]);
+        let mut list = Vec::new();
+        for id in self.subvolume_ids()? {
+            let Some(item) = self.engine.root_item(id)?.filter(|item| item.refs > 0) else { continue };
+            if self.subvolumes.is_deleted(id) {
+                continue;
+            }
+            list.push(self.info_of(id, &item, &mut paths)?);
+        }
+        Ok(list)
+    }
+
+    /// Deleted subvolumes whose space is not free yet, in the order of their ids. They have no path and no parent.
+    pub fn deleted_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        let mut list = Vec::new();
+        for id in self.subvolume_ids()? {
+            let Some(item) = self.engine.root_item(id)? else { continue };
+            if item.refs == 0 || self.subvolumes.is_deleted(id) {
+                list.push(info_without_path(id, &item));
+            }
+        }
+        Ok(list)
+    }
+
+    /// The ids of all subvolumes that have a root item, deleted ones too, the top level first.
+    fn subvolume_ids(&self) -> Result<Vec<RootId>> {
         let roots = root_tree(&self.engine)?;
         let mut ids = vec![RootId::FS_TREE];
         let mut start = Key::new(objectid::FIRST_FREE, KeyType::ROOT_ITEM, 0);
@@ -104,16 +152,7 @@ impl Fs {
                 ids.push(RootId(key.objectid));
             }
         }
-        let mut paths = HashMap::from([(RootId::FS_TREE, Vec::new())]);
-        let mut list = Vec::with_capacity(ids.len());
-        for id in ids {
-            let Some(item) = self.engine.root_item(id)?.filter(|item| item.refs > 0) else { continue };
-            if self.subvolumes.is_deleted(id) {
-                continue;
-            }
-            list.push(self.info_of(id, &item, &mut paths)?);
-        }
-        Ok(list)
+        Ok(ids)
     }
 
     /// Information about one subvolume.
@@ -126,23 +165,10 @@ impl Fs {
     fn info_of(&self, id: RootId, item: &RootItem, paths: &mut HashMap<RootId, Vec<u8>>) -> Result<SubvolumeInfo> {
         let place = self.place_of(id)?;
         Ok(SubvolumeInfo {
-            id,
             path: self.subvolume_path(id, paths, 0)?,
             parent: place.as_ref().map(|place| place.parent),
             dirid: place.as_ref().map_or(Ino(0), |place| Ino(place.root_ref.dirid)),
-            flags: RootFlags::from_bits_retain(item.flags),
-            uuid: item.uuid,
-            parent_uuid: item.parent_uuid,
-            received_uuid: item.received_uuid,
-            generation: item.generation,
-            otransid: item.otransid,
-            ctransid: item.ctransid,
-            stransid: item.stransid,
-            rtransid: item.rtransid,
-            otime: item.otime,
-            ctime: item.ctime,
-            stime: item.stime,
-            rtime: item.rtime,
+            ..info_without_path(id, item)
         })
     }
 

@@ -10,13 +10,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use ubtrfs_control::Response as AnyResponse;
-use ubtrfs_control::resolve::{InodeUse, PathBytes, Request, Response};
+use ubtrfs_control::resolve::{InodeUse, PathBytes, RESULTS_MAX, Request, Response};
 use ubtrfs_fuse::holding_mount;
 
 use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::offline::{ImageOptions, LongImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::{print_err, print_out};
+use crate::common::{parse_size, print_err, print_out, warn};
 
 /// Print the paths of all files that use the data at an address
 #[derive(clap::Args)]
@@ -24,22 +24,39 @@ pub(super) struct LogicalArgs {
     /// Print the inodes instead of their paths
     #[arg(short = 'P')]
     inodes: bool,
-    /// Accepted for compatibility with btrfs-progs; all files are found
-    #[arg(short = 's', value_name = "SIZE", hide = true)]
-    _buffer: Option<String>,
+    /// Space for the results in bytes, up to 16M: 24 bytes for each use of the data; by default enough for 4096 uses
+    #[arg(short = 's', value_name = "BUFSIZE", value_parser = parse_buffer)]
+    max: Option<u32>,
     /// Print the files that use any part of the extent at the address, not only this address
-    #[arg(long = "ignore-offset")]
+    #[arg(short = 'o', long = "ignore-offset")]
     whole_extent: bool,
+    /// Accepted for compatibility with btrfs-progs
+    #[arg(short, long)]
+    verbose: bool,
     /// The logical address in bytes, as error messages and `inspect dump-tree` print it
     #[arg(value_name = "LOGICAL")]
     bytenr: u64,
+    /// A path in a mount or in an image
+    #[arg(value_name = "PATH|IMAGE:/PATH")]
+    path: Target,
     #[command(flatten)]
-    of: PathArgs,
+    image: LongImageOptions,
+}
+
+/// Returns the number of results that a buffer of this size takes: a head of 16 bytes and 24 bytes for each result, as
+/// in the ioctl that btrfs-progs uses.
+fn parse_buffer(text: &str) -> Result<u32, String> {
+    let size = parse_size(text)?.min(16 << 20);
+    let max = u32::try_from(size.saturating_sub(16) / 24).unwrap_or(u32::MAX);
+    if max == 0 { Err(format!("{text} bytes are too few for one result; give at least 40")) } else { Ok(max) }
 }
 
 /// Print all paths of an inode of a subvolume
 #[derive(clap::Args)]
 pub(super) struct InodeArgs {
+    /// Accepted for compatibility with btrfs-progs
+    #[arg(short, long)]
+    verbose: bool,
     /// The inode number
     #[arg(value_name = "INODE")]
     ino: u64,
@@ -68,18 +85,27 @@ pub(super) struct PathArgs {
 }
 
 pub(super) fn logical(args: LogicalArgs) -> anyhow::Result<ExitCode> {
-    let LogicalArgs { inodes, whole_extent, bytenr, of, .. } = args;
+    let LogicalArgs { inodes, whole_extent, max, bytenr, path, image, verbose: _ } = args;
+    let of = PathArgs { path, image: image.into() };
     let target = of.path.clone().or_image();
     let what = format!("find the files of address {bytenr} in");
     if inodes {
-        let Response::Inodes(uses) = ask(&of, &target, &what, Request::LogicalInodes { bytenr, whole_extent })? else {
+        let request = Request::LogicalInodes { bytenr, whole_extent, max };
+        let Response::Inodes(uses) = ask(&of, &target, &what, request)? else {
             return Err(other_answer(&target));
         };
         let line = |one: &InodeUse| format!("inode {} offset {} root {}\n", one.ino, one.offset, one.root);
         print_out(&uses.iter().map(line).collect::<String>())?;
+        if uses.len() >= max.map_or(RESULTS_MAX, |max| max as usize) {
+            warn_of_more();
+        }
         return Ok(ExitCode::SUCCESS);
     }
-    print_files(&target, ask(&of, &target, &what, Request::Logical { bytenr, whole_extent })?)
+    print_files(&target, ask(&of, &target, &what, Request::Logical { bytenr, whole_extent, max })?)
+}
+
+fn warn_of_more() {
+    warn("more files may use this data; to find them, give a larger -s BUFSIZE, up to 16M");
 }
 
 pub(super) fn inode(args: InodeArgs) -> anyhow::Result<ExitCode> {
@@ -126,7 +152,10 @@ fn other_answer(target: &Target) -> anyhow::Error {
 }
 
 fn print_files(target: &Target, answer: Response) -> anyhow::Result<ExitCode> {
-    let Response::Paths { paths, shown } = answer else { return Err(other_answer(target)) };
+    let Response::Paths { paths, shown, is_cut } = answer else { return Err(other_answer(target)) };
+    if is_cut {
+        warn_of_more();
+    }
     let Target::Mounted(place) = target else { return print_from_top(&paths) };
     let (dir, root) =
         holding_mount(place).with_context(|| format!("{target}: /proc/self/mountinfo does not list its mount"))?;

@@ -109,12 +109,29 @@ fn misplaced(path: &Path, shown: &str) -> Option<String> {
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct ImageOptions {
     /// Mount options with which an image is opened, such as compress=zstd:3,subvol=home
-    #[arg(short = 'o', value_name = "OPTIONS")]
+    #[arg(short = 'o', long, value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
     /// Memory of the program for an image, in bytes or with K, M or G (at least 16M; below 144M it may take up to
     /// 144M); by default a quarter of the machine's memory, at most 1G
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub(crate) memory: Option<u64>,
+}
+
+/// Works like [`ImageOptions`], for commands where `-o` has the meaning that it has in btrfs-progs.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct LongImageOptions {
+    /// Mount options with which an image is opened, such as compress=zstd:3,subvol=home
+    #[arg(long, value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Memory of the program for an image, as in other commands
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    memory: Option<u64>,
+}
+
+impl From<LongImageOptions> for ImageOptions {
+    fn from(LongImageOptions { options, memory }: LongImageOptions) -> Self {
+        Self { options, memory }
+    }
 }
 
 /// Whether a command reads or changes an image.

@@ -44,10 +44,31 @@ pub(super) struct DeleteArgs {
     #[arg(short = 'i', long, value_name = "ID")]
     subvolid: Option<u64>,
     /// Commit after each deletion, so that it is durable on return
-    #[arg(short, long)]
+    #[arg(short, long = "commit-after", visible_alias = "commit")]
     commit: bool,
+    /// The same as --commit-after
+    #[arg(short = 'C', long)]
+    commit_each: bool,
+    /// Print whether each deletion is committed
+    #[arg(short, long)]
+    verbose: bool,
     #[command(flatten)]
     image: ImageOptions,
+}
+
+impl DeleteArgs {
+    fn commits(&self) -> bool {
+        self.commit || self.commit_each
+    }
+
+    /// With -v, the words with which btrfs-progs marks a deletion.
+    fn mark(&self) -> &'static str {
+        match (self.verbose, self.commits()) {
+            (false, _) => "",
+            (true, true) => " (commit)",
+            (true, false) => " (no-commit)",
+        }
+    }
 }
 
 /// Set the subvolume that is mounted by default
@@ -111,6 +132,13 @@ fn umask() -> u32 {
 }
 
 pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<ExitCode> {
+    if args.verbose {
+        print_out(if args.commits() {
+            "Transaction commit: after each\n"
+        } else {
+            "Transaction commit: none (default)\n"
+        })?;
+    }
     if let Some(id) = args.subvolid {
         return delete_by_id(args, id).map(|()| ExitCode::SUCCESS);
     }
@@ -125,10 +153,10 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
     let shown = format!("subvolume {id} of {}", target.filesystem());
     with_channel(&target, &args.image, Use::Write, |channel| {
         channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| explain(DELETE, &shown, failure))?;
-        if args.commit {
+        if args.commits() {
             channel.sync().map_err(|failure| explain("sync", &shown, failure))?;
         }
-        print_out(&format!("Delete {shown}\n"))
+        print_out(&format!("Delete {shown}{}\n", args.mark()))
     })
 }
 
@@ -150,10 +178,13 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
             Err(failure) if failure.errno() == Errno::XDEV => return Err(busy()),
             done => done.map_err(|failure| explain(DELETE, target, failure))?,
         };
-        if args.commit {
+        if args.commits() {
             channel.sync().map_err(|failure| explain("sync", target, failure))?;
         }
-        print_out(&format!("Delete subvolume '{target}'\n"))
+        print_out(&match args.mark() {
+            "" => format!("Delete subvolume '{target}'\n"),
+            mark => format!("Delete subvolume{mark}: '{target}'\n"),
+        })
     })
 }
 

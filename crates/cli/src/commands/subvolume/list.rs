@@ -1,6 +1,6 @@
-//! `ubtrfs subvolume list`, and the formats of a subvolume as a line and as JSON.
+//! `ubtrfs subvolume list`, and the formats of a subvolume as a line, as a row of a table and as JSON.
 
-use std::fmt::Write as _;
+use std::cmp::Ordering;
 
 use serde_json::{Value, json};
 use ubtrfs_format::RootId;
@@ -8,18 +8,28 @@ use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_fs::SubvolumeInfo;
 use uuid::Uuid;
 
-use super::list;
+use super::problem::explain;
+use super::{list, list_deleted};
 use crate::commands::offline::text::{printable, time_text};
-use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::offline::{LongImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::common::print_out;
 
 /// List all subvolumes except the top level
+///
+/// Paths start at the top level. Paths of subvolumes inside the subvolume that holds PATH start at that subvolume; with
+/// -a and -o, they start at the top level too.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
     target: Target,
+    /// Show only subvolumes directly in the subvolume that holds PATH
+    #[arg(short = 'o')]
+    only_below: bool,
+    /// Put <FS_TREE>/ before the paths of subvolumes that are not directly in the subvolume that holds PATH
+    #[arg(short = 'a')]
+    marks_others: bool,
     #[command(flatten)]
     fields: Fields,
     /// Show only read-only subvolumes
@@ -28,19 +38,40 @@ pub(super) struct Args {
     /// Show only snapshots, with their creation times
     #[arg(short)]
     snapshots: bool,
+    /// Show deleted subvolumes whose space is not free yet
+    #[arg(short)]
+    deleted: bool,
+    /// Print a table
+    #[arg(short, conflicts_with = "json")]
+    table: bool,
+    /// Show only subvolumes with this generation; +N for N and later, -N for N and earlier
+    #[arg(short = 'G', value_name = "[+|-]N", value_parser = parse_range, allow_hyphen_values = true)]
+    generation: Option<Range>,
+    /// Show only subvolumes created in this generation; +N for N and later, -N for N and earlier
+    #[arg(short = 'C', value_name = "[+|-]N", value_parser = parse_range, allow_hyphen_values = true)]
+    created: Option<Range>,
+    /// Sort by these columns: rootid, gen, ogen, path; `-` before a column sorts it in descending order
+    #[arg(long, value_name = "COLUMNS", value_parser = parse_sort, allow_hyphen_values = true, default_value = "rootid")]
+    sort: Sort,
     /// Print JSON: a list of objects
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    image: ImageOptions,
+    image: LongImageOptions,
 }
 
 /// Additional fields of a line.
 #[derive(clap::Args, Clone, Copy, Default)]
 struct Fields {
+    /// Show the id of the parent
+    #[arg(short = 'p')]
+    parent: bool,
     /// Show the generation in which each subvolume was created
     #[arg(short = 'c')]
     cgen: bool,
+    /// Accepted for compatibility with btrfs-progs; the generation is always shown
+    #[arg(short = 'g')]
+    _generation: bool,
     /// Show the parent's UUID
     #[arg(short = 'q')]
     parent_uuid: bool,
@@ -50,63 +81,229 @@ struct Fields {
     /// Show the UUID
     #[arg(short = 'u')]
     uuid: bool,
+    #[arg(skip)]
+    otime: bool,
+}
+
+/// The smallest and the largest generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range(u64, u64);
+
+impl Range {
+    fn contains(self, number: u64) -> bool {
+        (self.0..=self.1).contains(&number)
+    }
+}
+
+fn parse_range(text: &str) -> Result<Range, String> {
+    let number = |text: &str| match text.parse() {
+        Ok(number) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
+        _ => Err("expected a generation, such as 100, +100 or -100".to_owned()),
+    };
+    match (text.strip_prefix('+'), text.strip_prefix('-')) {
+        (Some(start), _) => Ok(Range(number(start)?, u64::MAX)),
+        (_, Some(end)) => Ok(Range(0, number(end)?)),
+        _ => number(text).map(|only| Range(only, only)),
+    }
+}
+
+/// Columns to sort by, each ascending or descending.
+#[derive(Clone, Debug)]
+struct Sort(Vec<(Column, bool)>);
+
+#[derive(Clone, Copy, Debug)]
+enum Column {
+    Id,
+    Generation,
+    Created,
+    Path,
+}
+
+fn parse_sort(text: &str) -> Result<Sort, String> {
+    let column = |word: &str| {
+        let (descends, name) = match word.strip_prefix('-') {
+            Some(name) => (true, name),
+            None => (false, word.strip_prefix('+').unwrap_or(word)),
+        };
+        let column = match name {
+            "rootid" => Column::Id,
+            "gen" => Column::Generation,
+            "ogen" => Column::Created,
+            "path" => Column::Path,
+            _ => return Err(format!("no column '{name}'; expected rootid, gen, ogen or path")),
+        };
+        Ok((column, descends))
+    };
+    text.split(',').map(column).collect::<Result<_, _>>().map(Sort)
+}
+
+impl Sort {
+    /// Compares by the columns, and by id where all of them are equal.
+    fn compare(&self, (one, path): (&SubvolumeInfo, &[u8]), (other, other_path): (&SubvolumeInfo, &[u8])) -> Ordering {
+        let by_column = |(column, descends): &(Column, bool)| {
+            let order = match column {
+                Column::Id => one.id.cmp(&other.id),
+                Column::Generation => one.generation.cmp(&other.generation),
+                Column::Created => one.otransid.cmp(&other.otransid),
+                Column::Path => path.cmp(other_path),
+            };
+            if *descends { order.reverse() } else { order }
+        };
+        self.0.iter().map(by_column).fold(Ordering::Equal, Ordering::then).then(one.id.cmp(&other.id))
+    }
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let target = args.target.or_image();
-    let list = with_channel(&target, &args.image, Use::Read, |channel| {
-        open(channel, &target)?;
-        list(channel, &target)
+    let target = args.target.clone().or_image();
+    let (list, top) = with_channel(&target, &args.image.clone().into(), Use::Read, |channel| {
+        let file = open(channel, &target)?;
+        let list = if args.deleted { list_deleted(channel, &target) } else { list(channel, &target) }?;
+        let (top, _) = channel.subvolume_of(&file).map_err(|failure| explain("read", &target, failure))?;
+        Ok((list, top))
     })?;
-    let shown = list.iter().filter(|info| {
+    let is_shown = |info: &SubvolumeInfo| {
         info.id != RootId::FS_TREE
             && (!args.read_only || is_read_only(info))
             && (!args.snapshots || !info.parent_uuid.is_nil())
-    });
+            && (!args.only_below || args.marks_others || info.parent == Some(top.id))
+            && args.generation.is_none_or(|range| range.contains(info.generation.0))
+            && args.created.is_none_or(|range| range.contains(info.otransid.0))
+    };
+    let mut shown: Vec<SubvolumeInfo> = list.into_iter().filter(is_shown).collect();
+    // As in btrfs-progs, paths are sorted as they are printed.
+    let path = |info: &'_ SubvolumeInfo| relative_path(info, &top, &args).to_vec();
+    shown.sort_by(|one, other| args.sort.compare((one, &path(one)), (other, &path(other))));
     if args.json {
-        return print_out(&format!("{:#}\n", shown.map(json_of).collect::<Value>()));
+        return print_out(&format!("{:#}\n", shown.iter().map(json_of).collect::<Value>()));
     }
-    let fields = Fields { cgen: args.fields.cgen || args.snapshots, ..args.fields };
-    let mut text = String::new();
-    for info in shown {
-        line(&mut text, info, fields, args.snapshots)?;
-    }
+    let cgen = args.fields.cgen || args.snapshots || args.created.is_some();
+    let fields = Fields { cgen, otime: args.snapshots, ..args.fields }.shown();
+    let mut text = if args.table { head(&fields) } else { String::new() };
+    let format = if args.table { row } else { line };
+    text.extend(shown.iter().map(|info| format(&fields, info, &path_text(info, &top, &args))));
     print_out(&text)
 }
 
-/// Appends a line in the format of btrfs-progs. A missing UUID is padded to the width of a UUID.
-fn line(text: &mut String, info: &SubvolumeInfo, fields: Fields, otime: bool) -> std::fmt::Result {
-    let wide = |uuid| format!("{:<36}", uuid_text(uuid));
-    write!(text, "ID {} gen {}", info.id.0, info.generation.0)?;
-    if fields.cgen {
-        write!(text, " cgen {}", info.otransid.0)?;
+/// The path of a subvolume as btrfs-progs prints it, with a mark before it if it is asked for.
+fn path_text(info: &SubvolumeInfo, top: &SubvolumeInfo, args: &Args) -> String {
+    if args.deleted {
+        return "DELETED".to_owned();
     }
-    write!(text, " top level {}", info.parent.map_or(0, |parent| parent.0))?;
-    if otime {
-        write!(text, " otime {}", seconds_text(info.otime))?;
+    let mark = if args.marks_others && info.parent != Some(top.id) { "<FS_TREE>/" } else { "" };
+    format!("{mark}{}", printable(relative_path(info, top, args)))
+}
+
+/// The path of a subvolume, relative to the subvolume `top` if it lies in `top` and full paths are not asked for.
+fn relative_path<'i>(info: &'i SubvolumeInfo, top: &SubvolumeInfo, args: &Args) -> &'i [u8] {
+    let inside = info.path.strip_prefix(top.path.as_slice()).and_then(|path| path.strip_prefix(b"/"));
+    inside.filter(|_| !args.only_below && !args.marks_others).unwrap_or(&info.path)
+}
+
+/// A field of a line, which is a column of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Id,
+    Generation,
+    Created,
+    Parent,
+    TopLevel,
+    Otime,
+    ParentUuid,
+    ReceivedUuid,
+    Uuid,
+    Path,
+}
+
+impl Fields {
+    /// The fields to show, in the order of btrfs-progs.
+    fn shown(self) -> Vec<Field> {
+        let all = [
+            (true, Field::Id),
+            (true, Field::Generation),
+            (self.cgen, Field::Created),
+            (self.parent, Field::Parent),
+            (true, Field::TopLevel),
+            (self.otime, Field::Otime),
+            (self.parent_uuid, Field::ParentUuid),
+            (self.received_uuid, Field::ReceivedUuid),
+            (self.uuid, Field::Uuid),
+            (true, Field::Path),
+        ];
+        all.into_iter().filter(|(is_shown, _)| *is_shown).map(|(_, field)| field).collect()
     }
-    if fields.parent_uuid {
-        write!(text, " parent_uuid {}", wide(info.parent_uuid))?;
+}
+
+impl Field {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Id => "ID",
+            Self::Generation => "gen",
+            Self::Created => "cgen",
+            Self::Parent => "parent",
+            Self::TopLevel => "top level",
+            Self::Otime => "otime",
+            Self::ParentUuid => "parent_uuid",
+            Self::ReceivedUuid => "received_uuid",
+            Self::Uuid => "uuid",
+            Self::Path => "path",
+        }
     }
-    if fields.received_uuid {
-        write!(text, " received_uuid {}", wide(info.received_uuid))?;
+
+    /// The field's text. A missing UUID is padded to the width of a UUID.
+    fn text(self, info: &SubvolumeInfo, path: &str) -> String {
+        let wide = |uuid| format!("{:<36}", uuid_text(uuid));
+        match self {
+            Self::Id => info.id.0.to_string(),
+            Self::Generation => info.generation.0.to_string(),
+            Self::Created => info.otransid.0.to_string(),
+            Self::Parent | Self::TopLevel => info.parent.map_or(0, |parent| parent.0).to_string(),
+            Self::Otime => seconds_text(info.otime),
+            Self::ParentUuid => wide(info.parent_uuid),
+            Self::ReceivedUuid => wide(info.received_uuid),
+            Self::Uuid => wide(info.uuid),
+            Self::Path => path.to_owned(),
+        }
     }
-    if fields.uuid {
-        write!(text, " uuid {}", wide(info.uuid))?;
-    }
-    writeln!(text, " path {}", printable(&info.path))
+}
+
+fn line(fields: &[Field], info: &SubvolumeInfo, path: &str) -> String {
+    let words: Vec<String> =
+        fields.iter().map(|field| format!("{} {}", field.name(), field.text(info, path))).collect();
+    format!("{}\n", words.join(" "))
+}
+
+/// The head of a table, with tabs between the columns as in btrfs-progs.
+fn head(fields: &[Field]) -> String {
+    let names: String = fields.iter().map(|field| format!("{}\t", field.name())).collect();
+    let dashes: String = fields.iter().map(|field| format!("{}\t", "-".repeat(field.name().len()))).collect();
+    format!("{names}\n{dashes}\n")
+}
+
+fn row(fields: &[Field], info: &SubvolumeInfo, path: &str) -> String {
+    let cell = |field: &Field| {
+        let end = match field {
+            Field::Path => "\n",
+            // The name of this column is wider than a tab.
+            Field::TopLevel => "\t\t",
+            _ => "\t",
+        };
+        format!("{}{end}", field.text(info, path))
+    };
+    fields.iter().map(cell).collect()
 }
 
 /// Formats a line without additional fields.
 pub(super) fn plain_line(info: &SubvolumeInfo) -> String {
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = line(&mut text, info, Fields::default(), false);
-    text
+    line(&Fields::default().shown(), info, &printable(&info.path))
 }
 
 pub(super) fn is_read_only(info: &SubvolumeInfo) -> bool {
     info.flags.contains(RootFlags::RDONLY)
+}
+
+/// Whether this is a deleted subvolume, which has no path. The top level has none either.
+fn is_deleted(info: &SubvolumeInfo) -> bool {
+    info.parent.is_none() && info.id != RootId::FS_TREE
 }
 
 pub(super) fn uuid_text(uuid: Uuid) -> String {
@@ -128,7 +325,7 @@ pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
     let uuid = |uuid: Uuid| if uuid.is_nil() { Value::Null } else { uuid.to_string().into() };
     let mut value = json!({
         "id": info.id.0,
-        "path": String::from_utf8_lossy(&info.path),
+        "path": if is_deleted(info) { Value::Null } else { String::from_utf8_lossy(&info.path).into() },
         "parent": info.parent.map(|parent| parent.0),
         "dirid": info.dirid.0,
         "flags": info.flags.bits(),
@@ -182,16 +379,35 @@ mod tests {
             otime: Timespec { sec: 1_795_275_512, nsec: 1 },
         };
         assert_eq!(plain_line(&info), "ID 259 gen 8 top level 5 path d/s\n");
-        let all = Fields { cgen: true, parent_uuid: true, received_uuid: true, uuid: true };
-        let mut text = String::new();
-        line(&mut text, &info, all, true).unwrap();
+        let all = Fields {
+            parent: true,
+            cgen: true,
+            parent_uuid: true,
+            received_uuid: true,
+            uuid: true,
+            otime: true,
+            ..Fields::default()
+        };
         let none = format!("-{}", " ".repeat(35));
         assert_eq!(
-            text,
+            line(&all.shown(), &info, "d/s"),
             format!(
-                "ID 259 gen 8 cgen 7 top level 5 otime 2026-11-21 15:38:32 parent_uuid {none} received_uuid {none} uuid {uuid} path d/s\n"
+                "ID 259 gen 8 cgen 7 parent 5 top level 5 otime 2026-11-21 15:38:32 parent_uuid {none} received_uuid {none} uuid {uuid} path d/s\n"
             )
         );
+        let some = Fields { cgen: true, ..Fields::default() }.shown();
+        assert_eq!(head(&some), "ID\tgen\tcgen\ttop level\tpath\t\n--\t---\t----\t---------\t----\t\n");
+        assert_eq!(row(&some, &info, "d/s"), "259\t8\t7\t5\t\td/s\n");
         assert_eq!(json_of(&info)["parent_uuid"], Value::Null);
+    }
+
+    #[test]
+    fn generations_are_filtered_as_by_btrfs_progs() {
+        assert_eq!(parse_range("8"), Ok(Range(8, 8)));
+        assert_eq!(parse_range("+8"), Ok(Range(8, u64::MAX)));
+        assert_eq!(parse_range("-8"), Ok(Range(0, 8)));
+        for wrong in ["", "+", "x", "+-8", "8-", "++8"] {
+            assert!(parse_range(wrong).is_err(), "{wrong}");
+        }
     }
 }

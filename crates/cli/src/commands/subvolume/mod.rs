@@ -74,6 +74,13 @@ fn list(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<SubvolumeI
     channel.subvolumes().map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))
 }
 
+/// Lists deleted subvolumes whose space is not free yet, in order of id.
+fn list_deleted(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<SubvolumeInfo>> {
+    channel
+        .deleted_subvolumes()
+        .map_err(|failure| explain("list the deleted subvolumes of", target.filesystem(), failure))
+}
+
 fn find(list: &[SubvolumeInfo], id: RootId) -> anyhow::Result<&SubvolumeInfo> {
     let found = list.iter().find(|info| info.id == id);
     found.with_context(|| format!("the subvolume {id} does not exist"))

@@ -2,10 +2,15 @@
 
 use std::fmt::Write as _;
 
+use anyhow::anyhow;
 use rustix::io::Errno;
+use serde_json::json;
+use ubtrfs_control::Channel;
+use ubtrfs_control::quota::Group;
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::Timespec;
-use ubtrfs_fs::SubvolumeInfo;
+use ubtrfs_fs::{QgroupId, SubvolumeInfo};
+use uuid::Uuid;
 
 use super::list::{is_read_only, json_of, plain_line, seconds_text, uuid_text};
 use super::problem::explain;
@@ -13,11 +18,22 @@ use super::{find, list, open_subvolume};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
+use crate::commands::qgroup::all_groups;
+use crate::commands::quota::status_of;
 use crate::common::{print_out, warn};
+use crate::units::Units;
 
 /// Show all attributes of a subvolume
 #[derive(clap::Args)]
 pub(super) struct Args {
+    /// Show the subvolume with this id, in the filesystem that holds the path
+    #[arg(short, long, value_name = "ID")]
+    rootid: Option<u64>,
+    /// Show the subvolume with this UUID, in the filesystem that holds the path
+    #[arg(short, long, conflicts_with = "rootid")]
+    uuid: Option<Uuid>,
+    #[command(flatten)]
+    units: Units,
     /// The subvolume
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
@@ -39,24 +55,50 @@ pub(super) struct DefaultArgs {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let target = &args.path;
-    let (info, list) = with_channel(target, &args.image, Use::Read, |channel| {
-        let (_, info) = open_subvolume(channel, target)?;
+    let is_by_path = args.rootid.is_none() && args.uuid.is_none();
+    let target = &if is_by_path { args.path } else { args.path.or_image() };
+    let (info, list, group) = with_channel(target, &args.image, Use::Read, |channel| {
+        let of_path = if is_by_path { Some(open_subvolume(channel, target)?.1) } else { None };
         // A user who may not list subvolumes gets only the attributes of the named subvolume.
         let list = match channel.subvolumes() {
-            Err(failure) if failure.errno() == Errno::PERM => Vec::new(),
+            Err(failure) if is_by_path && failure.errno() == Errno::PERM => Vec::new(),
             list => list.map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))?,
         };
-        Ok((info, list))
+        let missing = |what: String| {
+            anyhow!("{} has no subvolume {what}; list them with: ubtrfs subvolume list -u", target.filesystem())
+        };
+        let info = match (of_path, args.rootid, args.uuid) {
+            (Some(info), ..) => info,
+            (_, Some(id), _) => {
+                list.iter().find(|info| info.id == RootId(id)).ok_or_else(|| missing(format!("with id {id}")))?.clone()
+            }
+            (.., uuid) => {
+                let uuid = uuid.unwrap_or_default();
+                let found = list.iter().find(|info| info.uuid == uuid && !uuid.is_nil());
+                found.ok_or_else(|| missing(format!("with UUID {uuid}")))?.clone()
+            }
+        };
+        let group = if list.is_empty() { None } else { quota_group(channel, target, info.id)? };
+        Ok((info, list, group))
     })?;
     // Without a UUID, the subvolume's snapshots cannot be recognized.
     let snapshots = list.iter().filter(|other| !info.uuid.is_nil() && other.parent_uuid == info.uuid);
     if args.json {
         let mut value = json_of(&info);
         value["snapshots"] = snapshots.map(|other| String::from_utf8_lossy(&other.path)).collect();
+        if let Some(group) = group {
+            value["qgroup"] = json!({
+                "qgroupid": QgroupId(group.id).to_string(),
+                "max_referenced": group.max_referenced,
+                "max_exclusive": group.max_exclusive,
+                "referenced": group.referenced,
+                "exclusive": group.exclusive,
+            });
+        }
         return print_out(&format!("{value:#}\n"));
     }
-    print_out(&text(&info, snapshots)?)?;
+    let quota = group.map_or_else(String::new, |group| quota_text(&group, &args.units));
+    print_out(&(text(&info, snapshots)? + &quota))?;
     if !is_read_only(&info) && !info.received_uuid.is_nil() {
         warn(
             "WARNING: the subvolume is writable and has a received_uuid, so it may differ from the sent one; do not send or receive \
@@ -64,6 +106,27 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// The quota group of a subvolume; `None` if quotas are off.
+fn quota_group(channel: &Channel<'_>, target: &Target, id: RootId) -> anyhow::Result<Option<Group>> {
+    if status_of(channel, target)?.is_none() {
+        return Ok(None);
+    }
+    Ok(all_groups(channel, target)?.into_iter().find(|group| group.id == id.0))
+}
+
+/// Formats a quota group as btrfs-progs does.
+fn quota_text(group: &Group, units: &Units) -> String {
+    let limit = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |bytes| units.format(bytes));
+    format!(
+        "\tQuota group:\t\t{}\n\t  Limit referenced:\t{}\n\t  Limit exclusive:\t{}\n\t  Usage referenced:\t{}\n\t  Usage exclusive:\t{}\n",
+        QgroupId(group.id),
+        limit(group.max_referenced),
+        limit(group.max_exclusive),
+        units.format(group.referenced),
+        units.format(group.exclusive),
+    )
 }
 
 /// Formats the attributes as btrfs-progs does, with times in UTC.
