@@ -3,10 +3,12 @@
 //! - I1. Paths never lead out of the filesystem: `..` stops at its root.
 
 use std::collections::HashSet;
+use std::path::Path;
 
 use anyhow::bail;
 use ubtrfs_format::Ino;
 use ubtrfs_format::item::is_entry_name;
+pub use ubtrfs_format::print::escaped as printable;
 use ubtrfs_fs::{Fs, InodeId};
 
 /// Returns the names of a path, without empty names and `.`; `..` removes the name before it (I1).
@@ -120,18 +122,9 @@ pub fn read_pieces(
     Ok(())
 }
 
-/// Escapes the parts of a name that could disturb a terminal: control characters and bytes that are not UTF-8.
-pub fn printable(name: &[u8]) -> String {
-    let mut text = String::with_capacity(name.len());
-    for chunk in name.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            if character.is_control() { text.extend(character.escape_default()) } else { text.push(character) }
-        }
-        for byte in chunk.invalid() {
-            text.push_str(&format!("\\x{byte:02x}"));
-        }
-    }
-    text
+/// The text of a path of the host.
+pub(crate) fn shown(path: &Path) -> String {
+    printable(path.as_os_str().as_encoded_bytes())
 }
 
 /// Fails for names that could lead out of a directory.

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
+use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{BalanceFailure, BalanceReport, Error};
 
 use crate::execute::Context;
@@ -366,7 +367,7 @@ impl From<BalanceReport> for Report {
 /// The path of a file, or its inode and subvolume numbers if it has no path.
 fn shown(id: ubtrfs_fs::InodeId, path: Option<Vec<u8>>) -> PathBuf {
     match path {
-        Some(path) if !path.is_empty() => String::from_utf8_lossy(&path).into_owned().into(),
+        Some(path) if !path.is_empty() => escaped(&path).into(),
         _ => format!("inode {} of subvolume {}", id.ino, id.root).into(),
     }
 }

@@ -10,6 +10,7 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::item::Compression;
+use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{CompressSpec, Defragment, Error, InodeId};
 
 use crate::execute::{Context, FileNr};
@@ -158,10 +159,7 @@ fn one(
         Err(error) => {
             context.job.check().map_err(Error::from)?;
             done.failed += 1;
-            done.first_failure.get_or_insert_with(|| {
-                let path: String = String::from_utf8_lossy(&path).chars().filter(|c| !c.is_control()).collect();
-                format!("{path}: {}", Failure::from(error))
-            });
+            done.first_failure.get_or_insert_with(|| format!("{}: {}", escaped(&path), Failure::from(error)));
         }
     }
     if request.lists && done.listed.len() < LISTED_MAX {

@@ -14,6 +14,7 @@
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{Error, ExtentKind, InodeId, XattrFlags, mode};
 
 use crate::caller::permit;
@@ -213,7 +214,7 @@ fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
 
 fn compression(context: &Context<'_>, of: FileNr) -> Result<Option<String>> {
     match context.fs.getxattr(context.inode(of)?, COMPRESSION) {
-        Ok(method) => Ok(Some(String::from_utf8_lossy(&method).into_owned())),
+        Ok(method) => Ok(Some(escaped(&method))),
         Err(Error::NoData) => Ok(None),
         Err(error) => Err(error.into()),
     }

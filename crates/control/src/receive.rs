@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{ReceiveError, ReceiveOptions, ReceiveProblem, ReceivedSubvolume};
 use ubtrfs_stream::Problem;
 
@@ -123,10 +124,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     let input = BufReader::with_capacity(buffer_bytes, Input { stream: context.stream()?, ended });
     let mut begun: Vec<ReceivedSubvolume> = Vec::new();
     let done = fs.receive(dir, input, &options, context.job, &mut |made| {
-        let step = String::from_utf8_lossy(&made.path);
-        context
-            .job
-            .set_step(step.chars().map(|c| if c.is_control() { '?' } else { c }).take(STEP_CHARS).collect::<String>());
+        context.job.set_step(escaped(&made.path).chars().take(STEP_CHARS).collect::<String>());
         // The kernel may have cached that the name does not exist.
         context.host.forget_name(made.dir, name_of(made), None);
         begun.push(made.clone());

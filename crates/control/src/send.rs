@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_format::print::{insert_name, insert_names, json_line};
 use ubtrfs_format::{Generation, RootId};
 use ubtrfs_fs::{Change, ChangeKind, Error, Job, SendRequest};
 
@@ -92,8 +93,8 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         }
         Request::Diff { old, new } => write_lines(&mut output, |line| {
             fs.changes_between(RootId(old), RootId(new), job, &mut |change| {
-                let text = serde_json::to_vec(&json_of(&change)).map_err(|error| Error::Output(error.into()))?;
-                line(&text)?;
+                let text = json_line(&json_of(&change));
+                line(text.as_bytes())?;
                 line(b"\n")
             })
         })?,
@@ -115,20 +116,19 @@ fn write_lines(
 }
 
 fn json_of(change: &Change) -> serde_json::Value {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let ranges =
         change.ranges.iter().map(|range| serde_json::json!({"offset": range.start, "len": range.end - range.start}));
     let mut value = serde_json::json!({
         "change": change.kind.name(),
         "type": change.file_type,
-        "path": text(&change.path),
     });
+    insert_name(&mut value, "path", &change.path);
     if let Some(from) = &change.from {
-        value["from"] = text(from).into();
+        insert_name(&mut value, "from", from);
     }
     if change.kind == ChangeKind::Changed {
         value["ranges"] = ranges.collect();
-        value["attributes"] = change.attributes.clone().into();
+        insert_names(&mut value, "attributes", change.attributes.iter().map(Vec::as_slice));
     }
     value
 }

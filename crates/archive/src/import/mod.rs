@@ -30,7 +30,7 @@ use self::layer::Layer;
 use crate::tar::input::Input;
 use crate::tar::read::Reader;
 use crate::tar::{Kind, Member, acl};
-use crate::walk::{join, normal_names, printable};
+use crate::walk::{join, normal_names, printable, shown};
 use crate::{Event, Watch};
 
 /// An archive whose first header has been read.
@@ -66,7 +66,7 @@ impl Archive {
     }
 
     fn begin(input: Input, path: &Path) -> anyhow::Result<Self> {
-        let (name, total_bytes) = (path.display().to_string(), input.total());
+        let (name, total_bytes) = (shown(path), input.total());
         let mut reader = Reader::new(input);
         let first = reader.next_member().with_context(|| name.clone())?;
         Ok(Self { reader, first, name, total_bytes })

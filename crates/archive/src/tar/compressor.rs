@@ -5,6 +5,8 @@ use std::path::Path;
 
 use anyhow::bail;
 
+use crate::walk::shown;
+
 /// How to compress an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
@@ -29,7 +31,7 @@ impl Compression {
             () if ends_in(&[".zst", ".tzst"]) => Self::Zstd,
             () if ends_in(&[".bz2", ".tbz", ".tbz2", ".tb2", ".lz", ".lz4", ".lzma", ".lzo", ".z", ".br"]) => bail!(
                 "cannot compress as {} asks; give it a suffix .tar, .tar.gz, .tar.xz or .tar.zst, or use a pipe",
-                path.display()
+                shown(path)
             ),
             () => Self::None,
         })

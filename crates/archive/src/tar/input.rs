@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 
 use super::in_place::InPlace;
 use super::stream::Stream;
+use crate::walk::shown;
 
 /// The bytes of an archive, in order.
 pub(crate) struct Input {
@@ -24,10 +25,10 @@ enum Source {
 impl Input {
     /// Opens a file and starts to read it.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        let meta = file.metadata().with_context(|| format!("cannot open {}", path.display()))?;
+        let mut file = File::open(path).with_context(|| format!("cannot open {}", shown(path)))?;
+        let meta = file.metadata().with_context(|| format!("cannot open {}", shown(path)))?;
         if meta.is_dir() {
-            bail!("{} is a directory; give a tar archive, or make one: tar c . | ubtrfs import -", path.display());
+            bail!("{} is a directory; give a tar archive, or make one: tar c . | ubtrfs import -", shown(path));
         }
         if !meta.is_file() {
             return Self::stream(file, path);
@@ -121,14 +122,10 @@ pub(crate) enum Method {
 /// Reads the first bytes and determines the compression from them.
 fn begin(source: &mut impl Read, path: &Path) -> anyhow::Result<(Vec<u8>, Method)> {
     let mut magic = Vec::new();
-    source
-        .by_ref()
-        .take(MAGIC_LEN)
-        .read_to_end(&mut magic)
-        .with_context(|| format!("cannot read {}", path.display()))?;
+    source.by_ref().take(MAGIC_LEN).read_to_end(&mut magic).with_context(|| format!("cannot read {}", shown(path)))?;
     let method = method_of(&magic);
     if let Method::Foreign(name, program) = method {
-        bail!("{} is compressed with {name}; decompress it: {program} | ubtrfs import - IMAGE:/", path.display());
+        bail!("{} is compressed with {name}; decompress it: {program} | ubtrfs import - IMAGE:/", shown(path));
     }
     Ok((magic, method))
 }

@@ -1,6 +1,6 @@
 //! Tree blocks and superblocks as JSON. Numbers appear as on disk; keys and owners also as text with well-known names.
 //!
-//! Names that are not UTF-8 are escaped as in the text form, and also given in hex.
+//! Names that are not UTF-8 are escaped as in the text form, and also given in hex ([`insert_name`]).
 
 use serde_json::{Value, json};
 
@@ -156,17 +156,59 @@ fn item_json(view: &NodeView<'_>, slot: usize, options: &PrintOptions) -> Value 
     item
 }
 
-/// Adds a name to an object, also in hex if it is not UTF-8.
-fn with_name(mut object: Value, field: &str, bytes: &[u8], options: &PrintOptions) -> Value {
+/// Adds a name or path to an object. If it is not UTF-8, the field holds it escaped, and a second field with the suffix
+/// `_hex` holds its bytes.
+pub fn insert_name(object: &mut Value, field: &str, bytes: &[u8]) {
     let name = match std::str::from_utf8(bytes) {
-        _ if options.hide_names => "HIDDEN".to_owned(),
         Ok(name) => name.to_owned(),
         Err(_) => {
-            insert(&mut object, &format!("{field}_hex"), json!(hex(bytes)));
+            insert(object, &format!("{field}_hex"), json!(hex(bytes)));
             escaped(bytes)
         }
     };
-    insert(&mut object, field, json!(name));
+    insert(object, field, json!(name));
+}
+
+/// Adds a list of names to an object, as [`insert_name`] adds one. If any of them is not UTF-8, the field with the suffix
+/// `_hex` holds the bytes of all of them.
+pub fn insert_names<'n>(object: &mut Value, field: &str, names: impl Iterator<Item = &'n [u8]> + Clone) {
+    if names.clone().any(|name| std::str::from_utf8(name).is_err()) {
+        insert(object, &format!("{field}_hex"), names.clone().map(hex).collect());
+    }
+    let text = |name: &[u8]| std::str::from_utf8(name).map_or_else(|_| escaped(name), str::to_owned);
+    insert(object, field, names.map(text).collect());
+}
+
+/// Formats JSON in one line. Unlike the text of `serde_json`, it holds no control characters above U+007E, which some
+/// terminals obey too.
+pub fn json_line(value: &Value) -> String {
+    without_controls(&value.to_string())
+}
+
+/// Formats JSON in several lines, otherwise as [`json_line`] does.
+pub fn json_lines(value: &Value) -> String {
+    without_controls(&format!("{value:#}"))
+}
+
+/// Escapes control characters from U+007F. In JSON, they occur only inside of strings.
+fn without_controls(json: &str) -> String {
+    let is_control = |c: char| c.is_control() && !c.is_ascii() || c == '\u{7f}';
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match is_control(c) {
+            true => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => text.push(c),
+        }
+    }
+    text
+}
+
+/// Adds a name to an object, unless the options hide names.
+fn with_name(mut object: Value, field: &str, bytes: &[u8], options: &PrintOptions) -> Value {
+    match options.hide_names {
+        true => insert(&mut object, field, json!("HIDDEN")),
+        false => insert_name(&mut object, field, bytes),
+    }
     object
 }
 
@@ -314,7 +356,7 @@ pub fn superblock_json(raw: &[u8]) -> Value {
     insert(&mut object, "csum_type_text", json!(csum_type.map(CsumType::name)));
     insert(&mut object, "magic", json!(escaped(&superblock.magic)));
     insert(&mut object, "magic_matches", json!(superblock.magic == MAGIC));
-    insert(&mut object, "label", json!(escaped(superblock.label())));
+    insert_name(&mut object, "label", superblock.label());
     insert(&mut object, "flags_text", names_json(superblock.flags, &SUPER_FLAGS));
     insert(&mut object, "compat_ro_flags_text", names_json(superblock.compat_ro_flags, &COMPAT_RO));
     insert(&mut object, "incompat_flags_text", names_json(superblock.incompat_flags, &INCOMPAT));
@@ -331,4 +373,27 @@ pub fn superblock_json(raw: &[u8]) -> Value {
 
 fn names_json(bits: u64, names: &[(u64, &str)]) -> Value {
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| json!(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_gives_names_exactly_and_has_no_control_characters() {
+        for name in [&b"plain"[..], b"\x1b[2J\n", "\u{7f}\u{9b}2J \u{e4}".as_bytes(), b"\xff\x1b", b"a\\xff", b""] {
+            let mut object = json!({});
+            insert_name(&mut object, "path", name);
+            insert_names(&mut object, "list", [name, b"x"].into_iter());
+            for text in [json_line(&object), json_lines(&object)] {
+                assert!(!text.chars().any(|c| c.is_control() && c != '\n') && !text.contains('\u{fffd}'), "{text}");
+                let read: Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(read, object);
+                match read["path_hex"].as_str() {
+                    Some(of) => assert_eq!((of, &read["list_hex"]), (&*hex(name), &json!([hex(name), hex(b"x")]))),
+                    None => assert_eq!(read["path"].as_str().unwrap().as_bytes(), name),
+                }
+            }
+        }
+    }
 }

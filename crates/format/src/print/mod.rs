@@ -13,7 +13,7 @@ mod volume;
 
 use std::fmt::{self, Write};
 
-pub use json::{ToJson, node_json, superblock_json};
+pub use json::{ToJson, insert_name, insert_names, json_line, json_lines, node_json, superblock_json};
 pub use key::{KeyText, ObjectidText};
 pub use superblock::print_superblock;
 pub use text::escaped;

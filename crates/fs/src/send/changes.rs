@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeItem};
+use ubtrfs_format::print::escaped;
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::Job;
 use ubtrfs_tree::{Diff, Item, ItemChange, Node, NodePtr, NodeSource};
@@ -32,7 +33,7 @@ pub struct Change {
     /// Changed bytes of a file: offset and end.
     pub ranges: Vec<Range<u64>>,
     /// Changed attributes: `mode`, `owner`, `size`, `flags`, names of extended attributes.
-    pub attributes: Vec<String>,
+    pub attributes: Vec<Vec<u8>>,
 }
 
 /// The kind of a [`Change`].
@@ -69,7 +70,7 @@ struct Kept {
     old: InodeItem,
     new: InodeItem,
     links_changed: bool,
-    xattrs: Vec<String>,
+    xattrs: Vec<Vec<u8>>,
     old_extents: Vec<ExtentAt>,
     new_extents: Vec<ExtentAt>,
 }
@@ -91,7 +92,7 @@ impl Fs {
     }
 
     /// Passes the lines of `btrfs subvolume find-new` to `line`: one for each extent with a generation of at least
-    /// `since` in a subvolume, and last the subvolume's generation.
+    /// `since` in a subvolume, and last the subvolume's generation. Paths are escaped.
     ///
     /// # Errors
     ///
@@ -210,12 +211,11 @@ fn new_extent(fs: &Fs, tree: &SentTree, item: &Item, since: Generation) -> Resul
         extent.generation,
         flags.join("|")
     );
-    let mut line = line.into_bytes();
     if tree.inode(key.objectid)?.is_some() {
-        line.extend(tree.any_path(key.objectid)?);
+        line.push_str(&escaped(&tree.any_path(key.objectid)?));
     }
-    line.push(b'\n');
-    Ok(Some(line))
+    line.push('\n');
+    Ok(Some(line.into_bytes()))
 }
 
 fn changes(
@@ -301,7 +301,7 @@ fn note(fs: &Fs, (old, new): (&SentTree, &SentTree), kept: &mut Kept, change: &I
             let (before, after) = (entries(old, &change.old)?, entries(new, &change.new)?);
             let names = before.keys().chain(after.keys().filter(|name| !before.contains_key(*name)));
             let differs = names.filter(|name| before.get(*name) != after.get(*name));
-            kept.xattrs.extend(differs.map(|name| String::from_utf8_lossy(name).into_owned()));
+            kept.xattrs.extend(differs.cloned());
         }
         KeyType::EXTENT_DATA if is_regular(&kept.new) => {
             let decode = |tree: &SentTree, item: &Option<Item>| -> Result<Option<ExtentAt>> {
@@ -342,7 +342,7 @@ fn finish(
         }
     }
     let mut attributes = Vec::new();
-    let mut note = |name: &str, differs: bool| attributes.extend(differs.then(|| name.to_owned()));
+    let mut note = |name: &str, differs: bool| attributes.extend(differs.then(|| name.as_bytes().to_vec()));
     note("mode", before.mode != after.mode);
     note("owner", (before.uid, before.gid) != (after.uid, after.gid));
     note("size", is_regular(&after) && before.size != after.size);

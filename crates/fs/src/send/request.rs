@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use ubtrfs_format::RootId;
+use ubtrfs_format::print::escaped;
 use ubtrfs_stream::{Command, Version};
 use ubtrfs_transaction::Job;
 
@@ -141,7 +142,7 @@ impl Fs {
             Error::NoParent(format!(
                 "none of the clone sources is a snapshot of the subvolume that '{}' was made of (UUID {}); name a parent \
                  with -p",
-                String::from_utf8_lossy(&info.path),
+                escaped(&info.path),
                 info.parent_uuid
             ))
         })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{RootFlags, RootItem, RootRef};
+use ubtrfs_format::print::escaped;
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::{Engine, Tree};
 
@@ -50,7 +51,7 @@ pub(crate) fn default_subvolume(engine: &Engine) -> Result<RootId> {
 
 /// Finds the subvolume at a path from the top level. Symbolic links are not followed.
 fn resolve(engine: &Engine, path: &[u8]) -> Result<RootId> {
-    let missing = || Error::NoSuchSubvolume(String::from_utf8_lossy(path).into_owned());
+    let missing = || Error::NoSuchSubvolume(escaped(path));
     let mut at = InodeId::root_of(RootId::FS_TREE);
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
         let tree = engine.tree(at.root)?.ok_or_else(missing)?;
