@@ -11,6 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, socket_with};
@@ -23,6 +24,7 @@ use crate::caller::Caller;
 use crate::execute::{Context, OpenFile, PlainHost, execute};
 use crate::failure::{Failure, Result};
 use crate::message::{Answer, Request, Response, decode_answer, encode_request};
+use crate::open_image::{Sockets, sockets_of};
 use crate::wire::{ANSWER_MAX, Wire};
 use crate::{CONTROL_XATTR, filesystem, subvolume};
 
@@ -61,6 +63,8 @@ pub struct MountChannel {
     /// An open file of the mount. Its descriptor is sent with a request that names no file, as proof that the user may
     /// enter the mount.
     file: OwnedFd,
+    /// For an image that a process has open without a mount, the users whose processes may get a descriptor of it.
+    servers: Option<[u32; 3]>,
 }
 
 /// A file that commands of one [`Channel`] can work on.
@@ -77,13 +81,30 @@ impl<'f> Channel<'f> {
     pub fn mount(path: &Path) -> Result<Self, ConnectError> {
         let file = open(path, OFlags::RDONLY)?;
         let name = control_name(&file, path)?;
-        Ok(Self::Mount(MountChannel { name, file }))
+        Ok(Self::Mount(MountChannel { name, file, servers: None }))
+    }
+
+    /// Returns the channel to the process that has this image open without a mount and serves commands on it; `None` if
+    /// there is none. Only commands that name no file work on this channel. `writes` tells whether commands will change
+    /// something.
+    pub fn open_image(path: &Path, writes: bool) -> Option<Self> {
+        let Sockets { image, names, users } = sockets_of(path, writes).ok()?;
+        let name = names.into_iter().find(|name| connect(name).is_ok_and(|stream| is_of(&stream, &users)))?;
+        Some(Self::Mount(MountChannel { name, file: image.into(), servers: Some(users) }))
+    }
+
+    /// Asks the server of this channel to report its end. Returns `None` for an image that is open in this process.
+    pub fn connect_to_end(&self) -> Option<io::Result<UnixStream>> {
+        match self {
+            Self::Mount(mount) => Some(connect_to_unmount(&mount.name)),
+            Self::Image { .. } => None,
+        }
     }
 
     /// Returns the channel to the mount whose server listens on the socket `name`; `file` is any open file of the
     /// mount.
     pub fn at(name: &[u8], file: OwnedFd) -> Self {
-        Self::Mount(MountChannel { name: name.to_vec(), file })
+        Self::Mount(MountChannel { name: name.to_vec(), file, servers: None })
     }
 
     /// Returns the channel to an image that is open in this process. New files get the owner `uid` and the group `gid`.
@@ -103,6 +124,7 @@ impl<'f> Channel<'f> {
 
     fn open_with(&self, path: &Path, flags: OFlags) -> Result<OpenedFile> {
         match self {
+            Self::Mount(mount) if mount.servers.is_some() => Err(busy_image()),
             Self::Mount(_) => Ok(OpenedFile::Descriptor(open_flags(path, flags).map_err(failure_of)?)),
             Self::Image { fs, .. } => {
                 Ok(OpenedFile::Inode(fs.lookup_path(path.as_os_str().as_encoded_bytes(), true)?.id))
@@ -113,6 +135,7 @@ impl<'f> Channel<'f> {
     /// Whether a path is a directory; `None` if the path does not exist.
     pub fn is_dir(&self, path: &Path) -> Result<Option<bool>> {
         let found = match self {
+            Self::Mount(mount) if mount.servers.is_some() => Err(busy_image()),
             Self::Mount(_) => std::fs::metadata(path).map(|meta| meta.is_dir()).map_err(failure_of),
             Self::Image { fs, .. } => {
                 let found = fs.lookup_path(path.as_os_str().as_encoded_bytes(), true);
@@ -127,7 +150,7 @@ impl<'f> Channel<'f> {
 
     /// Whether the channel leads to a mount.
     pub fn is_mount(&self) -> bool {
-        matches!(self, Self::Mount(_))
+        matches!(self, Self::Mount(mount) if mount.servers.is_none())
     }
 
     /// Makes the kernel send all dirty pages of the file's filesystem to the server.
@@ -285,7 +308,14 @@ impl MountChannel {
         let frame = encode_request(request)?;
         let end = Instant::now() + CONNECT_PATIENCE;
         loop {
-            let wire = connect(&self.name).and_then(Wire::new).map_err(lost)?;
+            let stream = connect(&self.name).map_err(lost)?;
+            if self.servers.is_some_and(|users| !is_of(&stream, &users)) {
+                return Err(Failure::new(
+                    Errno::PERM,
+                    "the server of the image runs as a user who may not have it open",
+                ));
+            }
+            let wire = Wire::new(stream).map_err(lost)?;
             // Sending fails if the server has already refused the connection, but the server's answer can still be
             // read.
             let sent = wire.send(&frame, &descriptors);
@@ -296,6 +326,15 @@ impl MountChannel {
             }
         }
     }
+}
+
+/// Whether one of these users made the socket at the other end.
+fn is_of(stream: &UnixStream, users: &[u32]) -> bool {
+    getsockopt(stream, PeerCredentials).is_ok_and(|peer| users.contains(&peer.uid()))
+}
+
+fn busy_image() -> Failure {
+    Failure::new(Errno::BUSY, "another command has the image open; wait for its end")
 }
 
 /// Receives messages until the result arrives, and passes progress on to `job`.

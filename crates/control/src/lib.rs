@@ -19,6 +19,7 @@
 //! | `message`    | the messages on the socket                                              |
 //! | `wire`       | frames: a length, JSON, descriptors                                     |
 //! | `server`     | the mount's end of the socket                                           |
+//! | `open_image` | the socket of an image that a process has open without a mount          |
 //! | `client`     | the command line's end of the socket                                    |
 //!
 //! # How to add a command
@@ -43,6 +44,7 @@
 //! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
 //! server refuses fields and commands that it does not know and names them in the error.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod access;
 pub mod balance;
@@ -57,6 +59,7 @@ mod failure;
 pub mod file;
 pub mod filesystem;
 mod message;
+mod open_image;
 mod process;
 pub mod quota;
 pub mod receive;
@@ -74,6 +77,7 @@ pub use client::{
 pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
 pub use failure::{Failure, Result};
 pub use message::{Request, Response};
+pub use open_image::{ImageId, OpenImage};
 pub use process::{FileId, LocalProcesses, Processes};
 pub use server::{Canceller, Server};
 

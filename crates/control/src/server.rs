@@ -44,6 +44,7 @@ use crate::caller::Caller;
 use crate::execute::{Context, Host, execute};
 use crate::failure::{Failure, Result};
 use crate::message::{Answer, Progress, Request, Response, decode_request, encode_answer};
+use crate::open_image::ImageId;
 use crate::process::Processes;
 use crate::wire::{Frame, Outgoing, REQUEST_MAX, Wire};
 
@@ -96,8 +97,18 @@ impl Server {
     /// Creates the socket and listens on it. The user of this process at this time is the mount's owner, even if
     /// confinement changes the user later.
     pub fn listen() -> io::Result<Self> {
+        Self::listen_as("ubtrfs-")
+    }
+
+    /// Creates a socket by which clients find the process that has this image open. Otherwise as [`Server::listen`].
+    pub fn listen_for_image(image: ImageId) -> io::Result<Self> {
+        Self::listen_as(&image.socket_prefix())
+    }
+
+    /// Creates a socket whose name has this start and a random end.
+    fn listen_as(prefix: &str) -> io::Result<Self> {
         let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
-        let name = format!("ubtrfs-{}", random.trim()).into_bytes();
+        let name = format!("{prefix}{}", random.trim()).into_bytes();
         let listener = Arc::new(UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?);
         let shared = Arc::new(Shared {
             owner: rustix::process::getuid().as_raw(),

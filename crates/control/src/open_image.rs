@@ -1,0 +1,123 @@
+//! The control socket of an image that a process has open without a mount, such as a balance in the background.
+//!
+//! - P1. The socket's name starts with the identity of the image. Clients find it in /proc/net/unix, so the name also
+//!   has a random part, and nobody else can take it first.
+//! - P2. A client sends its descriptor of the image. So it connects only to servers of root, of its own user, or of the
+//!   user who owns the image, who can read and change the image anyway.
+//! - P3. The server obeys the clients that a mount of the same user would obey: root and that user. They must send a
+//!   descriptor of the image, open for writing if the command changes something.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use rustix::io::Errno;
+use ubtrfs_fs::{Fs, InodeId};
+
+use crate::execute::{Host, OpenFile};
+use crate::failure::{Failure, Result};
+
+/// The identity of an image file or block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageId {
+    is_device: bool,
+    /// `st_dev` of a file, `st_rdev` of a block device.
+    device: u64,
+    /// `st_ino` of a file, 0 for a block device.
+    ino: u64,
+}
+
+impl ImageId {
+    /// The identity of an open image.
+    ///
+    /// # Errors
+    /// The status of the file cannot be read.
+    pub fn of(file: impl AsFd) -> io::Result<Self> {
+        let stat = fstat(file)?;
+        Ok(match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => Self { is_device: true, device: stat.st_rdev, ino: 0 },
+            _ => Self { is_device: false, device: stat.st_dev, ino: stat.st_ino },
+        })
+    }
+
+    /// The start of the names of sockets for this image (P1).
+    pub(crate) fn socket_prefix(self) -> String {
+        let kind = if self.is_device { "device" } else { "file" };
+        format!("ubtrfs-{kind}-{:x}-{:x}-", self.device, self.ino)
+    }
+}
+
+/// The names of the sockets that serve an image, and the users whose sockets a client trusts.
+pub(crate) struct Sockets {
+    pub(crate) image: File,
+    pub(crate) names: Vec<Vec<u8>>,
+    pub(crate) users: [u32; 3],
+}
+
+/// Finds the sockets of an image.
+pub(crate) fn sockets_of(path: &Path, writes: bool) -> io::Result<Sockets> {
+    let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let image = OpenOptions::new().read(true).write(writes).custom_flags(flags).open(path)?;
+    let prefix = ImageId::of(&image)?.socket_prefix();
+    let users = [0, rustix::process::getuid().as_raw(), fstat(&image)?.st_uid];
+    Ok(Sockets { image, names: names_in(&std::fs::read("/proc/net/unix")?, prefix.as_bytes()), users })
+}
+
+/// The names with this start in the text of /proc/net/unix. The name of an abstract socket is the last word of its
+/// line, after `@`.
+fn names_in(table: &[u8], prefix: &[u8]) -> Vec<Vec<u8>> {
+    let name = |line: &[u8]| Some(line.rsplit(|byte| *byte == b' ').next()?.strip_prefix(b"@")?.to_vec());
+    table.split(|byte| *byte == b'\n').filter_map(name).filter(|name| name.starts_with(prefix)).collect()
+}
+
+/// An image that this process has open, for the commands of other processes (P3).
+#[derive(Debug)]
+pub struct OpenImage {
+    id: ImageId,
+    owner: u32,
+    root: InodeId,
+}
+
+impl OpenImage {
+    /// The image with this identity, which holds `fs`.
+    pub fn new(id: ImageId, fs: &Fs) -> Self {
+        Self { id, owner: rustix::process::getuid().as_raw(), root: fs.root() }
+    }
+}
+
+impl Host for OpenImage {
+    fn owner(&self) -> Option<u32> {
+        Some(self.owner)
+    }
+
+    /// The image stands for its root directory.
+    fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile> {
+        let wrong = || Failure::new(Errno::BADF, "the command must come with a descriptor of the image");
+        let flags = fcntl_getfl(file).map_err(|_| wrong())?;
+        if flags.contains(OFlags::PATH) || ImageId::of(file).map_err(|_| wrong())? != self.id {
+            return Err(wrong());
+        }
+        let is_writable = flags.contains(OFlags::RDWR) || flags.contains(OFlags::WRONLY);
+        Ok(OpenFile { is_writable, is_read_only_mount: !is_writable, ..OpenFile::of_image(self.root) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_of_an_image_are_found_by_their_names() {
+        let file = tempfile::tempfile().unwrap();
+        let prefix = ImageId::of(&file).unwrap().socket_prefix();
+        let line = |name: &str| format!("0000000000000000: 00000002 00000000 00010000 0001 01 12345 {name}\n");
+        let table = ["Num RefCount Path\n".to_owned(), line("/run/x"), line("@other"), line(&format!("@{prefix}1-2"))];
+        let found = names_in(table.concat().as_bytes(), prefix.as_bytes());
+        assert_eq!(found, [format!("{prefix}1-2").into_bytes()]);
+        let other = tempfile::tempfile().unwrap();
+        assert_ne!(ImageId::of(&other).unwrap(), ImageId::of(&file).unwrap());
+    }
+}
