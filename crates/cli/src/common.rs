@@ -5,11 +5,14 @@
 //! other error, so that an open image is closed. If the reader of a pipe went away, the program ends quietly with the
 //! status of SIGPIPE.
 
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use rustix::io::Errno;
+use serde_json::Value;
+use ubtrfs_format::print::{escaped, json_lines};
 
 /// Parses a size as btrfs-progs does: digits with an optional suffix of K M G T P E (powers of 1024, any case),
 /// optionally followed by `iB` or `B`. A suffix may follow a fraction: `1.5G`.
@@ -121,6 +124,18 @@ fn without_numbers(text: &str) -> String {
     out
 }
 
+/// The text of a path or another string of the system, escaped for a terminal. `Path::display` is not used, because it
+/// passes control characters on and loses bytes that are not UTF-8.
+pub(crate) trait Shown {
+    fn shown(&self) -> String;
+}
+
+impl<T: AsRef<OsStr> + ?Sized> Shown for T {
+    fn shown(&self) -> String {
+        escaped(self.as_ref().as_encoded_bytes())
+    }
+}
+
 /// Prints one line on stderr about a problem that does not stop the command.
 pub(crate) fn warn(text: &str) {
     print_err(&format!("ubtrfs: {text}"));
@@ -152,9 +167,11 @@ pub(crate) fn calling_user() -> (u32, u32) {
     (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
-/// Prints a line on stderr. Errors are ignored, because there is no other place to report them.
-pub(crate) fn print_err(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+/// Prints lines on stderr. Control characters are escaped, because messages of other crates and of the system may hold
+/// them. Errors are ignored, because there is no other place to report them.
+pub(crate) fn print_err(lines: &str) {
+    let lines: Vec<String> = lines.split('\n').map(|line| escaped(line.as_bytes())).collect();
+    let _ = writeln!(std::io::stderr().lock(), "{}", lines.join("\n"));
 }
 
 /// Prints a message of clap. `--help` and `--version` are printed unchanged; an error is printed with its tips, the
@@ -310,6 +327,11 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Writes all of `text` to stdout.
 pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
+}
+
+/// Prints a result as JSON, in several lines.
+pub(crate) fn print_json(value: &Value) -> anyhow::Result<()> {
+    print_out(&format!("{}\n", json_lines(value)))
 }
 
 /// Writes all bytes to stdout, as [`print_out`] does with text.

@@ -23,6 +23,7 @@ use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
+use crate::common::Shown;
 use crate::interrupt::{self, RegisteredFile};
 
 /// A host file that is being written.
@@ -92,7 +93,7 @@ impl Drop for TemporaryName {
 impl HostFile {
     /// Opens the file that a user named. Symbolic links are followed.
     pub(crate) fn named(path: &Path, mode: u32) -> anyhow::Result<Self> {
-        let shown = path.display();
+        let shown = path.shown();
         if path.as_os_str().as_bytes().ends_with(b"/") && !path.exists() {
             bail!("{shown} is not a directory; make it first, or omit the final slash");
         }
@@ -108,7 +109,7 @@ impl HostFile {
                 let (dir, name) = directory_of(path)?;
                 return Self::in_dir(&dir, name, mode).with_context(|| format!("cannot create {shown}"));
             }
-            Err(error) => return Err(error).with_context(|| format!("{shown}")),
+            Err(error) => return Err(error).with_context(|| shown.clone()),
         };
         if there.is_dir() {
             bail!("{shown} is a directory; name a file");
@@ -123,12 +124,12 @@ impl HostFile {
             file.set_len(0).with_context(|| format!("cannot write {shown}"))?;
             return Ok(Self { file, place: Place::Direct, written: 0 });
         }
-        let real = std::fs::canonicalize(path).with_context(|| format!("{shown}"))?;
+        let real = std::fs::canonicalize(path).with_context(|| shown.clone())?;
         let (dir, name) = directory_of(&real)?;
-        let opened = file.metadata().with_context(|| format!("{shown}"))?;
+        let opened = file.metadata().with_context(|| shown.clone())?;
         // Another process may have changed the links after the file was opened. Only the file that was opened may be
         // replaced.
-        let found = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW).with_context(|| format!("{shown}"))?;
+        let found = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW).with_context(|| shown.clone())?;
         if (found.st_dev, found.st_ino) != (opened.dev(), opened.ino()) {
             bail!("{shown} was changed by another program; try again");
         }
@@ -257,7 +258,7 @@ pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
 /// Fails for an image that a process has open or the kernel has mounted (I2). Pipes, sockets and character devices are
 /// always accepted.
 pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
-    let kind = file.metadata().with_context(|| format!("{}", path.display()))?.file_type();
+    let kind = file.metadata().with_context(|| path.shown())?.file_type();
     if kind.is_file() || kind.is_block_device() {
         ubtrfs_device::refuse_in_use(file, path)?;
     }
@@ -268,7 +269,7 @@ pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
 pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
     let name = path
         .file_name()
-        .with_context(|| format!("{} does not name a file; give a path that ends in a name", path.display()))?;
+        .with_context(|| format!("{} does not name a file; give a path that ends in a name", path.shown()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((Rc::new(open_dir(dir)?), name.as_bytes()))
 }
@@ -278,9 +279,9 @@ pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
     opened.map_err(|errno| match errno {
-        Errno::NOENT => anyhow::anyhow!("the directory {} does not exist; check the path", path.display()),
-        Errno::NOTDIR => anyhow::anyhow!("{} is not a directory; check the path", path.display()),
-        other => anyhow::Error::new(other).context(format!("cannot open {}", path.display())),
+        Errno::NOENT => anyhow::anyhow!("the directory {} does not exist; check the path", path.shown()),
+        Errno::NOTDIR => anyhow::anyhow!("{} is not a directory; check the path", path.shown()),
+        other => anyhow::Error::new(other).context(format!("cannot open {}", path.shown())),
     })
 }
 

@@ -8,6 +8,7 @@
 //! `fuse.ubtrfs`: `mount.ubtrfs`, `mount.fuse.ubtrfs`, `umount.fuse.ubtrfs`, and `ubtrfs DEVICE DIR -o ...`.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod commands;
 mod common;

@@ -5,6 +5,9 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use ubtrfs_format::print::escaped;
+
+use crate::common::Shown;
 use tracing_subscriber::filter::LevelFilter;
 
 static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
@@ -29,7 +32,7 @@ pub(crate) fn to_stderr() {
 /// Sends messages to syslog; each names the image and the mount point. Without a running syslog, messages are lost.
 pub(crate) fn to_syslog(image: &Path, dir: &Path) {
     let image = std::fs::canonicalize(image).unwrap_or_else(|_| image.to_owned());
-    let _ = MOUNT.set(format!("{} on {}", image.display(), dir.display()));
+    let _ = MOUNT.set(format!("{} on {}", image.shown(), dir.shown()));
     // Connect now, because a confined server cannot connect later.
     if let Ok(socket) = UnixDatagram::unbound()
         && socket.connect("/dev/log").is_ok()
@@ -64,10 +67,10 @@ impl Write for Syslog {
 impl Drop for Syslog {
     fn drop(&mut self) {
         // The number in brackets is 8 times the facility (daemon, 3) plus the severity (error, 3, or warning, 4).
-        let text = String::from_utf8_lossy(&self.line);
+        let text = escaped(self.line.trim_ascii());
         let mount = MOUNT.get().map_or("", String::as_str);
         let severity = if text.contains("ERROR") { 3 } else { 4 };
-        let message = format!("<{}>ubtrfs[{}]: {mount}: {}", 3 * 8 + severity, std::process::id(), text.trim());
+        let message = format!("<{}>ubtrfs[{}]: {mount}: {}", 3 * 8 + severity, std::process::id(), text);
         let sent = SYSLOG.get().is_some_and(|socket| socket.send(message.as_bytes()).is_ok());
         if !sent && let Ok(socket) = UnixDatagram::unbound() {
             let _ = socket.send_to(message.as_bytes(), "/dev/log");

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use ubtrfs_device::{FileDevice, OpenError};
 
+use crate::common::Shown;
 use crate::host_file::{TemporaryName, directory_of};
 
 /// A new image file, which is removed if it is dropped without `keep`.
@@ -38,8 +39,8 @@ impl NewImage {
             // The file does not exist yet, so the directory denies the access.
             OpenError::Permission { .. } => anyhow::anyhow!(
                 "no permission to make {} in the directory {}; choose another directory, or change its mode or owner",
-                path.display(),
-                dir.display()
+                path.shown(),
+                dir.shown()
             ),
             error => error.into(),
         })?;
@@ -57,7 +58,7 @@ impl NewImage {
 
     /// Renames the complete image to its final name, durably.
     pub(crate) fn keep(self) -> anyhow::Result<()> {
-        let shown = self.path.display();
+        let shown = self.path.shown();
         match self.name.keep() {
             // Another process made it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

@@ -14,6 +14,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use ubtrfs_check::{Code, Limits, Options, Problem, Progress, Report};
 use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::print::json_line;
 
 use crate::common::{format_size, is_broken_pipe, print_error, print_out, progress_bytes};
 
@@ -73,7 +74,7 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
     let bar = Bar::default();
     let mut printed = Ok(());
     let mut tell = |problem: Problem| {
-        let line = if args.json { format!("{}\n", to_json(&problem)) } else { format!("{problem}\n") };
+        let line = if args.json { format!("{}\n", json_line(&to_json(&problem))) } else { format!("{problem}\n") };
         let mut print = || print_out(&line);
         if printed.is_ok() {
             printed = bar.suspend(&mut print);

@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
-use serde_json::{Value, json};
+use serde_json::json;
 use ubtrfs_control::Response as AnyResponse;
 use ubtrfs_control::device::{Request, Response, Stats};
 
 use super::offline::Use;
 use super::place::{FilesystemArgs, with_channel};
-use crate::common::print_out;
+use crate::common::{print_json, print_out};
 
 /// Commands on devices
 #[derive(clap::Args)]
@@ -59,11 +59,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             _ => bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs"),
         }
     })?;
-    print_out(&match (args.json, args.table) {
-        (true, _) => format!("{:#}\n", stats.iter().map(|stats| json!(stats)).collect::<Value>()),
-        (_, true) => table(&stats),
-        _ => stats.iter().map(text).collect(),
-    })?;
+    match (args.json, args.table) {
+        (true, _) => print_json(&stats.iter().map(|stats| json!(stats)).collect()),
+        (_, true) => print_out(&table(&stats)),
+        _ => print_out(&stats.iter().map(text).collect::<String>()),
+    }?;
     let has_errors = stats.iter().any(|stats| counters(stats).iter().any(|(_, count)| *count > 0));
     Ok(if args.check && has_errors { ExitCode::from(HAS_ERRORS) } else { ExitCode::SUCCESS })
 }

@@ -20,14 +20,16 @@ use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::print::insert_name;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport, Unfinished};
 use uuid::Uuid;
 
 use super::offline::import::parse_owner;
+use super::offline::text::printable;
 use super::offline::{Use, copy, with_devices};
-use crate::common::{calling_user, format_size, parse_size, print_out, warn};
+use crate::common::{Shown, calling_user, format_size, parse_size, print_json, print_out, warn};
 use crate::new_image::NewImage;
 
 /// Make a btrfs filesystem on an image file or block device.
@@ -100,7 +102,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let path = args.device.clone().context("no device was given; name an image file or block device")?;
     let options = args.options()?;
     let size = match (&args.rootdir, args.byte_count) {
-        (Some(dir), _) if !is_dir(dir)? => bail!("{} is not a directory; nothing was made", dir.display()),
+        (Some(dir), _) if !is_dir(dir)? => bail!("{} is not a directory; nothing was made", dir.shown()),
         (Some(dir), None) if !path.exists() => Some(room_for(dir)),
         (_, size) => size,
     };
@@ -125,7 +127,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(error) => {
             let error = match &target {
                 Target::Content { .. } if was_wiped => {
-                    error.context(format!("{} no longer contains a filesystem", path.display()))
+                    error.context(format!("{} no longer contains a filesystem", path.shown()))
                 }
                 _ => error,
             };
@@ -136,13 +138,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         let mut value = json(&options, &report, &path);
         value["not_copied"] = nr_failed.into();
-        print_out(&format!("{value:#}\n"))?;
+        print_json(&value)?;
     } else if !args.quiet {
         print_out(&summary(&options, &report, &path))?;
     }
     if nr_failed > 0 {
         let files = if nr_failed == 1 { "1 file was" } else { &format!("{nr_failed} files were") };
-        warn(&format!("{files} not copied; all other files are in {}", path.display()));
+        warn(&format!("{files} not copied; all other files are in {}", path.shown()));
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
@@ -152,7 +154,7 @@ fn is_dir(path: &Path) -> anyhow::Result<bool> {
     match std::fs::metadata(path) {
         Ok(metadata) => Ok(metadata.is_dir()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.shown())),
     }
 }
 
@@ -165,8 +167,8 @@ fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
     {
         bail!(
             "{} is inside {}, the directory to copy; choose a place outside for the image",
-            image.display(),
-            dir.display()
+            image.shown(),
+            dir.shown()
         );
     }
     Ok(())
@@ -200,7 +202,7 @@ impl Target {
             return Ok(Self::Content { device: Arc::new(device), path });
         }
         drop(device);
-        let Some(size) = byte_count else { bail!("{} is empty; give its size with -b", path.display()) };
+        let Some(size) = byte_count else { bail!("{} is empty; give its size with -b", path.shown()) };
         let device = Arc::new(FileDevice::create(&path, size, false)?);
         Ok(Self::Empty { device, path })
     }
@@ -239,7 +241,7 @@ impl Target {
 
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
 fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
-    let work = |fs: &Fs| copy::fill(fs, target.path(), dir).with_context(|| format!("cannot copy {}", dir.display()));
+    let work = |fs: &Fs| copy::fill(fs, target.path(), dir).with_context(|| format!("cannot copy {}", dir.shown()));
     with_devices(target.path(), vec![device], MountOptions::default(), Use::Write, work)
 }
 
@@ -437,12 +439,12 @@ fn summary(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> String {
     line("Number of devices:", "1");
     line("Devices:", "");
     text.push_str("   ID        SIZE  PATH\n");
-    text.push_str(&format!("    1  {:>10}  {}\n", format_size(report.total_bytes), path.display()));
+    text.push_str(&format!("    1  {:>10}  {}\n", format_size(report.total_bytes), path.shown()));
     text
 }
 
 fn label(options: &MkfsOptions) -> String {
-    if options.label.is_empty() { "(null)".to_owned() } else { String::from_utf8_lossy(&options.label).into_owned() }
+    if options.label.is_empty() { "(null)".to_owned() } else { printable(&options.label) }
 }
 
 fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::Value {
@@ -458,8 +460,9 @@ fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::
             })
         })
         .collect();
-    serde_json::json!({
-        "label": String::from_utf8_lossy(&options.label),
+    let mut device = serde_json::json!({ "devid": 1, "size": report.total_bytes });
+    insert_name(&mut device, "path", path.as_os_str().as_encoded_bytes());
+    let mut value = serde_json::json!({
         "uuid": options.fsid.to_string(),
         "nodesize": options.nodesize,
         "sectorsize": options.sectorsize,
@@ -469,8 +472,10 @@ fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::
         "root_owner": { "uid": options.root_owner.0, "gid": options.root_owner.1 },
         "features": feature_names(options),
         "block_groups": groups,
-        "devices": [{ "devid": 1, "size": report.total_bytes, "path": path.display().to_string() }],
-    })
+        "devices": [device],
+    });
+    insert_name(&mut value, "label", &options.label);
+    value
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_control::{Channel, ConnectError, OpenedFile};
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
+use ubtrfs_fuse::MountError;
 
-use super::offline::text::printable;
 use super::offline::{ImageOptions, ImagePath, Use, child_path, join, os_string, with_image};
-use crate::common::calling_user;
+use crate::common::{Shown, calling_user};
 
 // This struct has no doc comment, because it would become the help of every command that uses the struct.
 #[derive(clap::Args)]
@@ -43,7 +43,7 @@ impl Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Image(at) => at.fmt(f),
-            Self::Mounted(path) => path.display().fmt(f),
+            Self::Mounted(path) => f.write_str(&path.shown()),
         }
     }
 }
@@ -84,6 +84,14 @@ impl Target {
         }
     }
 
+    /// The bytes of the path as the user wrote it.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Image(at) => [at.image.as_os_str().as_bytes(), b":", &at.path].concat(),
+            Self::Mounted(path) => path.as_os_str().as_bytes().to_vec(),
+        }
+    }
+
     /// Splits the path into its directory and its last name, for commands that make or delete this name.
     pub(crate) fn split(&self) -> anyhow::Result<(Self, Vec<u8>)> {
         match self {
@@ -95,12 +103,12 @@ impl Target {
                 Ok((Self::Image(ImagePath { image: at.image.clone(), path: join(dirs) }), name.to_vec()))
             }
             Self::Mounted(path) if is_file_or_device(path) && holds_btrfs(path) && !is_in_mount(path) => {
-                let image = path.display();
+                let image = path.shown();
                 bail!("{image} is an image; name a file or directory in it: {image}:/PATH");
             }
             Self::Mounted(path) => {
                 let Some(name) = path.file_name() else {
-                    bail!("{} does not end in a name; name a subvolume", path.display());
+                    bail!("{} does not end in a name; name a subvolume", path.shown());
                 };
                 let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
                 Ok((Self::Mounted(dir.to_owned()), name.as_encoded_bytes().to_vec()))
@@ -121,7 +129,7 @@ impl Target {
         match self {
             Self::Image(_) => Ok(self.clone()),
             Self::Mounted(path) => {
-                let full = std::fs::canonicalize(path).with_context(|| format!("cannot open {}", path.display()))?;
+                let full = std::fs::canonicalize(path).with_context(|| format!("cannot open {}", path.shown()))?;
                 Ok(Self::Mounted(full))
             }
         }
@@ -130,8 +138,8 @@ impl Target {
     /// Returns the name of the filesystem for messages: the path of the image, or the path in the mount.
     pub(crate) fn filesystem(&self) -> String {
         match self {
-            Self::Image(at) => at.image.display().to_string(),
-            Self::Mounted(path) => printable(path.as_os_str().as_encoded_bytes()),
+            Self::Image(at) => at.image.shown(),
+            Self::Mounted(path) => path.shown(),
         }
     }
 }
@@ -183,7 +191,7 @@ pub(crate) fn with_channel_of<T>(
             if !options.options.is_empty() || options.memory.is_some() {
                 bail!(
                     "{} is in a mount, and -o and --memory are for images that are not mounted; omit them, or mount with them",
-                    path.display()
+                    path.shown()
                 );
             }
             work(&channel)
@@ -195,8 +203,14 @@ pub(crate) fn with_channel_of<T>(
 fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
     Channel::mount(path).map_err(|error| match error {
         ConnectError::NotOurs => not_ours(path),
-        ConnectError::Open(source) => anyhow::Error::from(ubtrfs_fuse::cannot_open(path, source)),
-        ConnectError::Server(_) => anyhow!("{}: {error}", path.display()),
+        ConnectError::Open(source) => anyhow::Error::from(match ubtrfs_fuse::cannot_open(path, source) {
+            MountError::Open { source, .. } => MountError::Open { path: path.shown(), source },
+            MountError::OfOtherUser { dir, uid, gid, .. } => {
+                MountError::OfOtherUser { path: path.shown(), dir, uid, gid }
+            }
+            other => other,
+        }),
+        ConnectError::Server(_) => anyhow!("{}: {error}", path.shown()),
     })
 }
 
@@ -204,7 +218,7 @@ fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
 fn not_ours(path: &Path) -> anyhow::Error {
     /// Type of Linux's btrfs in `statfs`.
     const BTRFS_MAGIC: u64 = 0x9123_683e;
-    let shown = path.display();
+    let shown = path.shown();
     let is_linux = rustix::fs::statfs(path).is_ok_and(|stat| u64::try_from(stat.f_type) == Ok(BTRFS_MAGIC));
     let is_file = std::fs::metadata(path).is_ok_and(|meta| !meta.is_dir());
     match () {

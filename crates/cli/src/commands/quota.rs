@@ -10,7 +10,7 @@ use ubtrfs_fs::QgroupId;
 
 use super::offline::Use;
 use super::place::{FilesystemArgs, Target, with_channel};
-use crate::common::print_out;
+use crate::common::{print_json, print_out};
 use crate::job::with_progress;
 
 /// Turn quotas on and off, and rescan
@@ -170,7 +170,7 @@ fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
                 value["qgroups"] = groups.len().into();
                 value["qgroups_level_0"] = nr_level_0.into();
             }
-            print_out(&format!("{value:#}\n"))?;
+            print_json(&value)?;
             return Ok(ExitCode::SUCCESS);
         }
         let text = |name: &str, value: &str| format!("  {name:<24}{value}\n");

@@ -14,7 +14,7 @@ use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_volumes::{SuperCopies, SuperCopy};
 
 use super::place::is_same_file;
-use crate::common::{print_err, print_out};
+use crate::common::{Shown, print_err, print_out};
 
 /// Repair damage that prevents mounting a filesystem
 #[derive(clap::Args)]
@@ -56,7 +56,7 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
     let mut found = Vec::new();
     for (index, path) in args.devices.iter().enumerate() {
         if args.devices[..index].iter().any(|other| is_same_file(other, path)) {
-            bail!("{} is given twice; give each device once", path.display());
+            bail!("{} is given twice; give each device once", path.shown());
         }
         let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite)?);
         let copies = SuperCopies::examine(&*device)?;

@@ -9,12 +9,13 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use ubtrfs_control::{Request, Response, filesystem};
+use ubtrfs_format::print::json_lines;
 use ubtrfs_transaction::{Metric, prometheus_text};
 
 use super::inspect::{TreeStats, tree_stats};
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
-use crate::common::{format_size, print_out};
+use crate::common::{Shown, format_size, print_out};
 
 /// Show the counters of a mounted filesystem, or how full the trees of an image are
 #[derive(clap::Args)]
@@ -41,7 +42,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let out = if args.prometheus {
         text
     } else if args.json {
-        format!("{:#}\n", to_json(&parse(&text)))
+        format!("{}\n", json_lines(&to_json(&parse(&text))))
     } else {
         trees.map_or_else(|| mount_text(&parse(&text)), |trees| image_text(&args.target, &trees))
     };
@@ -81,7 +82,7 @@ fn metrics_of(trees: &[TreeStats]) -> Vec<Metric> {
 }
 
 fn image_text(image: &Path, trees: &[TreeStats]) -> String {
-    let mut text = format!("{}\n", image.display());
+    let mut text = format!("{}\n", image.shown());
     text += &row(&["tree", "id", "levels", "nodes", "leaves", "items", "fill", "sparse", "damaged"].map(str::to_owned));
     for tree in trees {
         let numbers = [tree.levels, tree.nodes, tree.leaves, tree.items].map(|number| number.to_string());

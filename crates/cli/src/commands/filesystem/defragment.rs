@@ -8,7 +8,6 @@ use serde_json::json;
 use ubtrfs_control::Channel;
 use ubtrfs_control::defragment::{LISTED_MAX, Listed, Method, Request, Response};
 
-use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
 use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
@@ -120,8 +119,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Prints the paths of the listed files.
 fn list(target: &Target, done: &Response) -> anyhow::Result<()> {
     let path = |listed: &Listed| match listed.path.as_slice() {
-        b"" => printable(target.to_string().as_bytes()),
-        path => printable(target.child(path).to_string().as_bytes()),
+        b"" => target.to_string(),
+        path => target.child(path).to_string(),
     };
     print_out(&done.listed.iter().map(|listed| path(listed) + "\n").collect::<String>())?;
     if done.listed.len() == LISTED_MAX {

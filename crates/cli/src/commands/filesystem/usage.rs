@@ -6,12 +6,13 @@ use anyhow::bail;
 use serde_json::json;
 use ubtrfs_control::filesystem::{Group, Request, Response, Usage};
 use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::print::insert_name;
 
 use super::{call, info};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::common::print_out;
+use crate::common::{print_json, print_out};
 use crate::units::Units;
 
 /// Show how much of each kind of space is used
@@ -74,7 +75,7 @@ impl Common {
 pub(super) fn df(args: &DfArgs) -> anyhow::Result<()> {
     let usage = args.common.usage()?;
     if args.common.json {
-        return print_json(&usage);
+        return print_df_json(&usage);
     }
     let size = |bytes| args.common.size(bytes);
     let mut text = String::new();
@@ -90,7 +91,7 @@ pub(super) fn df(args: &DfArgs) -> anyhow::Result<()> {
 pub(super) fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     let usage = args.common.usage()?;
     match args.common.json {
-        true => print_json(&usage),
+        true => print_df_json(&usage),
         false => print_out(&usage_text(&args.common, &usage)?),
     }
 }
@@ -157,7 +158,9 @@ pub(super) fn show(args: &ShowArgs) -> anyhow::Result<()> {
         }
     })?;
     if common.json {
-        return print_out(&format!("{:#}\n", json!({ "info": info, "devices": usage.devices })));
+        let mut value = json!({ "info": info, "devices": usage.devices });
+        insert_name(&mut value["info"], "label", &info.label);
+        return print_json(&value);
     }
     let label = match info.label.as_slice() {
         b"" => "none".to_owned(),
@@ -175,7 +178,7 @@ pub(super) fn show(args: &ShowArgs) -> anyhow::Result<()> {
     print_out(&text)
 }
 
-fn print_json(usage: &Usage) -> anyhow::Result<()> {
+fn print_df_json(usage: &Usage) -> anyhow::Result<()> {
     let groups: Vec<_> = sorted(&usage.groups, DF_ORDER)
         .iter()
         .map(|group| {
@@ -196,7 +199,7 @@ fn print_json(usage: &Usage) -> anyhow::Result<()> {
     let reserve = json!({ "total": usage.global_reserve, "used": usage.global_reserve_used });
     let value =
         json!({ "groups": groups, "global_reserve": reserve, "devices": devices, "available": usage.available });
-    print_out(&format!("{value:#}\n"))
+    print_json(&value)
 }
 
 /// Sums over all devices and block groups. `used` counts bytes of the devices: a logical byte counts once for each copy

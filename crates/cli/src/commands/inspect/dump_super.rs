@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use anyhow::bail;
 use serde_json::{Value, json};
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::print::{print_superblock, superblock_json};
+use ubtrfs_format::print::{insert_name, print_superblock, superblock_json};
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 
-use crate::common::print_out;
+use crate::common::{Shown, print_json, print_out};
 
 /// Print the superblock of a device
 #[derive(clap::Args)]
@@ -58,11 +58,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             match read(&device, offset)? {
                 // A mirror past the end of the device does not exist.
                 None if args.all => {}
-                None => bail!("{} ends before {offset}; choose another mirror", path.display()),
+                None => bail!("{} ends before {offset}; choose another mirror", path.shown()),
                 Some(raw) if raw.get(64..72) != Some(&MAGIC[..]) && !args.force => {
                     crate::common::warn(&format!(
                         "{}: no superblock at {offset}; --force prints it anyway",
-                        path.display()
+                        path.shown()
                     ));
                     status = ExitCode::FAILURE;
                 }
@@ -72,7 +72,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     if args.json {
-        print_out(&format!("{:#}\n", Value::Array(values)))?;
+        print_json(&Value::Array(values))?;
     }
     Ok(status)
 }
@@ -88,11 +88,13 @@ fn read(device: &FileDevice, offset: u64) -> anyhow::Result<Option<Vec<u8>>> {
 }
 
 fn to_text(path: &Path, offset: u64, raw: &[u8], full: bool) -> anyhow::Result<String> {
-    let mut text = format!("superblock: bytenr={offset}, device={}\n{}\n", path.display(), "-".repeat(57));
+    let mut text = format!("superblock: bytenr={offset}, device={}\n{}\n", path.shown(), "-".repeat(57));
     print_superblock(raw, full, &mut text)?;
     Ok(text)
 }
 
 fn to_json(path: &Path, offset: u64, raw: &[u8]) -> Value {
-    json!({ "device": path.to_string_lossy(), "offset": offset, "superblock": superblock_json(raw) })
+    let mut value = json!({ "offset": offset, "superblock": superblock_json(raw) });
+    insert_name(&mut value, "device", path.as_os_str().as_encoded_bytes());
+    value
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde_json::Value;
+use ubtrfs_format::print::json_line;
 
 /// Writes nested objects and arrays. Each object and array that was opened must be closed with [`JsonStream::close`],
 /// the innermost first.
@@ -36,7 +37,7 @@ impl<W: Write> JsonStream<W> {
     /// Adds a field to the open object.
     pub(super) fn field(&mut self, name: &str, value: &Value) -> io::Result<()> {
         self.separate()?;
-        write!(self.out, "{}: {value}", Value::from(name))
+        write!(self.out, "{}: {}", Value::from(name), json_line(value))
     }
 
     /// Opens an array as a field of the open object.
@@ -49,7 +50,7 @@ impl<W: Write> JsonStream<W> {
     /// Adds an element to the open array.
     pub(super) fn element(&mut self, value: &Value) -> io::Result<()> {
         self.separate()?;
-        write!(self.out, "{value}")
+        self.out.write_all(json_line(value).as_bytes())
     }
 
     /// Closes the array or object that was opened last.

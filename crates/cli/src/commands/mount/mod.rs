@@ -28,7 +28,7 @@ use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
 
 use super::offline::open_devices;
-use crate::common::{parse_memory, parse_size, warn};
+use crate::common::{Shown, parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
 use crate::logging;
 use crate::new_image::NewImage;
@@ -134,7 +134,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.timeline {
         // The image is already open, so `HostFile::named` fails if the timeline's path leads to the image.
         let file = HostFile::named(path, 0o666)?;
-        let cannot = || format!("cannot write {}", path.display());
+        let cannot = || format!("cannot write {}", path.shown());
         timeline_end = Some(file.file().try_clone().with_context(cannot)?);
         file.file().try_clone().and_then(|file| fs.start_timeline(file)).with_context(cannot)?;
         timeline = Some(file);
@@ -200,12 +200,12 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     mounted.config.read_only |= args.read_only;
     let becomes_writable = was_read_only && !mounted.config.read_only;
     if let Some(uid) = mounted.other_user.filter(|_| becomes_writable) {
-        bail!("user {uid} mounted {}; make it writable as that user", args.dir.display());
+        bail!("user {uid} mounted {}; make it writable as that user", args.dir.shown());
     }
     if becomes_writable && is_served_read_only(&mounted.dir)? {
         bail!(
             "{} was opened read-only and cannot become writable; unmount it and mount it again without ro",
-            args.dir.display()
+            args.dir.shown()
         );
     }
     if args.compress.is_some() || args.memory.is_some() || args.create.is_some() || args.timeline.is_some() {
@@ -369,7 +369,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
     // The kernel refers to inodes that it has looked up. With this option, `fs` counts these references, so that an
     // inode stays valid until the kernel forgets it.
     options.track_lookups = true;
-    let shown = args.device.display();
+    let shown = args.device.shown();
     let wanted_read_only = options.read_only;
     let fs = Fs::open(devices, options).with_context(|| format!("cannot mount {shown}"))?;
     fs.resume_balance_in_background();
@@ -377,7 +377,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
         warn(&format!("{shown} is mounted read-only: {reason}"));
         config.read_only = true;
     }
-    let full = std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone()).display().to_string();
+    let full = std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone()).shown();
     if config.fsname == ubtrfs_fuse::SUBTYPE {
         config.fsname.clone_from(&full);
     }
@@ -408,7 +408,7 @@ fn obstacle_to_fuseblk(args: &Args, config: &MountConfig, full: &str) -> Option<
 fn create(path: &Path, size: u64) -> anyhow::Result<bool> {
     let image = NewImage::create(path, size)?;
     let made = ubtrfs_mkfs::make(image.device().as_ref(), &ubtrfs_mkfs::MkfsOptions::default());
-    made.with_context(|| format!("cannot format {}", path.display()))?;
+    made.with_context(|| format!("cannot format {}", path.shown()))?;
     match image.keep() {
         Err(error) if matches!(error.downcast_ref(), Some(OpenError::Exists { .. })) => Ok(false),
         kept => kept.map(|()| true),

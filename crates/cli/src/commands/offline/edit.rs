@@ -9,7 +9,7 @@ use super::text::printable;
 use super::{
     ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, child_path, join, lookup_parent, read_names, with_image,
 };
-use crate::common::{calling_user, each};
+use crate::common::{Shown, calling_user, each};
 
 /// Remove files from an image
 #[derive(clap::Args)]
@@ -151,7 +151,7 @@ fn make_dir(fs: &Fs, path: &ImagePath, args: &MkdirArgs) -> anyhow::Result<()> {
     let mut dir = fs.root();
     for end in 1..=names.len() {
         let at = join(&names[..end]);
-        let here = || format!("cannot make {}:{}", path.image.display(), printable(&at));
+        let here = || format!("cannot make {}:{}", path.image.shown(), printable(&at));
         dir = match fs.lookup_path(&at, true) {
             Ok(attr) if attr.is_dir() => attr.id,
             Ok(_) => return Err(Error::NotDirectory).with_context(here),

@@ -14,7 +14,7 @@ use ubtrfs_fs::{Attr, Fs, MountOptions};
 
 use super::text::printable;
 use super::{ImageOptions, ImagePath, ImagePathParser, Use, lookup, with_image};
-use crate::common::{print_error, progress_bytes, stdout, warn};
+use crate::common::{Shown, print_error, progress_bytes, stdout, warn};
 use crate::host_file::HostFile;
 
 /// Write a directory of an image as a tar archive
@@ -46,7 +46,7 @@ impl Args {
             match value.to_str().filter(|text| text.contains('=') || MountOptions::parse(text).is_ok()) {
                 Some(text) => options.push(text.to_owned()),
                 None if self.output.is_none() => self.output = Some(value.into()),
-                None => bail!("'{}' is not a mount option, and --output already names the file", value.display()),
+                None => bail!("'{}' is not a mount option, and --output already names the file", value.shown()),
             }
         }
         Ok(ImageOptions { options, memory: None })
@@ -65,9 +65,9 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         match &args.output {
             Some(path) => {
                 let compression = Compression::of(path)?;
-                let at = || format!("cannot write {}", path.display());
+                let at = || format!("cannot write {}", path.shown());
                 let file = Compressor::new(HostFile::named(path, 0o666)?, compression).with_context(at)?;
-                let (file, status) = export(fs, &args, &start, file).with_context(|| format!("{}", path.display()))?;
+                let (file, status) = export(fs, &args, &start, file).with_context(|| path.shown())?;
                 let file = file.finish().with_context(at)?;
                 file.sync().and_then(|()| file.keep()).with_context(at)?;
                 Ok(status)

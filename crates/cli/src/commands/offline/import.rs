@@ -12,7 +12,7 @@ use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
 use super::{ImageOptions, ImagePath, ImagePathParser, Use, mount_options, with_devices, with_image};
-use crate::common::{calling_user, format_size, parse_size, print_out, progress_bytes, warn};
+use crate::common::{Shown, calling_user, format_size, parse_size, print_out, progress_bytes, warn};
 use crate::new_image::NewImage;
 
 /// Unpack a tar archive into an image, without a mount and without root
@@ -60,7 +60,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         owner: args.owner,
         dir_owner: calling_user(),
         oci_layer: args.oci_layer,
-        place: format!("{}:", args.target.image.display()),
+        place: format!("{}:", args.target.image.shown()),
     };
     let watch = |event: Event<'_>| match event {
         Event::Bytes(bytes) => progress.set_position(bytes),
@@ -79,7 +79,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
             let options = mount_options(&args.image)?;
             let device: Arc<dyn Device> = Arc::clone(made.device()) as Arc<dyn Device>;
             ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
-                .with_context(|| format!("cannot format {}", image.display()))?;
+                .with_context(|| format!("cannot format {}", image.shown()))?;
             let counts = with_devices(image, vec![device], options, Use::Write, work)?;
             made.keep()?;
             Ok(counts)

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde_json::{Value, json};
 use ubtrfs_format::item::Timespec;
+use ubtrfs_format::print::{insert_name, insert_names, json_line};
 use ubtrfs_fs::{Attr, Fs, mode, rdev_parts};
 
 use super::text::{mode_text, printable, short_time_text, time_text, type_text};
@@ -104,7 +105,7 @@ fn print_list(fs: &Fs, args: &LsArgs, dir: &ImagePath, entries: &[(Vec<u8>, Attr
         for (name, attr) in entries {
             let path = if attr.is_dir() && args.directory { name.clone() } else { child_path(&dir.path, name) };
             let path = if name.starts_with(b"/") { name.clone() } else { path };
-            writeln!(text, "{}", json_of(fs, &path, attr)?)?;
+            writeln!(text, "{}", json_line(&json_of(fs, &path, attr)?))?;
         }
         return print_out(&text);
     }
@@ -160,7 +161,7 @@ pub(crate) fn run_stat(args: StatArgs) -> anyhow::Result<ExitCode> {
         with_image(&path.image, &args.image, Use::Read, |fs| {
             let attr = lookup(fs, path, args.dereference)?;
             if args.json {
-                return print_out(&format!("{}\n", json_of(fs, &path.path, &attr)?));
+                return print_out(&format!("{}\n", json_line(&json_of(fs, &path.path, &attr)?)));
             }
             print_out(&stat_text(fs, path, &attr)?)
         })
@@ -208,7 +209,6 @@ fn stat_text(fs: &Fs, path: &ImagePath, attr: &Attr) -> anyhow::Result<String> {
 fn json_of(fs: &Fs, path: &[u8], attr: &Attr) -> anyhow::Result<Value> {
     let time = |time: Timespec| json!({ "sec": time.sec, "nsec": time.nsec });
     let mut value = json!({
-        "path": String::from_utf8_lossy(path),
         "type": type_text(attr.mode),
         "subvolume": attr.id.root.0,
         "inode": attr.id.ino.0,
@@ -225,12 +225,9 @@ fn json_of(fs: &Fs, path: &[u8], attr: &Attr) -> anyhow::Result<Value> {
         "generation": attr.generation.0,
         "flags": attr.flags,
     });
-    if std::str::from_utf8(path).is_err() {
-        // The field `path` contains replacement characters, so add the exact bytes.
-        value["path_hex"] = ubtrfs_format::node::hex(path).into();
-    }
+    insert_name(&mut value, "path", path);
     match type_of(attr.mode) {
-        mode::SYMLINK => value["target"] = String::from_utf8_lossy(&fs.readlink(attr.id)?).into(),
+        mode::SYMLINK => insert_name(&mut value, "target", &fs.readlink(attr.id)?),
         mode::CHAR | mode::BLOCK => {
             let (major, minor) = rdev_parts(attr.rdev);
             value["device"] = json!({ "major": major, "minor": minor });
@@ -239,7 +236,7 @@ fn json_of(fs: &Fs, path: &[u8], attr: &Attr) -> anyhow::Result<Value> {
     }
     let names = fs.listxattr(attr.id)?;
     if !names.is_empty() {
-        value["xattrs"] = names.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        insert_names(&mut value, "xattrs", names.iter().map(Vec::as_slice));
     }
     Ok(value)
 }

@@ -1,19 +1,20 @@
 //! `ubtrfs qgroup show`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use anyhow::bail;
 use serde_json::{Value, json};
 use ubtrfs_control::Channel;
 use ubtrfs_control::quota::{Group, Request, Response};
+use ubtrfs_format::print::insert_name;
 use ubtrfs_fs::QgroupId;
 
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::commands::quota::{call, status_of};
-use crate::common::{print_err, print_out};
+use crate::common::{print_err, print_json, print_out};
 use crate::units::Units;
 
 /// Show quota groups
@@ -93,10 +94,26 @@ fn parse_sort(text: &str) -> Result<Sort, String> {
     text.split(',').map(column).collect::<Result<_, _>>().map(Sort)
 }
 
-/// A group, and its text in the column `Path`: the path of its subvolume, or a note in angle brackets.
+/// A group, and its text in the column `Path`.
 struct Row {
     group: Group,
-    path: String,
+    path: Path,
+}
+
+/// The path of the subvolume of a group, or a note in angle brackets.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Path {
+    Of(Vec<u8>),
+    Note(String),
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Of(path) => f.write_str(&printable(path)),
+            Self::Note(note) => f.write_str(note),
+        }
+    }
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
@@ -105,7 +122,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let rows = with_channel(&target, &args.image, usage, |channel| rows(channel, &target, args))?;
     if args.json {
         let groups: Vec<Value> = rows.iter().map(json_of).collect();
-        return print_out(&format!("{:#}\n", json!({ "qgroup-show": groups })));
+        return print_json(&json!({ "qgroup-show": groups }));
     }
     print_out(&if args.tree { tree(&rows, args) } else { table(&rows, args) })
 }
@@ -129,8 +146,7 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
         let shown = if args.all_of_path { above(&groups, own) } else { BTreeSet::from([own]) };
         groups.retain(|group| shown.contains(&group.id));
     }
-    let paths: BTreeMap<u64, String> =
-        channel.subvolumes()?.into_iter().map(|info| (info.id.0, printable(&info.path))).collect();
+    let paths: BTreeMap<u64, Vec<u8>> = channel.subvolumes()?.into_iter().map(|info| (info.id.0, info.path)).collect();
     let is_simple = status.is_some_and(|status| status.simple);
     let row = |group: Group| Row { path: path_of(&group, &paths, is_simple), group };
     let mut rows: Vec<Row> = groups.into_iter().map(row).collect();
@@ -140,7 +156,7 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
             // As in btrfs-progs, groups without a limit come before groups with one.
             let order = match column {
                 Column::Id => a.id.cmp(&b.id),
-                Column::Path => one.path.cmp(&other.path),
+                Column::Path => one.path.to_string().cmp(&other.path.to_string()),
                 Column::Referenced => a.referenced.cmp(&b.referenced),
                 Column::Exclusive => a.exclusive.cmp(&b.exclusive),
                 Column::MaxReferenced => a.max_referenced.cmp(&b.max_referenced),
@@ -179,18 +195,18 @@ fn above(groups: &[Group], own: u64) -> BTreeSet<u64> {
     found
 }
 
-fn path_of(group: &Group, paths: &BTreeMap<u64, String>, is_simple: bool) -> String {
-    match paths.get(&group.id) {
+fn path_of(group: &Group, paths: &BTreeMap<u64, Vec<u8>>, is_simple: bool) -> Path {
+    Path::Note(match paths.get(&group.id) {
         _ if QgroupId(group.id).level() > 0 => {
             let nr = group.members.len();
             format!("<{nr} member qgroup{}>", if nr == 1 { "" } else { "s" })
         }
         Some(path) if path.is_empty() => "<toplevel>".to_owned(),
-        Some(path) => path.clone(),
+        Some(path) => return Path::Of(path.clone()),
         // Simple quotas charge extents to a deleted subvolume as long as other subvolumes use them.
         None if is_simple && group.referenced > 0 => "<squota space holder>".to_owned(),
         None => "<stale>".to_owned(),
-    }
+    })
 }
 
 fn ids(ids: &[u64]) -> String {
@@ -230,7 +246,7 @@ fn table(rows: &[Row], args: &Args) -> String {
     if args.child {
         columns.push(("Child", cells(&|row| ids(&row.group.members)), false));
     }
-    columns.push(("Path", cells(&|row| row.path.clone()), false));
+    columns.push(("Path", cells(&|row| row.path.to_string()), false));
     let widths: Vec<usize> = columns
         .iter()
         .map(|(head, cells, _)| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0).max(head.len()))
@@ -286,14 +302,18 @@ fn json_of(row: &Row) -> Value {
     let group = &row.group;
     let limit = |bytes: Option<u64>| bytes.map_or_else(|| json!("none"), |bytes| json!(bytes));
     let ids = |ids: &[u64]| ids.iter().map(|id| json!(QgroupId(*id).to_string())).collect::<Value>();
-    json!({
+    let mut value = json!({
         "qgroupid": QgroupId(group.id).to_string(),
         "referenced": group.referenced,
         "max_referenced": limit(group.max_referenced),
         "exclusive": group.exclusive,
         "max_exclusive": limit(group.max_exclusive),
-        "path": row.path,
         "parents": ids(&group.parents),
         "children": ids(&group.members),
-    })
+    });
+    match &row.path {
+        Path::Of(path) => insert_name(&mut value, "path", path),
+        Path::Note(note) => value["path"] = json!(note),
+    }
+    value
 }

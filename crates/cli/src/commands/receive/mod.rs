@@ -14,11 +14,12 @@ use std::time::Instant;
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::receive::{Request, Response};
+use ubtrfs_format::print::{insert_name, json_line};
 
 use super::offline::text::printable;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, with_channel};
-use crate::common::{format_size, print_err, print_out, warn};
+use crate::common::{Shown, format_size, print_err, print_out, warn};
 use crate::job::with_progress_by;
 
 /// Receive subvolumes from a send stream
@@ -81,7 +82,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let file = match &args.file {
-        Some(path) => Some(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
+        Some(path) => Some(File::open(path).with_context(|| format!("cannot open {}", path.shown()))?),
         None => None,
     };
     let stdin = io::stdin();
@@ -126,13 +127,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCode> {
     if args.json {
         let subvolume = |subvolume: &ubtrfs_control::receive::Subvolume| {
-            json!({
+            let mut value = json!({
                 "id": subvolume.id,
-                "path": String::from_utf8_lossy(&subvolume.path),
                 "received_uuid": subvolume.uuid,
                 "snapshot": subvolume.is_snapshot,
                 "resumed_commands": subvolume.nr_resumed,
-            })
+            });
+            insert_name(&mut value, "path", &subvolume.path);
+            value
         };
         let value = json!({
             "subvolumes": done.subvolumes.iter().map(subvolume).collect::<Vec<_>>(),
@@ -146,7 +148,7 @@ fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCo
             "compared_bytes": done.compared_bytes,
             "failed_commands": done.nr_errors,
         });
-        print_out(&format!("{value}\n"))?;
+        print_out(&format!("{}\n", json_line(&value)))?;
     } else if !args.quiet {
         for subvolume in &done.subvolumes {
             // As in btrfs-progs, the path of a received snapshot is printed to standard output, and the path of any

@@ -22,7 +22,7 @@ use ubtrfs_fs::SubvolumeInfo;
 use self::relay::call_with_output;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, open, with_channel};
-use crate::common::{OUTPUT_LOST, format_size, print_err, reader_gone};
+use crate::common::{OUTPUT_LOST, Shown, format_size, print_err, reader_gone};
 use crate::job::with_progress_by;
 
 /// Send read-only subvolumes as a stream
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Opens a file for a stream. The old content of the file is replaced when the stream begins.
 fn open_output(path: &Path) -> anyhow::Result<File> {
     let opened = File::options().write(true).create(true).truncate(false).open(path);
-    opened.with_context(|| format!("cannot create {}", path.display()))
+    opened.with_context(|| format!("cannot create {}", path.shown()))
 }
 
 /// Converts the answer of a send into the number of bytes written, or into an error that names the subvolumes.

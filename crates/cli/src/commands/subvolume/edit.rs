@@ -15,7 +15,7 @@ use crate::commands::offline::import::parse_owner;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel, with_channel_of};
 use crate::commands::qgroup::parse_qgroup;
-use crate::common::{calling_user, print_error, print_out};
+use crate::common::{Shown, calling_user, print_error, print_out};
 use crate::job::with_progress;
 
 /// Make empty subvolumes
@@ -205,7 +205,7 @@ pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
         [path] => (None, path),
         [id, path] => match id.to_str().and_then(|id| id.parse().ok()) {
             Some(id) => (Some(id), path),
-            None => bail!("'{}' is not a subvolume id; list the ids with: ubtrfs subvolume list", id.display()),
+            None => bail!("'{}' is not a subvolume id; list the ids with: ubtrfs subvolume list", id.shown()),
         },
         _ => bail!("name a subvolume"),
     };

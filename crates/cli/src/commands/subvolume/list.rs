@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use serde_json::{Value, json};
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::{RootFlags, Timespec};
+use ubtrfs_format::print::insert_name;
 use ubtrfs_fs::SubvolumeInfo;
 use uuid::Uuid;
 
@@ -13,7 +14,7 @@ use super::{list, list_deleted};
 use crate::commands::offline::text::{printable, time_text};
 use crate::commands::offline::{LongImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::print_out;
+use crate::common::{print_json, print_out};
 
 /// List all subvolumes except the top level
 ///
@@ -174,7 +175,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let path = |info: &'_ SubvolumeInfo| relative_path(info, &top, &args).to_vec();
     shown.sort_by(|one, other| args.sort.compare((one, &path(one)), (other, &path(other))));
     if args.json {
-        return print_out(&format!("{:#}\n", shown.iter().map(json_of).collect::<Value>()));
+        return print_json(&shown.iter().map(json_of).collect());
     }
     let cgen = args.fields.cgen || args.snapshots || args.created.is_some();
     let fields = Fields { cgen, otime: args.snapshots, ..args.fields }.shown();
@@ -325,7 +326,6 @@ pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
     let uuid = |uuid: Uuid| if uuid.is_nil() { Value::Null } else { uuid.to_string().into() };
     let mut value = json!({
         "id": info.id.0,
-        "path": if is_deleted(info) { Value::Null } else { String::from_utf8_lossy(&info.path).into() },
         "parent": info.parent.map(|parent| parent.0),
         "dirid": info.dirid.0,
         "flags": info.flags.bits(),
@@ -343,9 +343,9 @@ pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
         "stime": time_json(info.stime),
         "rtime": time_json(info.rtime),
     });
-    if std::str::from_utf8(&info.path).is_err() {
-        // The field `path` contains replacement characters, so add the exact bytes.
-        value["path_hex"] = ubtrfs_format::node::hex(&info.path).into();
+    match is_deleted(info) {
+        true => value["path"] = Value::Null,
+        false => insert_name(&mut value, "path", &info.path),
     }
     value
 }

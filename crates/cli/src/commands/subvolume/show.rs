@@ -9,6 +9,7 @@ use ubtrfs_control::Channel;
 use ubtrfs_control::quota::Group;
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::Timespec;
+use ubtrfs_format::print::insert_names;
 use ubtrfs_fs::{QgroupId, SubvolumeInfo};
 use uuid::Uuid;
 
@@ -20,7 +21,7 @@ use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::commands::qgroup::all_groups;
 use crate::commands::quota::status_of;
-use crate::common::{print_out, warn};
+use crate::common::{print_json, print_out, warn};
 use crate::units::Units;
 
 /// Show all attributes of a subvolume
@@ -85,7 +86,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let snapshots = list.iter().filter(|other| !info.uuid.is_nil() && other.parent_uuid == info.uuid);
     if args.json {
         let mut value = json_of(&info);
-        value["snapshots"] = snapshots.map(|other| String::from_utf8_lossy(&other.path)).collect();
+        insert_names(&mut value, "snapshots", snapshots.map(|other| other.path.as_slice()));
         if let Some(group) = group {
             value["qgroup"] = json!({
                 "qgroupid": QgroupId(group.id).to_string(),
@@ -95,7 +96,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
                 "exclusive": group.exclusive,
             });
         }
-        return print_out(&format!("{value:#}\n"));
+        return print_json(&value);
     }
     let quota = group.map_or_else(String::new, |group| quota_text(&group, &args.units));
     print_out(&(text(&info, snapshots)? + &quota))?;

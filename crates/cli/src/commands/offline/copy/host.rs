@@ -23,7 +23,7 @@ use ubtrfs_fs::{InodeId, mode};
 use super::super::text::printable;
 use super::super::{COPY_LEN, normal_names, os_string, type_of};
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
-use crate::common::warn;
+use crate::common::{Shown, warn};
 use crate::host_file::{self, HostFile};
 
 /// Files of the host as the source.
@@ -39,7 +39,7 @@ impl From for Host {
         let meta = match if follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) } {
             Ok(meta) => meta,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
+            Err(error) => return Err(error).with_context(|| path.shown()),
         };
         Ok(Some(info_of(&meta)))
     }
@@ -167,7 +167,7 @@ impl HostTarget {
         let (dir, name) = match fs::metadata(target).is_ok_and(|meta| meta.is_dir()) {
             true => (target, None),
             false => {
-                let name = target.file_name().with_context(|| format!("{} does not exist", target.display()))?;
+                let name = target.file_name().with_context(|| format!("{} does not exist", target.shown()))?;
                 let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
                 (dir, Some(name.as_bytes().to_vec()))
             }
@@ -234,7 +234,7 @@ impl HostTarget {
         match done {
             Ok(()) => Ok(()),
             Err(Errno::PERM | Errno::NOTSUP | Errno::ACCESS) => {
-                warn(&format!("{}: attribute {} cannot be set here", self.shown(path).display(), printable(name)));
+                warn(&format!("{}: attribute {} cannot be set here", self.shown(path).shown(), printable(name)));
                 Ok(())
             }
             Err(error) => Err(error).with_context(|| format!("cannot set {}", printable(name))),
@@ -431,7 +431,7 @@ impl To for HostTarget {
     }
 
     fn shown_path(&self, path: &[u8]) -> String {
-        self.shown(path).display().to_string()
+        self.shown(path).shown()
     }
 }
 

@@ -17,7 +17,7 @@ use ubtrfs_fs::{
 use super::super::text::printable;
 use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
-use crate::common::calling_user;
+use crate::common::{Shown, calling_user};
 
 /// The files of an image.
 pub(super) struct Image<'f> {
@@ -253,7 +253,7 @@ impl From for Image<'_> {
     }
 
     fn shown_source(&self, path: &[u8]) -> String {
-        format!("{}:{}", self.image.display(), printable(path))
+        format!("{}:{}", self.image.shown(), printable(path))
     }
 }
 

@@ -20,7 +20,7 @@ use self::host::{Host, HostTarget};
 use self::image::Image;
 use super::text::printable;
 use super::{ImageOptions, ImagePath, Use, VisitedDirs, child_path, join, normal_names, type_of, with_image};
-use crate::common::{each, print_error};
+use crate::common::{Shown, each, print_error};
 
 /// Copy files between this system and images, or inside of an image
 #[derive(clap::Args)]
@@ -242,7 +242,7 @@ pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
     };
     let path = dir.as_os_str().as_bytes().to_vec();
     let to = Image::new(fs, image);
-    let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.display()))?;
+    let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
     let mut copy = Copy::new(&args, &Host, &to, false);
     copy.image = identity_of(image);
     copy.ends_with_target = true;
