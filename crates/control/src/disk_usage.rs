@@ -28,6 +28,10 @@ pub struct Request {
     pub of: FileNr,
     /// Whether to list everything below the directory.
     pub lists: bool,
+    /// Whether the list consists of names ([`Response::names`]) instead of paths, whose length grows with the square of
+    /// the depth.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_name: bool,
 }
 
 /// The bytes of a file or of all files below a directory.
@@ -35,6 +39,9 @@ pub struct Request {
 pub struct Response {
     /// Files and directories below the directory; each directory comes after its content.
     pub entries: Vec<Entry>,
+    /// With `by_name`, files and directories below the directory; each directory comes before its content.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<NamedEntry>,
     /// Bytes of all files.
     pub total: u64,
     /// The part of `total` that is not shared.
@@ -55,9 +62,23 @@ pub struct Entry {
     pub exclusive: u64,
 }
 
+/// A file or directory by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedEntry {
+    /// The name in the directory that holds it.
+    #[serde(with = "crate::bytes")]
+    pub name: Vec<u8>,
+    /// The index of the directory that holds it, in [`Response::names`]; `None` for the directory of the request.
+    pub parent: Option<u32>,
+    /// As in [`Entry`].
+    pub total: u64,
+    /// As in [`Entry`].
+    pub exclusive: u64,
+}
+
 /// A file or directory of the walk (not a tree block), with the bytes counted for it so far.
 struct Node {
-    path: Vec<u8>,
+    name: Vec<u8>,
     parent: Option<usize>,
     total: u64,
     exclusive: u64,
@@ -103,8 +124,13 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     let set_shared = walk.set_shared();
     let Some(top) = walk.nodes.first() else { return Ok(Response::default()) };
     let (total, exclusive) = (top.total, top.exclusive);
-    let entries = if request.lists { walk.entries()? } else { Vec::new() };
-    Ok(Response { entries, total, exclusive, set_shared })
+    let mut response = Response { total, exclusive, set_shared, ..Response::default() };
+    match (request.lists, request.by_name) {
+        (false, _) => {}
+        (_, true) => response.names = walk.names()?,
+        (_, false) => response.entries = entries(walk.names()?),
+    }
+    Ok(response)
 }
 
 struct Walk<'c, 'a> {
@@ -123,7 +149,7 @@ struct Walk<'c, 'a> {
 impl Walk<'_, '_> {
     /// Visits everything below a file or directory.
     fn visit(&mut self, top: InodeId) -> Result<()> {
-        self.nodes.push(Node { path: Vec::new(), parent: None, total: 0, exclusive: 0 });
+        self.nodes.push(Node { name: Vec::new(), parent: None, total: 0, exclusive: 0 });
         if !self.context.fs.getattr(top)?.is_dir() {
             return self.file(top, 0);
         }
@@ -137,12 +163,7 @@ impl Walk<'_, '_> {
                 continue;
             }
             let parent = *node;
-            let mut path = self.nodes[parent].path.clone();
-            if !path.is_empty() {
-                path.push(b'/');
-            }
-            path.extend(name);
-            self.nodes.push(Node { path, parent: Some(parent), total: 0, exclusive: 0 });
+            self.nodes.push(Node { name, parent: Some(parent), total: 0, exclusive: 0 });
             let index = self.nodes.len() - 1;
             if is_dir {
                 self.context.job.check().map_err(Error::from)?;
@@ -217,28 +238,70 @@ impl Walk<'_, '_> {
         self.shared.iter().map(|(start, end)| end.saturating_sub(*start)).sum()
     }
 
-    /// Returns everything below the top; each directory comes after its content.
-    fn entries(&self) -> Result<Vec<Entry>> {
+    /// Returns everything below the top; each directory comes before its content.
+    fn names(&self) -> Result<Vec<NamedEntry>> {
         if self.nodes.len() > ENTRIES_MAX {
             return Err(Failure::new(Errno::TOOBIG, "too many files for one list; use -s to print only the sums"));
         }
-        let mut below: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
-        for (index, node) in self.nodes.iter().enumerate() {
-            if let Some(parent) = node.parent {
-                below[parent].push(index);
-            }
-        }
-        let mut entries = Vec::with_capacity(self.nodes.len());
-        // Build the list in reverse order: each directory before its content. The list is reversed at the end.
-        let mut open = below[0].clone();
-        while let Some(index) = open.pop() {
-            let Node { path, total, exclusive, .. } = &self.nodes[index];
-            entries.push(Entry { path: path.clone(), total: *total, exclusive: *exclusive });
-            open.extend(&below[index]);
-        }
-        entries.reverse();
-        Ok(entries)
+        // The top has index 0 and no entry.
+        let entry = |Node { name, parent, total, exclusive }: &Node| NamedEntry {
+            name: name.clone(),
+            parent: parent.and_then(|parent| u32::try_from(parent.checked_sub(1)?).ok()),
+            total: *total,
+            exclusive: *exclusive,
+        };
+        Ok(self.nodes.iter().skip(1).map(entry).collect())
     }
+}
+
+/// Visits names in the order of btrfs-progs: each directory after its content. `visit` gets the path of each entry below
+/// the directory of the request.
+///
+/// # Errors
+/// An error of `visit`.
+pub fn visit_paths<E>(
+    names: &[NamedEntry],
+    mut visit: impl FnMut(&[u8], &NamedEntry) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut tops = Vec::new();
+    let mut below: Vec<Vec<usize>> = vec![Vec::new(); names.len()];
+    for (index, entry) in names.iter().enumerate() {
+        match entry.parent.and_then(|parent| below.get_mut(parent as usize)) {
+            Some(siblings) => siblings.push(index),
+            None => tops.push(index),
+        }
+    }
+    let mut path = Vec::new();
+    // The directories that are open: their entries that are left, their index, and the length of the path outside of
+    // them.
+    let mut open = vec![(tops.into_iter(), None, 0)];
+    while let Some((left, index, outside)) = open.last_mut() {
+        let Some(next) = left.next() else {
+            if let Some(index) = *index {
+                visit(&path, &names[index])?;
+            }
+            path.truncate(*outside);
+            open.pop();
+            continue;
+        };
+        let outside = path.len();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend(&names[next].name);
+        open.push((std::mem::take(&mut below[next]).into_iter(), Some(next), outside));
+    }
+    Ok(())
+}
+
+fn entries(names: Vec<NamedEntry>) -> Vec<Entry> {
+    let mut entries = Vec::with_capacity(names.len());
+    let visit = |path: &[u8], entry: &NamedEntry| {
+        entries.push(Entry { path: path.to_vec(), total: entry.total, exclusive: entry.exclusive });
+        Ok::<(), std::convert::Infallible>(())
+    };
+    let Ok(()) = visit_paths(&names, visit);
+    entries
 }
 
 /// Adds a range to a set of ranges, and merges it with the ranges that it touches.
@@ -260,6 +323,21 @@ const ENTRIES_MAX: usize = 300_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_are_visited_after_their_content() {
+        let entry = |(name, parent): &(&str, Option<u32>)| NamedEntry {
+            name: name.as_bytes().to_vec(),
+            parent: *parent,
+            total: 0,
+            exclusive: 0,
+        };
+        // The last two are not below an earlier entry.
+        let names = [("d", None), ("a", Some(0)), ("e", Some(0)), ("b", Some(2)), ("f", None), ("x", Some(9))];
+        let paths: Vec<Vec<u8>> =
+            entries(names.iter().map(entry).collect()).into_iter().map(|entry| entry.path).collect();
+        assert_eq!(paths, [&b"d/a"[..], b"d/e/b", b"d/e", b"d", b"f", b"x"]);
+    }
 
     #[test]
     fn ranges_that_touch_are_counted_once() {

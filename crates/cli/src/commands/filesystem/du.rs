@@ -1,15 +1,18 @@
 //! `ubtrfs filesystem du [-s] [--raw] [--json] PATH|IMAGE:PATH ...`
 
+use std::convert::Infallible;
+use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
-use ubtrfs_control::disk_usage::{Request, Response};
+use ubtrfs_control::disk_usage::{NamedEntry, Request, Response, visit_paths};
+use ubtrfs_format::print::insert_name;
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::{print_error, print_out};
+use crate::common::{OUTPUT_LOST, print_error, print_json, stdout};
 use crate::job::with_progress;
 use crate::units::Units;
 
@@ -53,42 +56,47 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn show(args: &Args, found: &[(&Target, Response)]) -> anyhow::Result<()> {
     if args.json {
-        let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
         let all: Vec<_> = found
             .iter()
             .map(|(target, du)| {
-                let entry = |entry: &ubtrfs_control::disk_usage::Entry| {
-                    json!({ "path": shown(&entry.path), "total": entry.total, "exclusive": entry.exclusive })
-                };
-                let mut of = json!({
-                    "path": target.to_string(), "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared,
-                });
+                let mut of = json!({ "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared });
+                insert_name(&mut of, "path", &target.bytes());
                 if !args.summarize {
-                    of["entries"] = du.entries.iter().map(entry).collect();
+                    let mut entries = Vec::with_capacity(du.names.len());
+                    let add = |path: &[u8], entry: &NamedEntry| {
+                        let mut value = json!({ "total": entry.total, "exclusive": entry.exclusive });
+                        insert_name(&mut value, "path", path);
+                        entries.push(value);
+                        Ok::<(), Infallible>(())
+                    };
+                    let Ok(()) = visit_paths(&du.names, add);
+                    of["entries"] = entries.into();
                 }
                 of
             })
             .collect();
-        return print_out(&format!("{:#}\n", json!(all)));
+        return print_json(&json!(all));
     }
     let size = |bytes: u64| args.units.format(bytes);
     let line = |total: u64, exclusive: u64, shared: &str, name: &str| {
         format!("{:>10}  {:>10}  {shared:>10}  {name}\n", size(total), size(exclusive))
     };
-    let mut text = format!("{:>10}  {:>10}  {:>10}  {}\n", "Total", "Exclusive", "Set shared", "Filename");
+    let mut out = BufWriter::new(stdout());
+    let mut print = |line: String| out.write_all(line.as_bytes()).context(OUTPUT_LOST);
+    print(format!("{:>10}  {:>10}  {:>10}  {}\n", "Total", "Exclusive", "Set shared", "Filename"))?;
     for (target, du) in found {
-        for entry in &du.entries {
-            text += &line(entry.total, entry.exclusive, "-", &target.child(&entry.path).to_string());
-        }
-        text += &line(du.total, du.exclusive, &size(du.set_shared), &target.to_string());
+        visit_paths(&du.names, |path, entry| {
+            print(line(entry.total, entry.exclusive, "-", &target.child(path).to_string()))
+        })?;
+        print(line(du.total, du.exclusive, &size(du.set_shared), &target.to_string()))?;
     }
-    print_out(&text)
+    out.flush().context(OUTPUT_LOST)
 }
 
 fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
     let cannot = || format!("cannot count the bytes of {target}");
     let file = open(channel, target)?;
-    let request = ubtrfs_control::Request::DiskUsage(Request { of: 0, lists: !args.summarize });
+    let request = ubtrfs_control::Request::DiskUsage(Request { of: 0, lists: !args.summarize, by_name: true });
     match with_progress("counting", |job| channel.call_with(request, &[&file], job)).with_context(cannot)? {
         ubtrfs_control::Response::DiskUsage(found) => Ok(found),
         _ => bail!("the server of {target} answered something else"),
