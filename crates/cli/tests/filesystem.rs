@@ -104,6 +104,26 @@ fn a_mount_is_resized_and_its_files_defragmented() {
 }
 
 #[test]
+fn a_file_in_a_mount_is_not_taken_for_its_mount() {
+    let Some((image, dir)) = mounted(512 * MIB) else { return };
+    let mount = dir.path().to_str().unwrap();
+    let (file, inner) = (format!("{mount}/file"), format!("{mount}/inner.img"));
+    fs::write(&file, "content").unwrap();
+    refused(
+        &ubtrfs(["filesystem", "resize", "400M", &file]),
+        &[&file, "is a file in a mount", &format!("give {mount}")],
+    );
+    refused(&ubtrfs(["filesystem", "resize", "cancel", &file]), &["is a file in a mount"]);
+    refused(&ubtrfs(["filesystem", "resize", "x:400M", mount]), &["ubtrfs filesystem show"]);
+    assert_eq!(ok(ubtrfs(["filesystem", "resize", "max", mount])), "device 1: 536870912 -> 536870912 bytes\n");
+    // An image in a mount is an image.
+    ok(ubtrfs(["mkfs", "-q", "-b", "128M", &inner]));
+    assert_eq!(ok(ubtrfs(["filesystem", "resize", "+16M", &inner])), "device 1: 134217728 -> 150994944 bytes\n");
+    ok(ubtrfs(["umount", mount]));
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
 fn defragment_goes_on_after_an_operand_that_fails_and_names_its_files() {
     let Some((image, dir)) = mounted(512 * MIB) else { return };
     let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());

@@ -11,7 +11,7 @@ use ubtrfs_format::DevId;
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::common::{parse_size, print_out};
+use crate::common::{Shown, parse_size, print_out};
 use crate::job::with_progress_in_bytes;
 
 /// Change how much of its device a filesystem uses
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// resize that is running
     #[arg(value_name = "[DEVID:][+|-]SIZE|[DEVID:]max|cancel", allow_hyphen_values = true)]
     size: String,
-    /// A path in a mount, or an image that is not mounted
+    /// A directory in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
     path: Target,
     /// Accepted for compatibility with btrfs-progs; a resize always waits for block groups that a balance moves
@@ -39,7 +39,7 @@ pub(crate) struct Args {
 fn parse(text: &str) -> anyhow::Result<(u64, NewSize)> {
     let (devid, size) = match text.split_once(':') {
         Some((devid, size)) => {
-            (devid.parse().map_err(|_| anyhow!("'{devid}' is not a device id; see: ubtrfs inspect dump-super"))?, size)
+            (devid.parse().map_err(|_| anyhow!("'{devid}' is not a device id; see: ubtrfs filesystem show"))?, size)
         }
         None => (1, text),
     };
@@ -57,16 +57,16 @@ fn parse(text: &str) -> anyhow::Result<(u64, NewSize)> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.size == "cancel" {
-        return cancel(&args.path.clone().or_image()).map(|()| ExitCode::SUCCESS);
+        return cancel(&filesystem(args)?).map(|()| ExitCode::SUCCESS);
     }
     let (devid, to) = parse(&args.size)?;
-    let target = args.path.clone().or_image();
+    let target = filesystem(args)?;
     with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
         // Make the image file larger if necessary. The image is open and locked, so no other program changes it
         // meanwhile.
         if let (Target::Image(at), Some(bytes)) = (&target, wanted(channel, devid, to)) {
             let image = &at.image;
-            let cannot = || format!("cannot make {} larger", image.display());
+            let cannot = || format!("cannot make {} larger", image.shown());
             let file = File::options().write(true).open(image).with_context(cannot)?;
             let metadata = file.metadata().with_context(cannot)?;
             if metadata.is_file() && metadata.len() < bytes {
@@ -86,6 +86,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         })
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The filesystem to resize. As in btrfs-progs, a path in a mount must be a directory, because a file could be meant as
+/// an image.
+fn filesystem(args: &Args) -> anyhow::Result<Target> {
+    let target = args.path.clone().or_image();
+    if let Target::Mounted(path) = &target
+        && std::fs::metadata(path).is_ok_and(|meta| !meta.is_dir())
+    {
+        let mount = ubtrfs_fuse::holding_mount(path).map_or_else(|| "its directory".to_owned(), |(dir, _)| dir.shown());
+        bail!("{target} is a file in a mount and no image; to resize the mount, give {mount}");
+    }
+    Ok(target)
 }
 
 /// Cancels the resize that is running on a mount.
