@@ -8,6 +8,7 @@ mod common;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -232,7 +233,12 @@ fn ranges_are_shared_on_mounts_and_images() {
         assert_eq!(our_extents(&target).last().unwrap()[0], 65536);
         refused(&words("clone", &[&source, &target, "--source-offset", "1"]), &["sector size"]);
         refused(&words("clone", &[&source, &target, "--source-offset", "9M"]), &[]);
-        refused(&words("clone", &[&source, &at("missing")]), &["cannot open"]);
+        // As by cp --reflink, a target that does not exist is made. It does not stay if the clone fails.
+        ok(words("clone", &[&source, &at("new")]));
+        assert_eq!(our_extents(&at("new")), our_extents(&source));
+        refused(&words("clone", &[&source, &at("failed"), "--source-offset", "1"]), &["sector size"]);
+        refused(&words("dedupe", &[&source, &at("failed")]), &["cannot open"]);
+        refused(&words("clone", &[&source, &at("missing/new")]), &["cannot make"]);
         refused(&words("clone", &[&source, "/tmp"]), &[]);
     };
     let mount = Mount::new(image.path(), &[]);
@@ -257,6 +263,8 @@ fn ranges_are_shared_on_mounts_and_images() {
     let linux = LoopMount::new(image.path(), "").unwrap();
     for prefix in ["mount", "image"] {
         let read = |name: &str| fs::read(linux.path().join(format!("{prefix}-{name}"))).unwrap();
+        let mode = |name: &str| fs::metadata(linux.path().join(format!("{prefix}-{name}"))).unwrap().mode();
+        assert!(read("new") == data && mode("new") == mode("source"));
         assert!(
             read("source") == data && read("same") == data && read("other") == changed && read("target") == expected
         );

@@ -1,15 +1,18 @@
 //! `ubtrfs filesystem fiemap`, `clone` and `dedupe`, which replace ioctls that do not reach a FUSE server.
 
 use std::fmt::Write as _;
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use anyhow::{Context, bail};
 use serde_json::json;
 use ubtrfs_control::file::{Extent, Kind, Ranges, Request, Response};
 use ubtrfs_control::{Channel, OpenedFile, Request as Command};
+use ubtrfs_fs::{Caller, NewInode};
 
-use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::offline::{ImageOptions, Use, lookup_parent};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::{parse_size, print_out};
+use crate::common::{calling_user, parse_size, print_json, print_out};
 use crate::job::with_progress_in_bytes;
 
 /// Show the extents of a file
@@ -26,6 +29,8 @@ pub(super) struct FiemapArgs {
 }
 
 /// Make a range of one file share the extents of a range of another file
+///
+/// A target that does not exist is made, as by cp --reflink.
 #[derive(clap::Args)]
 pub(super) struct CloneArgs {
     #[command(flatten)]
@@ -69,7 +74,7 @@ pub(super) fn fiemap(args: &FiemapArgs) -> anyhow::Result<()> {
         extents(channel, &file).with_context(|| format!("cannot list the extents of {target}"))
     })?;
     if args.json {
-        return print_out(&format!("{:#}\n", json!(extents)));
+        return print_json(&json!(extents));
     }
     let mut text = format!("{:>18} {:>18} {:>18} flags\n", "offset", "length", "address");
     for extent in &extents {
@@ -108,11 +113,11 @@ fn extents(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<Exten
 
 pub(super) fn clone(args: &CloneArgs) -> anyhow::Result<()> {
     let what = "sharing extents";
-    share(&args.ranges, what, "share extents with", Request::Clone).map(|_| ())
+    share(&args.ranges, true, what, Request::Clone).map(|_| ())
 }
 
 pub(super) fn dedupe(args: &DedupeArgs) -> anyhow::Result<()> {
-    match share(&args.ranges, "comparing and sharing extents", "share extents with", Request::Dedupe)? {
+    match share(&args.ranges, false, "comparing and sharing extents", Request::Dedupe)? {
         Response::Deduped { same: false } => {
             bail!("{} and {} differ in this range; nothing was changed", args.ranges.source, args.ranges.target)
         }
@@ -122,8 +127,8 @@ pub(super) fn dedupe(args: &DedupeArgs) -> anyhow::Result<()> {
 
 fn share(
     args: &RangeArgs,
+    makes_target: bool,
     what: &'static str,
-    verb: &str,
     request: impl FnOnce(Ranges) -> Request,
 ) -> anyhow::Result<Response> {
     let (source, target) = (&args.source, &args.target);
@@ -133,25 +138,77 @@ fn share(
     let ranges = Ranges { source: args.source_offset, target: args.target_offset, len: args.length };
     with_channel(source, &args.image, Use::Write, |channel| {
         let from = open(channel, source)?;
-        let to = channel.open_writable(target.path()).with_context(|| format!("cannot open {target}"))?;
+        let (to, made) = match channel.is_dir(target.path()) {
+            Ok(None) if makes_target => {
+                let made = NewFile::make(channel, source, target).with_context(|| format!("cannot make {target}"))?;
+                (channel.open_writable(target.path()), Some(made))
+            }
+            _ => (channel.open_writable(target.path()), None),
+        };
+        let to = to.with_context(|| format!("cannot open {target}"))?;
         for (file, name) in [(&from, source), (&to, target)] {
             channel.flush_file(file).with_context(|| format!("cannot write back {name}"))?;
         }
         let command = Command::File(request(ranges));
         let ask = || {
             let done = with_progress_in_bytes(what, |job| channel.call_with(command.clone(), &[&from, &to], job));
-            match done.with_context(|| format!("cannot {verb} {target}"))? {
+            match done.with_context(|| format!("cannot share extents with {target}"))? {
                 ubtrfs_control::Response::File(response) => Ok(response),
                 _ => bail!("the server of {target} answered something else"),
             }
         };
-        match ask()? {
+        let done = match ask()? {
             Response::GrowFirst { size } => {
-                grown(&to, size, ask).with_context(|| format!("cannot make {target} longer"))
+                grown(&to, size, ask).with_context(|| format!("cannot make {target} longer"))?
             }
-            done => Ok(done),
-        }
+            done => done,
+        };
+        made.into_iter().for_each(NewFile::keep);
+        Ok(done)
     })
+}
+
+/// A file that the command made; removed on drop unless it is kept.
+struct NewFile<'f> {
+    channel: &'f Channel<'f>,
+    target: &'f Target,
+    is_kept: bool,
+}
+
+impl<'f> NewFile<'f> {
+    /// Makes the empty file `target` with the permissions of `source`, without those that the umask removes.
+    fn make(channel: &'f Channel<'f>, source: &Target, target: &'f Target) -> anyhow::Result<Self> {
+        match (channel, target) {
+            (Channel::Image { fs, .. }, Target::Image(at)) => {
+                let mode = fs.lookup_path(source.path().as_os_str().as_encoded_bytes(), true)?.mode & 0o777;
+                let (dir, name) = lookup_parent(fs, at)?;
+                let (uid, gid) = calling_user();
+                fs.create(dir, name, NewInode::file(mode), &Caller { uid, gid, umask: 0o022 })?;
+            }
+            _ => {
+                let mode = std::fs::metadata(source.path())?.mode() & 0o777;
+                File::options().write(true).create_new(true).mode(mode).open(target.path())?;
+            }
+        }
+        Ok(Self { channel, target, is_kept: false })
+    }
+
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for NewFile<'_> {
+    /// Errors are ignored: the failure of the command is reported already.
+    fn drop(&mut self) {
+        match (self.is_kept, self.channel, self.target) {
+            (true, ..) => {}
+            (_, Channel::Image { fs, .. }, Target::Image(at)) => {
+                let _ = lookup_parent(fs, at).map(|(dir, name)| fs.unlink(dir, name));
+            }
+            _ => drop(std::fs::remove_file(self.target.path())),
+        }
+    }
 }
 
 /// Extends a file of a mount to `size`, does the work, and restores the file's old size if the work fails and the file
