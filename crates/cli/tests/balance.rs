@@ -6,6 +6,7 @@
 mod common;
 
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,10 +19,15 @@ fn balance(args: &[&str], place: &str) -> Output {
 }
 
 fn filled() -> Image {
+    filled_with(20 << 20)
+}
+
+/// An image with four files of this size.
+fn filled_with(len_bytes: usize) -> Image {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
     for number in 0..4 {
-        std::fs::write(mount.join(format!("file-{number}")), vec![number; 20 << 20]).unwrap();
+        std::fs::write(mount.join(format!("file-{number}")), vec![number; len_bytes]).unwrap();
     }
     mount.close().unwrap();
     image
@@ -119,6 +125,95 @@ fn a_balance_in_the_background_goes_on_after_the_command_and_can_be_waited_for()
     assert_eq!(ok(balance(&["start", "--bg", "-dconvert=single"], &path)), "");
     eventually("the image is free again", || is_idle(&path));
     assert!(ok(ubtrfs(["filesystem", "df", &path])).contains("Data, single"));
+    btrfs_check(image.path()).unwrap();
+}
+
+/// Runs a command as the user nobody.
+fn as_nobody(args: &[&str]) -> Output {
+    let mut command = std::process::Command::new(common::NOBODY[0]);
+    command.args(&common::NOBODY[1..]).arg(env!("CARGO_BIN_EXE_ubtrfs")).args(args).output().unwrap()
+}
+
+#[test]
+fn a_balance_of_an_image_in_the_background_is_shown_paused_and_cancelled() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    // Opening a locked image is tried for 0.2 seconds, and the balance has to take longer.
+    let image = filled_with(80 << 20);
+    let path = image.path().to_str().unwrap().to_owned();
+    let state = || {
+        let status = balance(&["status", "--json"], &path);
+        let value: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        assert_eq!(status.status.code(), Some(i32::from(!value.is_null())), "{status:?}");
+        value["state"].as_str().map(str::to_owned)
+    };
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    // A command may come too late for the running balance. So each command is tried with new balances until it was in
+    // time.
+    let mut profiles = ["dup", "single"].iter().cycle();
+    let mut eventually_during = |what: &str, command: &mut dyn FnMut() -> bool| {
+        for _ in 0..40 {
+            let convert = format!("-dconvert={}", profiles.next().unwrap());
+            assert_eq!(ok(balance(&["start", "--bg", &convert], &path)), "");
+            let was_in_time = command();
+            eventually("the image is free", || ubtrfs(["filesystem", "df", &path]).status.success());
+            if was_in_time {
+                return;
+            }
+            assert_eq!(state(), None);
+        }
+        panic!("no command was in time: {what}");
+    };
+    eventually_during("status", &mut || state().as_deref() == Some("running"));
+    eventually_during("another command", &mut || {
+        let busy = ubtrfs(["filesystem", "df", &path]);
+        let stderr = String::from_utf8_lossy(&busy.stderr);
+        stderr.contains("balances it; see: ubtrfs balance status") && stderr.contains("ubtrfs balance cancel")
+    });
+    eventually_during("another user", &mut || {
+        let denied = as_nobody(&["balance", "pause", &path]);
+        let stderr = String::from_utf8_lossy(&denied.stderr);
+        assert!(!denied.status.success(), "{denied:?}");
+        stderr.contains("only root and the user who mounted it")
+    });
+    eventually_during("pause", &mut || {
+        let is_paused = balance(&["pause"], &path).status.success();
+        if is_paused {
+            assert_eq!(state().as_deref(), Some("paused"));
+            ok(balance(&["resume"], &path));
+        }
+        is_paused
+    });
+    eventually_during("cancel", &mut || {
+        let is_cancelled = balance(&["cancel"], &path).status.success();
+        // When the command returns, the image is free.
+        ok(ubtrfs(["filesystem", "df", &path]));
+        is_cancelled
+    });
+    assert_eq!(state(), None);
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn umount_names_the_balance_that_keeps_the_mount_busy() {
+    let Some(Bed { image, path, dir: _dir, at }) = Bed::new() else { return };
+    ok(ubtrfs(["mount", &path, &at]));
+    let snapshot = format!("{at}/snapshot");
+    ok(ubtrfs(["subvolume", "snapshot", "-r", &at, &snapshot]));
+    // A balance that empties block groups waits for a send, and this send waits because nobody reads its stream.
+    let mut send = common::command(["send", &snapshot]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut begin = vec![0; 1 << 20];
+    send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    refused(&ubtrfs(["umount", &at]), &["is busy"]);
+    assert_eq!(ok(balance(&["start", "--bg", "-m"], &at)), "");
+    refused(
+        &ubtrfs(["umount", &at]),
+        &["is busy", &format!("a balance is running, end it with: ubtrfs balance cancel {at}")],
+    );
+    send.kill().unwrap();
+    send.wait().unwrap();
+    eventually("nobody uses the mount", || ubtrfs(["umount", &at]).status.success());
     btrfs_check(image.path()).unwrap();
 }
 

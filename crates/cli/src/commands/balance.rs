@@ -1,19 +1,26 @@
 //! `ubtrfs balance start|status|pause|resume|cancel`: with the options and filters of btrfs-progs.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use serde_json::{Map, Value, json};
 use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
-use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyResponse};
+use ubtrfs_control::{
+    Channel, Failure, ImageId, LocalProcesses, OpenImage, Request as AnyRequest, Response as AnyResponse, Server,
+    await_unmount,
+};
+use ubtrfs_fs::Fs;
 use ubtrfs_transaction::Job;
 
 use super::background::Detached;
-use super::offline::{ImageOptions, Use};
+use super::offline::{ImageOptions, Use, with_shared_image};
 use super::place::{Target, with_channel};
-use crate::common::{is_broken_pipe, parse_size, print_error, print_out, warn};
+use crate::common::{Shown, calling_user, is_broken_pipe, parse_size, print_error, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
 
 /// Move block groups: compact, convert or drain them
@@ -157,13 +164,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Shows the balance. The exit status is 1 if there is one.
 fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let path = args.path.or_image();
-    let status = with_channel(&path, &args.image, Use::Read, |channel| match call(channel, Request::Status)? {
+    let status = with_running(&path, &args.image, Use::Read, |channel| match call(channel, Request::Status)? {
         Response::Status(status) => Ok(status),
         other => bail!("unexpected answer of the server: {other:?}"),
     })?;
     if args.json {
         let value = status.as_ref().map_or(Value::Null, status_json);
-        print_out(&format!("{value:#}\n"))?;
+        print_json(&value)?;
         return Ok(if status.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS });
     }
     let Some(status) = status else {
@@ -202,7 +209,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     }
     let detached = detached.then(Detached::new);
     let path = path.or_image();
-    let report = with_channel(&path, &image, Use::Write, |channel| {
+    let report = with_served(&path, &image, |channel| {
         let request = Request::Start(Box::new(start));
         let response = with_progress_in_bytes("balance", |job| {
             loop {
@@ -237,7 +244,7 @@ fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bo
 
 fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.of.path.or_image(), &args.of.image);
-    let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume)?))?;
+    let report = with_served(&path, image, |channel| done(call_long(channel, Request::Resume)?))?;
     tell(&report, args.quiet)
 }
 
@@ -251,8 +258,67 @@ fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
 }
 
 fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
-    with_channel(&args.path.or_image(), &args.image, Use::Write, |channel| call_long(channel, request).map(drop))?;
+    let path = args.path.or_image();
+    with_running(&path, &args.image, Use::Write, |channel| {
+        // The process that balances an image ends with its balance. The image is free when that process has closed it.
+        let end = if channel.is_mount() { None } else { channel.connect_to_end() };
+        call_long(channel, request)?;
+        let lost = match end.map(|stream| stream.and_then(|stream| await_unmount(stream, Some(CLOSE_PATIENCE)))) {
+            // Without a connection, the process had ended already.
+            None | Some(Ok(None) | Err(_)) => return Ok(()),
+            Some(Ok(Some(lost))) => lost,
+        };
+        bail!("{} was closed, but its last changes may be lost: {lost}", path.filesystem())
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Works like [`with_channel`], but if a process balances the image, uses that process.
+fn with_running<T>(
+    target: &Target,
+    options: &ImageOptions,
+    usage: Use,
+    work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    if let Target::Image(at) = target
+        && let Some(channel) = Channel::open_image(&at.image, usage == Use::Write)
+    {
+        return work(&channel);
+    }
+    with_channel(target, options, usage, work)
+}
+
+/// Works like [`with_channel`] for a balance, and serves commands of other processes on an image meanwhile.
+fn with_served<T>(
+    target: &Target,
+    options: &ImageOptions,
+    work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let Target::Image(at) = target else { return with_channel(target, options, Use::Write, work) };
+    let (mut server, mut worked) = (None, false);
+    let done = with_shared_image(&at.image, options, Use::Write, |fs| {
+        server = Some(serve(&at.image, fs)?);
+        let (uid, gid) = calling_user();
+        let done = work(&Channel::image(fs, uid, gid));
+        worked = done.is_ok();
+        server.iter().for_each(Server::stop);
+        done
+    });
+    // If the work succeeded, the error is that of closing the image.
+    let lost = done.as_ref().err().filter(|_| worked).map(ToString::to_string);
+    if let Some(server) = server {
+        server.finish(lost.as_deref());
+    }
+    done
+}
+
+fn serve(image: &Path, fs: &Arc<Fs>) -> anyhow::Result<Server> {
+    let made = File::open(image).and_then(ImageId::of).and_then(|id| {
+        let server = Server::listen_for_image(id)?;
+        server.serve(fs, Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
+        Ok(server)
+    });
+    made.with_context(|| format!("cannot make the control socket of {}", image.shown()))
 }
 
 fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
@@ -314,7 +380,7 @@ fn tell(report: &Report, quiet: bool) -> anyhow::Result<ExitCode> {
         print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;
     }
     for unmoved in failures {
-        let files: Vec<String> = unmoved.files.iter().map(|file| file.display().to_string()).collect();
+        let files: Vec<String> = unmoved.files.iter().map(|file| file.shown()).collect();
         let files = if files.is_empty() { String::new() } else { format!(", used by {}", files.join(", ")) };
         warn(&format!(
             "the extent at {} was not moved, so its block group stays{files}: {}",
@@ -454,6 +520,8 @@ const ENOTCONN: i32 = 107;
 const EINPROGRESS: i32 = 115;
 /// Time between two attempts to start a balance that waits for another one.
 const QUEUE_WAIT: Duration = Duration::from_millis(500);
+/// How long a command waits until the process that balanced an image has closed it.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
 /// Exit status of a command that pauses, resumes or cancels a balance, if there is no balance.
 const NO_BALANCE: u8 = 2;
 /// Exit status of `balance status` after an error, because 1 means that there is a balance.

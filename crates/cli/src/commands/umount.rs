@@ -4,7 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::common::{full_host_advice, print_error};
+use ubtrfs_control::{Channel, Request, Response, balance};
+use ubtrfs_fuse::MountError;
+
+use crate::common::{Shown, full_host_advice, print_error};
 
 /// Unmount, and return when the last commit is durable
 #[derive(clap::Args)]
@@ -28,11 +31,23 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             continue;
         }
         if let Err(error) = ubtrfs_fuse::unmount_with_helper(dir, args.lazy, &helper) {
-            let advice = full_host_advice(&error.to_string());
+            let balance = matches!(error, MountError::Busy(_)).then(|| balance_advice(dir)).flatten();
+            let advice = balance.unwrap_or_else(|| full_host_advice(&error.to_string()).to_owned());
             status = print_error(&anyhow::anyhow!("{error}{advice}"));
         }
     }
     Ok(status)
+}
+
+/// The advice for a mount that is busy because of a balance; `None` if no balance runs, or if the user may not know.
+fn balance_advice(dir: &Path) -> Option<String> {
+    let channel = Channel::mount(dir).ok()?;
+    match channel.call(Request::Balance(balance::Request::Status), &[]).ok()? {
+        Response::Balance(balance::Response::Status(Some(status))) if status.state != "paused" => {
+            Some(format!("; a balance is {}, end it with: ubtrfs balance cancel {}", status.state, dir.shown()))
+        }
+        _ => None,
+    }
 }
 
 /// The command of the process that asks the server of another user's mount.

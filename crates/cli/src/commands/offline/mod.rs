@@ -26,10 +26,11 @@ use anyhow::{Context, bail};
 pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
+use ubtrfs_control::Channel;
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
-use crate::common::parse_memory;
+use crate::common::{Shown, parse_memory};
 
 /// `IMAGE:/path`: a file in an image, split at the last `:/`.
 #[derive(Clone, Debug)]
@@ -55,7 +56,7 @@ impl ImagePath {
 
 impl fmt::Display for ImagePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.image.display(), text::printable(&self.path))
+        write!(f, "{}:{}", self.image.shown(), text::printable(&self.path))
     }
 }
 
@@ -76,11 +77,14 @@ impl clap::builder::TypedValueParser for ImagePathParser {
         value: &OsStr,
     ) -> Result<Self::Value, clap::Error> {
         let alone = || {
-            let image = self.root_by_default.then(|| value.to_string_lossy().trim_end_matches(':').to_owned())?;
-            Some(ImagePath { image: image.into(), path: b"/".to_vec() })
+            let mut image = value.as_bytes();
+            while let Some(rest) = image.strip_suffix(b":") {
+                image = rest;
+            }
+            self.root_by_default.then(|| ImagePath { image: os_string(image).into(), path: b"/".to_vec() })
         };
         ImagePath::split(value).or_else(alone).ok_or_else(|| {
-            let shown = value.to_string_lossy();
+            let shown = value.shown();
             let image = shown.trim_end_matches(':');
             if let Some(text) = misplaced(Path::new(value), &shown) {
                 return clap::Error::raw(clap::error::ErrorKind::ValueValidation, text);
@@ -148,11 +152,22 @@ pub(crate) fn with_image<T>(
     usage: Use,
     work: impl FnOnce(&Fs) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
+    with_shared_image(image, options, usage, |fs| work(fs))
+}
+
+/// Works like [`with_image`], for work that other threads take part in. They must have dropped the filesystem when the
+/// work ends.
+pub(crate) fn with_shared_image<T>(
+    image: &Path,
+    options: &ImageOptions,
+    usage: Use,
+    work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let mut options = mount_options(options)?;
     options.read_only |= usage == Use::Read;
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let devices = open_devices(image, &options, access)?;
-    with_devices(image, devices, options, usage, work)
+    with_shared_devices(image, devices, options, usage, work)
 }
 
 /// Opens an image or device, and the devices that the option `device=` adds to it.
@@ -171,8 +186,12 @@ fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
         OpenError::Locked { path, by: Some(by) } => match ubtrfs_fuse::mount_point_of(path) {
             Some(dir) => anyhow::anyhow!(
                 "{} is in use by {by}, which has mounted it on {1}; name a path in {1}, or unmount it with: ubtrfs umount {1}",
-                path.display(),
-                dir.display()
+                path.shown(),
+                dir.shown()
+            ),
+            None if Channel::open_image(path, false).is_some() => anyhow::anyhow!(
+                "{0} is in use by {by}, which balances it; see: ubtrfs balance status {0}, or end it with: ubtrfs balance cancel {0}",
+                path.shown()
             ),
             None => error.into(),
         },
@@ -188,14 +207,24 @@ pub(crate) fn with_devices<T>(
     usage: Use,
     work: impl FnOnce(&Fs) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let fs = Fs::open(devices, options).with_context(|| format!("cannot open {}", image.display()))?;
+    with_shared_devices(image, devices, options, usage, |fs| work(fs))
+}
+
+fn with_shared_devices<T>(
+    image: &Path,
+    devices: Vec<Arc<dyn Device>>,
+    options: MountOptions,
+    usage: Use,
+    work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let fs = Fs::open(devices, options).with_context(|| format!("cannot open {}", image.shown()))?;
     let guard = CloseOnDrop(&fs);
     let worked = match fs.read_only() {
-        Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.display())),
+        Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown())),
         _ => work(&fs),
     };
     drop(guard);
-    let closed = fs.close().with_context(|| format!("cannot close {}", image.display()));
+    let closed = fs.close().with_context(|| format!("cannot close {}", image.shown()));
     let done = worked?;
     closed?;
     Ok(done)
