@@ -72,6 +72,7 @@ const PERM: i32 = Errno::PERM.raw_os_error();
 const NOTCONN: i32 = Errno::NOTCONN.raw_os_error();
 const BADF: i32 = Errno::BADF.raw_os_error();
 const ACCES: i32 = Errno::ACCESS.raw_os_error();
+const NOENT: i32 = Errno::NOENT.raw_os_error();
 
 fn create() -> Request {
     Request::Subvolume(subvolume::Request::Create {
@@ -135,6 +136,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (sub(subvolume::Request::SetDefault { id: None }), &["/open/a"], admins),
         (sub(subvolume::Request::SetDefault { id: Some(5) }), &["/"], admins),
         (sub(subvolume::Request::List { from: 0 }), &["/"], admins),
+        (sub(subvolume::Request::ListDeleted { from: 0 }), &["/"], admins),
         (sub(subvolume::Request::Sync), &["/"], admins),
         (sub(subvolume::Request::Info { of: 0 }), &["/closed"], everyone),
         (sub(subvolume::Request::Default), &["/"], everyone),
@@ -145,6 +147,11 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Resolve(resolve::Request::RootId { of: 0 }), &["/"], everyone),
         (Request::Resolve(resolve::Request::Subvolume { id: 256 }), &["/"], admins),
         (Request::Resolve(resolve::Request::Inode { of: 0, ino: 256 }), &["/"], admins),
+        (
+            Request::Resolve(resolve::Request::Logical { bytenr: 1, whole_extent: false, max: Some(1) }),
+            &["/"],
+            [NOENT, NOENT, PERM, PERM, PERM],
+        ),
         (Request::Filesystem(whole::Request::Sync), &["/"], everyone),
         (Request::Filesystem(whole::Request::Info), &["/"], everyone),
         (Request::Filesystem(whole::Request::Usage), &["/"], everyone),
