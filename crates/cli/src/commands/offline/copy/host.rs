@@ -22,6 +22,7 @@ use ubtrfs_fs::{InodeId, mode};
 
 use super::super::text::printable;
 use super::super::{COPY_LEN, normal_names, os_string, type_of};
+use super::dir_chain::DirChain;
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::{Shown, warn};
 use crate::host_file::{self, HostFile};
@@ -157,8 +158,8 @@ pub(super) struct HostTarget {
     shown: PathBuf,
     /// The target's name in the directory, if the user named no directory.
     name: Option<Vec<u8>>,
-    /// The directory opened last: consecutive files are often in one directory.
-    last_dir: RefCell<Option<(Vec<u8>, Rc<OwnedFd>)>>,
+    /// Directories opened last.
+    dirs: RefCell<DirChain<Rc<OwnedFd>>>,
 }
 
 impl HostTarget {
@@ -173,7 +174,7 @@ impl HostTarget {
             }
         };
         let base = Rc::new(host_file::open_dir(dir)?);
-        Ok(Self { base, shown: dir.to_owned(), name, last_dir: RefCell::new(None) })
+        Ok(Self { base, shown: dir.to_owned(), name, dirs: RefCell::new(DirChain::new(OPEN_MAX)) })
     }
 
     /// Opens the directory of a path without leaving `base` (I1). Returns the directory and the last name.
@@ -187,12 +188,9 @@ impl HostTarget {
         if dir.is_empty() {
             return Ok((Rc::clone(&self.base), name));
         }
-        if let Some((_, opened)) = self.last_dir.borrow().as_ref().filter(|(path, _)| path == dir) {
-            return Ok((Rc::clone(opened), name));
-        }
-        let opened = Rc::new(open_beneath(&self.base, dir)?);
-        *self.last_dir.borrow_mut() = Some((dir.to_vec(), Rc::clone(&opened)));
-        Ok((opened, name))
+        let enter = |at: &Rc<OwnedFd>, name: &[u8]| Ok(Some(Rc::new(open_beneath(at, name)?)));
+        let from_top = || Ok::<_, anyhow::Error>(Rc::new(open_beneath(&self.base, dir)?));
+        Ok((self.dirs.borrow_mut().find(dir, enter, from_top)?, name))
     }
 
     /// Opens the directory of `path`, and calls `call` with a path that leads through the open directory in
@@ -445,6 +443,9 @@ fn ids_of((uid, gid): (u32, u32)) -> anyhow::Result<(Uid, Gid)> {
     }
     Ok((Uid::from_raw(uid), Gid::from_raw(gid)))
 }
+
+/// The largest number of directories that stay open.
+const OPEN_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,7 @@ use ubtrfs_fs::{
 
 use super::super::text::printable;
 use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
+use super::dir_chain::DirChain;
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::{Shown, calling_user};
 
@@ -26,8 +27,8 @@ pub(super) struct Image<'f> {
     image: &'f Path,
     /// The path of the copy's target.
     top: Vec<u8>,
-    /// The directory looked up last: consecutive files are often in one directory.
-    last_dir: RefCell<Option<(Vec<u8>, InodeId)>>,
+    /// Directories looked up last.
+    dirs: RefCell<DirChain<InodeId>>,
     /// Symbolic links that this copy made.
     made_links: RefCell<HashSet<InodeId>>,
 }
@@ -49,7 +50,13 @@ impl<'f> Image<'f> {
     }
 
     fn below(fs: &'f Fs, image: &'f Path, top: &[u8]) -> Self {
-        Self { fs, image, top: top.to_vec(), last_dir: RefCell::new(None), made_links: RefCell::default() }
+        Self {
+            fs,
+            image,
+            top: top.to_vec(),
+            dirs: RefCell::new(DirChain::new(usize::MAX)),
+            made_links: RefCell::default(),
+        }
     }
 
     fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
@@ -66,18 +73,31 @@ impl<'f> Image<'f> {
 
     /// Returns the directory of a path and the last name; `None` for the root.
     fn parent(&self, path: &[u8]) -> anyhow::Result<Option<(InodeId, Vec<u8>)>> {
-        let names = normal_names(path);
-        let Some((name, dirs)) = names.split_last() else { return Ok(None) };
-        let dir_path = join(dirs);
-        if let Some((_, dir)) = self.last_dir.borrow().as_ref().filter(|(path, _)| *path == dir_path) {
-            return Ok(Some((*dir, name.to_vec())));
-        }
-        let dir = self.fs.lookup_path(&dir_path, true).with_context(|| format!("'{}'", printable(&dir_path)))?;
-        if !dir.is_dir() {
-            bail!("'{}' is not a directory", printable(&dir_path));
-        }
-        *self.last_dir.borrow_mut() = Some((dir_path, dir.id));
-        Ok(Some((dir.id, name.to_vec())))
+        let whole;
+        let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) if !matches!(&path[at + 1..], b"" | b"." | b"..") => (&path[..at], &path[at + 1..]),
+            _ => {
+                let names = normal_names(path);
+                let Some((name, dirs)) = names.split_last() else { return Ok(None) };
+                whole = join(dirs);
+                (whole.strip_suffix(b"/").unwrap_or(&whole), *name)
+            }
+        };
+        // A symbolic link, and a name that does not exist, are left to the lookup of the whole path.
+        let enter = |at: &InodeId, name: &[u8]| match self.fs.lookup(*at, name) {
+            Ok(attr) => Ok(attr.is_dir().then_some(attr.id)),
+            Err(Error::NotFound) => Ok(None),
+            Err(error) => Err(error.into()),
+        };
+        let from_top = || {
+            let dir = if dir.is_empty() { b"/" } else { dir };
+            let attr = self.fs.lookup_path(dir, true).with_context(|| format!("'{}'", printable(dir)))?;
+            if !attr.is_dir() {
+                bail!("'{}' is not a directory", printable(dir));
+            }
+            Ok(attr.id)
+        };
+        Ok(Some((self.dirs.borrow_mut().find(dir, enter, from_top)?, name.to_vec())))
     }
 
     /// Follows the links at the end of a path (I1).

@@ -2,6 +2,7 @@
 //!
 //! A copy has two ends, each the host or an open image: `From` reads and `To` writes. This module walks the source.
 
+mod dir_chain;
 mod host;
 mod image;
 
@@ -247,7 +248,6 @@ pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
     copy.image = identity_of(image);
     copy.ends_with_target = true;
     copy.tree(path, b"/".to_vec(), info)?;
-    copy.finish_dirs()?;
     Ok(copy.nr_failed)
 }
 
@@ -279,12 +279,31 @@ struct Copy<'a> {
     made: HashSet<InodeId>,
     /// The first copy of each file with several names.
     first_names: HashMap<(u64, u64), Vec<u8>>,
-    /// Directories whose attributes are set at the end, after the last change in them.
-    dirs: Vec<(Vec<u8>, Vec<u8>, Info)>,
     /// Whether to stop when the target accepts no more data, because a partial copy is useless.
     ends_with_target: bool,
     /// Files below a source that were not copied.
     nr_failed: u64,
+}
+
+/// Work that is left. The paths of the directory are the parts of the current paths with these lengths, because paths of
+/// their own would take memory that grows with the square of the depth.
+struct Todo {
+    lens: (usize, usize),
+    work: Work,
+}
+
+enum Work {
+    /// Copies the entry with this name in the directory.
+    Enter(Vec<u8>),
+    /// Sets the attributes of the directory.
+    Finish(Info),
+}
+
+fn push_name(path: &mut Vec<u8>, name: &[u8]) {
+    if !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend(name);
 }
 
 impl<'a> Copy<'a> {
@@ -299,7 +318,6 @@ impl<'a> Copy<'a> {
             passed,
             made: HashSet::new(),
             first_names,
-            dirs: Vec::new(),
             ends_with_target: false,
             nr_failed: 0,
         }
@@ -340,40 +358,38 @@ impl<'a> Copy<'a> {
             let at = || format!("cannot copy '{from}' to '{to}'");
             self.tree(path.clone(), new_path, info).with_context(at)
         });
-        self.finish_dirs()?;
         Ok(copied == ExitCode::SUCCESS && self.nr_failed == 0)
     }
 
-    /// Sets the attributes of directories after the last change in them.
-    fn finish_dirs(&mut self) -> anyhow::Result<()> {
-        for (path, new_path, info) in std::mem::take(&mut self.dirs).into_iter().rev() {
-            self.finish(&path, &new_path, &info).or_else(|error| self.failed(&path, &new_path, error))?;
-        }
-        Ok(())
-    }
-
     /// Copies a file, or a directory and everything below it. The depth is limited by memory, not by the stack. If a
-    /// file inside the directory cannot be copied, the copy continues with the other files.
-    fn tree(&mut self, path: Vec<u8>, new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
-        let mut todo = vec![(path, new_path, Some(info))];
-        while let Some((path, new_path, info)) = todo.pop() {
-            let named = info.is_some();
-            match self.step(&path, &new_path, info, &mut todo) {
-                Err(error) if named => return Err(error.context(printable(&path))),
-                done => done.or_else(|error| self.failed(&path, &new_path, error))?,
+    /// file inside the directory cannot be copied, the copy continues with the other files. A directory gets its
+    /// attributes after the last change in it.
+    fn tree(&mut self, mut path: Vec<u8>, mut new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
+        let mut todo = Vec::new();
+        let done = self.step(&path, &new_path, Some(info), &mut todo).with_context(|| printable(&path));
+        let mut failure = done.err();
+        while let Some(Todo { lens, work }) = todo.pop() {
+            path.truncate(lens.0);
+            new_path.truncate(lens.1);
+            let done = match work {
+                Work::Finish(info) => self.finish(&path, &new_path, &info),
+                // After a failure that ends the copy, only the attributes of directories are left to do.
+                Work::Enter(_) if failure.is_some() => Ok(()),
+                Work::Enter(name) => {
+                    push_name(&mut path, &name);
+                    push_name(&mut new_path, &name);
+                    self.step(&path, &new_path, None, &mut todo)
+                }
+            };
+            if let Err(error) = done.or_else(|error| self.failed(&path, &new_path, error)) {
+                failure.get_or_insert(error);
             }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     /// Copies a file, or makes a directory and queues its entries.
-    fn step(
-        &mut self,
-        path: &[u8],
-        new_path: &[u8],
-        info: Option<Info>,
-        todo: &mut Vec<(Vec<u8>, Vec<u8>, Option<Info>)>,
-    ) -> anyhow::Result<()> {
+    fn step(&mut self, path: &[u8], new_path: &[u8], info: Option<Info>, todo: &mut Vec<Todo>) -> anyhow::Result<()> {
         let named = info.is_some();
         let info = match info {
             Some(info) => info,
@@ -388,12 +404,12 @@ impl<'a> Copy<'a> {
         }
         if info.is_dir() {
             let dir = info.id;
-            self.dirs.push((path.to_vec(), new_path.to_vec(), info));
+            let lens = (path.len(), new_path.len());
+            todo.push(Todo { lens, work: Work::Finish(info) });
             dir.map_or(Ok(()), |dir| self.passed.pass(dir))?;
             let mut names = self.from.names(path)?;
             names.sort_unstable();
-            let below = names.iter().rev();
-            todo.extend(below.map(|name| (child_path(path, name), child_path(new_path, name), None)));
+            todo.extend(names.into_iter().rev().map(|name| Todo { lens, work: Work::Enter(name) }));
         }
         Ok(())
     }
