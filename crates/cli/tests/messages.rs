@@ -234,6 +234,7 @@ fn a_user_without_a_name_is_told_why_fusermount_refuses() {
     if !kernel_oracle() || !fuse() || !Path::new("/usr/bin/fusermount3").exists() {
         return;
     }
+    common::let_users_mount();
     let bed = Bed::new();
     for name in ["a.img", "mnt", "."] {
         chown(bed.join(name), Some(54_321), Some(54_321)).unwrap();

@@ -265,7 +265,7 @@ fn options_for_images_are_refused_in_a_mount() {
     fs::create_dir(bed.join("m")).unwrap();
     ok(bed.run("subvolume create a.img:/s"));
     ok(bed.run("mount a.img m"));
-    for line in ["subvolume list -o bogus m", "subvolume list --memory 64M m", "filesystem label -o ro m"] {
+    for line in ["subvolume list --options bogus m", "subvolume list --memory 64M m", "filesystem label -o ro m"] {
         refused(&bed.run(line), &["m is in a mount", "-o and --memory"]);
     }
     // The remedy for a subvolume that is mounted leads to another mount, not to an option.
