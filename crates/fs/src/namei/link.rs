@@ -204,9 +204,11 @@ impl Fs {
         let (tree, child) = (&dir.home.tree, victim.id);
         let Some(kept_out) = self.inodes.block_load(child) else { return Ok(false) };
         let limit = reservation.nr_items().saturating_sub(LINK_ITEMS);
-        let Some(items) = UnloadedItems::read(tree, child.ino, (dir.id.ino, name), limit)? else { return Ok(false) };
+        let Some((items, index)) = UnloadedItems::of_only_name(tree, child.ino, (dir.id.ino, name), limit)? else {
+            return Ok(false);
+        };
         let mut changes = Vec::with_capacity(2);
-        victim.slot.plan_remove(&mut changes, tree, items.index)?;
+        victim.slot.plan_remove(&mut changes, tree, index)?;
         let time = Timespec::now();
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, tree, changes);

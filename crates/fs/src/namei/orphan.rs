@@ -33,38 +33,52 @@ pub(crate) struct LastItems<'i> {
     _writeback: ExclusiveGuard<'i>,
 }
 
-/// The items of a file that is not in memory and is about to lose its only name.
+/// The items of an inode that is not in memory. The caller blocks loading of the inode.
 pub(crate) struct UnloadedItems {
     inode_item: InodeItem,
-    /// Keys of all items of the file.
+    /// Keys of all items of the inode.
     keys: Vec<Key>,
-    /// Index of the file's name.
-    pub(crate) index: u64,
 }
 
 impl UnloadedItems {
-    /// Reads the keys of a file whose only name is `name` in `dir`. Returns `None` if `ino` is not such a file, is
-    /// immutable or append-only, has more than `limit` items, or has a damaged item. The caller blocks loading of the
-    /// file, and locks the directory.
-    pub(crate) fn read(tree: &Tree, ino: Ino, (dir, name): (Ino, &[u8]), limit: usize) -> Result<Option<Self>> {
+    /// Reads the items of a file whose only name is `name` in `dir`, and the index of that name. Returns `None` if `ino`
+    /// is not such a file, is immutable or append-only, has more than `limit` items, or has a damaged item. The caller
+    /// locks the directory.
+    pub(crate) fn of_only_name(
+        tree: &Tree,
+        ino: Ino,
+        (dir, name): (Ino, &[u8]),
+        limit: usize,
+    ) -> Result<Option<(Self, u64)>> {
         let ref_key = ref_key(ino, dir);
-        let (mut keys, mut index, mut item) = (Vec::with_capacity(8), Ok(None), Ok(None));
-        let start = Key::new(ino.0, KeyType::INODE_ITEM, 0);
-        let end = Key::new(ino.0, KeyType(u8::MAX), u64::MAX);
-        tree.visit(&start, &end, limit.saturating_add(1), |key, bytes| {
-            if *key == start {
-                item = InodeItem::decode(bytes).map(Some);
-            } else if *key == ref_key {
+        let mut index = Ok(None);
+        let items = Self::read(tree, ino, limit, |key, bytes| {
+            if *key == ref_key {
                 index = InodeRef::find_index(bytes, name);
             }
-            keys.push(*key);
         })?;
         let is_plain = |item: &InodeItem| {
             let is_dir = item.mode & mode::TYPE == mode::DIRECTORY;
             item.nlink == 1 && !is_dir && !item.flags().intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND)
         };
-        let (Ok(Some(item)), Ok(Some(index))) = (item, index) else { return Ok(None) };
-        Ok((is_plain(&item) && keys.len() <= limit).then_some(Self { inode_item: item, keys, index }))
+        let (Some(items), Ok(Some(index))) = (items, index) else { return Ok(None) };
+        Ok(is_plain(&items.inode_item).then_some((items, index)))
+    }
+
+    /// Reads all items of an inode, and calls `each` for them. Returns `None` if there are more than `limit`, or if the
+    /// `INODE_ITEM` is missing or damaged.
+    fn read(tree: &Tree, ino: Ino, limit: usize, mut each: impl FnMut(&Key, &[u8])) -> Result<Option<Self>> {
+        let (mut keys, mut inode_item) = (Vec::with_capacity(8), None);
+        let start = Key::new(ino.0, KeyType::INODE_ITEM, 0);
+        let end = Key::new(ino.0, KeyType(u8::MAX), u64::MAX);
+        tree.visit(&start, &end, limit.saturating_add(1), |key, bytes| {
+            if *key == start {
+                inode_item = InodeItem::decode(bytes).ok();
+            }
+            each(key, bytes);
+            keys.push(*key);
+        })?;
+        Ok(inode_item.filter(|_| keys.len() <= limit).map(|inode_item| Self { inode_item, keys }))
     }
 
     /// Deletes the items.
@@ -184,22 +198,11 @@ impl Fs {
             return Ok(false);
         }
         let tree = &subvolume.tree;
-        let (mut keys, mut has_links) = (Vec::with_capacity(8), true);
-        let start = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
-        let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
-        tree.visit(&start, &end, limit.saturating_add(1), |key, bytes| {
-            if *key == start {
-                has_links = InodeItem::decode(bytes).map_or(true, |item| item.nlink > 0);
-            }
-            keys.push(*key);
-        })?;
-        if has_links || keys.len() > limit {
-            return Ok(false);
-        }
+        let items = UnloadedItems::read(tree, id.ino, limit, |_, _| ())?;
+        let Some(items) = items.filter(|items| items.inode_item.nlink == 0) else { return Ok(false) };
         let op = self.engine.begin(reservation);
-        let mut changes = op.changes(tree);
-        keys.iter().for_each(|key| changes.delete(*key));
-        changes.delete(orphan_key(id.ino));
+        items.delete(&op, tree);
+        op.delete(tree, orphan_key(id.ino));
         Ok(true)
     }
 
@@ -405,8 +408,8 @@ mod tests {
         let fs = open();
         let tree = fs.subvolume(root.root).unwrap().tree.clone();
         let goes = |name: &[u8], id: InodeId| {
-            let found = UnloadedItems::read(&tree, id.ino, (root.ino, name), 16).unwrap();
-            found.map(|items| items.keys.len())
+            let found = UnloadedItems::of_only_name(&tree, id.ino, (root.ino, name), 16).unwrap();
+            found.map(|(items, _)| items.keys.len())
         };
         assert_eq!(goes(b"plain", plain), Some(3));
         assert_eq!(goes(b"symlink", symlink), Some(3));
