@@ -65,7 +65,7 @@ fn a_deep_chain_is_copied_and_counted() {
     if !capability::kernel_oracle() {
         return;
     }
-    const DEPTH: usize = 20_000;
+    const DEPTH: usize = 10_000;
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     make_chain(image.path(), b"d", DEPTH);
     let dir = tempfile::tempdir().unwrap();

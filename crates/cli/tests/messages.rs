@@ -230,6 +230,37 @@ fn a_mount_whose_server_has_ended_is_reported() {
 }
 
 #[test]
+fn failures_name_the_filesystem_and_a_remedy_that_helps() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let check = |place: &str| {
+        for (line, words) in [
+            ("balance start -dconvert=raid1", &["cannot start a balance of"][..]),
+            ("inspect inode-resolve 9999", &["cannot find inode 9999 in", "no such inode"]),
+            ("inspect subvolid-resolve 999", &["no such subvolume", "ubtrfs subvolume list"]),
+            ("inspect logical-resolve 1", &["no data extent"]),
+            ("subvolume delete -i 999", &["does not exist", "ubtrfs subvolume list"]),
+            ("filesystem resize x:1G", &["'x' is not a device id", "ubtrfs filesystem show"]),
+        ] {
+            let output = bed.run(&format!("{line} {place}"));
+            refused(&output, words);
+            assert!(line.contains("resize") || stderr(&output).contains(place), "{line}: {}", stderr(&output));
+        }
+        for verb in ["pause", "resume", "cancel"] {
+            let output = bed.run(&format!("balance {verb} {place}"));
+            let named = format!("cannot {verb} the balance of {place}: ");
+            assert!(output.status.code() == Some(2) && stderr(&output).contains(&named), "{}", stderr(&output));
+        }
+    };
+    check("a.img");
+    ok(bed.run("mount a.img mnt"));
+    check("mnt");
+    ok(bed.run("umount mnt"));
+}
+
+#[test]
 fn a_user_without_a_name_is_told_why_fusermount_refuses() {
     if !kernel_oracle() || !fuse() || !Path::new("/usr/bin/fusermount3").exists() {
         return;

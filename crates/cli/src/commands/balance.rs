@@ -164,9 +164,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Shows the balance. The exit status is 1 if there is one.
 fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let path = args.path.or_image();
-    let status = with_running(&path, &args.image, Use::Read, |channel| match call(channel, Request::Status)? {
-        Response::Status(status) => Ok(status),
-        other => bail!("unexpected answer of the server: {other:?}"),
+    let status = with_running(&path, &args.image, Use::Read, |channel| {
+        let told = call(channel, Request::Status);
+        match told.with_context(|| format!("cannot show the balance of {}", path.filesystem()))? {
+            Response::Status(status) => Ok(status),
+            other => bail!("unexpected answer of the server: {other:?}"),
+        }
     })?;
     if args.json {
         let value = status.as_ref().map_or(Value::Null, status_json);
@@ -225,7 +228,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
                 }
             }
         });
-        done(response?)
+        done(response.with_context(|| format!("cannot start a balance of {}", path.filesystem()))?)
     })?;
     tell(&report, quiet)
 }
@@ -244,7 +247,10 @@ fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bo
 
 fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.of.path.or_image(), &args.of.image);
-    let report = with_served(&path, image, |channel| done(call_long(channel, Request::Resume)?))?;
+    let report = with_served(&path, image, |channel| {
+        let resumed = call_long(channel, Request::Resume);
+        done(resumed.with_context(|| format!("cannot resume the balance of {}", path.filesystem()))?)
+    })?;
     tell(&report, args.quiet)
 }
 
@@ -262,7 +268,8 @@ fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
     with_running(&path, &args.image, Use::Write, |channel| {
         // The process that balances an image ends with its balance. The image is free when that process has closed it.
         let end = if channel.is_mount() { None } else { channel.connect_to_end() };
-        call_long(channel, request)?;
+        let verb = if request == Request::Pause { "pause" } else { "cancel" };
+        call_long(channel, request).with_context(|| format!("cannot {verb} the balance of {}", path.filesystem()))?;
         let lost = match end.map(|stream| stream.and_then(|stream| await_unmount(stream, Some(CLOSE_PATIENCE)))) {
             // Without a connection, the process had ended already.
             None | Some(Ok(None) | Err(_)) => return Ok(()),

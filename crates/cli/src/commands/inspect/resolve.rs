@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
+use rustix::io::Errno;
 use ubtrfs_control::Response as AnyResponse;
 use ubtrfs_control::resolve::{InodeUse, PathBytes, RESULTS_MAX, Request, Response};
 use ubtrfs_fuse::holding_mount;
@@ -138,8 +139,15 @@ pub(super) fn rootid(args: PathArgs) -> anyhow::Result<ExitCode> {
 fn ask(of: &PathArgs, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
     let answer = with_channel(target, &of.image, Use::Read, |channel| {
         let file = open(channel, target)?;
-        let answer = channel.call(ubtrfs_control::Request::Resolve(request), &[&file]);
-        answer.with_context(|| format!("cannot {what} {target}"))
+        let missing = match &request {
+            Request::Inode { .. } => "the subvolume has no such inode",
+            Request::Subvolume { .. } => "there is no such subvolume; list them with: ubtrfs subvolume list",
+            _ => "no data extent contains this address",
+        };
+        match channel.call(ubtrfs_control::Request::Resolve(request), &[&file]) {
+            Err(failure) if failure.errno() == Errno::NOENT => Err(anyhow!("cannot {what} {target}: {missing}")),
+            answer => answer.with_context(|| format!("cannot {what} {target}")),
+        }
     })?;
     match answer {
         AnyResponse::Resolve(answer) => Ok(answer),

@@ -152,7 +152,10 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
     let target = target.clone().or_image();
     let shown = format!("subvolume {id} of {}", target.filesystem());
     with_channel(&target, &args.image, Use::Write, |channel| {
-        channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| explain(DELETE, &shown, failure))?;
+        channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| match failure.errno() {
+            Errno::NOENT => anyhow!("cannot delete {shown}: it does not exist; list them with: ubtrfs subvolume list"),
+            _ => explain(DELETE, &shown, failure),
+        })?;
         if args.commits() {
             channel.sync().map_err(|failure| explain("sync", &shown, failure))?;
         }
