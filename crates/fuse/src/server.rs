@@ -525,7 +525,7 @@ impl Server {
             }
             Operation::Removexattr { name } => {
                 self.activity.note_change();
-                self.fs.removexattr(self.id(node)?, name, &self.groups.xattr_caller(req, name)?)?;
+                self.fs.removexattr(self.id(node)?, name, &Groups::xattr_caller(req, name))?;
             }
             Operation::Ioctl { cmd, data, out_size } => self.ioctl(req, cmd, data, out_size, reply, place)?,
             Operation::Fallocate { offset, length, mode } => self.fallocate(req, offset, length, mode)?,
@@ -665,7 +665,7 @@ impl Server {
         self.activity.note_change();
         let flags = XattrFlags::from_bits(flags).ok_or(Error::InvalidArgument("setxattr flags"))?;
         let id = self.id(req.node)?;
-        self.fs.setxattr(id, name, value, flags, &self.groups.xattr_caller(req, name)?)?;
+        self.fs.setxattr(id, name, value, flags, &Groups::xattr_caller(req, name))?;
         if name == ACCESS_ACL {
             let attr = self.fs.getattr(id)?;
             if attr.mode & mode::SETGID != 0 && !self.groups.may_keep_sgid(req, attr.gid) {

@@ -49,6 +49,12 @@ impl Entry {
         Self { ttl, ..Self::default() }
     }
 
+    /// An entry of a listing that has only a name, an inode number and a type (`DT_REG` ...). The kernel takes no
+    /// reference to its inode.
+    pub fn without_attributes(ino: u64, kind: u32) -> Self {
+        Self { attr: Attr { ino, mode: kind << 12, ..Attr::default() }, ..Self::default() }
+    }
+
     fn wire(&self) -> EntryOut {
         EntryOut {
             node: self.node,

@@ -1,10 +1,10 @@
 //! READDIR and READDIRPLUS: fills answers with the entries of a directory.
 
-use ubtrfs_fs::{Error, InodeId, Result};
+use ubtrfs_fs::{InodeId, Result};
 
 use super::Server;
 use crate::attr::entry_kind;
-use crate::protocol::Reply;
+use crate::protocol::{Entry, Reply};
 
 impl Server {
     pub(super) fn readdir(&self, node: u64, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
@@ -31,11 +31,12 @@ impl Server {
         self.dir_ends.take(node, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
     }
 
-    /// Fills a readdirplus answer. Returns an error only if the answer is still empty.
+    /// Fills a readdirplus answer. If the attributes of an entry cannot be read, because its inode is damaged or was just
+    /// removed, the answer has only its name.
     pub(super) fn fill_plus(&self, node: u64, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
         let dir = self.id(node)?;
         let end = self.dir_end(dir, node, offset)?;
-        let (mut cookie, mut filled, mut failure) = (offset, false, None);
+        let mut cookie = offset;
         let done = self.fs.readdir(dir, offset, &mut |entry| {
             if entry.next_cookie > end {
                 return false;
@@ -43,30 +44,27 @@ impl Server {
             // The kernel takes no reference for "." and "..".
             let is_dot = entry.name == b"." || entry.name == b"..";
             let found = if is_dot { self.fs.getattr(entry.id) } else { self.fs.getattr_counted(entry.id) };
-            match found {
-                Ok(attr) if reply.dirent_plus(&self.entry(&attr), entry.next_cookie, entry.name) => filled = true,
-                Ok(attr) => {
-                    if !is_dot {
-                        self.fs.forget(attr.id, 1);
-                    }
-                    return false;
-                }
-                // The name was removed after it was read.
-                Err(Error::NotFound) => {}
+            let plus = match &found {
+                Ok(attr) => self.entry(attr),
                 Err(error) => {
-                    failure = Some(error);
-                    return false;
+                    tracing::debug!("a listing has no attributes of inode {}: {error}", entry.id.ino);
+                    Entry::without_attributes(self.nodes.st_ino(entry.id), entry_kind(entry.file_type))
                 }
+            };
+            if !reply.dirent_plus(&plus, entry.next_cookie, entry.name) {
+                if found.is_ok() && !is_dot {
+                    self.fs.forget(entry.id, 1);
+                }
+                return false;
             }
             cookie = entry.next_cookie;
             true
         });
-        match done.err().or(failure) {
-            Some(error) if !filled => return Err(error),
-            // After an answer with entries, the reader continues at `cookie`, so remember where the reader must stop.
-            _ if filled => self.dir_ends.remember(node, cookie, end),
-            _ => {}
+        // After an answer with entries, the reader continues at `cookie`, so remember where the reader must stop.
+        if cookie != offset {
+            self.dir_ends.remember(node, cookie, end);
+            return Ok(());
         }
-        Ok(())
+        done
     }
 }
