@@ -1,5 +1,5 @@
-//! Checks whether a caller may list, search or change a directory. The server must check this permission, because the
-//! kernel does not: for an ioctl, it suffices that the directory is open for reading.
+//! Checks whether a caller may list, search or change a directory, or read a file below one. The server must check this
+//! permission, because the kernel does not: for an ioctl, it suffices that the directory is open for reading.
 //!
 //! The first matching rule of POSIX.1e applies: the owner's bits, the entry of a named user, the group entries (one
 //! entry must grant all wanted bits), the bits of others. The mask limits every entry except owner and others.
@@ -18,16 +18,27 @@ pub(crate) fn may_read_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<A
     may(fs, caller, dir, READ_AND_SEARCH, caller.reads_all_directories())
 }
 
+/// Whether the caller may read a file, or list a directory and look up names in it.
+pub(crate) fn can_read(fs: &Fs, caller: &Caller, id: InodeId) -> Result<bool> {
+    let attr = fs.getattr(id)?;
+    let wanted = if attr.is_dir() { READ_AND_SEARCH } else { READ };
+    Ok(caller.reads_all_directories() || is_granted(fs, caller, &attr, wanted)?)
+}
+
 fn may(fs: &Fs, caller: &Caller, dir: InodeId, wanted: u32, by_capability: bool) -> Result<Attr> {
     let attr = fs.getattr(dir)?;
     if !attr.is_dir() {
         return Err(Error::NotDirectory);
     }
-    if by_capability {
-        return Ok(attr);
+    match by_capability || is_granted(fs, caller, &attr, wanted)? {
+        true => Ok(attr),
+        false => Err(Error::AccessDenied),
     }
+}
+
+fn is_granted(fs: &Fs, caller: &Caller, attr: &Attr, wanted: u32) -> Result<bool> {
     let acl = if fs.options().acl {
-        match fs.getxattr(dir, ACCESS_ACL) {
+        match fs.getxattr(attr.id, ACCESS_ACL) {
             Ok(acl) => Some(acl),
             Err(Error::NoData) => None,
             Err(error) => return Err(error),
@@ -36,10 +47,10 @@ fn may(fs: &Fs, caller: &Caller, dir: InodeId, wanted: u32, by_capability: bool)
         None
     };
     let granted = match acl {
-        Some(acl) => by_acl(&acl, &attr, wanted, caller.uid(), |gid| caller.is_in_group(gid)),
-        None => by_mode(&attr, caller.uid(), |gid| caller.is_in_group(gid)),
+        Some(acl) => by_acl(&acl, attr, wanted, caller.uid(), |gid| caller.is_in_group(gid)),
+        None => by_mode(attr, caller.uid(), |gid| caller.is_in_group(gid)),
     };
-    if granted & wanted == wanted { Ok(attr) } else { Err(Error::AccessDenied) }
+    Ok(granted & wanted == wanted)
 }
 
 /// The bits r, w, x that the mode grants.
@@ -95,6 +106,7 @@ fn by_acl(acl: &[u8], attr: &Attr, wanted: u32, uid: u32, in_group: impl Fn(u32)
 
 const WRITE_AND_SEARCH: u32 = 3;
 const READ_AND_SEARCH: u32 = 5;
+const READ: u32 = 4;
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 const TAG_USER_OBJ: u16 = 0x01;

@@ -3,7 +3,7 @@
 //! | command     | needs                                                                        |
 //! |-------------|------------------------------------------------------------------------------|
 //! | a file      | nothing but the file                                                         |
-//! | a directory with everything below it | the rights of an administrator ([`Context::require_admin`]) |
+//! | a directory with everything below it | the right to read each file and each directory; others are not counted |
 //!
 //! The numbers are those of btrfs-progs. An extent counts with its length in the file, and is shared if several files,
 //! subvolumes, or places in one file use it. Inline data and data that is not on disk yet are not counted.
@@ -17,6 +17,7 @@ use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileType};
 use ubtrfs_fs::{Error, ExtentKind, InodeId, SharedExtents};
 
+use crate::access::can_read;
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
 
@@ -44,6 +45,9 @@ pub struct Response {
     pub names: Vec<NamedEntry>,
     /// Bytes of all files.
     pub total: u64,
+    /// The number of files and directories that the caller may not read. They are not counted.
+    #[serde(default)]
+    pub unreadable: u64,
     /// The part of `total` that is not shared.
     pub exclusive: u64,
     /// Bytes on disk in shared extents that the files use. A byte that several of the files use is counted once.
@@ -95,9 +99,6 @@ struct Use {
 
 pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
     let id = context.inode(request.of)?;
-    if context.fs.getattr(id)?.is_dir() {
-        context.require_admin()?;
-    }
     if context.fs.read_only().is_none() {
         // Write out dirty data, because only data on disk has extents that can be counted.
         context.fs.sync()?;
@@ -107,6 +108,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         nodes: Vec::new(),
         uses: Vec::new(),
         seen: HashSet::new(),
+        unreadable: 0,
         known: SharedExtents::default(),
         shared: BTreeMap::new(),
     };
@@ -123,8 +125,8 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     }
     let set_shared = walk.set_shared();
     let Some(top) = walk.nodes.first() else { return Ok(Response::default()) };
-    let (total, exclusive) = (top.total, top.exclusive);
-    let mut response = Response { total, exclusive, set_shared, ..Response::default() };
+    let (total, exclusive, unreadable) = (top.total, top.exclusive, walk.unreadable);
+    let mut response = Response { total, exclusive, set_shared, unreadable, ..Response::default() };
     match (request.lists, request.by_name) {
         (false, _) => {}
         (_, true) => response.names = walk.names()?,
@@ -141,6 +143,7 @@ struct Walk<'c, 'a> {
     uses: Vec<Use>,
     /// Files that were visited (U1).
     seen: HashSet<InodeId>,
+    unreadable: u64,
     known: SharedExtents,
     /// The ranges on disk of shared extents: maps the start of each range to its end.
     shared: BTreeMap<u64, u64>,
@@ -153,13 +156,16 @@ impl Walk<'_, '_> {
         if !self.context.fs.getattr(top)?.is_dir() {
             return self.file(top, 0);
         }
+        if !self.may_read(top)? {
+            return Ok(());
+        }
         let mut open = vec![(0, self.entries_of(top)?.into_iter())];
         while let Some((node, entries)) = open.last_mut() {
             let Some((id, is_dir, name)) = entries.next() else {
                 open.pop();
                 continue;
             };
-            if !is_dir && !self.seen.insert(id) {
+            if (!is_dir && !self.seen.insert(id)) || !self.may_read(id)? {
                 continue;
             }
             let parent = *node;
@@ -173,6 +179,17 @@ impl Walk<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether the caller may read a file or directory. Counts those that the caller may not read.
+    fn may_read(&mut self, id: InodeId) -> Result<bool> {
+        let may_read = match can_read(self.context.fs, self.context.caller, id) {
+            // It was removed during the walk.
+            Err(Error::NotFound | Error::Stale) => return Ok(false),
+            may_read => may_read?,
+        };
+        self.unreadable += u64::from(!may_read);
+        Ok(may_read)
     }
 
     /// The directories and regular files in a directory. The root directories of nested subvolumes are included.

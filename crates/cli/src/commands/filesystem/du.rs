@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
 use ubtrfs_control::disk_usage::{NamedEntry, Request, Response, visit_paths};
@@ -51,6 +51,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !found.is_empty() {
         show(args, &found)?;
     }
+    for (target, Response { unreadable, .. }) in found.iter().filter(|(_, du)| du.unreadable > 0) {
+        status = print_error(&anyhow!(
+            "{target}: you may not read {unreadable} of the files and directories below it, so they were not counted"
+        ));
+    }
     Ok(status)
 }
 
@@ -59,7 +64,9 @@ fn show(args: &Args, found: &[(&Target, Response)]) -> anyhow::Result<()> {
         let all: Vec<_> = found
             .iter()
             .map(|(target, du)| {
-                let mut of = json!({ "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared });
+                let mut of = json!({
+                    "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared, "unreadable": du.unreadable
+                });
                 insert_name(&mut of, "path", &target.bytes());
                 if !args.summarize {
                     let mut entries = Vec::with_capacity(du.names.len());
