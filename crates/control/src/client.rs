@@ -89,8 +89,28 @@ impl<'f> Channel<'f> {
     /// something.
     pub fn open_image(path: &Path, writes: bool) -> Option<Self> {
         let Sockets { image, names, users } = sockets_of(path, writes).ok()?;
-        let name = names.into_iter().find(|name| connect(name).is_ok_and(|stream| is_of(&stream, &users)))?;
-        Some(Self::Mount(MountChannel { name, file: image.into(), servers: Some(users) }))
+        let end = Instant::now() + FIND_PATIENCE;
+        loop {
+            let mut is_queue_full = false;
+            for name in &names {
+                // Any user can make a socket with such a name, so no single one may hold this up.
+                match connect_within(name, Duration::ZERO) {
+                    Ok(stream) if is_of(&stream, &users) => {
+                        return Some(Self::Mount(MountChannel {
+                            name: name.clone(),
+                            file: image.into(),
+                            servers: Some(users),
+                        }));
+                    }
+                    Ok(_) => {}
+                    Err(error) => is_queue_full |= error.kind() == io::ErrorKind::TimedOut,
+                }
+            }
+            if !is_queue_full || Instant::now() >= end {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Asks the server of this channel to report its end. Returns `None` for an image that is open in this process.
@@ -469,6 +489,8 @@ pub fn unexpected() -> Failure {
     Failure::new(Errno::PROTO, "the server's answer is not understood; unmount and mount with this version of ubtrfs")
 }
 
+/// How long to look for the server of an image while the queue of a socket is full.
+const FIND_PATIENCE: Duration = Duration::from_secs(1);
 /// A client gives up connecting after this time. A running server accepts a connection much sooner.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before the next attempt to connect if the server has reached a limit of connections.

@@ -120,4 +120,28 @@ mod tests {
         let other = tempfile::tempfile().unwrap();
         assert_ne!(ImageId::of(&other).unwrap(), ImageId::of(&file).unwrap());
     }
+
+    #[test]
+    fn a_socket_that_accepts_nobody_holds_nothing_up() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let name = format!("{}0", ImageId::of(file.as_file()).unwrap().socket_prefix());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let decoy = socket();
+        rustix::net::bind(&decoy, &address).unwrap();
+        rustix::net::listen(&decoy, 0).unwrap();
+        let mut clients = Vec::new();
+        loop {
+            let client = socket();
+            if rustix::net::connect(&client, &address).is_err() {
+                break;
+            }
+            clients.push(client);
+        }
+        let began = std::time::Instant::now();
+        assert!(crate::Channel::open_image(file.path(), true).is_none());
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    }
 }
