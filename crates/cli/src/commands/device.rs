@@ -6,6 +6,7 @@ use anyhow::{anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Response as AnyResponse;
 use ubtrfs_control::device::{Request, Response, Stats};
+use ubtrfs_format::print::escaped;
 
 use super::offline::Use;
 use super::place::{FilesystemArgs, with_channel};
@@ -72,7 +73,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 const HAS_ERRORS: u8 = 64;
 
 fn device_of(stats: &Stats) -> String {
-    stats.path.clone().unwrap_or_else(|| format!("devid:{}", stats.devid))
+    stats.path.as_ref().map_or_else(|| format!("devid:{}", stats.devid), |path| escaped(path.as_bytes()))
 }
 
 /// Formats the counters as a table, as btrfs-progs does.

@@ -137,11 +137,15 @@ fn share(
     }
     let ranges = Ranges { source: args.source_offset, target: args.target_offset, len: args.length };
     with_channel(source, &args.image, Use::Write, |channel| {
+        if channel.is_dir(source.path())? == Some(true) {
+            bail!("{source} is a directory; name a regular file");
+        }
         let from = open(channel, source)?;
         let (to, made) = match channel.is_dir(target.path()) {
             Ok(None) if makes_target => {
-                let made = NewFile::make(channel, source, target).with_context(|| format!("cannot make {target}"))?;
-                (channel.open_writable(target.path()), Some(made))
+                let (made, to) =
+                    NewFile::make(channel, source, target).with_context(|| format!("cannot make {target}"))?;
+                (Ok(to), Some(made))
             }
             _ => (channel.open_writable(target.path()), None),
         };
@@ -152,7 +156,7 @@ fn share(
         let command = Command::File(request(ranges));
         let ask = || {
             let done = with_progress_in_bytes(what, |job| channel.call_with(command.clone(), &[&from, &to], job));
-            match done.with_context(|| format!("cannot share extents with {target}"))? {
+            match done.with_context(|| format!("cannot share extents of {source} with {target}"))? {
                 ubtrfs_control::Response::File(response) => Ok(response),
                 _ => bail!("the server of {target} answered something else"),
             }
@@ -176,21 +180,26 @@ struct NewFile<'f> {
 }
 
 impl<'f> NewFile<'f> {
-    /// Makes the empty file `target` with the permissions of `source`, without those that the umask removes.
-    fn make(channel: &'f Channel<'f>, source: &Target, target: &'f Target) -> anyhow::Result<Self> {
-        match (channel, target) {
+    /// Makes the empty file `target` with the permissions of `source`, without those that the umask removes, and opens it
+    /// for writing, which these permissions need not allow.
+    fn make(channel: &'f Channel<'f>, source: &Target, target: &'f Target) -> anyhow::Result<(Self, OpenedFile)> {
+        let opened = match (channel, target) {
             (Channel::Image { fs, .. }, Target::Image(at)) => {
                 let mode = fs.lookup_path(source.path().as_os_str().as_encoded_bytes(), true)?.mode & 0o777;
                 let (dir, name) = lookup_parent(fs, at)?;
                 let (uid, gid) = calling_user();
                 fs.create(dir, name, NewInode::file(mode), &Caller { uid, gid, umask: 0o022 })?;
+                None
             }
             _ => {
                 let mode = std::fs::metadata(source.path())?.mode() & 0o777;
-                File::options().write(true).create_new(true).mode(mode).open(target.path())?;
+                let file = File::options().read(true).write(true).create_new(true).mode(mode).open(target.path())?;
+                Some(OpenedFile::Descriptor(file.into()))
             }
-        }
-        Ok(Self { channel, target, is_kept: false })
+        };
+        let made = Self { channel, target, is_kept: false };
+        let opened = opened.map_or_else(|| channel.open_writable(target.path()), Ok)?;
+        Ok((made, opened))
     }
 
     fn keep(mut self) {

@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde_json::json;
 use ubtrfs_control::filesystem::{Group, Request, Response, Usage};
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_format::print::insert_name;
+use ubtrfs_format::print::{escaped, insert_name};
 
 use super::{call, info};
 use crate::commands::offline::text::printable;
@@ -332,6 +332,6 @@ fn names(flags: u64) -> (&'static str, &'static str) {
     (kind, ubtrfs_volumes::profile_name(flags))
 }
 
-fn path_of(path: Option<&str>) -> &str {
-    path.unwrap_or("missing")
+fn path_of(path: Option<&str>) -> String {
+    path.map_or_else(|| "missing".to_owned(), |path| escaped(path.as_bytes()))
 }
