@@ -223,7 +223,7 @@ impl Reader {
             self.read_sparse(&header, &extras, &mut member).with_context(at)?;
         }
         if member.path.len() > PATH_MAX || member.link.len() > PATH_MAX {
-            bail!("the archive is damaged: a path of more than {PATH_MAX} bytes");
+            bail!("the archive has a path of more than {PATH_MAX} bytes, which this command cannot unpack");
         }
         Ok(member)
     }

@@ -212,6 +212,15 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     }
     let detached = detached.then(Detached::new);
     let path = path.or_image();
+    if enqueue && let Target::Image(at) = &path {
+        // Such a process ends with its balance.
+        while Channel::open_image(&at.image, true).is_some() {
+            if let Some(detached) = &detached {
+                detached.report_begin();
+            }
+            std::thread::sleep(QUEUE_WAIT);
+        }
+    }
     let report = with_served(&path, &image, |channel| {
         let request = Request::Start(Box::new(start));
         let response = with_progress_in_bytes("balance", |job| {

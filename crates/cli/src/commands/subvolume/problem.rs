@@ -25,11 +25,15 @@ fn advice(verb: &str, errno: Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::EXIST => "it exists; choose another name",
         Errno::NOTEMPTY => "it contains other subvolumes; delete those first (see: ubtrfs subvolume list)",
-        Errno::BUSY if deletes => "it is the mounted or opened subvolume; repeat the command with -o subvolid=5",
+        Errno::BUSY if deletes => {
+            "it is the mounted or opened subvolume; open the top level with -o subvolid=5 (which itself cannot be deleted)"
+        }
         Errno::NOTCONN | Errno::CONNABORTED => "this mount's server has ended; unmount it with: ubtrfs umount",
         Errno::PERM => "it belongs to another user; run the command as its owner or as root",
         Errno::ACCESS => "permission denied; run the command as a user who may write to the directory, or as root",
-        Errno::INVAL | Errno::NOTDIR if deletes => "it is not a subvolume; remove it with rm",
+        Errno::INVAL | Errno::NOTDIR if deletes => {
+            "it is not a subvolume that can be deleted: remove a directory with rm; the top level (id 5) stays"
+        }
         Errno::INVAL | Errno::NOENT if verb == SET_DEFAULT => {
             "there is no such subvolume; list them with: ubtrfs subvolume list"
         }
