@@ -5,13 +5,15 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
-use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run, second_opinion};
+use ubtrfs_testkit::{Corruption, Corruptor, Image, LoopMount, Rng, btrfs_check, capability, run, second_opinion};
 
 use common::{NOBODY, ok, refused, ubtrfs};
 
@@ -398,5 +400,97 @@ fn snapshots_have_the_limits_of_their_source() {
     theirs.insert(1, ours[1].clone());
     assert_eq!(ours, theirs);
     refused(&bed.ubtrfs("subvolume snapshot -i 0/5 m/s m/u"), &["0/5", "higher level"]);
+    bed.check();
+}
+
+#[test]
+fn a_user_changes_a_file_of_the_lower_directory_of_an_overlay() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
+        return;
+    }
+    if !fs::read_to_string("/proc/filesystems").unwrap().contains("\toverlay\n")
+        && !run("modprobe", ["overlay"]).is_ok()
+    {
+        eprintln!("SKIPPED: Linux has no overlayfs");
+        assert!(std::env::var_os("CI").is_none(), "CI must have overlayfs");
+        return;
+    }
+    let bed = Bed::new("rw");
+    for dir in ["lower", "upper", "work", "merged"] {
+        fs::create_dir(bed.at("m").join(dir)).unwrap();
+    }
+    let file = bed.at("m").join("lower/f");
+    fs::write(&file, b"lower").unwrap();
+    std::os::unix::fs::chown(&file, Some(65534), Some(65534)).unwrap();
+    ok(bed.run("mount -t overlay -o lowerdir=m/lower,upperdir=m/upper,workdir=m/work overlay m/merged"));
+    let done = bed.run(&format!("{} chmod 600 m/merged/f", NOBODY.join(" ")));
+    let trusted = bed.run(&format!("{} setfattr -n trusted.x -v 1 m/upper/f", NOBODY.join(" ")));
+    ok(bed.run("umount m/merged"));
+    ok(done);
+    assert!(!trusted.status.success(), "Linux refuses it: {trusted:?}");
+    assert_eq!(fs::metadata(bed.at("m").join("upper/f")).unwrap().len(), 5);
+    bed.unmount();
+    btrfs_check(bed.image.path()).unwrap();
+}
+
+#[test]
+fn a_listing_has_the_names_of_damaged_inodes() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new("rw");
+    let names: Vec<String> = (0..100).map(|number| format!("file-{number}")).collect();
+    fs::create_dir(bed.at("m/d")).unwrap();
+    names.iter().for_each(|name| fs::write(bed.at("m/d").join(name), b"content").unwrap());
+    bed.unmount();
+    let damage = Corruptor::new(&bed.image).unwrap().apply(Corruption::NoLinks, &mut Rng::new(1)).unwrap();
+    assert!(damage.is_some());
+    bed.mount("ro");
+    let list = ok(bed.run("ls -U m/d"));
+    assert_eq!(list.lines().collect::<BTreeSet<_>>(), names.iter().map(String::as_str).collect());
+    assert_eq!(list.lines().count(), names.len());
+    bed.unmount();
+}
+
+#[test]
+fn du_counts_what_a_user_may_read() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
+        return;
+    }
+    let bed = Bed::new("rw");
+    for (path, owner, mode) in [("open", 0, "755"), ("open/own", 65534, "700"), ("open/closed", 0, "700")] {
+        let dir = bed.at("m").join(path);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("f"), vec![7; 100_000]).unwrap();
+        std::os::unix::fs::chown(&dir, Some(owner), None).unwrap();
+        ok(bed.run(&format!("chmod {mode} {}", dir.display())));
+    }
+    fs::write(bed.at("m/open/secret"), vec![7; 100_000]).unwrap();
+    ok(bed.run("chmod 600 m/open/secret"));
+    ok(bed.run("sync"));
+    let as_nobody = |path: &str| bed.run(&format!("{} {UBTRFS} filesystem du -s --raw {path}", NOBODY.join(" ")));
+    assert!(ok(as_nobody("m/open/own")).contains(" 102400 "));
+    let some = as_nobody("m/open");
+    assert!(String::from_utf8_lossy(&some.stdout).contains(" 204800 "), "{some:?}");
+    refused(&some, &["m/open", "may not read 2"]);
+    assert!(ok(bed.ubtrfs("filesystem du -s --raw m/open")).contains(" 409600 "));
+    bed.unmount();
+}
+
+#[test]
+fn a_user_clones_a_file_that_nobody_may_write() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
+        return;
+    }
+    let bed = Bed::new("rw");
+    let home = bed.at("m/home");
+    fs::create_dir(&home).unwrap();
+    fs::write(home.join("from"), vec![7; 100_000]).unwrap();
+    ok(bed.run("chmod 444 m/home/from"));
+    ok(bed.run("chown -R nobody m/home"));
+    ok(bed.run(&format!("{} {UBTRFS} filesystem clone m/home/from m/home/to", NOBODY.join(" "))));
+    ok(bed.run("cmp m/home/from m/home/to"));
+    assert_eq!(fs::metadata(home.join("to")).unwrap().permissions().mode() & 0o777, 0o444);
+    refused(&bed.ubtrfs("filesystem clone m/home m/home/other"), &["m/home is a directory"]);
     bed.check();
 }
