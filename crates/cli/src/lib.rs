@@ -17,6 +17,7 @@ mod interrupt;
 mod job;
 mod logging;
 mod new_image;
+mod sort;
 mod units;
 
 use std::ffi::OsString;

@@ -15,6 +15,7 @@ use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::commands::quota::{call, status_of};
 use crate::common::{print_err, print_json, print_out};
+use crate::sort::Sort;
 use crate::units::Units;
 
 /// Show quota groups
@@ -41,7 +42,7 @@ pub(super) struct Args {
     /// Sort by these columns: qgroupid, path, rfer, excl, max_rfer, max_excl; `-` before a column sorts it in
     /// descending order
     #[arg(long, value_name = "COLUMNS", value_parser = parse_sort, allow_hyphen_values = true, default_value = "qgroupid")]
-    sort: Sort,
+    sort: Sort<Column>,
     /// Write all changes first, for exact numbers
     #[arg(long)]
     sync: bool,
@@ -60,10 +61,6 @@ pub(super) struct Args {
     image: ImageOptions,
 }
 
-/// Columns to sort by, each ascending or descending.
-#[derive(Clone, Debug)]
-struct Sort(Vec<(Column, bool)>);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
     Id,
@@ -74,24 +71,16 @@ enum Column {
     MaxExclusive,
 }
 
-fn parse_sort(text: &str) -> Result<Sort, String> {
-    let column = |word: &str| {
-        let (descends, name) = match word.strip_prefix('-') {
-            Some(name) => (true, name),
-            None => (false, word.strip_prefix('+').unwrap_or(word)),
-        };
-        let column = match name {
-            "qgroupid" => Column::Id,
-            "path" => Column::Path,
-            "rfer" => Column::Referenced,
-            "excl" => Column::Exclusive,
-            "max_rfer" => Column::MaxReferenced,
-            "max_excl" => Column::MaxExclusive,
-            _ => return Err(format!("no column '{name}'; expected qgroupid, path, rfer, excl, max_rfer or max_excl")),
-        };
-        Ok((column, descends))
-    };
-    text.split(',').map(column).collect::<Result<_, _>>().map(Sort)
+fn parse_sort(text: &str) -> Result<Sort<Column>, String> {
+    let columns = [
+        ("qgroupid", Column::Id),
+        ("path", Column::Path),
+        ("rfer", Column::Referenced),
+        ("excl", Column::Exclusive),
+        ("max_rfer", Column::MaxReferenced),
+        ("max_excl", Column::MaxExclusive),
+    ];
+    Sort::parse(text, &columns)
 }
 
 /// A group, and its text in the column `Path`.
@@ -151,20 +140,16 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     let row = |group: Group| Row { path: path_of(&group, &paths, is_simple), group };
     let mut rows: Vec<Row> = groups.into_iter().map(row).collect();
     rows.sort_by(|one, other| {
-        let order = |(column, descends): &(Column, bool)| {
-            let (a, b) = (&one.group, &other.group);
-            // As in btrfs-progs, groups without a limit come before groups with one.
-            let order = match column {
-                Column::Id => a.id.cmp(&b.id),
-                Column::Path => one.path.to_string().cmp(&other.path.to_string()),
-                Column::Referenced => a.referenced.cmp(&b.referenced),
-                Column::Exclusive => a.exclusive.cmp(&b.exclusive),
-                Column::MaxReferenced => a.max_referenced.cmp(&b.max_referenced),
-                Column::MaxExclusive => a.max_exclusive.cmp(&b.max_exclusive),
-            };
-            if *descends { order.reverse() } else { order }
-        };
-        args.sort.0.iter().map(order).find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
+        let (a, b) = (&one.group, &other.group);
+        // As in btrfs-progs, groups without a limit come before groups with one.
+        args.sort.compare(|column| match column {
+            Column::Id => a.id.cmp(&b.id),
+            Column::Path => one.path.to_string().cmp(&other.path.to_string()),
+            Column::Referenced => a.referenced.cmp(&b.referenced),
+            Column::Exclusive => a.exclusive.cmp(&b.exclusive),
+            Column::MaxReferenced => a.max_referenced.cmp(&b.max_referenced),
+            Column::MaxExclusive => a.max_exclusive.cmp(&b.max_exclusive),
+        })
     });
     Ok(rows)
 }

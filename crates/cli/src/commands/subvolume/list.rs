@@ -15,6 +15,7 @@ use crate::commands::offline::text::{printable, time_text};
 use crate::commands::offline::{LongImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::common::{print_json, print_out};
+use crate::sort::Sort;
 
 /// List all subvolumes except the top level
 ///
@@ -53,7 +54,7 @@ pub(super) struct Args {
     created: Option<Range>,
     /// Sort by these columns: rootid, gen, ogen, path; `-` before a column sorts it in descending order
     #[arg(long, value_name = "COLUMNS", value_parser = parse_sort, allow_hyphen_values = true, default_value = "rootid")]
-    sort: Sort,
+    sort: Sort<Column>,
     /// Print JSON: a list of objects
     #[arg(long)]
     json: bool,
@@ -108,10 +109,6 @@ fn parse_range(text: &str) -> Result<Range, String> {
     }
 }
 
-/// Columns to sort by, each ascending or descending.
-#[derive(Clone, Debug)]
-struct Sort(Vec<(Column, bool)>);
-
 #[derive(Clone, Copy, Debug)]
 enum Column {
     Id,
@@ -120,38 +117,25 @@ enum Column {
     Path,
 }
 
-fn parse_sort(text: &str) -> Result<Sort, String> {
-    let column = |word: &str| {
-        let (descends, name) = match word.strip_prefix('-') {
-            Some(name) => (true, name),
-            None => (false, word.strip_prefix('+').unwrap_or(word)),
-        };
-        let column = match name {
-            "rootid" => Column::Id,
-            "gen" => Column::Generation,
-            "ogen" => Column::Created,
-            "path" => Column::Path,
-            _ => return Err(format!("no column '{name}'; expected rootid, gen, ogen or path")),
-        };
-        Ok((column, descends))
-    };
-    text.split(',').map(column).collect::<Result<_, _>>().map(Sort)
+fn parse_sort(text: &str) -> Result<Sort<Column>, String> {
+    let columns =
+        [("rootid", Column::Id), ("gen", Column::Generation), ("ogen", Column::Created), ("path", Column::Path)];
+    Sort::parse(text, &columns)
 }
 
-impl Sort {
-    /// Compares by the columns, and by id where all of them are equal.
-    fn compare(&self, (one, path): (&SubvolumeInfo, &[u8]), (other, other_path): (&SubvolumeInfo, &[u8])) -> Ordering {
-        let by_column = |(column, descends): &(Column, bool)| {
-            let order = match column {
-                Column::Id => one.id.cmp(&other.id),
-                Column::Generation => one.generation.cmp(&other.generation),
-                Column::Created => one.otransid.cmp(&other.otransid),
-                Column::Path => path.cmp(other_path),
-            };
-            if *descends { order.reverse() } else { order }
-        };
-        self.0.iter().map(by_column).fold(Ordering::Equal, Ordering::then).then(one.id.cmp(&other.id))
-    }
+/// Compares two subvolumes with their paths by the columns, and by id where all of the columns are equal.
+fn compare(
+    sort: &Sort<Column>,
+    (one, path): (&SubvolumeInfo, &[u8]),
+    (other, other_path): (&SubvolumeInfo, &[u8]),
+) -> Ordering {
+    let by_column = |column| match column {
+        Column::Id => one.id.cmp(&other.id),
+        Column::Generation => one.generation.cmp(&other.generation),
+        Column::Created => one.otransid.cmp(&other.otransid),
+        Column::Path => path.cmp(other_path),
+    };
+    sort.compare(by_column).then(one.id.cmp(&other.id))
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
@@ -173,7 +157,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let mut shown: Vec<SubvolumeInfo> = list.into_iter().filter(is_shown).collect();
     // As in btrfs-progs, paths are sorted as they are printed.
     let path = |info: &'_ SubvolumeInfo| relative_path(info, &top, &args).to_vec();
-    shown.sort_by(|one, other| args.sort.compare((one, &path(one)), (other, &path(other))));
+    shown.sort_by(|one, other| compare(&args.sort, (one, &path(one)), (other, &path(other))));
     if args.json {
         return print_json(&shown.iter().map(json_of).collect());
     }
