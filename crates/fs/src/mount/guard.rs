@@ -41,17 +41,21 @@ impl Fs {
         let subvolume = self.subvolume(id.root)?;
         // The root directory of a subvolume and a stub are more than their items.
         let has_own_item = id.ino != Ino::ROOT_DIR && !id.is_stub();
-        if has_own_item && let Found::Absent(_loading) = self.inodes.find_or_block(id) {
-            // A file that is not in memory has no pending data. While `_loading` exists, no thread changes the inode
-            // or deletes it.
-            let item = load_item(&subvolume.tree, id.ino)?;
-            if item.nlink == 0 {
-                return Err(Error::NotFound);
+        let inode = match has_own_item.then(|| self.inodes.find_or_block(id)) {
+            None => self.inode(id)?,
+            Some(Found::InMemory(inode)) if inode.home.is_gone() => return Err(Error::Stale),
+            Some(Found::InMemory(inode)) => inode,
+            Some(Found::Absent(_loading)) => {
+                // A file that is not in memory has no pending data. While `_loading` exists, no thread changes the inode
+                // or deletes it.
+                let item = load_item(&subvolume.tree, id.ino)?;
+                if item.nlink == 0 {
+                    return Err(Error::NotFound);
+                }
+                self.count_lookup(id);
+                return Ok(attr_of_item(id, &item, self.geometry.sectorsize, 0));
             }
-            self.count_lookup(id);
-            return Ok(attr_of_item(id, &item, self.geometry.sectorsize, 0));
-        }
-        let inode = self.inode(id)?;
+        };
         let state = inode.read()?;
         if state.item.nlink == 0 {
             return Err(Error::NotFound);
