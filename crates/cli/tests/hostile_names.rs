@@ -14,15 +14,13 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, btrfs_check, capability};
 
 use common::{ok, text, ubtrfs};
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
 /// A name with control characters of one byte and of two, which is UTF-8.
 const CONTROLS: &[u8] = "c\u{1b}[2J\n\t\u{7f}\u{9b}1m".as_bytes();
@@ -399,22 +397,7 @@ fn no_command_passes_control_characters_of_names_on() {
 
 #[test]
 fn the_lines_cover_every_command() {
-    let mut commands = BTreeSet::new();
-    let mut todo = vec![String::new()];
-    while let Some(group) = todo.pop() {
-        let help = Command::new(PROGRAM).args(group.split_whitespace()).arg("--help").output().unwrap();
-        let help = String::from_utf8(help.stdout).unwrap();
-        let Some((_, list)) = help.split_once("Commands:\n") else {
-            commands.insert(group.trim().to_owned());
-            continue;
-        };
-        for line in list.lines().take_while(|line| !line.is_empty()).filter(|line| line.starts_with("  ")) {
-            let name = line[2..].split(' ').next().unwrap();
-            if !name.is_empty() && name != "help" {
-                todo.push(format!("{group} {name}"));
-            }
-        }
-    }
+    let commands = common::all_commands();
     let is_covered = |command: &String| {
         let runs = |line: &&str| line.trim_start_matches('!').starts_with(&format!("{command} "));
         LINES.iter().chain(IMAGE_LINES).any(runs) || WITHOUT_NAMES.contains(&command.as_str())

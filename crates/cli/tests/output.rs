@@ -4,33 +4,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::collections::BTreeSet;
+mod common;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
-
-/// Returns the names of all commands and subcommands, from the program's help.
-fn all_commands() -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    let mut todo = vec![String::new()];
-    while let Some(group) = todo.pop() {
-        let help = Command::new(PROGRAM).args(group.split_whitespace()).arg("--help").output().unwrap();
-        let help = String::from_utf8(help.stdout).unwrap();
-        let Some((_, list)) = help.split_once("Commands:\n") else {
-            found.insert(group.trim().to_owned());
-            continue;
-        };
-        for line in list.lines().take_while(|line| !line.is_empty()).filter(|line| line.starts_with("  ")) {
-            let name = line[2..].split(' ').next().unwrap();
-            if !name.is_empty() && name != "help" {
-                todo.push(format!("{group} {name}"));
-            }
-        }
-    }
-    found
-}
 
 /// The destination of an output.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -203,7 +183,7 @@ impl Bed {
 
 #[test]
 fn the_command_lines_cover_every_command() {
-    for command in all_commands() {
+    for command in common::all_commands() {
         assert!(LINES.iter().any(|(line, _)| line.starts_with(&command)), "add `{command}` to LINES");
     }
 }

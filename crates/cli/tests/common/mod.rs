@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::borrow::Borrow;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -82,4 +83,26 @@ pub(crate) fn let_users_mount() {
         eprintln!("making /dev/fuse accessible to everyone, as udev does");
         std::fs::set_permissions("/dev/fuse", std::fs::Permissions::from_mode(0o666)).unwrap();
     }
+}
+
+/// Returns the names of all commands and subcommands, from the program's help.
+#[allow(dead_code, reason = "only some tests run every command")]
+pub(crate) fn all_commands() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut todo = vec![String::new()];
+    while let Some(group) = todo.pop() {
+        let help = command(group.split_whitespace()).arg("--help").output().unwrap();
+        let help = String::from_utf8(help.stdout).unwrap();
+        let Some((_, list)) = help.split_once("Commands:\n") else {
+            found.insert(group.trim().to_owned());
+            continue;
+        };
+        for line in list.lines().take_while(|line| !line.is_empty()).filter(|line| line.starts_with("  ")) {
+            let name = line[2..].split(' ').next().unwrap();
+            if !name.is_empty() && name != "help" {
+                todo.push(format!("{group} {name}"));
+            }
+        }
+    }
+    found
 }
