@@ -7,7 +7,7 @@ mod common;
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh, second_opinion};
@@ -54,6 +54,17 @@ impl Bed {
         let at = dir.path().to_str().unwrap().to_owned();
         Some(Self { image, path, dir, at })
     }
+}
+
+/// A send from the mount `at`. It waits, because nobody reads its stream, and a balance that empties block groups waits
+/// for it.
+fn waiting_send(at: &str) -> Child {
+    let snapshot = format!("{at}/snapshot");
+    ok(ubtrfs(["subvolume", "snapshot", "-r", at, &snapshot]));
+    let mut send = common::command(["send", &snapshot]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut begin = vec![0; 1 << 20];
+    send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    send
 }
 
 #[test]
@@ -185,6 +196,11 @@ fn a_balance_of_an_image_in_the_background_is_shown_paused_and_cancelled() {
         }
         is_paused
     });
+    eventually_during("a queued balance", &mut || {
+        let was_running = state().is_some();
+        ok(balance(&["start", "--enqueue", "-dusage=0"], &path));
+        was_running
+    });
     eventually_during("cancel", &mut || {
         let is_cancelled = balance(&["cancel"], &path).status.success();
         // When the command returns, the image is free.
@@ -199,12 +215,7 @@ fn a_balance_of_an_image_in_the_background_is_shown_paused_and_cancelled() {
 fn umount_names_the_balance_that_keeps_the_mount_busy() {
     let Some(Bed { image, path, dir: _dir, at }) = Bed::new() else { return };
     ok(ubtrfs(["mount", &path, &at]));
-    let snapshot = format!("{at}/snapshot");
-    ok(ubtrfs(["subvolume", "snapshot", "-r", &at, &snapshot]));
-    // A balance that empties block groups waits for a send, and this send waits because nobody reads its stream.
-    let mut send = common::command(["send", &snapshot]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut begin = vec![0; 1 << 20];
-    send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    let mut send = waiting_send(&at);
     refused(&ubtrfs(["umount", &at]), &["is busy"]);
     assert_eq!(ok(balance(&["start", "--bg", "-m"], &at)), "");
     refused(
@@ -222,12 +233,7 @@ fn a_queued_balance_waits_in_the_background() {
     let Some(Bed { image, path, dir: _dir, at }) = Bed::new() else { return };
     let is_idle = || balance(&["status"], &at).status.success();
     ok(ubtrfs(["mount", &path, &at]));
-    let snapshot = format!("{at}/snapshot");
-    ok(ubtrfs(["subvolume", "snapshot", "-r", &at, &snapshot]));
-    // A balance that empties block groups waits for a send, and this send waits because nobody reads its stream.
-    let mut send = common::command(["send", &snapshot]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut begin = vec![0; 1 << 20];
-    send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    let mut send = waiting_send(&at);
     assert_eq!(ok(balance(&["start", "--bg", "-m"], &at)), "");
     refused(&balance(&["start", "--bg", "-musage=0"], &at), &["a balance is running"]);
     refused(&balance(&["start", "--bg", "--enqueue", "-dconvert=raid1"], &at), &["single or dup"]);
