@@ -48,7 +48,7 @@ fn chain_in(image: &Path, top: &[u8]) -> (usize, u32) {
     (depth, mode & 0o7777)
 }
 
-/// The same for a chain on the host.
+/// Returns the depth of a chain of directories on the host, and the mode of its innermost directory.
 fn chain_on_host(top: &Path) -> (usize, u32) {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     let mut at: OwnedFd = openat(CWD, top, flags, Mode::empty()).unwrap();

@@ -147,7 +147,7 @@ fn limit(max: Option<u32>) -> usize {
 
 /// The number of uses of an extent in an answer, unless the request gives a number.
 pub const RESULTS_MAX: usize = 4096;
-/// The largest number of results that a request can ask for: what the largest buffer of btrfs-progs takes.
+/// A request can ask for at most this number of results. The largest buffer of btrfs-progs has room for so many.
 const HIGHEST_MAX: usize = (16 << 20) / 24;
 /// The bytes of paths after which an answer ends. As JSON, they must fit into an answer.
 const PATHS_BYTES_MAX: usize = 8 << 20;

@@ -93,7 +93,7 @@ const TABLE: &[(Operation, i64, i64)] = {
         (WriteNew, 2, 2),
         // Linux also reserves room for the data at first, although it takes none.
         (WritePreallocated, 2, 1),
-        // What makes room, or takes none, always works with ubtrfs, so that a user at a limit can go on.
+        // These changes free space, or need none. ubtrfs always allows them, so that a user at a limit can go on.
         (WriteInPlace, 2, 0),
         (Removexattr, 2, 0),
         (Truncate(0), 2, 0),

@@ -201,7 +201,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
         metadata: metadata.or_else(every),
         force,
     };
-    // What a process in the background writes to its output counts as its begin.
+    // A process in the background must not print this: its first output tells that the balance has begun.
     if verbose && !detached {
         let kinds = [("DATA", &start.data), ("METADATA", &start.metadata), ("SYSTEM", &start.system)];
         let lines = kinds.iter().filter_map(|(kind, filters)| Some(filters_line(kind, filters.as_ref()?)));
@@ -213,7 +213,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     let detached = detached.then(Detached::new);
     let path = path.or_image();
     if enqueue && let Target::Image(at) = &path {
-        // Such a process ends with its balance.
+        // The process that balances an image ends with its balance.
         while Channel::open_image(&at.image, true).is_some() {
             if let Some(detached) = &detached {
                 detached.report_begin();

@@ -18,7 +18,7 @@ use super::roots::{RootsCache, RootsOf};
 use super::view::TreesView;
 use crate::engine::Engine;
 
-/// What was found about shared extents so far. Of bounded size.
+/// Remembers which extents are shared, and which subvolumes reach each block. The memory that it takes is limited.
 #[derive(Debug, Default)]
 pub struct SharedExtents {
     /// The commit whose trees were searched (I1).

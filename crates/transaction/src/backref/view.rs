@@ -99,7 +99,7 @@ impl<'v> TreesView<'v> {
         Self { source, extent_root, roots: Roots::Fixed, known: RefCell::new(known) }
     }
 
-    /// The same view, whose nodes come from `source`.
+    /// Makes the view read its nodes from `source`.
     #[cfg(test)]
     pub(crate) fn with_source(self, source: &'v dyn NodeSource) -> Self {
         Self { source, ..self }

@@ -50,7 +50,7 @@ pub struct QuotaReservation {
     parts: Vec<Part>,
 }
 
-/// What a writer needs of its quota groups.
+/// The space that a writer needs within the limits of its quota groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
     /// Bytes of the written data, by which the reservation is split (I3).

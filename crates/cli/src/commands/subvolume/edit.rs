@@ -46,7 +46,7 @@ pub(super) struct DeleteArgs {
     /// Commit after each deletion, so that it is durable on return
     #[arg(short, long = "commit-after", visible_alias = "commit")]
     commit: bool,
-    /// The same as --commit-after
+    /// Do what --commit-after does
     #[arg(short = 'C', long)]
     commit_each: bool,
     /// Print whether each deletion is committed
