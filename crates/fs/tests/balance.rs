@@ -360,7 +360,10 @@ fn conversion_round(seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     let mixed = rng.one_in(4);
     let nodesize = if mixed || rng.one_in(2) { 4096 } else { 16_384 };
-    let mkfs = MkfsOptions { nodesize, mixed, ..MkfsOptions::default() };
+    let mut mkfs = MkfsOptions { nodesize, mixed, ..MkfsOptions::default() };
+    if mixed {
+        mkfs.metadata_profile = mkfs.data_profile;
+    }
     let device = Arc::new(MediumDevice::new(Medium::formatted(2 << 30, &mkfs)?));
     let as_device = Arc::clone(&device) as Arc<dyn Device>;
     let fs = Fs::open(vec![as_device], MountOptions::parse("commit=1")?)?;

@@ -9,7 +9,7 @@ use ubtrfs_space::{Extent, Reservation, SpaceKind};
 
 use crate::engine::Engine;
 use crate::extents::csum_tree::{self, SectorCsums};
-use crate::extents::data_ledger::Referrer;
+use crate::extents::data_ledger::{Referrer, Users};
 use crate::handle::quota_reservation::{Need, QuotaReservation};
 
 /// Data space promised to a writer.
@@ -365,9 +365,10 @@ impl Engine {
             return Ok(true);
         }
         let referrer = (root, ino, file_offset.wrapping_sub(extent.offset));
-        let (others, no_item_yet) = self.ledger.other_referrers(extent.disk_bytenr, &referrer);
-        if others || no_item_yet {
-            return Ok(others);
+        match self.ledger.users(extent.disk_bytenr, &referrer) {
+            Users::Others | Users::Unknown => return Ok(true),
+            Users::OnlyThis => return Ok(false),
+            Users::Recorded => {}
         }
         let last_snapshot = self.tree(root)?.map_or(Generation(u64::MAX), |tree| tree.root.lock().last_snapshot);
         let extents = self.own_tree(RootId::EXTENT_TREE)?;

@@ -53,6 +53,20 @@ impl PutExtent {
     }
 }
 
+/// What the ledger knows about the users of an extent besides one referrer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// An item with another referrer was put since the last commit.
+    Others,
+    /// The extent has no extent item yet, and only this referrer put items.
+    OnlyThis,
+    /// No item was put since the last commit, but the extent has no extent item yet: it is the copy of an extent that a
+    /// relocation is moving. Any files may use it.
+    Unknown,
+    /// No item with another referrer was put since the last commit. The extent item records the other users.
+    Recorded,
+}
+
 /// Data extents and checksums that the trees do not record yet.
 #[derive(Debug)]
 pub(crate) struct DataLedger {
@@ -120,15 +134,19 @@ impl DataLedger {
         self.extents.lock().active.len()
     }
 
-    /// Returns whether an item with another referrer was put since the last commit, and whether the extent has no
-    /// extent item yet.
-    pub(crate) fn other_referrers(&self, bytenr: Logical, referrer: &Referrer) -> (bool, bool) {
+    /// What the ledger knows about the users of an extent besides this referrer.
+    pub(crate) fn users(&self, bytenr: Logical, referrer: &Referrer) -> Users {
         let extents = self.extents.lock();
-        let others = [&extents.active, &extents.frozen]
-            .into_iter()
-            .filter_map(|puts| puts.get(&bytenr))
-            .any(|put| put.has_other_than(referrer));
-        (others, covering(&extents.allocated, bytenr.0).is_some())
+        let mut puts = [&extents.active, &extents.frozen].into_iter().filter_map(|puts| puts.get(&bytenr)).peekable();
+        let has_puts = puts.peek().is_some();
+        if puts.any(|put| put.has_other_than(referrer)) {
+            return Users::Others;
+        }
+        match covering(&extents.allocated, bytenr.0) {
+            None => Users::Recorded,
+            Some(_) if has_puts => Users::OnlyThis,
+            Some(_) => Users::Unknown,
+        }
     }
 
     /// The subvolume whose item was the first to refer to an extent of the frozen transaction.
@@ -357,9 +375,20 @@ mod tests {
         ledger.allocated(extent);
         ledger.put(extent, one);
         ledger.put(extent, one);
-        assert_eq!(ledger.other_referrers(extent.bytenr, &one), (false, true));
-        assert_eq!(ledger.other_referrers(extent.bytenr, &two), (true, true));
+        assert_eq!(ledger.users(extent.bytenr, &one), Users::OnlyThis);
+        assert_eq!(ledger.users(extent.bytenr, &two), Users::Others);
         ledger.put(extent, two);
-        assert_eq!(ledger.other_referrers(extent.bytenr, &one), (true, true));
+        assert_eq!(ledger.users(extent.bytenr, &one), Users::Others);
+    }
+
+    #[test]
+    fn the_users_of_a_copy_are_unknown_until_it_has_an_extent_item() {
+        let ledger = ledger_with(&[]);
+        let extent = Extent::new(Logical(SECTOR), SECTOR);
+        let referrer = (RootId::FS_TREE, Ino(257), 0);
+        ledger.allocated(extent);
+        assert_eq!(ledger.users(extent.bytenr, &referrer), Users::Unknown);
+        ledger.forget_allocated_all(&[extent]);
+        assert_eq!(ledger.users(extent.bytenr, &referrer), Users::Recorded);
     }
 }

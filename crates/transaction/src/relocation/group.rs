@@ -357,12 +357,30 @@ mod tests {
     use std::sync::Arc;
 
     use ubtrfs_device::MemoryDevice;
-    use ubtrfs_format::item::ExtentFlags;
+    use ubtrfs_format::item::{ExtentFlags, RegularExtent};
     use ubtrfs_space::DelayedRefs;
     use ubtrfs_tree::Batch;
 
     use super::*;
     use crate::OpenOptions;
+
+    #[test]
+    fn a_copy_counts_as_shared_until_it_has_an_extent_item() {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+        let group = engine.space.block_groups().into_iter().find(|group| SpaceKind::of(group.flags) == SpaceKind::Data);
+        let from = Extent::new(group.expect("there is one").start, 4096);
+        let copies = DataCopies::make(&engine, &[from]).expect("copied");
+        let to = copies.copies[0].to;
+        // A writer finds the copy in a tree between the publication of the tree and the update of the extent tree.
+        let extent = RegularExtent { disk_bytenr: to.bytenr, disk_num_bytes: 4096, offset: 0, num_bytes: 4096 };
+        let is_shared = || engine.extent_is_shared(RootId::FS_TREE, Ino(257), 0, &extent).expect("read");
+        assert!(is_shared());
+        engine.ledger.forget_allocated_all(&[to]);
+        assert!(is_shared(), "no extent item yet");
+        engine.ledger.allocated(to);
+    }
 
     #[test]
     fn a_crafted_length_of_an_extent_fails_the_move_without_a_panic() {
