@@ -329,7 +329,12 @@ impl Session<'_> {
             false => None,
         };
         self.receiving = None;
-        let receives = self.fs.subvolumes.receives.lock();
+        let mut receives = self.fs.subvolumes.receives.lock();
+        // An interrupted receive of this name may still be deleting or keeping its subvolume. The name may be free
+        // afterwards, or belong to another subvolume.
+        while let Ok((id, _)) = self.fs.find_subvolume(dir, name)
+            && receives.wait_for_end(id)
+        {}
         let resumed = self.fs.resumable(dir, name, &sent, self.options.keep, &receives)?;
         let (id, target) = match resumed {
             Some((id, progress)) => (id, progress),
@@ -439,6 +444,9 @@ impl Session<'_> {
     /// Deletes or keeps the incomplete subvolume after a failure (R4).
     fn clean_up(&mut self, error: ReceiveError) -> ReceiveError {
         let Some(mut current) = self.current.take() else { return error };
+        if let Some(receiving) = &self.receiving {
+            receiving.stop();
+        }
         let id = current.made.id;
         let keeps = self.options.keep && !current.has_failures;
         if keeps && let Err(unshared) = current.share_waiting(self.fs) {
