@@ -23,6 +23,7 @@
 //! - `engine`, `open`: the type [`Engine`], and opening a filesystem.
 //! - `job`: progress of long operations, and requests to pause or cancel them.
 //! - `per_thread`: copies of a value, one for each thread.
+//! - `race`: places where tests delay threads.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
@@ -42,6 +43,7 @@ mod nodes;
 mod open;
 mod per_thread;
 mod qgroup;
+mod race;
 mod relocation;
 mod roots;
 #[cfg(test)]
@@ -71,6 +73,9 @@ pub use job::{Job, Progress};
 pub use nodes::leaf_ahead::LeafReadAhead;
 pub use per_thread::PerThread;
 pub use qgroup::control::{QgroupInfo, QuotaKind, QuotaStatus};
+#[cfg(debug_assertions)]
+pub use race::delay_races;
+pub use race::race_point;
 pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, RegularExtent};
 use ubtrfs_format::{Corrupt, Logical};
+use ubtrfs_transaction::race_point;
 
 use crate::compression;
 use crate::inode::file_data::Decompressed;
@@ -123,6 +124,7 @@ impl Fs {
         while from < end {
             let extents = extents_in(&inode.home.tree, inode.id.ino, from..end, STEP, self.geometry.sectorsize)?;
             let is_last = extents.len() < STEP;
+            race_point();
             for extent in &extents {
                 let part = extent.start.max(from)..extent.end.min(end);
                 buf[(from - offset) as usize..(part.start - offset) as usize].fill(0);

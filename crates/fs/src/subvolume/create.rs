@@ -13,7 +13,7 @@
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeRef, QgroupLimit, RootRef, Timespec};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
-use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId};
+use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId, race_point};
 use uuid::Uuid;
 
 use crate::Fs;
@@ -151,6 +151,7 @@ impl Fs {
             return Err(Error::NotFound);
         }
         let reservation = self.reserve_for_snapshot(source, NEW_ITEMS)?;
+        race_point();
         let _in_place = self.data.in_place.write();
         self.make_subvolume(dir, name, kind, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }

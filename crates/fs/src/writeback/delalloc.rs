@@ -31,7 +31,7 @@ use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical, RootId};
 use ubtrfs_transaction::{
-    DataReservation, Geometry, MetadataReservation, QuotaReservation, Reclaim, Span, TransHandle,
+    DataReservation, Geometry, MetadataReservation, QuotaReservation, Reclaim, Span, TransHandle, race_point,
 };
 
 use crate::inode::file_data::Run;
@@ -665,6 +665,7 @@ impl Job<'_> {
             if extents.is_empty() {
                 break;
             }
+            race_point();
             for at in extents {
                 let part = at.start.max(range.start)..at.end.min(range.end);
                 if self.may_write_into(fs, &at)? {

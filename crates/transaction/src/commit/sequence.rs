@@ -39,6 +39,7 @@ use crate::handle::root_change::RootChange;
 use crate::handle::running::EndedTransaction;
 use crate::health::stats::Span;
 use crate::per_thread::Closed;
+use crate::race::race_point;
 use crate::relocation::step::RelocationStep;
 
 impl Engine {
@@ -136,6 +137,7 @@ impl Engine {
         let (transid, frozen, root_changes) = self.freeze_transaction(&gate);
         // While data moves, the gate stays closed, so no operation can begin (I3 of relocation::step).
         let gate = step.as_ref().is_some_and(|step| step.moves_data()).then_some(gate);
+        race_point();
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
         self.change_roots(root_changes, work, transid)?;
@@ -167,6 +169,7 @@ impl Engine {
         self.volumes.write_superblock(&superblock)?;
         drop(written);
 
+        race_point();
         self.finish_migrations(&migrated_chunks)?;
         let _unpin = self.stats.span(Span::Unpin);
         self.commit_state.set_committed(superblock, work);
@@ -315,6 +318,7 @@ impl Engine {
     /// Moves extents out of a block group. Called when the extent tree records all references of subvolumes.
     fn run_step(&self, step: &mut RelocationStep, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let mut moved = self.move_extents(step, &mut work.refs, transid)?;
+        race_point();
         // Run the refs of moved extents apart from the other refs, because a move does not change which subvolumes
         // reach an extent.
         self.run_heads(moved.take(), work, transid)?;
@@ -345,6 +349,7 @@ impl Engine {
         work.quota.changes.extend(changes.owners);
         self.count_charges(&changes.charges, transid);
         self.ledger.forget_allocated_all(&changes.added);
+        race_point();
         self.space.extents_added(&changes.added)?;
         for (extent, is_data) in changes.removed {
             self.space.extent_removed(extent, transid)?;

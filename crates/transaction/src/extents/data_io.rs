@@ -11,6 +11,7 @@ use crate::engine::Engine;
 use crate::extents::csum_tree::{self, SectorCsums};
 use crate::extents::data_ledger::{Referrer, Users};
 use crate::handle::quota_reservation::{Need, QuotaReservation};
+use crate::race::race_point;
 
 /// Data space promised to a writer.
 #[must_use = "a reservation that is dropped at once holds nothing"]
@@ -329,6 +330,7 @@ impl Engine {
         loop {
             let current = self.moved.current(at);
             let csums = self.csums_of(current, len_bytes)?;
+            race_point();
             // If the data moved during the lookup, the old address may have no checksums any more: look up the new
             // address.
             if csums.is_complete() || self.moved.current(at) == current {
@@ -370,6 +372,7 @@ impl Engine {
             Users::OnlyThis => return Ok(false),
             Users::Recorded => {}
         }
+        race_point();
         let last_snapshot = self.tree(root)?.map_or(Generation(u64::MAX), |tree| tree.root.lock().last_snapshot);
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         extents.with_root(|source, root_ptr| {

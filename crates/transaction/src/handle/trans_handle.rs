@@ -14,6 +14,7 @@ use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::handle::metadata_reservation::{CHANGES_PER_SUBVOLUME_DELETION, HandleLoad, Purpose};
 use crate::handle::root_change::RootChange;
+use crate::race::race_point;
 
 /// The right to put some items, which [`Engine::begin`] turns into a transaction handle.
 #[must_use = "a reservation that is dropped at once holds nothing"]
@@ -143,6 +144,7 @@ impl Engine {
     /// Begins an operation: enters the transaction gate. The caller already holds the inode locks that the operation
     /// needs.
     pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> TransHandle<'e> {
+        race_point();
         TransHandle { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.running.enter() }
     }
 }

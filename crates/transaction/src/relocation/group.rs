@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::handle::metadata_reservation::Purpose;
 use crate::handle::trans_handle::regular_extent;
 use crate::job::Job;
+use crate::race::race_point;
 use crate::relocation::data_copy::DataCopies;
 use crate::relocation::extent_record::{ExtentRecord, record_at};
 use crate::relocation::step::{RelocationStep, extents_in_group};
@@ -112,6 +113,7 @@ impl Engine {
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_readers();
         }
+        race_point();
         self.moved.forget(group.start.0..group.start.0.saturating_add(group.len_bytes));
     }
 
@@ -247,6 +249,7 @@ impl Engine {
             return Ok(Moved::Nothing);
         }
         let mut copies = DataCopies::make(self, &data)?;
+        race_point();
         step.data.clone_from(&copies.copies);
         step.failures = std::mem::take(&mut copies.failures);
         self.commit_with_step(&mut step)?;

@@ -33,6 +33,7 @@ use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource};
 use crate::engine::Engine;
 use crate::extents::csum_tree;
 use crate::handle::metadata_reservation::Purpose;
+use crate::race::race_point;
 use crate::relocation::closure::Closure;
 use crate::relocation::copy::{Copies, CopySpace, NewRoot, copy_closure};
 use crate::relocation::extent_record::{ExtentRecord, record_at};
@@ -239,6 +240,7 @@ impl Engine {
         nodes.into_iter().for_each(|node| self.store.put_dirty(node));
         for NewRoot { tree, root, has_shared_copies } in roots {
             tree.publish_moved(root);
+            race_point();
             let mut state = tree.root.lock();
             state.changed = true;
             if has_shared_copies {

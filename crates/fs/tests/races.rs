@@ -1,0 +1,78 @@
+//! Operations beside each other, with threads delayed at race points.
+//!
+//! The delays are those of the whole process, so tests without delays are elsewhere. `UBTRFS_SEED` repeats the choices
+//! of a failed test, but not its order of threads.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ubtrfs_device::Device;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::{Ino, RootId};
+use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{Medium, MediumDevice, Rng, check_medium};
+
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
+
+#[test]
+fn writes_in_place_beside_relocations_leave_snapshots_alone() {
+    const NR_FILES: u64 = 2;
+    const SECTORS: usize = 256;
+    const SECTOR: usize = 4096;
+    let seed = Rng::seed_or(1);
+    println!("UBTRFS_SEED={seed}");
+    #[cfg(debug_assertions)]
+    ubtrfs_transaction::delay_races(Duration::from_millis(20));
+    let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
+    let device = Arc::new(MediumDevice::new(Medium::formatted(1 << 30, &mkfs).unwrap()));
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::parse("nodatacow").unwrap()).unwrap();
+    let work = fs.create_subvolume(TOP, b"work", &Caller::ROOT).unwrap();
+    // Half of the sectors are preallocated. Each sector is an extent of its own, so a relocation copies many leaves.
+    let files: Vec<InodeId> = (0..NR_FILES)
+        .map(|number| fs.create(work, format!("{number}").as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id)
+        .collect();
+    for sector in 0..SECTORS {
+        for &id in &files {
+            let offset = (sector * SECTOR) as u64;
+            match sector % 2 {
+                0 => fs.fallocate(id, offset, SECTOR as u64, FallocateMode::empty()).unwrap(),
+                _ => drop(fs.write(id, offset, &[1; SECTOR]).unwrap()),
+            }
+        }
+    }
+    for round in 0..20 {
+        let expected: Vec<Vec<u8>> = files.iter().map(|&id| fs.read(id, 0, SECTORS * SECTOR).unwrap()).collect();
+        let name = format!("snapshot-{round}");
+        let snapshot = fs.snapshot(work.root, TOP, name.as_bytes(), true).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for &id in &files {
+                let (fs, stop, mut rng) = (&fs, &stop, Rng::new(seed + round * NR_FILES + id.ino.0));
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Acquire) {
+                        for _ in 0..16 {
+                            let offset = (rng.index(SECTORS) * SECTOR) as u64;
+                            fs.write(id, offset, &[rng.below(256) as u8; SECTOR]).unwrap();
+                        }
+                        fs.flush_data().unwrap();
+                    }
+                });
+            }
+            for group in fs.block_groups().iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA)) {
+                fs.relocate_block_group(group.start, &Job::new()).unwrap();
+            }
+            stop.store(true, Ordering::Release);
+        });
+        for (id, expected) in files.iter().zip(expected) {
+            let found = fs.read(InodeId { root: snapshot.root, ..*id }, 0, SECTORS * SECTOR).unwrap();
+            let changed = (0..SECTORS).find(|at| found[at * SECTOR..][..SECTOR] != expected[at * SECTOR..][..SECTOR]);
+            assert_eq!(changed, None, "round {round}: sector of inode {}", id.ino);
+        }
+    }
+    fs.close().unwrap();
+    check_medium(&device.content()).unwrap();
+}
