@@ -23,6 +23,7 @@
 //! | `seek`       | data and holes of files that are being written              |
 //! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
 //! | `lost_pages` | files with written pages that could not be stored            |
+//! | `running_programs` | files that are open for execution, which cannot be truncated |
 //! | `sandbox`    | seccomp, Landlock and giving up root                        |
 //! | `activity`   | commits when a burst of changes ends                        |
 #![forbid(unsafe_code)]
@@ -43,6 +44,7 @@ mod name_cache;
 mod node;
 mod other_user;
 pub mod protocol;
+mod running_programs;
 mod sandbox;
 mod seek;
 mod server;

@@ -39,6 +39,7 @@ use crate::lent_device::LentDevice;
 use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Operation, Reply, Request, Setattr, Statfs};
+use crate::running_programs::RunningPrograms;
 use crate::seek::PageFlusher;
 use crate::subvolume_ioctl::{self, Command};
 use crate::transport::{Handler, Place};
@@ -65,8 +66,12 @@ const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
 /// cannot be changed through a mapping. A shared mmap of such a file fails with ENODEV; on Linux's btrfs, it fails with
 /// EACCES.
 const APPEND_OPEN_FLAGS: u32 = OPEN_FLAGS | 1;
-/// Marks the handle of a file that was append-only when it was opened; the other bits are the descriptor's number.
+/// Marks the handle of a file that was append-only when it was opened.
 const APPENDS_ONLY: u64 = 1 << 63;
+/// Marks the handle of a file that was opened for execution.
+const EXECUTED: u64 = 1 << 62;
+/// The bits of a handle that are the descriptor's number.
+const DESCRIPTOR: u64 = !(APPENDS_ONLY | EXECUTED);
 
 /// The handle of files that were opened without a request.
 const UNOPENED: u64 = 0;
@@ -79,6 +84,8 @@ const SEEK_HOLE: u32 = 4;
 const O_ACCMODE: i32 = 3;
 const O_TRUNC: i32 = 0o1000;
 const O_APPEND: i32 = 0o2000;
+/// The kernel's `FMODE_EXEC`, in the flags of an open for execution.
+const FOR_EXECUTION: i32 = 0x20;
 
 /// Handles the requests of one mount.
 #[derive(Debug)]
@@ -88,6 +95,7 @@ pub(crate) struct Server {
     activity: Arc<Activity>,
     seeker: PageFlusher,
     dir_ends: DirectoryReaders,
+    running_programs: RunningPrograms,
     groups: Groups,
     host: Arc<MountHost>,
     /// Name of the control socket: the value of [`CONTROL_XATTR`], and the answer to [`ASK_MOUNT`].
@@ -111,8 +119,22 @@ impl Server {
         lent: Arc<OnceLock<LentDevice>>,
     ) -> Self {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
-        let (dir_ends, no_xattrs, no_open) = (DirectoryReaders::default(), config.no_xattrs, config.no_open);
-        Self { fs, nodes, activity, seeker, dir_ends, groups, host, control, no_xattrs, no_open, lent }
+        let (no_xattrs, no_open) = (config.no_xattrs, config.no_open);
+        let (dir_ends, running_programs) = Default::default();
+        Self {
+            fs,
+            nodes,
+            activity,
+            seeker,
+            dir_ends,
+            running_programs,
+            groups,
+            host,
+            control,
+            no_xattrs,
+            no_open,
+            lent,
+        }
     }
 
     /// The running ioctls, which the caller can cancel.
@@ -432,9 +454,12 @@ impl Server {
                 let (from, to) = ((self.id(node)?, name), (self.id(new_parent)?, new_name));
                 self.fs.rename_by(from, to, flags, &caller(req, 0))?;
             }
-            Operation::Open { flags } => self.open(req, flags, reply)?,
+            Operation::Open { flags } => self.open(req, flags, reply, place)?,
             Operation::Release { handle, flags } => {
-                self.fs.close_descriptor(handle & !APPENDS_ONLY);
+                self.fs.close_descriptor(handle & DESCRIPTOR);
+                if handle & EXECUTED != 0 {
+                    self.running_programs.release(self.id(node)?);
+                }
                 if is_for_writing(flags) {
                     self.seeker.released(node);
                 }
@@ -478,7 +503,7 @@ impl Server {
             }
             Operation::Fsync { handle, datasync } => {
                 let id = self.id(node)?;
-                place.aside(|| self.fs.fsync_descriptor(id, datasync, handle & !APPENDS_ONLY))?;
+                place.aside(|| self.fs.fsync_descriptor(id, datasync, handle & DESCRIPTOR))?;
                 self.host.lost_pages.forget(id);
             }
             Operation::Fsyncdir { datasync } => {
@@ -640,10 +665,16 @@ impl Server {
         self.fs.setattr(id, &set, &caller(req, 0))
     }
 
-    fn open(&self, req: &Request<'_>, flags: i32, reply: &mut Reply<'_>) -> Result<()> {
+    fn open(&self, req: &Request<'_>, flags: i32, reply: &mut Reply<'_>, place: &Place<'_>) -> Done {
         let id = self.id(req.node)?;
         let is_append_only = self.check_open(id, flags)?;
         if flags & O_TRUNC != 0 {
+            if !is_for_writing(flags)
+                && self.running_programs.contains(id)
+                && place.aside(|| self.running_programs.contains_after_releases(id))
+            {
+                return Err(Failure::Errno(Errno::TXTBSY));
+            }
             self.activity.note_change();
             // The times change even if the file is empty already.
             let set = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
@@ -654,9 +685,13 @@ impl Server {
             self.seeker.opened(req.node);
         }
         let handle = self.fs.open_descriptor();
-        match is_append_only {
-            true => reply.opened(handle | APPENDS_ONLY, APPEND_OPEN_FLAGS),
-            false => reply.opened(handle, OPEN_FLAGS),
+        if is_append_only {
+            reply.opened(handle | APPENDS_ONLY, APPEND_OPEN_FLAGS);
+        } else if flags & FOR_EXECUTION != 0 {
+            self.running_programs.add(id);
+            reply.opened(handle | EXECUTED, OPEN_FLAGS);
+        } else {
+            reply.opened(handle, OPEN_FLAGS);
         }
         Ok(())
     }

@@ -181,6 +181,42 @@ with open('program', 'r+b') as file:
     fs.close().unwrap();
 }
 
+#[test]
+fn a_running_program_is_not_truncated() {
+    if !can_run() {
+        return;
+    }
+    let dev_fuse = MountConfig { transport: Transport::DevFuse, ..shared() };
+    for config in [shared(), dev_fuse, MountConfig { no_open: true, ..shared() }] {
+        let mount = Mount::new(config);
+        python(
+            mount.path(),
+            r"
+import errno, os, shutil, subprocess
+shutil.copy('/bin/sleep', 'program')
+size = os.stat('program').st_size
+for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+    running = [subprocess.Popen(['./program', '100']) for _ in range(2)]
+    for program in running:
+        try:
+            os.open('program', flags | os.O_TRUNC)
+            raise SystemExit('a running program was opened with O_TRUNC')
+        except OSError as error:
+            assert error.errno == errno.ETXTBSY, error
+        assert os.stat('program').st_size == size
+        program.kill()
+        program.wait()
+with open('program', 'rb') as file, open('/bin/sleep', 'rb') as original:
+    assert file.read() == original.read()
+subprocess.run(['./program', '0'], check=True)
+os.close(os.open('program', os.O_RDONLY | os.O_TRUNC))
+assert os.stat('program').st_size == 0
+",
+        );
+        mount.end();
+    }
+}
+
 /// Makes a file with a capability.
 fn make_program(fs: &Fs, dir: InodeId, name: &[u8]) -> InodeId {
     let made = fs.create(dir, name, NewInode::file(0o777), &Caller::ROOT).unwrap().id;
