@@ -10,9 +10,10 @@
 //!   sleeps for [`REST`].
 //! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine (measured when serving
 //!   begins), and for at most one [`SHARE`]th of the elapsed time. Time that was not used is saved for later bursts, up
-//!   to [`SAVED_MAX`]. With rings, a request is served where its client runs, so waking is slow from
-//!   [`SLOW_WAKE_WITH_RINGS`] on. Without rings, it is slow from [`SLOW_WAKE`] on, and only requests of a lone client
-//!   count, for which the threads that read /dev/fuse are gathered.
+//!   to [`SAVED_MAX`]. Without rings, only requests of a lone client count, for which the threads that read /dev/fuse
+//!   are gathered. With rings, a request is served where its client runs, but an answer may move the client to an idle
+//!   processor, most often while other threads of the server (writeback) run now and then. On two processors, polling
+//!   leaves the client no idle one. With rings on more processors, waking is slow from [`SLOW_WAKE_OF_MANY`] on.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -103,9 +104,10 @@ impl IdlePoll {
     }
 
     /// Waits for bursts of requests and spins during them (P1 to P3), until [`IdlePoll::stop`]. Returns at once if
-    /// `polling` is off, or is `Auto` and waking is fast. Only one thread may run this method.
-    pub(super) fn run(&self, polling: IdlePolling, has_rings: bool) {
-        let slow = if has_rings { SLOW_WAKE_WITH_RINGS } else { SLOW_WAKE };
+    /// `polling` is off, or is `Auto` and waking is fast. `nr_queues` is the number of processors with rings; 0 without
+    /// rings. Only one thread may run this method.
+    pub(super) fn run(&self, polling: IdlePolling, nr_queues: usize) {
+        let slow = if nr_queues <= 2 { SLOW_WAKE } else { SLOW_WAKE_OF_MANY };
         if polling == IdlePolling::Off || polling == IdlePolling::Auto && wake_time() < slow {
             return;
         }
@@ -202,9 +204,9 @@ const WAKE_TRIES: usize = 15;
 const WAKE_PAUSE: Duration = Duration::from_micros(500);
 /// A wake-up that takes at least this long is slow: the two wake-ups of a request take half as long as the request.
 const SLOW_WAKE: Duration = Duration::from_micros(3);
-/// With rings, a wake-up that takes at least this long is slow. An idle processor wakes faster, unless a hypervisor has
-/// halted it.
-const SLOW_WAKE_WITH_RINGS: Duration = Duration::from_micros(30);
+/// With rings on more than two processors, a wake-up that takes at least this long is slow. An idle processor wakes
+/// faster, unless a hypervisor has halted it.
+const SLOW_WAKE_OF_MANY: Duration = Duration::from_micros(30);
 /// The thread may spin for one `SHARE`th of the elapsed time (P3).
 const SHARE: u32 = 4;
 /// The longest time that the thread spins at once. Between bursts, unused time is saved up to this limit.

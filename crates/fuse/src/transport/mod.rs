@@ -184,7 +184,7 @@ impl Connection {
             }
             if polling != IdlePolling::Off {
                 let thread = std::thread::Builder::new().name("fuse-idle-poll".to_owned());
-                match thread.spawn_scoped(scope, || shared.idle_poll.run(polling, !shared.queues.is_empty())) {
+                match thread.spawn_scoped(scope, || shared.idle_poll.run(polling, nr_queues)) {
                     Ok(running) => shared.idle_poll.started(running.thread()),
                     Err(error) => tracing::warn!("idle_poll is off: {error}"),
                 }
