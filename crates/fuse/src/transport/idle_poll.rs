@@ -4,8 +4,8 @@
 //! idle processor, which takes as long as the request, in a virtual machine up to ten times as long. So a thread of the
 //! lowest priority spins on an otherwise idle processor, and client and server stay where they are.
 //!
-//! - P1. Polling costs nothing while few requests arrive: the thread starts to spin after [`BURST`] requests, and stops
-//!   after [`QUIET`] without a request.
+//! - P1. Polling costs nothing while few requests arrive, or requests that take long (fsync): the thread starts to spin
+//!   after [`BURST`] requests within [`DENSE`], and stops after [`QUIET`] without a request.
 //! - P2. The spinning thread yields to other threads: if it did not run for [`CROWDED`] because of other threads, it
 //!   sleeps for [`REST`].
 //! - P3. With [`IdlePolling::Auto`], the thread spins only if waking is slow on this machine (measured when serving
@@ -137,9 +137,16 @@ impl IdlePoll {
     }
 
     fn wait_for_burst(&self) {
-        let before = self.nr_requests.load(Ordering::Relaxed);
         self.asleep.store(true, Ordering::Relaxed);
-        while self.nr_requests.load(Ordering::Relaxed) < before + BURST && !self.stopped.load(Ordering::Acquire) {
+        let (mut before, mut since) = (self.nr_requests.load(Ordering::Relaxed), Instant::now());
+        while !self.stopped.load(Ordering::Acquire) {
+            let nr = self.nr_requests.load(Ordering::Relaxed);
+            if nr >= before + BURST {
+                if since.elapsed() < DENSE {
+                    break;
+                }
+                (before, since) = (nr, Instant::now());
+            }
             std::thread::park();
         }
         self.asleep.store(false, Ordering::Relaxed);
@@ -213,6 +220,8 @@ const SHARE: u32 = 4;
 const SAVED_MAX: Duration = Duration::from_secs(5);
 const LOWEST: i32 = 19;
 const BURST: u64 = 16;
+/// The longest time of a burst. Requests that are answered from memory take a tenth of it.
+const DENSE: Duration = Duration::from_millis(2);
 /// The thread stops spinning after this time without a request (P1). The time is longer than one request together with
 /// the client's work before its next request.
 const QUIET: Duration = Duration::from_micros(500);
@@ -243,8 +252,15 @@ mod tests {
             }
             (0..BURST - 1).for_each(|_| poll.note_request());
             assert!(!waits.is_finished() && poll.asleep.load(Ordering::Relaxed), "that is no burst");
+            for _ in 0..4 {
+                std::thread::sleep(DENSE * 10);
+                (0..BURST).for_each(|_| poll.note_request());
+            }
+            assert!(!waits.is_finished() && poll.asleep.load(Ordering::Relaxed), "these are too far apart");
             // Every `BURST`th request wakes the thread.
-            (0..BURST).for_each(|_| poll.note_request());
+            while poll.asleep.load(Ordering::Relaxed) {
+                poll.note_request();
+            }
             assert_ne!(waits.join().unwrap(), Ended::Stopped);
         });
         poll.stop();
