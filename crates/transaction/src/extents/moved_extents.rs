@@ -11,6 +11,11 @@
 //!   address up again and finds the new address.
 //! - I2. An address is in the map only while its block group is read-only, so the address is not allocated again while
 //!   it is in the map.
+//! - I3. The copy of an extent may move again while the first move is in the map, because several block groups are
+//!   emptied at the same time. An address is therefore translated until it is not in the map. This ends: a copy is made
+//!   only in a writable group, so by I2 no chain of moves returns to an address in the map. A relocation forgets a move
+//!   only after every thread with an earlier address of the chain has finished, because these threads looked their
+//!   addresses up before the move.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,17 +35,22 @@ pub(crate) struct MovedExtents {
 }
 
 impl MovedExtents {
-    /// The current address of data that was at this address.
+    /// The current address of data that was at this address (I3).
     pub(crate) fn current(&self, at: Logical) -> Logical {
         if !self.any.load(Ordering::Acquire) {
             return at;
         }
         let moves = self.moves.read();
-        let found = moves
-            .range(..=at.0)
-            .next_back()
-            .map(|(start, (len_bytes, to))| (at.0.saturating_sub(*start), len_bytes, to));
-        found.filter(|(offset, len_bytes, _)| offset < len_bytes).map_or(at, |(offset, _, to)| to.advance(offset))
+        let next = |at: Logical| {
+            let (start, (len_bytes, to)) = moves.range(..=at.0).next_back()?;
+            let offset = at.0.saturating_sub(*start);
+            (offset < *len_bytes).then(|| to.advance(offset))
+        };
+        let mut current = at;
+        while let Some(to) = next(current) {
+            current = to;
+        }
+        current
     }
 
     /// Notes moves.
@@ -73,5 +83,13 @@ mod tests {
         assert_eq!(moved.current(Logical(4096)), Logical(1 << 20));
         moved.forget(0..8192);
         assert_eq!(moved.current(Logical(4096)), Logical(4096));
+    }
+
+    #[test]
+    fn the_address_from_before_two_moves_is_translated_twice() {
+        let moved = MovedExtents::default();
+        moved.note([(Extent::new(Logical(4096), 8192), Logical(1 << 20))]);
+        moved.note([(Extent::new(Logical(1 << 20), 8192), Logical(2 << 20))]);
+        assert_eq!(moved.current(Logical(8192)), Logical((2 << 20) + 4096));
     }
 }
