@@ -419,6 +419,7 @@ impl Fs {
         loop {
             let (mut plan, reservation, end) = self.reserve_items(job)?;
             let is_last = end == job.units.len();
+            race_point();
             let mut state = inode.state.write();
             let state = &mut *state;
             if let Some(inline) = &job.inline

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - I1. The group is read-only from the end of [`Engine::close_to_allocations`] to the group's removal, or until the
-//!   relocation ends early. So the content of the group only shrinks, and each extent needs to be found only once.
+//!   relocation ends early. So the content of the group only shrinks, and each extent needs to be found only once. No
+//!   other relocation makes the group writable: a relocation does so only while its group is in the map of relocations.
 //! - I2. An extent that cannot be moved stays in its group, which becomes writable again after the relocation.
 
 use std::ops::Range;
@@ -102,9 +103,11 @@ impl Engine {
             emptied = Err(error);
         }
         self.forget_moves(&group);
-        // The group is now removed, or an ordinary group again (I2).
-        self.relocations.end(start);
+        // The group is now removed, or an ordinary group again (I2). It leaves the map last: as soon as it has left the
+        // map, another relocation may make it read-only (I1).
         self.space.set_writable(start);
+        race_point();
+        self.relocations.end(start);
         emptied
     }
 
@@ -144,6 +147,7 @@ impl Engine {
             job.check()?;
             self.finish_drops(job)?;
             let done = self.move_some(&range, &mut report)?;
+            debug_assert!(self.space.is_read_only(group.start), "I1: block group {} is writable", group.start);
             let now = self.space.block_group_at(group.start).map_or(0, |group| group.used);
             job.advance(used.saturating_sub(now));
             used = now;
