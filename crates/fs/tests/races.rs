@@ -5,18 +5,138 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "races/moves.rs"]
+mod moves;
+#[path = "races/quotas.rs"]
+mod quotas;
+#[path = "races/relocations.rs"]
+mod relocations;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ubtrfs_device::Device;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_fs::{BlockGroup, Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{Medium, MediumDevice, Rng, check_medium};
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
+
+/// A filesystem in memory, with the subvolume `work` that the writers of a test change.
+struct Bed {
+    device: Arc<MediumDevice>,
+    fs: Arc<Fs>,
+    work: InodeId,
+    stop: AtomicBool,
+    seed: u64,
+}
+
+impl Bed {
+    /// Makes the filesystem, prints the seed, and delays threads from now on by up to `longest`.
+    fn new(longest: Duration, mkfs: &MkfsOptions, options: &str) -> Self {
+        let seed = Rng::seed_or(1);
+        println!("UBTRFS_SEED={seed}");
+        #[cfg(debug_assertions)]
+        ubtrfs_transaction::delay_races(longest);
+        #[cfg(not(debug_assertions))]
+        let _ = longest;
+        let device = Arc::new(MediumDevice::new(Medium::formatted(1 << 30, mkfs).unwrap()));
+        let options = MountOptions::parse(options).unwrap();
+        let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], options).unwrap();
+        let work = fs.create_subvolume(TOP, b"work", &Caller::ROOT).unwrap();
+        Self { device, fs, work, stop: AtomicBool::new(false), seed }
+    }
+
+    fn create(&self, name: &str) -> InodeId {
+        self.fs.create(self.work, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id
+    }
+
+    fn rng(&self, thread: u64) -> Rng {
+        Rng::new(self.seed.wrapping_mul(1000).wrapping_add(thread))
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    fn groups_of(&self, flags: BlockGroupFlags) -> Vec<BlockGroup> {
+        let groups = self.fs.block_groups();
+        groups.into_iter().filter(|group| group.flags.contains(flags)).collect()
+    }
+
+    /// Calls `round` until the time is over, then tells the other threads to stop. They are told after a panic too.
+    fn for_time(&self, time: Duration, mut round: impl FnMut()) {
+        let _stop = Stopping(&self.stop);
+        let began = Instant::now();
+        while began.elapsed() < time && !self.is_stopped() {
+            round();
+        }
+    }
+
+    /// Calls `round` until another thread of the test has ended.
+    fn until_stopped(&self, mut round: impl FnMut()) {
+        let mut ending = EndingInPanic(&self.stop, true);
+        while !self.is_stopped() {
+            round();
+        }
+        ending.1 = false;
+    }
+
+    fn close_and_check(self) {
+        self.fs.close().unwrap();
+        check_medium(&self.device.content()).unwrap();
+    }
+}
+
+/// Calls `work`, closes the filesystem and checks it.
+fn bed_checked(bed: Bed, work: impl FnOnce(&Bed)) {
+    work(&bed);
+    bed.close_and_check();
+}
+
+struct Stopping<'b>(&'b AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+struct EndingInPanic<'b>(&'b AtomicBool, bool);
+
+impl Drop for EndingInPanic<'_> {
+    fn drop(&mut self) {
+        if self.1 {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// A file and the content that it must have.
+struct Checked {
+    id: InodeId,
+    content: Vec<u8>,
+}
+
+impl Checked {
+    fn new(bed: &Bed, name: &str, bytes: usize) -> Self {
+        Self { id: bed.create(name), content: vec![0; bytes] }
+    }
+
+    fn write(&mut self, fs: &Fs, at: usize, bytes: &[u8]) {
+        self.content[at..at + bytes.len()].copy_from_slice(bytes);
+        fs.write(self.id, at as u64, bytes).unwrap();
+    }
+
+    fn check(&self, fs: &Fs, what: &str) {
+        let found = fs.read(self.id, 0, self.content.len()).unwrap();
+        let wrong = (0..self.content.len()).find(|at| found.get(*at).copied().unwrap_or(0) != self.content[*at]);
+        assert_eq!(wrong, None, "{what}: inode {} of tree {}", self.id.ino, self.id.root);
+    }
+}
 
 #[test]
 fn writes_in_place_beside_relocations_leave_snapshots_alone() {

@@ -1,0 +1,108 @@
+//! Several relocations beside each other, and threads that hold addresses from before a move.
+
+use super::*;
+
+const SECTOR: usize = 4096;
+
+/// A relocation that ends early must not open its block group for writes while another relocation empties it.
+#[test]
+fn a_cancelled_relocation_does_not_open_a_block_group_that_another_empties() {
+    const SECTORS: usize = 128;
+    let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
+    let bed = Bed::new(Duration::from_millis(100), &mkfs, "nodatacow");
+    let mut files: Vec<Checked> = (0..2).map(|nr| Checked::new(&bed, &nr.to_string(), SECTORS * SECTOR)).collect();
+    for file in &mut files {
+        (0..SECTORS).for_each(|at| file.write(&bed.fs, at * SECTOR, &[1; SECTOR]));
+        bed.fs.flush_data().unwrap();
+    }
+    bed_checked(bed, |bed| {
+        std::thread::scope(|scope| {
+            for (nr, file) in files.iter_mut().enumerate() {
+                let mut rng = bed.rng(nr as u64);
+                scope.spawn(move || {
+                    bed.until_stopped(|| {
+                        for _ in 0..8 {
+                            file.write(&bed.fs, rng.index(SECTORS) * SECTOR, &[rng.below(256) as u8; SECTOR]);
+                        }
+                        bed.fs.flush_data().unwrap();
+                        file.check(&bed.fs, "beside relocations");
+                    });
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(move || {
+                    let job = Job::new();
+                    job.cancel();
+                    bed.until_stopped(|| {
+                        for group in bed.groups_of(BlockGroupFlags::DATA) {
+                            drop(bed.fs.relocate_block_group(group.start, &job));
+                        }
+                    });
+                });
+            }
+            bed.for_time(Duration::from_secs(3), || {
+                for group in bed.groups_of(BlockGroupFlags::DATA) {
+                    drop(bed.fs.relocate_block_group(group.start, &Job::new()));
+                }
+            });
+        });
+        for file in &files {
+            file.check(&bed.fs, "at the end");
+        }
+    });
+}
+
+/// Data may move twice while a thread holds the address that it had before both moves.
+#[test]
+fn addresses_stay_valid_while_data_moves_again_and_again() {
+    const PIECE: usize = 8 * SECTOR;
+    const PIECES: usize = 16;
+    let bed = Bed::new(Duration::from_millis(50), &MkfsOptions::default(), "defaults");
+    let mut files: Vec<Checked> = (0..3).map(|nr| Checked::new(&bed, &nr.to_string(), PIECES * PIECE)).collect();
+    bed_checked(bed, |bed| {
+        std::thread::scope(|scope| {
+            for (nr, file) in files.iter_mut().enumerate() {
+                let mut rng = bed.rng(nr as u64);
+                scope.spawn(move || {
+                    bed.until_stopped(|| {
+                        let piece = rng.index(PIECES) * PIECE;
+                        match rng.below(3) {
+                            0 => {
+                                file.write(&bed.fs, piece, &rng.bytes(PIECE));
+                                bed.fs.flush_data().unwrap();
+                            }
+                            1 => {
+                                // The rest of the extent keeps its address.
+                                let at = piece + rng.index(PIECE / SECTOR) * SECTOR;
+                                file.write(&bed.fs, at, &rng.bytes(SECTOR));
+                                bed.fs.flush_data().unwrap();
+                            }
+                            _ => {
+                                let at = piece + rng.index(PIECE / SECTOR) * SECTOR;
+                                let mode = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+                                bed.fs.fallocate(file.id, at as u64, SECTOR as u64, mode).unwrap();
+                                file.content[at..at + SECTOR].fill(0);
+                            }
+                        }
+                        file.check(&bed.fs, "beside relocations");
+                    });
+                });
+            }
+            for nr in 0..2 {
+                let mut rng = bed.rng(100 + nr);
+                scope.spawn(move || {
+                    bed.until_stopped(|| {
+                        let groups = bed.groups_of(BlockGroupFlags::DATA);
+                        if !groups.is_empty() {
+                            drop(bed.fs.relocate_block_group(rng.pick(&groups).start, &Job::new()));
+                        }
+                    });
+                });
+            }
+            bed.for_time(Duration::from_secs(4), || std::thread::sleep(Duration::from_millis(20)));
+        });
+        for file in &files {
+            file.check(&bed.fs, "at the end");
+        }
+    });
+}
