@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "races/cuts.rs"]
+mod cuts;
 #[path = "races/moves.rs"]
 mod moves;
 #[path = "races/quotas.rs"]
