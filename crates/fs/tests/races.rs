@@ -13,6 +13,8 @@ mod moves;
 mod quotas;
 #[path = "races/relocations.rs"]
 mod relocations;
+#[path = "races/shares.rs"]
+mod shares;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
