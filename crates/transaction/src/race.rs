@@ -48,7 +48,8 @@ mod delays {
         // Short delays are frequent, and long ones are rare.
         if random.is_multiple_of(DELAYED_ONE_IN) {
             let longest = most >> ((random >> 8) % 8);
-            std::thread::sleep(Duration::from_micros((random >> 16) % longest.saturating_add(1)));
+            let micros = (random >> 16).checked_rem(longest).unwrap_or(0);
+            std::thread::sleep(Duration::from_micros(micros));
         }
     }
 
