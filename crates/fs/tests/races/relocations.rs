@@ -108,3 +108,31 @@ fn addresses_stay_valid_while_data_moves_again_and_again() {
         }
     });
 }
+
+/// Threads read old addresses of data that has moved, so the old places must not be discarded with the commit.
+#[test]
+fn data_is_read_while_it_moves_and_its_old_place_is_discarded() {
+    const LEN: usize = 16 * SECTOR;
+    for options in ["discard=sync", "discard=sync,nodatasum"] {
+        let bed = Bed::new(Duration::from_millis(50), &MkfsOptions::default(), options);
+        let mut files: Vec<Checked> = (0..4).map(|nr| Checked::new(&bed, &nr.to_string(), LEN)).collect();
+        for (nr, file) in files.iter_mut().enumerate() {
+            file.write(&bed.fs, 0, &bed.rng(nr as u64).bytes(LEN));
+        }
+        bed.fs.sync().unwrap();
+        bed_checked(bed, |bed| {
+            let mut nr_emptied = 0;
+            std::thread::scope(|scope| {
+                for file in &files {
+                    scope.spawn(move || bed.until_stopped(|| file.check(&bed.fs, "beside relocations")));
+                }
+                bed.for_time(Duration::from_secs(2), || {
+                    for group in bed.groups_of(BlockGroupFlags::DATA) {
+                        nr_emptied += u64::from(bed.fs.relocate_block_group(group.start, &Job::new()).is_ok());
+                    }
+                });
+            });
+            assert!(nr_emptied > 0, "no block group was emptied");
+        });
+    }
+}

@@ -25,7 +25,7 @@ use ubtrfs_format::item::BlockGroupItem;
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId, objectid};
-use ubtrfs_space::DelayedRefHead;
+use ubtrfs_space::{DelayedRefHead, Extent};
 use ubtrfs_tree::{Batch, Node};
 
 use crate::commit::state::CommitWork;
@@ -589,7 +589,11 @@ impl Engine {
             self.freed.note(&extents);
             return;
         }
-        for extent in &extents {
+        // Threads may still read old addresses of moved data: they are discarded when no thread has one.
+        let (moved, unused): (Vec<Extent>, Vec<Extent>) =
+            extents.iter().partition(|extent| self.moved.covers(**extent));
+        self.freed.note(&moved);
+        for extent in &unused {
             if let Err(error) = self.volumes.discard(extent.bytenr, extent.len_bytes) {
                 tracing::warn!("discard: {error}");
                 break;

@@ -11,6 +11,8 @@
 //!   address up again and finds the new address.
 //! - I2. An address is in the map only while its block group is read-only, so the address is not allocated again while
 //!   it is in the map.
+//!   Nor is the address discarded: with synchronous discards, that waits for the end of the move
+//!   ([`Engine::discard_moved`](crate::Engine::discard_moved)).
 //! - I3. The copy of an extent may move again while the first move is in the map, because several block groups are
 //!   emptied at the same time. An address is therefore translated until it is not in the map. This ends: a copy is made
 //!   only in a writable group, so by I2 no chain of moves returns to an address in the map. A relocation forgets a move
@@ -53,6 +55,16 @@ impl MovedExtents {
         current
     }
 
+    /// Whether a part of this range is an old address.
+    pub(crate) fn covers(&self, extent: Extent) -> bool {
+        if !self.any.load(Ordering::Acquire) {
+            return false;
+        }
+        let moves = self.moves.read();
+        let last = moves.range(..extent.end()).next_back();
+        last.is_some_and(|(start, (len_bytes, _))| start.saturating_add(*len_bytes) > extent.bytenr.0)
+    }
+
     /// Notes moves.
     pub(crate) fn note(&self, moves: impl IntoIterator<Item = (Extent, Logical)>) {
         let mut map = self.moves.write();
@@ -71,6 +83,19 @@ impl MovedExtents {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_that_touches_an_old_address_is_covered() {
+        let moved = MovedExtents::default();
+        let extent = |start, len_bytes| Extent::new(Logical(start), len_bytes);
+        assert!(!moved.covers(extent(0, 1 << 30)));
+        moved.note([(extent(8192, 8192), Logical(1 << 20))]);
+        let covered = [(0, 8192), (4096, 8192), (8192, 4096), (12288, 8192), (16384, 4096), (0, 1 << 20)];
+        assert_eq!(
+            covered.map(|(start, len)| moved.covers(extent(start, len))),
+            [false, true, true, true, false, true]
+        );
+    }
 
     #[test]
     fn addresses_inside_moved_extents_are_translated() {

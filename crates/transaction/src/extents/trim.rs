@@ -25,8 +25,8 @@ const PIECE_BYTES_MIN: u64 = 1 << 20;
 /// Maximum number of freed ranges that wait to be discarded. Further ranges are not discarded.
 const FREED_MAX: usize = 1 << 18;
 
-/// Freed ranges that are not discarded yet, for asynchronous discards. Owns the ranges, under a lock; no other lock is
-/// taken under that lock.
+/// Freed ranges that are not discarded yet: for asynchronous discards, and old places of moved data. Owns the ranges,
+/// under a lock; no other lock is taken under that lock.
 #[derive(Debug, Default)]
 pub(crate) struct FreedExtents {
     /// The end of each range, by its start. Adjacent ranges are joined.
@@ -58,6 +58,25 @@ impl FreedExtents {
     fn take(&self) -> BTreeMap<u64, u64> {
         std::mem::take(&mut *self.ranges.lock())
     }
+
+    /// Takes the parts of the freed ranges that lie in `part`.
+    fn take_in(&self, part: &Range<u64>) -> Vec<Range<u64>> {
+        let mut ranges = self.ranges.lock();
+        let mut taken = Vec::new();
+        while let Some((start, end)) = ranges.range(..part.end).next_back().map(|(start, end)| (*start, *end))
+            && end > part.start
+        {
+            ranges.remove(&start);
+            if end > part.end {
+                ranges.insert(part.end, end);
+            }
+            if start < part.start {
+                ranges.insert(start, part.start);
+            }
+            taken.push(start.max(part.start)..end.min(part.end));
+        }
+        taken
+    }
 }
 
 impl Engine {
@@ -80,6 +99,21 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// With synchronous discards, discards the old places of data that moved out of a block group. No thread may still
+    /// have an old address, and the group must be read-only, so that its free space is not allocated.
+    pub(crate) fn discard_moved(&self, group: &Range<u64>) {
+        if !self.options.discard {
+            return;
+        }
+        for range in self.freed.take_in(group) {
+            let len_bytes = range.end.saturating_sub(range.start);
+            if let Err(error) = self.volumes.discard(Logical(range.start), len_bytes) {
+                tracing::warn!("discard: {error}");
+                return;
+            }
+        }
     }
 
     /// Discards free space on the devices: the free ranges of at least `min_bytes` in `range` (logical addresses), and
@@ -172,5 +206,20 @@ impl Engine {
             trimmed = trimmed.saturating_add(piece.len_bytes.saturating_mul(nr_copies));
         }
         Ok(trimmed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_freed_ranges_in_a_block_group_are_taken() {
+        let freed = FreedExtents::default();
+        let extent = |start, end: u64| Extent::new(Logical(start), end - start);
+        freed.note(&[extent(0, 10), extent(20, 40), extent(40, 60), extent(70, 80), extent(90, 120)]);
+        assert_eq!(freed.take_in(&(30..100)), [90..100, 70..80, 30..60]);
+        assert!(freed.take_in(&(30..100)).is_empty());
+        assert_eq!(freed.take(), BTreeMap::from([(0, 10), (20, 30), (100, 120)]));
     }
 }

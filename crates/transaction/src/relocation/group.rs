@@ -102,7 +102,10 @@ impl Engine {
         {
             emptied = Err(error);
         }
-        self.forget_moves(&group);
+        let is_removed = emptied.as_ref().is_ok_and(|report| report.failures.is_empty());
+        if !is_removed {
+            self.forget_moves(&group);
+        }
         // The group is now removed, or an ordinary group again (I2). It leaves the map last: as soon as it has left the
         // map, another relocation may make it read-only (I1).
         self.space.set_writable(start);
@@ -111,13 +114,16 @@ impl Engine {
         emptied
     }
 
-    /// Waits for the threads that have old addresses, and drops the moves (I2 of [`crate::extents::moved_extents`]).
+    /// Waits for the threads that have old addresses, drops the moves (I2 of [`crate::extents::moved_extents`]), and
+    /// discards the old places. The group must be read-only.
     fn forget_moves(&self, group: &BlockGroup) {
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_readers();
         }
         race_point();
-        self.moved.forget(group.start.0..group.start.0.saturating_add(group.len_bytes));
+        let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
+        self.moved.forget(range.clone());
+        self.discard_moved(&range);
     }
 
     fn empty_group(&self, group: &BlockGroup, job: &Job) -> Result<RelocatedGroup> {
