@@ -18,6 +18,7 @@ mod shares;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use ubtrfs_device::Device;
@@ -27,6 +28,7 @@ use ubtrfs_fs::{BlockGroup, Caller, FallocateMode, Fs, InodeId, Job, MountOption
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{Medium, MediumDevice, Rng, check_medium};
 
+const SECTOR: usize = 4096;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 
 /// A filesystem in memory, with the subvolume `work` that the writers of a test change.
@@ -89,6 +91,25 @@ impl Bed {
         ending.1 = false;
     }
 
+    /// Starts a thread for each file, which takes turns and checks the file after each, until another thread has ended.
+    fn spawn_writers<'scope, 'env>(
+        &'env self,
+        scope: &'scope Scope<'scope, 'env>,
+        files: &'env mut [Checked],
+        what: &'static str,
+        turn: impl Fn(&mut Checked, &mut Rng) + Copy + Send + 'scope,
+    ) {
+        for (nr, file) in files.iter_mut().enumerate() {
+            let mut rng = self.rng(nr as u64);
+            scope.spawn(move || {
+                self.until_stopped(|| {
+                    turn(file, &mut rng);
+                    file.check(&self.fs, what);
+                });
+            });
+        }
+    }
+
     fn close_and_check(self) {
         self.fs.close().unwrap();
         check_medium(&self.device.content()).unwrap();
@@ -146,7 +167,6 @@ impl Checked {
 fn writes_in_place_beside_relocations_leave_snapshots_alone() {
     const NR_FILES: u64 = 2;
     const SECTORS: usize = 256;
-    const SECTOR: usize = 4096;
     let seed = Rng::seed_or(1);
     println!("UBTRFS_SEED={seed}");
     #[cfg(debug_assertions)]

@@ -4,7 +4,6 @@ use ubtrfs_testkit::RecordingDevice;
 
 use super::*;
 
-const SECTOR: usize = 4096;
 const PIECE: usize = 8 * SECTOR;
 const PIECES: usize = 4;
 const NR_FILES: usize = 2;

@@ -5,10 +5,9 @@ use ubtrfs_transaction::Placement;
 
 use super::*;
 
-const SECTOR: usize = 4096;
 const SECTORS: usize = 64;
 
-/// Files with and without copy-on-write keep their content, and snapshots keep theirs, while all block groups move.
+/// Files with and without copy-on-write keep their content while block groups move and snapshots are taken.
 #[test]
 fn writers_beside_moving_chunks_and_trims_lose_nothing() {
     for options in ["nodatacow", "compress=zstd"] {
@@ -17,25 +16,19 @@ fn writers_beside_moving_chunks_and_trims_lose_nothing() {
         let mut files: Vec<Checked> = (0..2).map(|nr| Checked::new(&bed, &nr.to_string(), SECTORS * SECTOR)).collect();
         bed_checked(bed, |bed| {
             std::thread::scope(|scope| {
-                for (nr, file) in files.iter_mut().enumerate() {
-                    let mut rng = bed.rng(nr as u64);
-                    scope.spawn(move || {
-                        bed.until_stopped(|| {
-                            let at = rng.index(SECTORS);
-                            let nr = 1 + rng.index((SECTORS - at).min(8));
-                            file.write(&bed.fs, at * SECTOR, &vec![rng.below(256) as u8; nr * SECTOR]);
-                            match rng.below(4) {
-                                0 => bed.fs.fsync(file.id, false).unwrap(),
-                                1 => {
-                                    let mode = FallocateMode::empty();
-                                    bed.fs.fallocate(file.id, (at * SECTOR) as u64, SECTOR as u64, mode).unwrap();
-                                }
-                                _ => bed.fs.flush_data().unwrap(),
-                            }
-                            file.check(&bed.fs, "beside moving chunks");
-                        });
-                    });
-                }
+                bed.spawn_writers(scope, &mut files, "beside moving chunks", |file, rng| {
+                    let at = rng.index(SECTORS);
+                    let nr = 1 + rng.index((SECTORS - at).min(8));
+                    file.write(&bed.fs, at * SECTOR, &vec![rng.below(256) as u8; nr * SECTOR]);
+                    match rng.below(4) {
+                        0 => bed.fs.fsync(file.id, false).unwrap(),
+                        1 => {
+                            let mode = FallocateMode::empty();
+                            bed.fs.fallocate(file.id, (at * SECTOR) as u64, SECTOR as u64, mode).unwrap();
+                        }
+                        _ => bed.fs.flush_data().unwrap(),
+                    }
+                });
                 scope.spawn(move || {
                     bed.until_stopped(|| drop(bed.fs.trim(&(0..u64::MAX), 0, &Job::new())));
                 });

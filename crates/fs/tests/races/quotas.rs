@@ -4,7 +4,6 @@ use ubtrfs_fs::{QgroupId, QuotaKind};
 
 use super::*;
 
-const SECTOR: usize = 4096;
 const SECTORS: usize = 32;
 
 #[test]

@@ -2,8 +2,6 @@
 
 use super::*;
 
-const SECTOR: usize = 4096;
-
 /// A relocation that ends early must not open its block group for writes while another relocation empties it.
 #[test]
 fn a_cancelled_relocation_does_not_open_a_block_group_that_another_empties() {
@@ -17,18 +15,12 @@ fn a_cancelled_relocation_does_not_open_a_block_group_that_another_empties() {
     }
     bed_checked(bed, |bed| {
         std::thread::scope(|scope| {
-            for (nr, file) in files.iter_mut().enumerate() {
-                let mut rng = bed.rng(nr as u64);
-                scope.spawn(move || {
-                    bed.until_stopped(|| {
-                        for _ in 0..8 {
-                            file.write(&bed.fs, rng.index(SECTORS) * SECTOR, &[rng.below(256) as u8; SECTOR]);
-                        }
-                        bed.fs.flush_data().unwrap();
-                        file.check(&bed.fs, "beside relocations");
-                    });
-                });
-            }
+            bed.spawn_writers(scope, &mut files, "beside relocations", |file, rng| {
+                for _ in 0..8 {
+                    file.write(&bed.fs, rng.index(SECTORS) * SECTOR, &[rng.below(256) as u8; SECTOR]);
+                }
+                bed.fs.flush_data().unwrap();
+            });
             for _ in 0..2 {
                 scope.spawn(move || {
                     let job = Job::new();
@@ -63,33 +55,27 @@ fn addresses_stay_valid_while_data_moves_again_and_again() {
     let mut files: Vec<Checked> = (0..3).map(|nr| Checked::new(&bed, &nr.to_string(), PIECES * PIECE)).collect();
     bed_checked(bed, |bed| {
         std::thread::scope(|scope| {
-            for (nr, file) in files.iter_mut().enumerate() {
-                let mut rng = bed.rng(nr as u64);
-                scope.spawn(move || {
-                    bed.until_stopped(|| {
-                        let piece = rng.index(PIECES) * PIECE;
-                        match rng.below(3) {
-                            0 => {
-                                file.write(&bed.fs, piece, &rng.bytes(PIECE));
-                                bed.fs.flush_data().unwrap();
-                            }
-                            1 => {
-                                // The rest of the extent keeps its address.
-                                let at = piece + rng.index(PIECE / SECTOR) * SECTOR;
-                                file.write(&bed.fs, at, &rng.bytes(SECTOR));
-                                bed.fs.flush_data().unwrap();
-                            }
-                            _ => {
-                                let at = piece + rng.index(PIECE / SECTOR) * SECTOR;
-                                let mode = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
-                                bed.fs.fallocate(file.id, at as u64, SECTOR as u64, mode).unwrap();
-                                file.content[at..at + SECTOR].fill(0);
-                            }
-                        }
-                        file.check(&bed.fs, "beside relocations");
-                    });
-                });
-            }
+            bed.spawn_writers(scope, &mut files, "beside relocations", |file, rng| {
+                let piece = rng.index(PIECES) * PIECE;
+                match rng.below(3) {
+                    0 => {
+                        file.write(&bed.fs, piece, &rng.bytes(PIECE));
+                        bed.fs.flush_data().unwrap();
+                    }
+                    1 => {
+                        // The rest of the extent keeps its address.
+                        let at = piece + rng.index(PIECE / SECTOR) * SECTOR;
+                        file.write(&bed.fs, at, &rng.bytes(SECTOR));
+                        bed.fs.flush_data().unwrap();
+                    }
+                    _ => {
+                        let at = piece + rng.index(PIECE / SECTOR) * SECTOR;
+                        let mode = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+                        bed.fs.fallocate(file.id, at as u64, SECTOR as u64, mode).unwrap();
+                        file.content[at..at + SECTOR].fill(0);
+                    }
+                }
+            });
             for nr in 0..2 {
                 let mut rng = bed.rng(100 + nr);
                 scope.spawn(move || {

@@ -6,7 +6,6 @@ use ubtrfs_fs::Defragment;
 
 use super::*;
 
-const SECTOR: usize = 4096;
 const SECTORS: usize = 32;
 const NR_FILES: usize = 4;
 

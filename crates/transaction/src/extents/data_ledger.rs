@@ -53,7 +53,7 @@ impl PutExtent {
     }
 }
 
-/// What the ledger knows about the users of an extent besides one referrer.
+/// Tells whether other referrers than a given one use an extent, as far as the ledger knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Users {
     /// An item with another referrer was put since the last commit.
@@ -134,7 +134,7 @@ impl DataLedger {
         self.extents.lock().active.len()
     }
 
-    /// What the ledger knows about the users of an extent besides this referrer.
+    /// Tells whether other referrers than this one use an extent, as far as the ledger knows.
     pub(crate) fn users(&self, bytenr: Logical, referrer: &Referrer) -> Users {
         let extents = self.extents.lock();
         let mut puts = [&extents.active, &extents.frozen].into_iter().filter_map(|puts| puts.get(&bytenr)).peekable();
