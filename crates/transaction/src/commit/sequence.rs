@@ -593,12 +593,7 @@ impl Engine {
         let (moved, unused): (Vec<Extent>, Vec<Extent>) =
             extents.iter().partition(|extent| self.moved.covers(**extent));
         self.freed.note(&moved);
-        for extent in &unused {
-            if let Err(error) = self.volumes.discard(extent.bytenr, extent.len_bytes) {
-                tracing::warn!("discard: {error}");
-                break;
-            }
-        }
+        self.discard_unused(unused.into_iter());
         self.space.finish_unpin(&extents);
     }
 }

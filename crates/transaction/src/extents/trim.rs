@@ -107,12 +107,16 @@ impl Engine {
         if !self.options.discard {
             return;
         }
-        for range in self.freed.take_in(group) {
-            let len_bytes = range.end.saturating_sub(range.start);
-            if let Err(error) = self.volumes.discard(Logical(range.start), len_bytes) {
-                tracing::warn!("discard: {error}");
-                return;
-            }
+        let ranges = self.freed.take_in(group).into_iter();
+        self.discard_unused(
+            ranges.map(|range| Extent::new(Logical(range.start), range.end.saturating_sub(range.start))),
+        );
+    }
+
+    /// Discards extents that nobody can read or allocate. A failure ends this with a warning: no data depends on it.
+    pub(crate) fn discard_unused(&self, mut extents: impl Iterator<Item = Extent>) {
+        if let Err(error) = extents.try_for_each(|extent| self.volumes.discard(extent.bytenr, extent.len_bytes)) {
+            tracing::warn!("discard: {error}");
         }
     }
 
