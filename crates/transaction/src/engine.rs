@@ -485,7 +485,8 @@ impl Engine {
         Ok(before)
     }
 
-    /// Returns the readahead of tree leaves, which the caller must run on a thread: otherwise no leaf is read ahead.
+    /// Returns the readahead of tree leaves. No leaf is read ahead unless the caller calls [`LeafReadAhead::accept`] and
+    /// runs the readahead on a thread.
     /// The readahead keeps the devices open until it is stopped.
     pub fn leaf_read_ahead(&self) -> LeafReadAhead {
         LeafReadAhead::new(Arc::clone(&self.store), self.abort_state.engine_id())

@@ -117,6 +117,7 @@ impl Fs {
         }
         fs.readahead.start(&fs);
         let leaves = fs.engine.leaf_read_ahead();
+        leaves.accept();
         fs.leaf_threads.start("ubtrfs-leaves", 1, move || leaves.run());
         if let Err(error) = fs.find_balance() {
             tracing::warn!("finding an interrupted balance failed: {error}");

@@ -18,8 +18,9 @@
 //! - I2. The readahead thread never waits for a view lock, because the holder of a view lock may be waiting for a leaf.
 //!   The readahead thread takes a view lock even if writers wait for that lock; if a writer holds the lock, the thread
 //!   drops the job.
-//! - I3. A leaf that could not be read ahead is read again by the thread that needs it, which reports the error. If no
-//!   readahead thread runs, nothing is announced, and no thread waits.
+//! - I3. A leaf that could not be read ahead is read again by the thread that needs it, which reports the error.
+//!   Before [`LeafReadAhead::accept`] and after the end of the readahead thread, nothing is announced, and no thread
+//!   waits. Between `accept` and the start of the thread, walks read the queued requests themselves.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -54,7 +55,7 @@ struct State {
     expected: HashSet<Logical>,
     /// Memory for the requests of threads that need a leaf.
     spare: AlignedBuf,
-    serving: bool,
+    accepting: bool,
     stopped: bool,
 }
 
@@ -102,11 +103,16 @@ impl LeafReadAhead {
         Self { store, engine }
     }
 
+    /// Accepts announcements of leaves. The caller must start a thread that calls [`LeafReadAhead::run`]: leaves of
+    /// walks that begin before this thread is scheduled are read ahead too.
+    pub fn accept(&self) {
+        self.store.ahead.state.lock().accepting = true;
+    }
+
     /// Reads leaves ahead until [`LeafReadAhead::stop`]. Only one thread may call `run`.
     pub fn run(&self) {
         self.engine.enter();
         let ahead = &self.store.ahead;
-        ahead.state.lock().serving = true;
         // When this thread ends, even by a panic, the readahead ends, so threads that wait for a leaf wake up.
         let _end = EndOnDrop(ahead);
         let mut buf = AlignedBuf::with_capacity(0);
@@ -133,7 +139,7 @@ impl LeafAhead {
     /// Announces leaves that may be needed soon.
     pub(crate) fn announce(&self, store: &NodeStore, view: &SharedView, version: TreeVersion, ptrs: &[NodePtr]) {
         let mut state = self.state.lock();
-        if !state.serving || state.stopped {
+        if !state.accepting || state.stopped {
             return;
         }
         let mut new = Vec::with_capacity(ptrs.len());
