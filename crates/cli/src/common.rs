@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use rustix::io::Errno;
 use serde_json::Value;
-use ubtrfs_format::print::{escaped, json_lines};
+use ubtrfs_format::print::{escaped, escaped_line, json_lines};
 
 /// Parses a size as btrfs-progs does: digits with an optional suffix of K M G T P E (powers of 1024, any case),
 /// optionally followed by `iB` or `B`. A suffix may follow a fraction: `1.5G`.
@@ -170,7 +170,7 @@ pub(crate) fn calling_user() -> (u32, u32) {
 /// Prints lines on stderr. Control characters are escaped, because messages of other crates and of the system may hold
 /// them. Errors are ignored, because there is no other place to report them.
 pub(crate) fn print_err(lines: &str) {
-    let lines: Vec<String> = lines.split('\n').map(|line| escaped(line.as_bytes())).collect();
+    let lines: Vec<String> = lines.split('\n').map(|line| escaped_line(line.as_bytes())).collect();
     let _ = writeln!(std::io::stderr().lock(), "{}", lines.join("\n"));
 }
 

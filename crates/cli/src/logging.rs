@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use ubtrfs_format::print::escaped;
+use ubtrfs_format::print::escaped_line;
 
 use crate::common::Shown;
 use tracing_subscriber::filter::LevelFilter;
@@ -67,7 +67,7 @@ impl Write for Syslog {
 impl Drop for Syslog {
     fn drop(&mut self) {
         // The number in brackets is 8 times the facility (daemon, 3) plus the severity (error, 3, or warning, 4).
-        let text = escaped(self.line.trim_ascii());
+        let text = escaped_line(self.line.trim_ascii());
         let mount = MOUNT.get().map_or("", String::as_str);
         let severity = if text.contains("ERROR") { 3 } else { 4 };
         let message = format!("<{}>ubtrfs[{}]: {mount}: {}", 3 * 8 + severity, std::process::id(), text);

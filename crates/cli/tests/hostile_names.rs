@@ -1,8 +1,8 @@
-//! Tests of names that hold control characters or are not UTF-8.
+//! Tests of names that hold control or invisible characters or a backslash, or are not UTF-8.
 //!
 //! Method: a filesystem has files, directories, subvolumes, links and attributes with such names. Each command that
-//! prints names runs on a mount and on the image, as text and as JSON. Its output holds no control character and no
-//! replacement character; JSON can be read, and gives every name exactly.
+//! prints names runs on a mount and on the image, as text and as JSON. Its output holds no control, invisible or
+//! replacement character; JSON can be read, and gives every name exactly. Text shows a backslash as two.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,8 +22,8 @@ use ubtrfs_testkit::{Image, btrfs_check, capability};
 
 use common::{ok, text, ubtrfs};
 
-/// A name with control characters of one byte and of two, which is UTF-8.
-const CONTROLS: &[u8] = "c\u{1b}[2J\n\t\u{7f}\u{9b}1m".as_bytes();
+/// A name with control characters of one byte and of two, invisible characters, and a backslash, which is UTF-8.
+const CONTROLS: &[u8] = "c\u{1b}[2J\n\t\u{7f}\u{9b}1m\u{202e}\u{2066}\u{200b}\u{2029}\\n".as_bytes();
 /// A label, which cannot hold the end of a line.
 const LABEL: &[u8] = "\u{1b}[2J\u{7f}\u{9b}1m".as_bytes();
 /// A name that is not UTF-8.
@@ -217,7 +217,8 @@ impl Words<'_> {
 #[track_caller]
 fn assert_harmless(line: &str, output: &[u8], is_table: bool) {
     let shown = String::from_utf8(output.to_vec()).unwrap_or_else(|_| panic!("{line}: {}", output.escape_ascii()));
-    let is_harmless = |c: char| c == '\n' || c == '\t' && is_table || !c.is_control() && c != '\u{fffd}';
+    let is_hidden = |c: char| c.is_control() || "\u{202e}\u{2066}\u{200b}\u{2029}\u{fffd}".contains(c);
+    let is_harmless = |c: char| c == '\n' || c == '\t' && is_table || !is_hidden(c);
     assert!(shown.chars().all(is_harmless), "{line}: {}", output.escape_ascii());
 }
 
@@ -393,6 +394,56 @@ fn no_command_passes_control_characters_of_names_on() {
         }
     }
     assert!(image.path().as_os_str() == path);
+}
+
+#[test]
+fn different_names_have_different_texts() {
+    let dir = TempDir::new().unwrap();
+    let image = text(&dir.path().join("a.img"));
+    ok(ubtrfs(["mkfs", "-q", "-b", "128M", &image]));
+    let names: [&[u8]; 6] = [b"a\nb", b"a\\nb", b"a\\\\nb", b"a\xff", b"a\\xff", "a\u{202e}".as_bytes()];
+    for name in names {
+        run_os(&[OsStr::new("mkdir"), &os(&[image.as_bytes(), b":/", name].concat())]);
+    }
+    let listed = ok(ubtrfs(["ls", &format!("{image}:/")]));
+    let mut lines: Vec<&str> = listed.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, [r"a\\\\nb", r"a\\nb", r"a\\xff", r"a\nb", r"a\u{202e}", r"a\xff"]);
+    // A message with such a name escapes it once.
+    let refused = ubtrfs([OsStr::new("cat"), &os(&[image.as_bytes(), b":/", b"a\\nb"].concat())]);
+    assert!(String::from_utf8(refused.stderr.clone()).unwrap().contains(r":/a\\nb"), "{refused:?}");
+}
+
+#[test]
+fn the_path_of_an_image_is_escaped() {
+    let dir = TempDir::new().unwrap();
+    let image = dir.path().join(os("a\u{1b}[2J\u{9b}\u{202e}\\.img".as_bytes()));
+    let path = image.to_str().unwrap();
+    let escaped = format!("{}/a\\u{{1b}}[2J\\u{{9b}}\\u{{202e}}\\\\.img", text(dir.path()));
+    ok(ubtrfs(["mkfs", "-q", "-b", "128M", path]));
+    for words in [
+        &["filesystem", "show"][..],
+        &["filesystem", "usage"],
+        &["device", "stats"],
+        &["device", "stats", "-T"],
+        &["rescue", "super-recover", "-v"],
+    ] {
+        let shown = ok(ubtrfs(words.iter().chain(&[path])));
+        assert_harmless(&words.join(" "), shown.as_bytes(), true);
+        assert!(shown.contains(&escaped), "{words:?}: {shown}");
+    }
+    for words in [&["filesystem", "show", "--json"][..], &["device", "stats", "--json"]] {
+        let shown = ok(ubtrfs(words.iter().chain(&[path])));
+        assert_harmless(&words.join(" "), shown.as_bytes(), true);
+        let mut names = BTreeSet::new();
+        names_in_json(&words.join(" "), shown.as_bytes(), &mut names);
+        assert!(names.contains(path.as_bytes()), "{words:?}: {shown}");
+    }
+    for words in [&["mkfs", "-q", "-b", "64K"][..], &["mkfs", "-q", "-b", "128M"], &["ls", "-o", "bogus"]] {
+        let refused = ubtrfs(words.iter().chain(&[path]));
+        assert!(!refused.status.success());
+        assert_harmless(&words.join(" "), &refused.stderr, false);
+    }
 }
 
 #[test]

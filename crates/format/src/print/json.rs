@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 
 use super::superblock::{COMPAT_RO, INCOMPAT, SUPER_FLAGS, sys_chunks};
+use super::text::is_hidden;
 use super::{KeyText, ObjectidText, PrintOptions, block_group_flags, escaped};
 use crate::csum::CsumType;
 use crate::error::FormatError;
@@ -179,8 +180,8 @@ pub fn insert_names<'n>(object: &mut Value, field: &str, names: impl Iterator<It
     insert(object, field, names.map(text).collect());
 }
 
-/// Formats JSON in one line. Unlike the text of `serde_json`, it holds no control characters above U+007E, which some
-/// terminals obey too.
+/// Formats JSON in one line. Unlike the text of `serde_json`, it holds no control characters above U+007E and no format
+/// characters, which terminals obey too.
 pub fn json_line(value: &Value) -> String {
     without_controls(&value.to_string())
 }
@@ -190,13 +191,12 @@ pub fn json_lines(value: &Value) -> String {
     without_controls(&format!("{value:#}"))
 }
 
-/// Escapes control characters from U+007F. In JSON, they occur only inside of strings.
+/// Escapes control and format characters from U+007F. In JSON, they occur only inside of strings.
 fn without_controls(json: &str) -> String {
-    let is_control = |c: char| c.is_control() && !c.is_ascii() || c == '\u{7f}';
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
-        match is_control(c) {
-            true => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+        match is_hidden(c) && (!c.is_ascii() || c == '\u{7f}') {
+            true => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| text.push_str(&format!("\\u{unit:04x}"))),
             false => text.push(c),
         }
     }
@@ -381,12 +381,14 @@ mod tests {
 
     #[test]
     fn json_gives_names_exactly_and_has_no_control_characters() {
-        for name in [&b"plain"[..], b"\x1b[2J\n", "\u{7f}\u{9b}2J \u{e4}".as_bytes(), b"\xff\x1b", b"a\\xff", b""] {
+        let invisible = "\u{202e}\u{2028}\u{e0041}\\ \u{e4}".as_bytes();
+        let controls = "\u{7f}\u{9b}2J \u{e4}".as_bytes();
+        for name in [&b"plain"[..], b"\x1b[2J\n", controls, invisible, b"\xff\x1b", b"a\\xff", b""] {
             let mut object = json!({});
             insert_name(&mut object, "path", name);
             insert_names(&mut object, "list", [name, b"x"].into_iter());
             for text in [json_line(&object), json_lines(&object)] {
-                assert!(!text.chars().any(|c| c.is_control() && c != '\n') && !text.contains('\u{fffd}'), "{text}");
+                assert!(!text.chars().any(|c| is_hidden(c) && c != '\n') && !text.contains('\u{fffd}'), "{text}");
                 let read: Value = serde_json::from_str(&text).unwrap();
                 assert_eq!(read, object);
                 match read["path_hex"].as_str() {

@@ -16,7 +16,7 @@ use std::fmt::{self, Write};
 pub use json::{ToJson, insert_name, insert_names, json_line, json_lines, node_json, superblock_json};
 pub use key::{KeyText, ObjectidText};
 pub use superblock::print_superblock;
-pub use text::escaped;
+pub use text::{escaped, escaped_line};
 
 use crate::csum::CsumType;
 use crate::error::FormatError;

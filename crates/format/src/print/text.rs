@@ -5,13 +5,22 @@ use std::fmt::Write;
 use crate::csum::CsumType;
 use crate::item::Timespec;
 
-/// Escapes bytes as text: control characters as `\n` or `\u{1b}`, invalid UTF-8 as `\xff`. All other characters are
-/// unchanged.
+/// Escapes a name or path as text: control and invisible characters as `\n` or `\u{202e}`, invalid UTF-8 as `\xff`, and a
+/// backslash as `\\`, so different names have different texts. All other characters are unchanged.
 pub fn escaped(bytes: &[u8]) -> String {
+    escape(bytes, |c| c == '\\' || is_hidden(c))
+}
+
+/// Escapes a line that may contain escaped names: as [`escaped`], but a backslash is unchanged.
+pub fn escaped_line(bytes: &[u8]) -> String {
+    escape(bytes, is_hidden)
+}
+
+fn escape(bytes: &[u8], is_escaped: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() {
+            if is_escaped(c) {
                 // Writing to a string does not fail.
                 let _ = write!(out, "{}", c.escape_default());
             } else {
@@ -24,6 +33,37 @@ pub fn escaped(bytes: &[u8]) -> String {
     }
     out
 }
+
+/// Whether a terminal obeys a character instead of showing it, or shows nothing: control characters, format characters
+/// such as U+202E, which reverses the text behind it, and separators of lines and paragraphs.
+pub(super) fn is_hidden(c: char) -> bool {
+    c.is_control() || (!c.is_ascii() && FORMAT_CHARS.iter().any(|(first, last)| (*first..=*last).contains(&c)))
+}
+
+/// The ranges of Unicode's categories Cf, Zl and Zp.
+const FORMAT_CHARS: [(char, char); 21] = [
+    ('\u{ad}', '\u{ad}'),
+    ('\u{600}', '\u{605}'),
+    ('\u{61c}', '\u{61c}'),
+    ('\u{6dd}', '\u{6dd}'),
+    ('\u{70f}', '\u{70f}'),
+    ('\u{890}', '\u{891}'),
+    ('\u{8e2}', '\u{8e2}'),
+    ('\u{180e}', '\u{180e}'),
+    ('\u{200b}', '\u{200f}'),
+    ('\u{2028}', '\u{202e}'),
+    ('\u{2060}', '\u{2064}'),
+    ('\u{2066}', '\u{206f}'),
+    ('\u{feff}', '\u{feff}'),
+    ('\u{fff9}', '\u{fffb}'),
+    ('\u{110bd}', '\u{110bd}'),
+    ('\u{110cd}', '\u{110cd}'),
+    ('\u{13430}', '\u{1343f}'),
+    ('\u{1bca0}', '\u{1bca3}'),
+    ('\u{1d173}', '\u{1d17a}'),
+    ('\u{e0001}', '\u{e0001}'),
+    ('\u{e0020}', '\u{e007f}'),
+];
 
 /// The names of the set bits that are in `names`, joined by `|`, or `none` if there are no such bits.
 pub(super) fn flags(bits: u64, names: &[(u64, &'static str)], none: &'static str) -> String {
