@@ -1,4 +1,4 @@
-//! Removes temporary files when a command is interrupted.
+//! Removes temporary files when a command is interrupted, and tells what else the command leaves.
 //!
 //! Invariants:
 //! - I1. A temporary file is made and recorded in one step under the lock. The signal handler keeps the lock until
@@ -13,6 +13,8 @@ use rustix::fs::AtFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::common::warn;
+
 /// A recorded temporary file. The file is removed if the program is interrupted before this value is dropped.
 #[derive(Debug)]
 pub(crate) struct RegisteredFile(u64);
@@ -21,9 +23,11 @@ pub(crate) struct RegisteredFile(u64);
 struct Files {
     next: u64,
     noted: Vec<(u64, OwnedFd, String)>,
+    /// The line to print when the program is interrupted.
+    left: Option<String>,
 }
 
-static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new() });
+static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new(), left: None });
 
 /// Starts a thread that removes the recorded files when SIGINT, SIGTERM or SIGHUP arrives. Commands that handle these
 /// signals themselves must not call this function.
@@ -38,11 +42,19 @@ pub(crate) fn watch() {
             for (_, dir, name) in &files.noted {
                 let _ = rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty());
             }
+            if let Some(left) = &files.left {
+                warn(left);
+            }
             // The call does not return, because the signal ends the program (I1, I2).
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     };
     let _ = std::thread::Builder::new().name("interrupt".to_owned()).spawn(remove_all);
+}
+
+/// Sets the line that tells what an interrupted command leaves; `None` once the command is complete.
+pub(crate) fn set_left(left: Option<String>) {
+    lock().left = left;
 }
 
 /// Makes a temporary file and records it (I1).

@@ -29,7 +29,7 @@ use clap::{Parser, Subcommand};
 
 /// btrfs in user space: make, mount, inspect and fill btrfs filesystems without the kernel's driver.
 #[derive(Parser)]
-#[command(name = "ubtrfs", version)]
+#[command(name = "ubtrfs", version, args_override_self = true)]
 struct Cli {
     /// Print the command's result in this format; json is the same as the command's option --json
     #[arg(long, value_name = "FORMAT", value_enum)]

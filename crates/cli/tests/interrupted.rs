@@ -60,7 +60,8 @@ impl Bed {
     fn interrupt(&self, line: &str, signal: Signal) {
         let blocks = || blocks_below(&self.join("out"));
         let before = blocks();
-        let mut child = command(line, self.0.path()).stderr(Stdio::piped()).spawn().unwrap();
+        let said = fs::File::create(self.join("said")).unwrap();
+        let mut child = command(line, self.0.path()).stderr(said).spawn().unwrap();
         let start = Instant::now();
         while blocks() < before + (8 << 11) {
             assert!(child.try_wait().unwrap().is_none(), "{line}: ended before it could be interrupted");
@@ -118,6 +119,23 @@ fn an_interrupted_command_leaves_no_file_that_looks_whole() {
             fs::remove_dir_all(bed.join("out")).unwrap();
             fs::create_dir(bed.join("out")).unwrap();
         }
+    }
+}
+
+#[test]
+fn an_interrupted_import_says_what_it_leaves() {
+    let bed = Bed::new();
+    for signal in [Signal::INT, Signal::TERM] {
+        ok(run("mkfs -q -b 1G out/old.img", bed.0.path()));
+        bed.interrupt("import big.tar out/old.img:/dir", signal);
+        let said = fs::read_to_string(bed.join("said")).unwrap();
+        assert!(said.starts_with("ubtrfs: interrupted: out/old.img:/dir has only a part of the archive"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        // The advice works.
+        assert!(run("import big.tar out/old.img:/dir", bed.0.path()).status.success());
+        assert_eq!(ok(run("cat out/old.img:/dir/a", bed.0.path())), "a");
+        ok(run("check out/old.img", bed.0.path()));
+        fs::remove_file(bed.join("out/old.img")).unwrap();
     }
 }
 

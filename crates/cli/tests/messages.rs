@@ -80,7 +80,8 @@ fn an_image_on_a_read_only_filesystem_is_read_as_the_message_says() {
     let host = bed.join("host");
     fs::create_dir(&host).unwrap();
     sh("mount", ["-t".as_ref(), "tmpfs".as_ref(), "none".as_ref(), host.as_os_str()]).unwrap();
-    fs::copy(bed.join("a.img"), host.join("a.img")).unwrap();
+    // A child that another test has just started would hold a descriptor of this process, which keeps the tmpfs writable.
+    sh("cp", [bed.join("a.img").as_os_str(), host.as_os_str()]).unwrap();
     sh("mount", ["-o".as_ref(), "remount,ro".as_ref(), host.as_os_str()]).unwrap();
     for line in ["mount host/a.img mnt", "mkdir host/a.img:/d", "mkfs -q -f host/a.img", "mkfs -q -b 200M host/new.img"]
     {
@@ -330,11 +331,88 @@ fn paths_in_a_mount_and_paths_without_a_slash_are_told_apart() {
     // Messages about a mounted image name the place.
     let at = bed.join("mnt").display().to_string();
     fs::create_dir(bed.join("other")).unwrap();
-    for line in ["subvolume list a.img", "ls a.img:/", "mount a.img other"] {
+    for line in [
+        "subvolume list a.img",
+        "ls a.img:/",
+        "mount a.img other",
+        "check a.img",
+        "mkfs -q -f a.img",
+        "inspect dump-super a.img",
+        "inspect dump-tree a.img",
+        "rescue super-recover a.img",
+    ] {
+        if line == "check a.img" {
+            let output = bed.run(line);
+            assert!(stderr(&output).contains(&format!("has mounted it on {at}")), "{}", stderr(&output));
+            continue;
+        }
         refused(&bed.run(line), &["has mounted it on", &at, "ubtrfs umount"]);
     }
     refused(&bed.run("mount a.img mnt"), &["a.img is mounted on mnt already", "ubtrfs umount mnt"]);
     ok(bed.run("umount mnt"));
+}
+
+#[test]
+fn the_command_that_has_an_image_open_is_named() {
+    let bed = Bed::new();
+    let script = "import fcntl,time; f=open('a.img'); fcntl.flock(f,fcntl.LOCK_EX); time.sleep(60)";
+    let holder = Command::new("python3").args(["-c", script]).current_dir(bed.0.path()).spawn();
+    let Ok(mut holder) = holder else { return };
+    let pid = holder.id();
+    let begun = std::time::Instant::now();
+    while bed.run("ls a.img").status.success() {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    for line in ["ls a.img", "mkdir a.img:/d", "mkfs -q -f a.img", "mount a.img mnt"] {
+        let output = bed.run(line);
+        refused(&output, &["a.img is in use by", &format!("pid {pid} (python3 -c import fcntl"), "wait until"]);
+        assert!(!stderr(&output).contains("unmount"), "{}", stderr(&output));
+    }
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    ok(bed.run("mkdir a.img:/d"));
+}
+
+#[test]
+fn the_top_level_cannot_be_deleted_and_no_remedy_says_so() {
+    let bed = Bed::new();
+    let check = |lines: &[&str]| {
+        for line in lines {
+            let output = bed.run(line);
+            refused(&output, &["cannot delete", "top level (id 5)"]);
+            assert!(!stderr(&output).contains("-o subvolid=5"), "{}", stderr(&output));
+        }
+    };
+    check(&["subvolume delete a.img:/", "subvolume delete -i 5 a.img"]);
+    if !fuse() {
+        return;
+    }
+    ok(bed.run("mount a.img mnt"));
+    check(&["subvolume delete mnt", "subvolume delete -i 5 mnt"]);
+    assert!(bed.run("subvolume create mnt/s").status.success());
+    ok(bed.run("umount mnt"));
+    ok(bed.run("mount -o subvol=s a.img mnt"));
+    refused(&bed.run("subvolume delete mnt"), &["is the root of the mount", "-o subvolid=5"]);
+    ok(bed.run("umount mnt"));
+    // The remedy works.
+    ok(bed.run("mount -o subvolid=5 a.img mnt"));
+    assert!(bed.run("subvolume delete mnt/s").status.success());
+    ok(bed.run("umount mnt"));
+}
+
+#[test]
+fn an_archive_with_a_path_that_is_too_long_is_refused() {
+    let bed = Bed::new();
+    let names = vec!["d".repeat(200); 25];
+    let script = "import sys, tarfile\nwith tarfile.open('long.tar', 'w', format=tarfile.PAX_FORMAT) as tar:\n    \
+                  tar.addfile(tarfile.TarInfo(sys.argv[1]))";
+    let mut python = Command::new("python3");
+    let made = python.args(["-c", script, &names.join("/")]).current_dir(bed.0.path()).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return;
+    }
+    refused(&bed.run("import long.tar a.img:/"), &["long.tar: the archive has a path of more than 4096 bytes"]);
+    assert_eq!(ok(bed.run("ls a.img")), "f\n");
 }
 
 #[test]

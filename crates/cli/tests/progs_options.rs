@@ -101,6 +101,36 @@ fn a_subvolume_is_shown_with_its_quota_group_by_path_id_or_uuid() {
 }
 
 #[test]
+fn a_flag_may_be_repeated_and_numbers_may_be_hexadecimal() {
+    let dir = TempDir::new().unwrap();
+    let image = text(&dir.path().join("a.img"));
+    ok(ubtrfs(["mkfs", "-q", "-q", "-f", "-f", "-L", "one", "-L", "two", "-b", "128M", &image]));
+    assert_eq!(ok(ubtrfs(["filesystem", "label", &image])), "two\n");
+    for words in [
+        &["subvolume", "list", "-u", "-u", "-t", "-t"][..],
+        &["filesystem", "df", "--si", "--si"],
+        &["filesystem", "usage", "-b", "-b"],
+        &["device", "stats", "-T", "-T"],
+        &["balance", "start", "-v", "-v", "--full-balance", "--full-balance"],
+        &["check", "--json", "--json"],
+    ] {
+        let output = ubtrfs(words.iter().chain(&[image.as_str()]));
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    }
+    ok(ubtrfs(["cp", env!("CARGO_BIN_EXE_ubtrfs"), &format!("{image}:/f")]));
+    let extents: Value =
+        serde_json::from_str(&ok(ubtrfs(["filesystem", "fiemap", "--json", &format!("{image}:/f")]))).unwrap();
+    let address = extents[0]["address"].as_u64().unwrap();
+    for number in [format!("{address}"), format!("{address:#x}"), format!("0X{address:X}")] {
+        assert!(ok(ubtrfs(["inspect", "logical-resolve", &number, &image])).contains("/f"), "{number}");
+    }
+    assert!(ok(ubtrfs(["inspect", "inode-resolve", "0x101", &image])).contains("/f"));
+    for wrong in ["0x", "0x+1", "x1", "-1", "0xg"] {
+        assert!(!ubtrfs(["inspect", "logical-resolve", wrong, &image]).status.success(), "{wrong}");
+    }
+}
+
+#[test]
 fn error_counters_are_tabulated() {
     if !capability::kernel_oracle() {
         return;

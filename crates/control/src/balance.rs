@@ -184,7 +184,7 @@ fn told(error: Error) -> Failure {
         ),
         Error::Engine(EngineError::NoSpace) => Failure::new(
             errno,
-            "no space left to move block groups to; delete something, or begin with empty groups: -dusage=0 -musage=0",
+            "no space left to move block groups to; delete something, or move only groups that are half empty: -dusage=50 -musage=50",
         ),
         other => other.into(),
     }

@@ -24,7 +24,8 @@ use crate::caller::Caller;
 use crate::execute::{Context, OpenFile, PlainHost, execute};
 use crate::failure::{Failure, Result};
 use crate::message::{Answer, Request, Response, decode_answer, encode_request};
-use crate::open_image::{Sockets, sockets_of};
+use crate::open_image::{ImageWork, Sockets, sockets_of};
+use crate::process::stopped_process;
 use crate::wire::{ANSWER_MAX, Wire};
 use crate::{CONTROL_XATTR, filesystem, subvolume};
 
@@ -110,6 +111,15 @@ impl<'f> Channel<'f> {
                 return None;
             }
             thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The work for which the process at the other end has the image open; `None` for a mount, and for an image that is
+    /// open in this process.
+    pub fn image_work(&self) -> Option<ImageWork> {
+        match self {
+            Self::Mount(mount) => mount.servers.and_then(|_| ImageWork::of_socket(&mount.name)),
+            Self::Image { .. } => None,
         }
     }
 
@@ -326,6 +336,7 @@ impl MountChannel {
         }
         descriptors.extend(stream);
         let frame = encode_request(request)?;
+        let waits = request.is_long() && !request.ends_other();
         let end = Instant::now() + CONNECT_PATIENCE;
         loop {
             let stream = connect(&self.name).map_err(lost)?;
@@ -335,11 +346,12 @@ impl MountChannel {
                     "the server of the image runs as a user who may not have it open",
                 ));
             }
+            let server = if waits { None } else { pid_of(&stream) };
             let wire = Wire::new(stream).map_err(lost)?;
             // Sending fails if the server has already refused the connection, but the server's answer can still be
             // read.
             let sent = wire.send(&frame, &descriptors);
-            match answer_of(&wire, job) {
+            match answer_of(&wire, job, server) {
                 Err(failure) if failure.errno() == Errno::AGAIN && Instant::now() < end => thread::sleep(RETRY_PAUSE),
                 Err(failure) if failure.errno() == Errno::CONNRESET => return Err(sent.err().map_or(failure, lost)),
                 answer => return answer,
@@ -353,13 +365,21 @@ fn is_of(stream: &UnixStream, users: &[u32]) -> bool {
     getsockopt(stream, PeerCredentials).is_ok_and(|peer| users.contains(&peer.uid()))
 }
 
+/// The process that made the socket at the other end; `None` if it is in another pid namespace.
+fn pid_of(stream: &UnixStream) -> Option<u32> {
+    let peer = getsockopt(stream, PeerCredentials).ok()?;
+    u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)
+}
+
 fn busy_image() -> Failure {
     Failure::new(Errno::BUSY, "another command has the image open; wait for its end")
 }
 
-/// Receives messages until the result arrives, and passes progress on to `job`.
-fn answer_of(wire: &Wire, job: &Job) -> Result<Response> {
+/// Receives messages until the result arrives, and passes progress on to `job`. If `server` is given, the command takes
+/// no long time, and a stopped server is not waited for.
+fn answer_of(wire: &Wire, job: &Job, server: Option<u32>) -> Result<Response> {
     let mut has_cancelled = false;
+    let patient_until = Instant::now() + STOPPED_PATIENCE;
     loop {
         if !has_cancelled && job.progress().is_cancelled {
             has_cancelled = true;
@@ -368,7 +388,14 @@ fn answer_of(wire: &Wire, job: &Job) -> Result<Response> {
         let frame = match wire.receive_within(ANSWER_MAX, CANCEL_CHECK_INTERVAL) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Err(lost(io::ErrorKind::ConnectionReset.into())),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if Instant::now() >= patient_until
+                    && let Some(stopped) = server.and_then(stopped_process)
+                {
+                    return Err(Failure::new(Errno::TIMEDOUT, stopped));
+                }
+                continue;
+            }
             Err(error) => return Err(lost(error)),
         };
         match decode_answer(&frame.bytes)? {
@@ -495,6 +522,8 @@ const FIND_PATIENCE: Duration = Duration::from_secs(1);
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before the next attempt to connect if the server has reached a limit of connections.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// How long a client waits for a server that is stopped, by SIGSTOP or a debugger.
+const STOPPED_PATIENCE: Duration = Duration::from_secs(3);
 /// The interval at which a client checks whether it was cancelled.
 const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 

@@ -12,10 +12,13 @@
 //! - D1. Before a command on file content, the client makes the kernel write its dirty pages of the files. After a
 //!   clone, the server makes the kernel drop its pages of the target.
 
+use std::collections::HashSet;
+
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use ubtrfs_format::Logical;
 use ubtrfs_format::print::escaped;
-use ubtrfs_fs::{Error, ExtentKind, InodeId, XattrFlags, mode};
+use ubtrfs_fs::{Error, ExtentInfo, ExtentKind, InodeId, SharedExtents, XattrFlags, mode};
 
 use crate::caller::permit;
 use crate::execute::{Context, FileNr, OpenFile};
@@ -106,6 +109,10 @@ pub struct Extent {
     pub address: u64,
     /// Whether the extent is compressed.
     pub is_compressed: bool,
+    /// Whether another file, another subvolume, or another place in the file uses the extent too, as of the
+    /// last commit.
+    #[serde(default)]
+    pub is_shared: bool,
 }
 
 /// The kind of an extent.
@@ -153,7 +160,9 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
 }
 
 fn extents(context: &Context<'_>, of: FileNr, from: u64) -> Result<Response> {
-    let extent = |info: ubtrfs_fs::ExtentInfo| {
+    let (found, next) = context.fs.extents_from(context.inode(of)?, from, PAGE)?;
+    let shared = shared_among(context, &found)?;
+    let extent = |info: ExtentInfo| {
         let is_compressed = info.compression != Default::default();
         let within = if is_compressed { 0 } else { info.extent_offset };
         Some(Extent {
@@ -168,12 +177,22 @@ fn extents(context: &Context<'_>, of: FileNr, from: u64) -> Result<Response> {
             },
             address: if info.disk_bytenr.0 == 0 { 0 } else { info.disk_bytenr.0.saturating_add(within) },
             is_compressed,
+            is_shared: shared.contains(&info.disk_bytenr),
         })
     };
-    let (found, next) = context.fs.extents_from(context.inode(of)?, from, PAGE)?;
     let mut extents: Vec<Extent> = found.into_iter().filter_map(extent).collect();
     extents.sort_by_key(|extent| (extent.offset, extent.kind == Kind::Delalloc));
     Ok(Response::Extents { extents, next })
+}
+
+/// The addresses of the extents that are shared.
+fn shared_among(context: &Context<'_>, found: &[ExtentInfo]) -> Result<HashSet<Logical>> {
+    let on_disk = found.iter().filter(|info| info.disk_bytenr.0 != 0);
+    let mut extents: Vec<_> = on_disk.map(|info| (info.disk_bytenr, info.disk_len_bytes)).collect();
+    extents.sort_unstable();
+    extents.dedup();
+    let shared = context.fs.extents_are_shared(&mut SharedExtents::default(), &extents)?;
+    Ok(extents.into_iter().zip(shared).filter(|(_, is_shared)| *is_shared).map(|((at, _), _)| at).collect())
 }
 
 fn clone(context: &Context<'_>, ranges: Ranges) -> Result<Response> {

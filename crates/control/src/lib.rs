@@ -77,8 +77,8 @@ pub use client::{
 pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
 pub use failure::{Failure, Result};
 pub use message::{Request, Response};
-pub use open_image::{ImageId, OpenImage};
-pub use process::{FileId, LocalProcesses, Processes};
+pub use open_image::{ImageId, ImageWork, OpenImage};
+pub use process::{FileId, LocalProcesses, Processes, stopped_process};
 pub use server::{Canceller, Server};
 
 /// The extended attribute, on every file of a mount, that holds the name of the control socket. This is the only

@@ -68,6 +68,15 @@ impl Request {
         }
     }
 
+    /// Whether the command ends other work that is running.
+    pub(crate) fn ends_other(&self) -> bool {
+        match self {
+            Self::Balance(request) => matches!(request, balance::Request::Pause | balance::Request::Cancel),
+            Self::Device(request) => matches!(request, device::Request::CancelResize),
+            _ => false,
+        }
+    }
+
     /// Whether the command is cancelled when its client goes away or is interrupted. Other commands run to their end.
     pub fn ends_with_client(&self) -> bool {
         self.is_long()

@@ -1,7 +1,7 @@
 //! The control socket of an image that a process has open without a mount, such as a balance in the background.
 //!
-//! - P1. The socket's name starts with the identity of the image. Clients find it in /proc/net/unix, so the name also
-//!   has a random part, and nobody else can take it first.
+//! - P1. The socket's name starts with the identity of the image and the work that is done on it. Clients find it in
+//!   /proc/net/unix, so the name also has a random part, and nobody else can take it first.
 //! - P2. A client sends its descriptor of the image. So it connects only to servers of root, of its own user, or of the
 //!   user who owns the image, who can read and change the image anyway.
 //! - P3. The server obeys the clients that a mount of the same user would obey: root and that user. They must send a
@@ -47,6 +47,37 @@ impl ImageId {
     pub(crate) fn socket_prefix(self) -> String {
         let kind = if self.is_device { "device" } else { "file" };
         format!("ubtrfs-{kind}-{:x}-{:x}-", self.device, self.ino)
+    }
+}
+
+/// The work for which a process has an image open and serves commands on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageWork {
+    /// A balance.
+    Balance,
+    /// A change of a device's size.
+    Resize,
+}
+
+impl ImageWork {
+    /// The word in the names of sockets (P1).
+    fn word(self) -> &'static str {
+        match self {
+            Self::Balance => "balance",
+            Self::Resize => "resize",
+        }
+    }
+
+    /// The start of the names of sockets for this work on an image (P1).
+    pub(crate) fn socket_prefix(self, image: ImageId) -> String {
+        format!("{}{}-", image.socket_prefix(), self.word())
+    }
+
+    /// The work that the name of a socket tells.
+    pub(crate) fn of_socket(name: &[u8]) -> Option<Self> {
+        // `ubtrfs-file-DEVICE-INO-WORK-RANDOM`
+        let word = name.split(|byte| *byte == b'-').nth(4)?;
+        [Self::Balance, Self::Resize].into_iter().find(|work| work.word().as_bytes() == word)
     }
 }
 
@@ -113,6 +144,10 @@ mod tests {
     fn sockets_of_an_image_are_found_by_their_names() {
         let file = tempfile::tempfile().unwrap();
         let prefix = ImageId::of(&file).unwrap().socket_prefix();
+        let resize = ImageWork::Resize.socket_prefix(ImageId::of(&file).unwrap()) + "1-2";
+        assert!(resize.starts_with(&prefix));
+        assert_eq!(ImageWork::of_socket(resize.as_bytes()), Some(ImageWork::Resize));
+        assert_eq!(ImageWork::of_socket(b"ubtrfs-1-2"), None);
         let line = |name: &str| format!("0000000000000000: 00000002 00000000 00010000 0001 01 12345 {name}\n");
         let table = ["Num RefCount Path\n".to_owned(), line("/run/x"), line("@other"), line(&format!("@{prefix}1-2"))];
         let found = names_in(table.concat().as_bytes(), prefix.as_bytes());

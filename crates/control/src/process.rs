@@ -39,6 +39,18 @@ pub struct FileId {
     pub ino: u64,
 }
 
+/// Tells that a process is stopped, by SIGSTOP or a debugger, and how it continues; `None` if it is not stopped.
+pub fn stopped_process(pid: u32) -> Option<String> {
+    let status = status(pid)?;
+    let how = match field(&status, "State:")?.chars().next()? {
+        'T' => format!("is stopped; continue it with: kill -CONT {pid}"),
+        't' => "is stopped by a debugger".to_owned(),
+        _ => return None,
+    };
+    let name = field(&status, "Name:").unwrap_or_default();
+    Some(format!("process {pid} ({name}) does not answer, because it {how}"))
+}
+
 /// Looks up processes in /proc directly, for servers that are not confined.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalProcesses;

@@ -44,7 +44,7 @@ use crate::caller::Caller;
 use crate::execute::{Context, Host, execute};
 use crate::failure::{Failure, Result};
 use crate::message::{Answer, Progress, Request, Response, decode_request, encode_answer};
-use crate::open_image::ImageId;
+use crate::open_image::{ImageId, ImageWork};
 use crate::process::Processes;
 use crate::wire::{Frame, Outgoing, REQUEST_MAX, Wire};
 
@@ -100,9 +100,10 @@ impl Server {
         Self::listen_as("ubtrfs-")
     }
 
-    /// Creates a socket by which clients find the process that has this image open. Otherwise as [`Server::listen`].
-    pub fn listen_for_image(image: ImageId) -> io::Result<Self> {
-        Self::listen_as(&image.socket_prefix())
+    /// Creates a socket by which clients find the process that has this image open for this work. Otherwise as
+    /// [`Server::listen`].
+    pub fn listen_for_image(image: ImageId, work: ImageWork) -> io::Result<Self> {
+        Self::listen_as(&work.socket_prefix(image))
     }
 
     /// Creates a socket whose name has this start and a random end.

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use common::filesystem;
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Channel, ImageId, LocalProcesses, OpenImage, Request, Response, Server, balance, filesystem as whole,
+    Channel, ImageId, ImageWork, LocalProcesses, OpenImage, Request, Response, Server, balance, filesystem as whole,
 };
 use ubtrfs_fs::Fs;
 
 /// Serves a filesystem in memory as if it were in this file.
 fn serve(fs: &Arc<Fs>, image: &Path) -> Server {
     let id = ImageId::of(File::open(image).unwrap()).unwrap();
-    let server = Server::listen_for_image(id).unwrap();
+    let server = Server::listen_for_image(id, ImageWork::Balance).unwrap();
     server.serve(fs, Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
     server
 }

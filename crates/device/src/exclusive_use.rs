@@ -16,7 +16,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -91,19 +91,33 @@ pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata
     };
     // Image files are retried too: if the previous holder of the lock forked a process, that process shares the lock
     // until its exec.
-    let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 8 };
-    for nr_try in 1..=nr_tries {
+    let patience = if metadata.file_type().is_block_device() { PROBE_PATIENCE } else { FORK_PATIENCE };
+    let begun = Instant::now();
+    loop {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
             // If the filesystem of the file does not support locks, the file is opened without a lock.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if nr_try < nr_tries => std::thread::sleep(Duration::from_millis(25)),
-            Err(Errno::WOULDBLOCK) => break,
+            Err(Errno::WOULDBLOCK) => {}
             Err(errno) => return Err(OpenError::Io { path: path.to_owned(), source: errno.into() }),
         }
+        if begun.elapsed() >= patience {
+            let holder = mounted::lock_holder(metadata.dev(), metadata.ino());
+            // The kernel releases the files of io_uring some time after a process has ended. It shows no holder then.
+            if holder.is_some() || begun.elapsed() >= ENDED_PATIENCE {
+                return Err(OpenError::Locked { path: path.to_owned(), by: holder });
+            }
+        }
+        std::thread::sleep(Duration::from_millis(25));
     }
-    Err(OpenError::Locked { path: path.to_owned(), by: mounted::lock_holder(metadata.dev(), metadata.ino()) })
 }
+
+/// How long a device manager may hold the lock of a block device.
+const PROBE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a forked process may take until its exec.
+const FORK_PATIENCE: Duration = Duration::from_millis(200);
+/// How long the kernel may take to release the lock of a process that has ended.
+const ENDED_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Whether this is a block device. Fails if the file is neither a block device nor a regular file.
 pub(crate) fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {

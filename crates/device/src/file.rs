@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
+use ubtrfs_format::print::escaped;
 
 use crate::direct::Direct;
 use crate::exclusive_use::{
@@ -300,7 +301,7 @@ impl Device for FileDevice {
     }
 
     fn describe(&self) -> String {
-        self.path.display().to_string()
+        escaped(self.path.as_os_str().as_encoded_bytes())
     }
 
     fn location(&self) -> String {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use ubtrfs_format::print::escaped;
 
 /// How the kernel uses a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,20 +206,64 @@ fn block_name(rdev: u64) -> Option<std::ffi::OsString> {
     Some(link.file_name()?.to_owned())
 }
 
-/// Returns the process that holds a lock on this inode according to /proc/locks, in the form "pid 12 (name)".
+/// Returns the process that holds a lock on this inode, in the form "pid 12 (ubtrfs check a.img)".
 pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
+    let pid = lock_holder_pid(dev, ino)?;
+    Some(match command_of(&pid) {
+        Some(command) => format!("pid {pid} ({command})"),
+        None => format!("pid {pid}"),
+    })
+}
+
+/// Returns the process that serves the FUSE mount that holds a path: the one that has the mount's source open. The mount
+/// is not entered, so the process need not answer.
+pub fn server_of_path(path: &Path) -> Option<u32> {
+    let full = std::path::absolute(path).ok()?;
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let holding = mount_points(&mountinfo).filter(|mount| full.starts_with(&mount.target));
+    let mount = holding.max_by_key(|mount| mount.target.as_os_str().len())?;
+    if !mount.kind.starts_with("fuse") {
+        return None;
+    }
+    let source = fs::metadata(&mount.source).ok()?;
+    lock_holder_pid(source.dev(), source.ino())?.parse().ok()
+}
+
+/// The process that holds a lock on this inode according to /proc/locks.
+fn lock_holder_pid(dev: u64, ino: u64) -> Option<String> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let wanted = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));
-    let pid = locks.lines().find_map(|line| {
+    locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         // The line of a waiting process has "->" as its second field.
         (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&wanted.as_str())).then(|| fields[4].to_owned())
-    })?;
-    match fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(name) => Some(format!("pid {pid} ({})", name.trim_end())),
-        Err(_) => Some(format!("pid {pid}")),
+    })
+}
+
+/// The start of the command line of a process, with the program's name for its path; of a process that hides its command
+/// line, only the name.
+fn command_of(pid: &str) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    if line.is_empty() {
+        return Some(escaped(fs::read(format!("/proc/{pid}/comm")).ok()?.trim_ascii_end()));
+    }
+    Some(shortened(&line))
+}
+
+/// The start of a command line, whose words end with a zero byte.
+fn shortened(line: &[u8]) -> String {
+    let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let dir_len = program.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let words: Vec<String> = line[dir_len..].split(|byte| *byte == 0).map(escaped).collect();
+    let text = words.join(" ");
+    match text.trim_end().char_indices().nth(COMMAND_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.trim_end().to_owned(),
     }
 }
+
+/// How much of a command line a message contains.
+const COMMAND_CHARS: usize = 80;
 
 #[cfg(test)]
 mod tests {
@@ -233,6 +278,15 @@ mod tests {
         assert_eq!(mounts[0].target, Path::new("/mnt/a b"));
         assert_eq!(mounts[0].source, Path::new("/dev/loop0"));
         assert_eq!(mounts[0].kind, "btrfs");
+    }
+
+    #[test]
+    fn a_command_line_is_shortened_and_escaped() {
+        assert_eq!(shortened(b"/usr/bin/ubtrfs\0check\0dir/a.img\0"), "ubtrfs check dir/a.img");
+        assert_eq!(shortened(b"x\0\x1b[2J\n\xff\0"), r"x \u{1b}[2J\n\xff");
+        let long = shortened(&[b"/a/b\0", vec![b'c'; 100].as_slice()].concat());
+        assert_eq!(long, format!("b {}...", "c".repeat(78)));
+        assert_eq!(shortened(b"/\0"), "");
     }
 
     #[test]

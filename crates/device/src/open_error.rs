@@ -118,79 +118,76 @@ impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Missing { path } => {
-                write!(
-                    f,
-                    "{} does not exist; check the path, or make an image with `ubtrfs mkfs -b SIZE`",
-                    path.display()
-                )
+                write!(f, "{} does not exist; check the path, or make an image with `ubtrfs mkfs -b SIZE`", shown(path))
             }
             Self::NoDirectory { path } => {
-                write!(f, "the directory {} does not exist; check the path, or create the directory", path.display())
+                write!(f, "the directory {} does not exist; check the path, or create the directory", shown(path))
             }
-            Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", path.display()),
+            Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", shown(path)),
             Self::Locked { path, by } => {
                 let by = by.as_deref().unwrap_or("another process");
-                write!(f, "{} is in use by {by}; unmount it, or wait until that process ends", path.display())
+                write!(f, "{} is in use by {by}; wait until that process ends, or end it", shown(path))
             }
             Self::Mounted { path, through, at } => {
-                write!(f, "{} is mounted by the kernel", path.display())?;
+                write!(f, "{} is mounted by the kernel", shown(path))?;
                 if let Some(through) = through {
-                    write!(f, " through {}", through.display())?;
+                    write!(f, " through {}", shown(through))?;
                 }
                 match at {
-                    Some(at) => write!(f, " at {}; unmount it first", at.display()),
+                    Some(at) => write!(f, " at {}; unmount it first", shown(at)),
                     None => write!(f, " or part of another device; unmount or release it first"),
                 }
             }
             Self::Served { path, through, at, kind } => {
                 let by = kind.strip_prefix("fuse.").or_else(|| kind.strip_prefix("fuseblk.")).unwrap_or(kind);
-                write!(f, "{} is mounted by {by}", path.display())?;
+                write!(f, "{} is mounted by {by}", shown(path))?;
                 if let Some(through) = through {
-                    write!(f, " through {}", through.display())?;
+                    write!(f, " through {}", shown(through))?;
                 }
                 let command = if by == "ubtrfs" { "ubtrfs umount" } else { "umount" };
-                write!(f, " at {0}; unmount it first, with: {command} {0}", at.display())
+                write!(f, " at {0}; unmount it first, with: {command} {0}", shown(at))
             }
             Self::BackingInUse { path, backing } => {
-                write!(f, "the file or device behind {} is in use: {backing}", path.display())
+                write!(f, "the file or device behind {} is in use: {backing}", shown(path))
             }
             Self::ReadOnlyHost { path } => write!(
                 f,
                 "{} cannot be written, because its filesystem or device is read-only; remount that read-write, or open the image read-only (-o ro)",
-                path.display()
+                shown(path)
             ),
             Self::Immutable { path } => write!(
                 f,
                 "{0} is immutable or append-only (see: lsattr {0}); clear the flag with `chattr -i -a {0}`, or open the image read-only (-o ro)",
-                path.display()
+                shown(path)
             ),
             Self::WriteProtected { path } => write!(
                 f,
                 "{0} is write-protected; allow writes with `blockdev --setrw {0}`, or open it read-only (-o ro)",
-                path.display()
+                shown(path)
             ),
             Self::SizeLimit { path, limit } => write!(
                 f,
                 "{} is larger than the {limit} bytes that this process may write to a file; raise that limit (ulimit -f)",
-                path.display()
+                shown(path)
             ),
             Self::NotRegular { path, what } => {
-                write!(f, "{} is {what}; give an image file or a block device", path.display())
+                write!(f, "{} is {what}; give an image file or a block device", shown(path))
             }
             Self::Permission { path, access } => {
                 let what = if *access == Access::ReadOnly { "read" } else { "read and write" };
-                write!(
-                    f,
-                    "no permission to {what} {}; change its mode or owner, or run as another user",
-                    path.display()
-                )
+                write!(f, "no permission to {what} {}; change its mode or owner, or run as another user", shown(path))
             }
             Self::TooSmall { path, len_bytes, wanted } => {
-                write!(f, "{} has {len_bytes} bytes, not {wanted}; give a smaller size", path.display())
+                write!(f, "{} has {len_bytes} bytes, not {wanted}; give a smaller size", shown(path))
             }
-            Self::Io { path, source } => write!(f, "cannot open {}: {source}", path.display()),
+            Self::Io { path, source } => write!(f, "cannot open {}: {source}", shown(path)),
         }
     }
+}
+
+/// The text of a path, escaped for a terminal.
+fn shown(path: &Path) -> String {
+    ubtrfs_format::print::escaped(path.as_os_str().as_encoded_bytes())
 }
 
 impl std::error::Error for OpenError {

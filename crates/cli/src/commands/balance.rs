@@ -1,26 +1,20 @@
 //! `ubtrfs balance start|status|pause|resume|cancel`: with the options and filters of btrfs-progs.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Map, Value, json};
 use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
-use ubtrfs_control::{
-    Channel, Failure, ImageId, LocalProcesses, OpenImage, Request as AnyRequest, Response as AnyResponse, Server,
-    await_unmount,
-};
-use ubtrfs_fs::Fs;
+use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse};
 use ubtrfs_transaction::Job;
 
 use super::background::Detached;
-use super::offline::{ImageOptions, Use, with_shared_image};
-use super::place::{Target, with_channel};
-use crate::common::{Shown, calling_user, is_broken_pipe, parse_size, print_error, print_json, print_out, warn};
+use super::offline::{ImageOptions, Use};
+use super::place::Target;
+use super::served::{until_closed, with_running, with_served};
+use crate::common::{Shown, is_broken_pipe, parse_size, print_error, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
 
 /// Move block groups: compact, convert or drain them
@@ -221,7 +215,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
             std::thread::sleep(QUEUE_WAIT);
         }
     }
-    let report = with_served(&path, &image, |channel| {
+    let report = with_served(&path, &image, ImageWork::Balance, |channel| {
         let request = Request::Start(Box::new(start));
         let response = with_progress_in_bytes("balance", |job| {
             loop {
@@ -256,7 +250,7 @@ fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bo
 
 fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.of.path.or_image(), &args.of.image);
-    let report = with_served(&path, image, |channel| {
+    let report = with_served(&path, image, ImageWork::Balance, |channel| {
         let resumed = call_long(channel, Request::Resume);
         done(resumed.with_context(|| format!("cannot resume the balance of {}", path.filesystem()))?)
     })?;
@@ -275,66 +269,12 @@ fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
 fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
     let path = args.path.or_image();
     with_running(&path, &args.image, Use::Write, |channel| {
-        // The process that balances an image ends with its balance. The image is free when that process has closed it.
-        let end = if channel.is_mount() { None } else { channel.connect_to_end() };
-        let verb = if request == Request::Pause { "pause" } else { "cancel" };
-        call_long(channel, request).with_context(|| format!("cannot {verb} the balance of {}", path.filesystem()))?;
-        let lost = match end.map(|stream| stream.and_then(|stream| await_unmount(stream, Some(CLOSE_PATIENCE)))) {
-            // Without a connection, the process had ended already.
-            None | Some(Ok(None) | Err(_)) => return Ok(()),
-            Some(Ok(Some(lost))) => lost,
-        };
-        bail!("{} was closed, but its last changes may be lost: {lost}", path.filesystem())
+        until_closed(channel, &path, || {
+            let verb = if request == Request::Pause { "pause" } else { "cancel" };
+            call_long(channel, request).with_context(|| format!("cannot {verb} the balance of {}", path.filesystem()))
+        })
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Works like [`with_channel`], but if a process balances the image, uses that process.
-fn with_running<T>(
-    target: &Target,
-    options: &ImageOptions,
-    usage: Use,
-    work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    if let Target::Image(at) = target
-        && let Some(channel) = Channel::open_image(&at.image, usage == Use::Write)
-    {
-        return work(&channel);
-    }
-    with_channel(target, options, usage, work)
-}
-
-/// Works like [`with_channel`] for a balance, and serves commands of other processes on an image meanwhile.
-fn with_served<T>(
-    target: &Target,
-    options: &ImageOptions,
-    work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let Target::Image(at) = target else { return with_channel(target, options, Use::Write, work) };
-    let (mut server, mut worked) = (None, false);
-    let done = with_shared_image(&at.image, options, Use::Write, |fs| {
-        server = Some(serve(&at.image, fs)?);
-        let (uid, gid) = calling_user();
-        let done = work(&Channel::image(fs, uid, gid));
-        worked = done.is_ok();
-        server.iter().for_each(Server::stop);
-        done
-    });
-    // If the work succeeded, the error is that of closing the image.
-    let lost = done.as_ref().err().filter(|_| worked).map(ToString::to_string);
-    if let Some(server) = server {
-        server.finish(lost.as_deref());
-    }
-    done
-}
-
-fn serve(image: &Path, fs: &Arc<Fs>) -> anyhow::Result<Server> {
-    let made = File::open(image).and_then(ImageId::of).and_then(|id| {
-        let server = Server::listen_for_image(id)?;
-        server.serve(fs, Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
-        Ok(server)
-    });
-    made.with_context(|| format!("cannot make the control socket of {}", image.shown()))
 }
 
 fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
@@ -406,7 +346,7 @@ fn tell(report: &Report, quiet: bool) -> anyhow::Result<ExitCode> {
     if *without_space > 0 {
         warn(&format!(
             "{without_space} block groups stay, because there is no space left to move them to; \
-             delete something, or begin with empty groups: -dusage=0 -musage=0"
+             delete something, or move only groups that are half empty: -dusage=50 -musage=50"
         ));
     }
     Ok(if failures.is_empty() && *without_space == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -536,8 +476,6 @@ const ENOTCONN: i32 = 107;
 const EINPROGRESS: i32 = 115;
 /// Time between two attempts to start a balance that waits for another one.
 const QUEUE_WAIT: Duration = Duration::from_millis(500);
-/// How long a command waits until the process that balanced an image has closed it.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
 /// Exit status of a command that pauses, resumes or cancels a balance, if there is no balance.
 const NO_BALANCE: u8 = 2;
 /// Exit status of `balance status` after an error, because 1 means that there is a balance.

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use ubtrfs_check::{Code, Limits, Options, Problem, Progress, Report};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device};
 use ubtrfs_format::print::json_line;
 
+use super::offline::open_device;
 use crate::common::{format_size, is_broken_pipe, print_error, print_out, progress_bytes};
 
 /// Check an unmounted filesystem for damage, without changing it
@@ -68,7 +69,7 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
     }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for path in &args.devices {
-        devices.push(Arc::new(FileDevice::open(path, Access::ReadOnly)?));
+        devices.push(Arc::new(open_device(path, Access::ReadOnly)?));
     }
     let options = Options { data_csums: args.check_data_csum, limits: Limits { per_code: args.max_problems } };
     let bar = Bar::default();

@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use super::offline::import::parse_owner;
 use super::offline::text::printable;
-use super::offline::{Use, copy, with_devices};
+use super::offline::{Use, copy, open_device, with_devices};
 use crate::common::{Shown, calling_user, format_size, parse_size, print_json, print_out, warn};
 use crate::new_image::NewImage;
 
@@ -196,7 +196,7 @@ impl Target {
         {
             return Ok(Self::Missing(NewImage::create(path, size)?));
         }
-        let device = FileDevice::open(path, Access::ReadWrite)?;
+        let device = open_device(path, Access::ReadWrite)?;
         let path = path.to_owned();
         if device.len_bytes() > 0 {
             return Ok(Self::Content { device: Arc::new(device), path });

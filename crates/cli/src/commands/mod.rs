@@ -1,5 +1,5 @@
-//! The commands. Most modules have `Args` (clap) and a function `run`, which returns the exit status. `place` and some
-//! modules of `offline` are shared by several commands.
+//! The commands. Most modules have `Args` (clap) and a function `run`, which returns the exit status. `place`,
+//! `served` and some modules of `offline` are shared by several commands.
 
 pub(crate) mod background;
 pub(crate) mod balance;
@@ -17,6 +17,7 @@ pub(crate) mod quota;
 pub(crate) mod receive;
 pub(crate) mod rescue;
 pub(crate) mod send;
+pub(crate) mod served;
 pub(crate) mod stats;
 pub(crate) mod subvolume;
 pub(crate) mod sync;

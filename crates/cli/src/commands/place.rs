@@ -5,9 +5,12 @@ use std::fmt::{self, Display};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use ubtrfs_control::{Channel, ConnectError, OpenedFile};
+use ubtrfs_control::{Channel, ConnectError, OpenedFile, stopped_process};
+use ubtrfs_device::server_of_path;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
@@ -52,7 +55,7 @@ impl Target {
     /// Treats a file or block device as an image if it holds a btrfs or is not in a mount of ubtrfs.
     pub(crate) fn or_image(self) -> Self {
         match self {
-            Self::Mounted(path) if is_file_or_device(&path) && (holds_btrfs(&path) || !is_in_mount(&path)) => {
+            Self::Mounted(path) if unless_stopped(&path, is_image).unwrap_or(false) => {
                 Self::Image(ImagePath { image: path, path: b"/".to_vec() })
             }
             other => other,
@@ -144,6 +147,11 @@ impl Target {
     }
 }
 
+/// Whether a path names an image, even if the image is a file in a mount.
+fn is_image(path: &Path) -> bool {
+    is_file_or_device(path) && (holds_btrfs(path) || !is_in_mount(path))
+}
+
 fn is_file_or_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
 }
@@ -199,9 +207,31 @@ pub(crate) fn with_channel_of<T>(
     }
 }
 
+/// Calls `work`, which waits for the server of the mount that holds a path. Fails if that server is stopped.
+fn unless_stopped<T: Send + 'static>(path: &Path, work: impl FnOnce(&Path) -> T + Send + 'static) -> anyhow::Result<T> {
+    let (send, done) = mpsc::channel();
+    let inside = path.to_owned();
+    // The thread may wait after the caller has given up.
+    std::thread::Builder::new().name("path".to_owned()).spawn(move || send.send(work(&inside)))?;
+    loop {
+        match done.recv_timeout(STOPPED_PATIENCE) {
+            Ok(done) => return Ok(done),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(stopped) = server_of_path(path).and_then(stopped_process) {
+                    bail!("{}: {stopped}", path.shown());
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("{}: a thread ended: this is a bug of ubtrfs", path.shown()),
+        }
+    }
+}
+
+/// How long a command waits for the server of a mount before it checks whether the server is stopped.
+const STOPPED_PATIENCE: Duration = Duration::from_secs(3);
+
 /// Connects to the mount that holds a path.
 fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
-    Channel::mount(path).map_err(|error| match error {
+    unless_stopped(path, Channel::mount)?.map_err(|error| match error {
         ConnectError::NotOurs => not_ours(path),
         ConnectError::Open(source) => anyhow::Error::from(match ubtrfs_fuse::cannot_open(path, source) {
             MountError::Open { source, .. } => MountError::Open { path: path.shown(), source },

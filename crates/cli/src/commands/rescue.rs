@@ -9,10 +9,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device};
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_volumes::{SuperCopies, SuperCopy};
 
+use super::offline::open_device;
 use super::place::is_same_file;
 use crate::common::{Shown, print_err, print_out};
 
@@ -58,7 +59,7 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
         if args.devices[..index].iter().any(|other| is_same_file(other, path)) {
             bail!("{} is given twice; give each device once", path.shown());
         }
-        let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite)?);
+        let device: Arc<dyn Device> = Arc::new(open_device(path, Access::ReadWrite)?);
         let copies = SuperCopies::examine(&*device)?;
         found.push((device, copies));
     }

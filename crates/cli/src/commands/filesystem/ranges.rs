@@ -88,6 +88,9 @@ pub(super) fn fiemap(args: &FiemapArgs) -> anyhow::Result<()> {
         if extent.is_compressed {
             flags.push("encoded");
         }
+        if extent.is_shared {
+            flags.push("shared");
+        }
         let flags = if flags.is_empty() { "-".to_owned() } else { flags.join(",") };
         writeln!(text, "{:>18} {:>18} {:>18} {flags}", extent.offset, extent.len, extent.address)?;
     }

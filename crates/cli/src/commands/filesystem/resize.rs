@@ -5,12 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
-use ubtrfs_control::Channel;
 use ubtrfs_control::device::{NewSize, Request, Response};
+use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_format::DevId;
 
 use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, with_channel};
+use crate::commands::place::Target;
+use crate::commands::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, parse_size, print_out};
 use crate::job::with_progress_in_bytes;
 
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let (devid, to) = parse(&args.size)?;
     let target = filesystem(args)?;
-    with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
+    with_served(&target, &ImageOptions::default(), ImageWork::Resize, |channel| {
         // Make the image file larger if necessary. The image is open and locked, so no other program changes it
         // meanwhile.
         if let (Target::Image(at), Some(bytes)) = (&target, wanted(channel, devid, to)) {
@@ -101,11 +102,13 @@ fn filesystem(args: &Args) -> anyhow::Result<Target> {
     Ok(target)
 }
 
-/// Cancels the resize that is running on a mount.
+/// Cancels the resize that is running on a mount, or in the process that has the image open.
 fn cancel(target: &Target) -> anyhow::Result<()> {
-    with_channel(target, &ImageOptions::default(), Use::Write, |channel| {
-        let done = channel.call(ubtrfs_control::Request::Device(Request::CancelResize), &[]);
-        done.map(drop).map_err(|failure| anyhow!("cannot cancel the resize of {target}: {failure}"))
+    with_running(target, &ImageOptions::default(), Use::Write, |channel| {
+        until_closed(channel, target, || {
+            let done = channel.call(ubtrfs_control::Request::Device(Request::CancelResize), &[]);
+            done.map_err(|failure| anyhow!("cannot cancel the resize of {target}: {failure}"))
+        })
     })
 }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, Device};
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::item::{ChunkItem, DevItem};
 use ubtrfs_format::node::{NodeView, verify_csum};
@@ -18,6 +18,8 @@ use ubtrfs_format::print::PrintOptions;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_volumes::{OpenOptions, Volumes};
+
+use crate::commands::offline::open_device;
 
 /// The tree blocks of one filesystem.
 pub(super) struct Blocks {
@@ -60,7 +62,7 @@ impl Blocks {
     pub(super) fn open(paths: &[PathBuf]) -> anyhow::Result<Self> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         for path in paths {
-            devices.push(Arc::new(FileDevice::open(path, Access::ReadOnly)?));
+            devices.push(Arc::new(open_device(path, Access::ReadOnly)?));
         }
         let volumes = Volumes::open(devices, OpenOptions { read_only: true })?;
         let nodesize = usize::try_from(volumes.superblock().nodesize).context("the node size is checked")?;

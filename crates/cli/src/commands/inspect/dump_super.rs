@@ -9,6 +9,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::print::{insert_name, print_superblock, superblock_json};
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 
+use crate::commands::offline::open_device;
 use crate::common::{Shown, print_json, print_out};
 
 /// Print the superblock of a device
@@ -53,7 +54,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     let mut values = Vec::new();
     for path in &args.devices {
-        let device = FileDevice::open(path, Access::ReadOnly)?;
+        let device = open_device(path, Access::ReadOnly)?;
         for offset in args.offsets() {
             match read(&device, offset)? {
                 // A mirror past the end of the device does not exist.

@@ -34,14 +34,25 @@ pub(super) struct LogicalArgs {
     /// Accepted for compatibility with btrfs-progs
     #[arg(short, long)]
     verbose: bool,
-    /// The logical address in bytes, as error messages and `inspect dump-tree` print it
-    #[arg(value_name = "LOGICAL")]
+    /// The logical address in bytes, decimal or with 0x, as error messages and `inspect dump-tree` print it
+    #[arg(value_name = "LOGICAL", value_parser = parse_number)]
     bytenr: u64,
     /// A path in a mount or in an image
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
     #[command(flatten)]
     image: LongImageOptions,
+}
+
+/// Parses a number, decimal or hexadecimal with `0x`.
+fn parse_number(text: &str) -> Result<u64, String> {
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    // `from_str_radix` accepts a sign.
+    let parsed = match hex.filter(|digits| !digits.starts_with('+')) {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("'{text}' is not a number; write it decimal, or hexadecimal with 0x"))
 }
 
 /// Returns the number of results that a buffer of this size takes: a head of 16 bytes and 24 bytes for each result, as
@@ -59,7 +70,7 @@ pub(super) struct InodeArgs {
     #[arg(short, long)]
     verbose: bool,
     /// The inode number
-    #[arg(value_name = "INODE")]
+    #[arg(value_name = "INODE", value_parser = parse_number)]
     ino: u64,
     #[command(flatten)]
     of: PathArgs,
@@ -69,7 +80,7 @@ pub(super) struct InodeArgs {
 #[derive(clap::Args)]
 pub(super) struct SubvolidArgs {
     /// The id of the subvolume
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = parse_number)]
     id: u64,
     #[command(flatten)]
     of: PathArgs,

@@ -13,6 +13,7 @@ use ubtrfs_fs::Fs;
 
 use super::{ImageOptions, ImagePath, ImagePathParser, Use, mount_options, with_devices, with_image};
 use crate::common::{Shown, calling_user, format_size, parse_size, print_out, progress_bytes, warn};
+use crate::interrupt;
 use crate::new_image::NewImage;
 
 /// Unpack a tar archive into an image, without a mount and without root
@@ -84,7 +85,15 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
             made.keep()?;
             Ok(counts)
         }),
-        None => with_image(image, &args.image, Use::Write, work),
+        None => {
+            interrupt::set_left(Some(format!(
+                "interrupted: {} has only a part of the archive, and the last files may be empty; import it again, or remove them",
+                args.target
+            )));
+            let counts = with_image(image, &args.image, Use::Write, work);
+            interrupt::set_left(None);
+            counts
+        }
     };
     progress.finish_and_clear();
     let counts = counts?;

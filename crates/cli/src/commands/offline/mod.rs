@@ -26,7 +26,7 @@ use anyhow::{Context, bail};
 pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
-use ubtrfs_control::Channel;
+use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
@@ -180,8 +180,9 @@ pub(crate) fn open_devices(
     paths.map(|path| Ok(Arc::new(open_device(path, access)?) as Arc<dyn Device>)).collect()
 }
 
-/// Opens an image or device. The error for an image that ubtrfs has mounted names the mount point.
-fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
+/// Opens an image or device. The error for an image that is in use names the process that has it open, and where it is
+/// mounted.
+pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
     FileDevice::open(path, access).map_err(|error| match &error {
         OpenError::Locked { path, by: Some(by) } => match ubtrfs_fuse::mount_point_of(path) {
             Some(dir) => anyhow::anyhow!(
@@ -189,14 +190,24 @@ fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
                 path.shown(),
                 dir.shown()
             ),
-            None if Channel::open_image(path, false).is_some() => anyhow::anyhow!(
-                "{0} is in use by {by}, which balances it; see: ubtrfs balance status {0}, or end it with: ubtrfs balance cancel {0}",
-                path.shown()
-            ),
-            None => error.into(),
+            None => match Channel::open_image(path, false).and_then(|channel| channel.image_work()) {
+                Some(work) => anyhow::anyhow!("{} is in use by {by}, which {}", path.shown(), advice(work, path)),
+                None => error.into(),
+            },
         },
         _ => error.into(),
     })
+}
+
+/// Names the work of the process that serves an image, and the commands that end it.
+fn advice(work: ImageWork, image: &Path) -> String {
+    let image = image.shown();
+    match work {
+        ImageWork::Balance => {
+            format!("balances it; see: ubtrfs balance status {image}, or end it with: ubtrfs balance cancel {image}")
+        }
+        ImageWork::Resize => format!("resizes it; end it with: ubtrfs filesystem resize cancel {image}"),
+    }
 }
 
 /// Does the work on devices that are already open, and closes the filesystem (I1).

@@ -7,6 +7,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
 use ubtrfs_control::{Channel, Failure};
+use ubtrfs_format::RootId;
 use ubtrfs_fs::QgroupId;
 
 use super::open_subvolume;
@@ -167,7 +168,11 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
     for_each(&args.paths, &args.image, calling_user(), |channel, target| {
         // Resolve links and `..`, because the subvolume to delete is the one that the path leads to.
         let full = target.canonical()?;
-        drop(open_subvolume(channel, target)?);
+        if open_subvolume(channel, target)?.1.id == RootId::FS_TREE {
+            bail!(
+                "cannot delete {target}: it is the top level (id 5), which every filesystem has; delete the files and subvolumes in it"
+            );
+        }
         let busy = || match channel.is_mount() {
             true => anyhow!(
                 "cannot delete {target}: it is the root of the mount; unmount it, and delete it through another mount with -o subvolid=5"
@@ -220,7 +225,10 @@ pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
             None => open_subvolume(channel, &target)?.0,
         };
         let done = channel.subvolume(Request::SetDefault { id }, &[&file]);
-        done.map(|_| ()).map_err(|failure| explain(SET_DEFAULT, &target, failure))
+        done.map(|_| ()).map_err(|failure| match id {
+            Some(id) => explain(SET_DEFAULT, format!("{id} in {}", target.filesystem()), failure),
+            None => explain(SET_DEFAULT, &target, failure),
+        })
     })
 }
 

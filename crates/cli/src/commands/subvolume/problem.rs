@@ -46,4 +46,4 @@ fn advice(verb: &str, errno: Errno) -> Option<&'static str> {
 }
 
 pub(super) const DELETE: &str = "delete";
-pub(super) const SET_DEFAULT: &str = "make the default subvolume of";
+pub(super) const SET_DEFAULT: &str = "set the default subvolume to";
