@@ -346,7 +346,10 @@ impl MountChannel {
                     "the server of the image runs as a user who may not have it open",
                 ));
             }
-            let server = if waits { None } else { pid_of(&stream) };
+            let server = pid_of(&stream);
+            // A request that a stopped server receives would be executed when the server continues.
+            await_continued(server)?;
+            let server = server.filter(|_| !waits);
             let wire = Wire::new(stream).map_err(lost)?;
             // Sending fails if the server has already refused the connection, but the server's answer can still be
             // read.
@@ -369,6 +372,18 @@ fn is_of(stream: &UnixStream, users: &[u32]) -> bool {
 fn pid_of(stream: &UnixStream) -> Option<u32> {
     let peer = getsockopt(stream, PeerCredentials).ok()?;
     u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)
+}
+
+/// Waits until this process is not stopped, and fails if it stays stopped.
+fn await_continued(pid: Option<u32>) -> Result<()> {
+    let end = Instant::now() + STOPPED_PATIENCE;
+    while let Some(stopped) = pid.and_then(stopped_process) {
+        if Instant::now() >= end {
+            return Err(Failure::new(Errno::TIMEDOUT, stopped));
+        }
+        thread::sleep(RETRY_PAUSE);
+    }
+    Ok(())
 }
 
 fn busy_image() -> Failure {

@@ -43,7 +43,7 @@ pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
 pub use memory::MemoryDevice;
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
-pub use mounted::server_of_path;
+pub use mounted::find_server;
 pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 

@@ -215,19 +215,58 @@ pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     })
 }
 
-/// Returns the process that serves the FUSE mount that holds a path: the one that has the mount's source open. The mount
-/// is not entered, so the process need not answer.
-pub fn server_of_path(path: &Path) -> Option<u32> {
+/// Returns the first process that is `wanted` of those that serve the FUSE mounts on the way to a path, links included. A
+/// process is known by its lock on the mount's source. The mount of a wanted process is not entered, so the process need
+/// not answer.
+pub fn find_server(path: &Path, wanted: &dyn Fn(u32) -> bool) -> Option<u32> {
     let full = std::path::absolute(path).ok()?;
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let holding = mount_points(&mountinfo).filter(|mount| full.starts_with(&mount.target));
-    let mount = holding.max_by_key(|mount| mount.target.as_os_str().len())?;
-    if !mount.kind.starts_with("fuse") {
-        return None;
+    let mounts: Vec<Mount> = mount_points(&mountinfo).filter(|mount| mount.kind.starts_with("fuse")).collect();
+    let mut nr_links_left = LINKS_MAX;
+    server_on_the_way(&full, &mounts, wanted, &mut nr_links_left)
+}
+
+fn server_on_the_way(
+    full: &Path,
+    mounts: &[Mount],
+    wanted: &dyn Fn(u32) -> bool,
+    nr_links_left: &mut usize,
+) -> Option<u32> {
+    let names = |path: &Path| path.components().rev().map(|name| name.as_os_str().to_owned()).collect();
+    let mut todo: Vec<std::ffi::OsString> = names(full);
+    let mut at = PathBuf::from("/");
+    while let Some(name) = todo.pop() {
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        let next = at.join(name);
+        // Of several mounts at one place, the last one covers the others.
+        if let Some(mount) = mounts.iter().rfind(|mount| mount.target == next) {
+            *nr_links_left = nr_links_left.checked_sub(1)?;
+            let server = server_on_the_way(&mount.source, mounts, wanted, nr_links_left)
+                .or_else(|| server_of(mount).filter(|pid| wanted(*pid)));
+            if server.is_some() {
+                return server;
+            }
+        } else if let Ok(link) = fs::read_link(&next) {
+            *nr_links_left = nr_links_left.checked_sub(1)?;
+            todo.extend::<Vec<_>>(names(&link));
+            continue;
+        }
+        at = next;
     }
+    None
+}
+
+/// The process that holds a lock on the source of a mount.
+fn server_of(mount: &Mount) -> Option<u32> {
     let source = fs::metadata(&mount.source).ok()?;
     lock_holder_pid(source.dev(), source.ino())?.parse().ok()
 }
+
+/// How many links and mounts a path may lead through.
+const LINKS_MAX: usize = 40;
 
 /// The process that holds a lock on this inode according to /proc/locks.
 fn lock_holder_pid(dev: u64, ino: u64) -> Option<String> {

@@ -5,12 +5,11 @@ use std::fmt::{self, Display};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_control::{Channel, ConnectError, OpenedFile, stopped_process};
-use ubtrfs_device::server_of_path;
+use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
@@ -55,7 +54,7 @@ impl Target {
     /// Treats a file or block device as an image if it holds a btrfs or is not in a mount of ubtrfs.
     pub(crate) fn or_image(self) -> Self {
         match self {
-            Self::Mounted(path) if unless_stopped(&path, is_image).unwrap_or(false) => {
+            Self::Mounted(path) if await_server(&path).is_ok() && is_image(&path) => {
                 Self::Image(ImagePath { image: path, path: b"/".to_vec() })
             }
             other => other,
@@ -97,6 +96,7 @@ impl Target {
 
     /// Splits the path into its directory and its last name, for commands that make or delete this name.
     pub(crate) fn split(&self) -> anyhow::Result<(Self, Vec<u8>)> {
+        self.await_server()?;
         match self {
             Self::Image(at) => {
                 let names = at.names();
@@ -129,12 +129,21 @@ impl Target {
 
     /// Resolves links and `..` of a path in a mount. A path in an image stays unchanged.
     pub(crate) fn canonical(&self) -> anyhow::Result<Self> {
+        self.await_server()?;
         match self {
             Self::Image(_) => Ok(self.clone()),
             Self::Mounted(path) => {
                 let full = std::fs::canonicalize(path).with_context(|| format!("cannot open {}", path.shown()))?;
                 Ok(Self::Mounted(full))
             }
+        }
+    }
+
+    /// Works like [`await_server`]; does nothing for a path in an image.
+    pub(crate) fn await_server(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Image(_) => Ok(()),
+            Self::Mounted(path) => await_server(path),
         }
     }
 
@@ -156,9 +165,9 @@ fn is_file_or_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
 }
 
-/// Whether a path is in a mount of ubtrfs.
+/// Whether a path is in a mount of ubtrfs, or in one whose server is stopped.
 pub(crate) fn is_in_mount(path: &Path) -> bool {
-    Channel::mount(path).is_ok()
+    await_server(path).is_err() || Channel::mount(path).is_ok()
 }
 
 /// Whether a file has btrfs's magic number at the offset where the first superblock has it.
@@ -207,31 +216,27 @@ pub(crate) fn with_channel_of<T>(
     }
 }
 
-/// Calls `work`, which waits for the server of the mount that holds a path. Fails if that server is stopped.
-fn unless_stopped<T: Send + 'static>(path: &Path, work: impl FnOnce(&Path) -> T + Send + 'static) -> anyhow::Result<T> {
-    let (send, done) = mpsc::channel();
-    let inside = path.to_owned();
-    // The thread may wait after the caller has given up.
-    std::thread::Builder::new().name("path".to_owned()).spawn(move || send.send(work(&inside)))?;
+/// Fails if the server of a mount on the way to a path is stopped. Such a mount must not be entered: a process that waits
+/// for the answer to a request that the server has taken does not end, not even by SIGKILL.
+pub(crate) fn await_server(path: &Path) -> anyhow::Result<()> {
+    let end = Instant::now() + STOPPED_PATIENCE;
     loop {
-        match done.recv_timeout(STOPPED_PATIENCE) {
-            Ok(done) => return Ok(done),
-            Err(RecvTimeoutError::Timeout) => {
-                if let Some(stopped) = server_of_path(path).and_then(stopped_process) {
-                    bail!("{}: {stopped}", path.shown());
-                }
-            }
-            Err(RecvTimeoutError::Disconnected) => bail!("{}: a thread ended: this is a bug of ubtrfs", path.shown()),
+        let server = find_server(path, &|pid| stopped_process(pid).is_some());
+        let Some(stopped) = server.and_then(stopped_process) else { return Ok(()) };
+        if Instant::now() >= end {
+            bail!("{}: {stopped}", path.shown());
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// How long a command waits for the server of a mount before it checks whether the server is stopped.
-const STOPPED_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a server may be stopped until a command gives up. A server that is traced stops at each of its system calls.
+const STOPPED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Connects to the mount that holds a path.
 fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
-    unless_stopped(path, Channel::mount)?.map_err(|error| match error {
+    await_server(path)?;
+    Channel::mount(path).map_err(|error| match error {
         ConnectError::NotOurs => not_ours(path),
         ConnectError::Open(source) => anyhow::Error::from(match ubtrfs_fuse::cannot_open(path, source) {
             MountError::Open { source, .. } => MountError::Open { path: path.shown(), source },

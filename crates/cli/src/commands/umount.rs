@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use ubtrfs_control::{Channel, Request, Response, balance};
 use ubtrfs_fuse::MountError;
 
+use super::place::await_server;
 use crate::common::{Shown, full_host_advice, print_error};
 
 /// Unmount, and return when the last commit is durable
@@ -28,6 +29,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     for dir in &args.dirs {
         if args.ask {
             ubtrfs_fuse::tell_control_name(dir);
+            continue;
+        }
+        if let Err(error) = await_server(dir) {
+            status = print_error(&error);
             continue;
         }
         if let Err(error) = ubtrfs_fuse::unmount_with_helper(dir, args.lazy, &helper) {

@@ -93,6 +93,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// an image.
 fn filesystem(args: &Args) -> anyhow::Result<Target> {
     let target = args.path.clone().or_image();
+    target.await_server()?;
     if let Target::Mounted(path) = &target
         && std::fs::metadata(path).is_ok_and(|meta| !meta.is_dir())
     {

@@ -28,6 +28,7 @@ use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
 
 use super::offline::open_devices;
+use super::place::await_server;
 use crate::common::{Shown, parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
 use crate::logging;
@@ -110,6 +111,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         ubtrfs_fuse::serve_unmounts(&args.device, &args.dir);
         return Ok(ExitCode::SUCCESS);
     }
+    await_server(&args.dir)?;
     if options::is_remount(&args.options) {
         return remount(&args);
     }

@@ -30,6 +30,7 @@ use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
+use super::place::{await_server, is_in_mount};
 use crate::common::{Shown, parse_memory};
 
 /// `IMAGE:/path`: a file in an image, split at the last `:/`.
@@ -98,7 +99,7 @@ impl clap::builder::TypedValueParser for ImagePathParser {
 /// Explains why a path without `:/` names no file in an image: it is in a mount, or the slash is missing.
 fn misplaced(path: &Path, shown: &str) -> Option<String> {
     // The path may be new: then its directory tells.
-    if super::place::is_in_mount(path) || path.parent().is_some_and(super::place::is_in_mount) {
+    if is_in_mount(path) || path.parent().is_some_and(is_in_mount) {
         return Some(format!(
             "'{shown}' is in a mount of ubtrfs, and this command works on an image that is not mounted (IMAGE:/path); in the \
              mount, use the programs of the system, such as ls, cat, cp, rm, mkdir, stat and tar"
@@ -181,8 +182,9 @@ pub(crate) fn open_devices(
 }
 
 /// Opens an image or device. The error for an image that is in use names the process that has it open, and where it is
-/// mounted.
+/// mounted. Fails if the path is in a mount whose server is stopped.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
+    await_server(path)?;
     FileDevice::open(path, access).map_err(|error| match &error {
         OpenError::Locked { path, by: Some(by) } => match ubtrfs_fuse::mount_point_of(path) {
             Some(dir) => anyhow::anyhow!(

@@ -271,6 +271,7 @@ fn for_each(
         }
         for target in targets {
             let near = || {
+                target.await_server()?;
                 // If the path is not a directory, connect through its parent directory, because the subvolume may not
                 // exist yet.
                 let is_dir = std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir());
