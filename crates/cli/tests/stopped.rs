@@ -121,28 +121,34 @@ fn no_command_enters_a_mount_whose_server_is_stopped() {
 fn a_resize_of_an_image_is_cancelled_and_is_not_waited_for_while_it_is_stopped() {
     let dir = TempDir::new().unwrap();
     let image = text(&dir.path().join("a.img"));
-    ok(ubtrfs(["mkfs", "-q", "-b", "4G", &image]));
     fs::write(dir.path().join("f"), vec![7; 300 << 20]).unwrap();
-    for name in ["f1", "f2", "f3"] {
-        ok(ubtrfs(["cp", &text(&dir.path().join("f")), &format!("{image}:/{name}")]));
-    }
-    // The data of the other files moves to the place of this one.
-    ok(ubtrfs(["rm", &format!("{image}:/f1")]));
-    // The resize could end before the command comes.
-    for _ in 0..10 {
+    let mut late = Vec::new();
+    for _ in 0..5 {
+        ok(ubtrfs(["mkfs", "-q", "-f", "-b", "4G", &image]));
+        for name in ["f1", "f2", "f3"] {
+            ok(ubtrfs(["cp", &text(&dir.path().join("f")), &format!("{image}:/{name}")]));
+        }
+        // The data of the other files moves to the place of this one.
+        ok(ubtrfs(["rm", &format!("{image}:/f1")]));
         let mut resize = common::command(["filesystem", "resize", "900M", &image]);
         let mut resize = resize.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let ino = fs::metadata(&image).unwrap().ino();
-        let socket = format!("-{ino}-resize-");
+        let socket = format!("-{:x}-resize-", fs::metadata(&image).unwrap().ino());
         eventually("the resize begins", || {
             fs::read_to_string("/proc/net/unix").unwrap().contains(&socket) || resize.try_wait().unwrap().is_some()
         });
-        if resize.try_wait().unwrap().is_none() {
-            let stopped = Stopped::new(resize.id());
-            stopped.refuses(dir.path(), "filesystem resize cancel a.img");
-            drop(stopped);
+        std::thread::sleep(Duration::from_millis(10));
+        if resize.try_wait().unwrap().is_some() {
+            continue;
         }
-        if ubtrfs(["filesystem", "resize", "cancel", &image]).status.success() {
+        let stopped = Stopped::new(resize.id());
+        stopped.refuses(dir.path(), "filesystem resize cancel a.img");
+        // This command waits a moment for the process, so it is in time when the process continues.
+        let mut cancel = common::command(["filesystem", "resize", "cancel", &image]);
+        let cancel = cancel.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        drop(stopped);
+        let cancel = cancel.wait_with_output().unwrap();
+        if cancel.status.success() {
             // When the command returns, the image is free.
             ok(ubtrfs(["filesystem", "df", &image]));
             refused(
@@ -152,8 +158,8 @@ fn a_resize_of_an_image_is_cancelled_and_is_not_waited_for_while_it_is_stopped()
             btrfs_check(Path::new(&image)).unwrap();
             return;
         }
+        late.push(stderr(&cancel));
         resize.wait().unwrap();
-        ok(ubtrfs(["filesystem", "resize", "4G", &image]));
     }
-    panic!("no command was in time");
+    panic!("no command was in time: {late:?}");
 }
