@@ -269,7 +269,7 @@ fn options_for_images_are_refused_in_a_mount() {
         refused(&bed.run(line), &["m is in a mount", "-o and --memory"]);
     }
     // The remedy for a subvolume that is mounted leads to another mount, not to an option.
-    refused(&bed.run("subvolume delete m"), &["root of the mount", "unmount it"]);
+    refused(&bed.run("subvolume delete m"), &["m: it is the top level", "delete the files and subvolumes in it"]);
     ok(bed.run("umount m"));
     ok(bed.run("mount -o subvol=s a.img m"));
     refused(&bed.run("subvolume delete m"), &["root of the mount", "unmount it"]);

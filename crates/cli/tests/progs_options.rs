@@ -117,7 +117,9 @@ fn a_flag_may_be_repeated_and_numbers_may_be_hexadecimal() {
         let output = ubtrfs(words.iter().chain(&[image.as_str()]));
         assert!(output.status.success(), "{words:?}: {output:?}");
     }
-    ok(ubtrfs(["cp", env!("CARGO_BIN_EXE_ubtrfs"), &format!("{image}:/f")]));
+    let file = text(&dir.path().join("f"));
+    fs::write(&file, vec![7; 1 << 20]).unwrap();
+    ok(ubtrfs(["cp", &file, &format!("{image}:/f")]));
     let extents: Value =
         serde_json::from_str(&ok(ubtrfs(["filesystem", "fiemap", "--json", &format!("{image}:/f")]))).unwrap();
     let address = extents[0]["address"].as_u64().unwrap();

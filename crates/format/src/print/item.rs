@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::text::{escaped, flags, time};
+use super::text::{escaped_line, flags, time};
 use super::{KeyText, ObjectidText, PrintOptions, Printed, Stop, volume};
 use crate::error::FormatError;
 use crate::item::{
@@ -60,7 +60,7 @@ pub(super) fn u64_of(what: &'static str, data: &[u8]) -> Result<u64, FormatError
 }
 
 fn name(bytes: &[u8], options: &PrintOptions) -> String {
-    if options.hide_names { "HIDDEN".to_owned() } else { escaped(bytes) }
+    if options.hide_names { "HIDDEN".to_owned() } else { escaped_line(bytes) }
 }
 
 const INODE_FLAGS: [(u64, &str); 12] = [

@@ -11,7 +11,8 @@ pub fn escaped(bytes: &[u8]) -> String {
     escape(bytes, |c| c == '\\' || is_hidden(c))
 }
 
-/// Escapes a line that may contain escaped names: as [`escaped`], but a backslash is unchanged.
+/// As [`escaped`], but a backslash is unchanged: for lines that contain escaped names, and for dumps, which show names
+/// as btrfs-progs does.
 pub fn escaped_line(bytes: &[u8]) -> String {
     escape(bytes, is_hidden)
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::item::u64_of;
-use super::text::escaped;
+use super::text::escaped_line;
 use super::{KeyText, ObjectidText, Printed, block_group_flags, print_chunk};
 use crate::codec::{Field, Reader};
 use crate::ids::objectid;
@@ -41,7 +41,7 @@ pub(super) fn print_content(key: &Key, data: &[u8], out: &mut dyn Write) -> Prin
             }
             Ok(())
         }
-        KeyType::STRING_ITEM => Ok(writeln!(out, "\t\titem data {}", escaped(data))?),
+        KeyType::STRING_ITEM => Ok(writeln!(out, "\t\titem data {}", escaped_line(data))?),
         KeyType::RAID_STRIPE => {
             for (index, stripe) in data.chunks(16).enumerate() {
                 let physical = u64_of("RaidStripe", stripe.get(8..).unwrap_or_default())?;
