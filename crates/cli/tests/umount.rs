@@ -6,6 +6,7 @@
 mod common;
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -246,6 +247,32 @@ fn root_is_told_why_it_cannot_enter_the_mount_of_another_user() {
     }
     refused(&ubtrfs(["subvolume", "create", &format!("{at}/s")]), &["only user 65534", "setpriv --reuid=65534"]);
     ok(umount(&dir));
+}
+
+#[test]
+fn a_mount_in_another_mount_namespace_is_not_waited_for() {
+    if !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let dir = mount(image.path());
+    fs::write(dir.path().join("f"), "content").unwrap();
+    let mut other = Command::new("unshare");
+    let mut other =
+        other.args(["-m", "sh", "-c", "echo; read end"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+    let process = format!("process {} (sh)", other.id());
+    refused(&umount(dir.path()), &["is unmounted, but", &process, "in another mount namespace", "last commit follows"]);
+    let used = ubtrfs([OsStr::new("ls"), format!("{}:/", image.path().display()).as_ref()]);
+    refused(&used, &["in use"]);
+    drop(other.stdin.take());
+    other.wait().unwrap();
+    let begun = Instant::now();
+    while !ubtrfs([OsStr::new("ls"), format!("{}:/", image.path().display()).as_ref()]).status.success() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    btrfs_check(image.path()).unwrap();
 }
 
 #[test]

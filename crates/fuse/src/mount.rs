@@ -23,6 +23,7 @@ use rustix::net::{
 };
 
 use ubtrfs_device::Device;
+use ubtrfs_format::print::escaped;
 
 use crate::other_user;
 use crate::transport::{IdlePolling, Transport};
@@ -227,6 +228,17 @@ pub enum MountError {
         dir: String,
         /// The reason.
         source: io::Error,
+    },
+    /// The mount is also in another mount namespace, so the server goes on.
+    #[error(
+        "{dir} is unmounted, but {process} still has it mounted in another mount namespace; \
+         the last commit follows when that mount ends, too"
+    )]
+    MountedElsewhere {
+        /// The mount point.
+        dir: String,
+        /// A process in that namespace.
+        process: String,
     },
     /// The final commit failed, or its result is unknown.
     #[error("{dir} is unmounted, but its last changes may be lost: {reason}")]
@@ -726,8 +738,34 @@ pub(crate) fn mounts_of_device(device: &[u8]) -> Vec<MountInfo> {
     mounts().into_iter().filter(|mount| mount.device == device).collect()
 }
 
+/// A process in another mount namespace in which this filesystem is mounted, as "process 12 (name)". Only processes are
+/// found whose mounts the caller may see.
+pub(crate) fn user_in_other_namespace(unmounted: &MountInfo) -> Option<String> {
+    let namespace = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
+    let mut seen: Vec<PathBuf> = namespace(Path::new("/proc/self")).into_iter().collect();
+    for process in std::fs::read_dir("/proc").ok()?.flatten() {
+        let path = process.path();
+        let pid = process.file_name().to_string_lossy().parse::<u32>();
+        let (Ok(pid), Some(found)) = (pid, namespace(&path)) else { continue };
+        if seen.contains(&found) {
+            continue;
+        }
+        seen.push(found);
+        let is_same = |mount: &MountInfo| mount.device == unmounted.device && mount.kind == unmounted.kind;
+        if mounts_of_process(&path).iter().any(is_same) {
+            let name = std::fs::read(path.join("comm")).unwrap_or_default();
+            return Some(format!("process {pid} ({})", escaped(name.trim_ascii_end())));
+        }
+    }
+    None
+}
+
 fn mounts() -> Vec<MountInfo> {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    mounts_of_process(Path::new("/proc/self"))
+}
+
+fn mounts_of_process(process: &Path) -> Vec<MountInfo> {
+    let table = std::fs::read(process.join("mountinfo")).unwrap_or_default();
     table.split(|&byte| byte == b'\n').filter_map(parse_mountinfo).collect()
 }
 

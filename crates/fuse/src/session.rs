@@ -8,11 +8,13 @@
 //!
 //! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_control::{Canceller, Server as Control};
@@ -236,7 +238,7 @@ fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> R
 }
 
 /// Unmounts `dir` and returns when the server's last commit is durable, or at once if the filesystem is still mounted
-/// somewhere else. Waits without a limit for the server, also if another user runs it.
+/// somewhere else. Fails if it is still mounted in another mount namespace, unless `lazy` is true. Waits without a limit for the server, also if another user runs it.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_by_asking(dir, lazy, None)
 }
@@ -284,6 +286,9 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
         // The filesystem is mounted elsewhere too: the server continues.
         Ok((_, name)) if is_mounted_elsewhere(&found, &name, helper) => Ok(()),
         Ok((server, _)) => {
+            if !lazy {
+                check_other_namespaces(&found, &server, &shown)?;
+            }
             let is_limited = helper.is_some() && is_of_other_user;
             match ubtrfs_control::await_unmount(server, is_limited.then_some(COMMIT_PATIENCE)) {
                 Ok(None) => Ok(()),
@@ -297,6 +302,19 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
         Err(error) => Err(not_durable(format!("its server does not answer ({error}); the last commit is intact"))),
     }
 }
+
+/// Fails if the server goes on because the filesystem is mounted in another mount namespace, too.
+fn check_other_namespaces(unmounted: &mount::MountInfo, server: &UnixStream, dir: &str) -> Result<(), MountError> {
+    let mut ends = [PollFd::new(server, PollFlags::IN)];
+    if poll(&mut ends, Some(&NAMESPACE_PATIENCE)).is_ok_and(|nr_ready| nr_ready > 0) {
+        return Ok(());
+    }
+    let process = mount::user_in_other_namespace(unmounted);
+    process.map_or(Ok(()), |process| Err(MountError::MountedElsewhere { dir: dir.to_owned(), process }))
+}
+
+/// How long a server may go on until the cause is searched for in other mount namespaces.
+const NAMESPACE_PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// How long another user's server may take to end.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(60);
