@@ -5,7 +5,9 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -273,16 +275,20 @@ fn a_damaged_extent_is_named_and_stays() {
         .map(|number| number * step)
         .find(|at| image.read_at(*at, 8192).unwrap().iter().all(|byte| *byte == 2));
     image.write_at(damaged.unwrap(), &[0xff; 100]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    std::fs::rename(mount.join("file-2"), mount.path().join(OsStr::from_bytes(b"file-2\n\\\xff"))).unwrap();
+    mount.close().unwrap();
     let output = balance(&["start", "-d"], &path);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("file-2") && said.contains("stays") && !said.contains("file-1"), "{said}");
+    assert!(said.contains(r"used by file-2\n\\\xff:") && said.contains("stays") && !said.contains("file-1"), "{said}");
     for number in [0, 1, 3] {
         assert!(ok(ubtrfs(["cat", &format!("{path}:/file-{number}")])).len() == 20 << 20);
     }
     assert!(ok(balance(&["status"], &path)).starts_with("No balance found"));
     // After the file is removed, its block group can be emptied.
-    ok(ubtrfs(["rm", &format!("{path}:/file-2")]));
+    let removed = [format!("{path}:/").as_bytes(), b"file-2\n\\\xff"].concat();
+    ok(ubtrfs([OsStr::new("rm"), OsStr::from_bytes(&removed)]));
     ok(balance(&["start", "-d"], &path));
     btrfs_check(image.path()).unwrap();
 }

@@ -5,8 +5,6 @@
 //! | start, resume, pause, cancel   | CAP_SYS_ADMIN, or the user who mounted         |
 //! | status                         | the same, as in Linux                          |
 
-use std::path::PathBuf;
-
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_error::Error as EngineError;
@@ -109,8 +107,8 @@ pub struct Unmoved {
     pub bytenr: u64,
     /// The reason.
     pub reason: String,
-    /// Paths of the files that use the extent, from the top level.
-    pub files: Vec<PathBuf>,
+    /// Paths of the files that use the extent, from the top level, escaped for messages.
+    pub files: Vec<String>,
 }
 
 /// The state of a running or paused balance.
@@ -365,10 +363,10 @@ impl From<BalanceReport> for Report {
 }
 
 /// The path of a file, or its inode and subvolume numbers if it has no path.
-fn shown(id: ubtrfs_fs::InodeId, path: Option<Vec<u8>>) -> PathBuf {
+fn shown(id: ubtrfs_fs::InodeId, path: Option<Vec<u8>>) -> String {
     match path {
-        Some(path) if !path.is_empty() => escaped(&path).into(),
-        _ => format!("inode {} of subvolume {}", id.ino, id.root).into(),
+        Some(path) if !path.is_empty() => escaped(&path),
+        _ => format!("inode {} of subvolume {}", id.ino, id.root),
     }
 }
 

@@ -7,12 +7,13 @@
 //! | usage       | nothing but a file of the filesystem; only administrators see what each device holds   |
 //! | set label, trim | the rights of an administrator ([`Context::require_admin`])                        |
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_fs::SpaceUsage;
 use uuid::Uuid;
 
 use crate::execute::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 
 /// A command on the filesystem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,6 +160,11 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         }
         Request::Trim { start, len_bytes, min_bytes } => {
             context.require_admin()?;
+            let sectorsize = context.fs.superblock().sectorsize;
+            if len_bytes < sectorsize.into() {
+                let text = format!("the length to discard must be at least a sector of {sectorsize} bytes");
+                return Err(Failure::new(Errno::INVAL, text));
+            }
             let range = start..start.saturating_add(len_bytes);
             Ok(Response::Trimmed(context.fs.trim(&range, min_bytes, context.job)?))
         }

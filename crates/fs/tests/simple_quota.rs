@@ -14,7 +14,7 @@ mod quota_rounds;
 use std::path::Path;
 
 use quota_rounds::{ROOT, Rounds, TOP, numbers, numbers_shown, open, settle, write};
-use ubtrfs_fs::{Fs, Job, QgroupId, QuotaKind};
+use ubtrfs_fs::{Fs, Job, NewInode, QgroupId, QuotaKind};
 use ubtrfs_testkit::{Image, LoopMount, Rng, capability, run, second_opinion};
 
 fn referenced(fs: &Fs, id: QgroupId) -> Option<u64> {
@@ -61,6 +61,21 @@ fn an_extent_is_charged_to_the_subvolume_that_allocated_it() {
     fs.clone_range(from, 0, fs.lookup(TOP, b"clone").unwrap().id, 0, 400 << 10).unwrap();
     assert_eq!(referenced(&fs, of(257)), Some((100 << 10) + NODE));
     assert_eq!(referenced(&fs, of(5)), Some(NODE));
+    // A clone counts towards no limit of its subvolume's groups either.
+    fs.limit_qgroup(of(257), Some(Some(300 << 10)), None).unwrap();
+    let clone = fs.create(s, b"clone", NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.clone_range(from, 0, clone, 0, 400 << 10).unwrap();
+    let mut written = 0;
+    let refused = loop {
+        match fs.write(clone, written, &[4; 400 << 10][written as usize..]) {
+            Ok(more) => written += more as u64,
+            Err(error) => break error,
+        }
+    };
+    assert!(refused.errno() == 122 && written <= 200 << 10, "EDQUOT after {written} bytes: {refused}");
+    fs.unlink(s, b"clone").unwrap();
+    fs.limit_qgroup(of(257), Some(None), None).unwrap();
+    assert_eq!(referenced(&fs, of(257)), Some((100 << 10) + NODE));
     second_opinion(image.path()).unwrap();
     // The quota group of a deleted subvolume stays as long as extents that the subvolume allocated are in use.
     fs.delete_subvolume(TOP, b"a", None).unwrap();

@@ -14,7 +14,7 @@ use super::background::Detached;
 use super::offline::{ImageOptions, Use};
 use super::place::Target;
 use super::served::{until_closed, with_running, with_served};
-use crate::common::{Shown, is_broken_pipe, parse_size, print_error, print_json, print_out, warn};
+use crate::common::{is_broken_pipe, parse_size, print_error, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
 
 /// Move block groups: compact, convert or drain them
@@ -336,8 +336,8 @@ fn tell(report: &Report, quiet: bool) -> anyhow::Result<ExitCode> {
         print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;
     }
     for unmoved in failures {
-        let files: Vec<String> = unmoved.files.iter().map(|file| file.shown()).collect();
-        let files = if files.is_empty() { String::new() } else { format!(", used by {}", files.join(", ")) };
+        let files =
+            if unmoved.files.is_empty() { String::new() } else { format!(", used by {}", unmoved.files.join(", ")) };
         warn(&format!(
             "the extent at {} was not moved, so its block group stays{files}: {}",
             unmoved.bytenr, unmoved.reason

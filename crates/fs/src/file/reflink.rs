@@ -247,7 +247,7 @@ impl Fs {
         // If both files are in one subvolume, its quota counts the extents already, so only the items need quota.
         let data_bytes = if source.id.root == target.id.root { 0 } else { wide_len };
         let nr_items = wide_len.div_ceil(sectorsize).min(STEP as u64);
-        let mut quota = self.engine.reserve_quota(target.id.root, data_bytes, nr_items)?;
+        let mut quota = self.engine.reserve_shared_quota(target.id.root, data_bytes, nr_items)?;
         for _ in 0..MAX_TRIES {
             self.flush_inode(source, src_range.clone())?;
             let mut space = Some(match same_at {

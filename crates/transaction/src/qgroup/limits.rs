@@ -12,6 +12,7 @@ use ubtrfs_format::RootId;
 use crate::engine::Engine;
 use crate::handle::quota_reservation::{Need, QuotaReservation};
 use crate::handle::ticket::RECLAIMS;
+use crate::qgroup::state::QuotaMode;
 
 impl Engine {
     /// Reserves space for new data with `nr_items` file extent items within the limits of a subvolume's quota groups.
@@ -23,6 +24,17 @@ impl Engine {
     /// commit.
     pub fn reserve_quota(&self, root: RootId, bytes: u64, nr_items: u64) -> Result<QuotaReservation> {
         self.reserve_quota_for(root, Need::new_data(bytes, nr_items, self.geometry.nodesize.into()))
+    }
+
+    /// Reserves space for `nr_items` file extent items that will share `bytes` of existing data with another subvolume,
+    /// as [`Engine::reserve_quota`] does. With simple quotas, the data stays charged to the subvolume that allocated it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve_quota`].
+    pub fn reserve_shared_quota(&self, root: RootId, bytes: u64, nr_items: u64) -> Result<QuotaReservation> {
+        let bytes = if self.quotas.mode() == QuotaMode::Simple { 0 } else { bytes };
+        self.reserve_quota(root, bytes, nr_items)
     }
 
     /// Reserves the space of `nr_blocks` tree blocks for a change of a subvolume's metadata, as
