@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_format::CsumType;
-use ubtrfs_testkit::{Image, btrfs_check, capability};
+use ubtrfs_testkit::{Image, btrfs_check, capability, run};
 
 use common::{ok, refused};
 
@@ -254,25 +254,34 @@ fn a_mount_in_another_mount_namespace_is_not_waited_for() {
     if !capability::fuse() {
         return;
     }
-    let image = Image::kernel_made(512 << 20, &[]).unwrap();
-    let dir = mount(image.path());
-    fs::write(dir.path().join("f"), "content").unwrap();
-    let mut other = Command::new("unshare");
-    let mut other =
-        other.args(["-m", "sh", "-c", "echo; read end"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
-    let process = format!("process {} (sh)", other.id());
-    refused(&umount(dir.path()), &["is unmounted, but", &process, "in another mount namespace", "last commit follows"]);
-    let used = ubtrfs([OsStr::new("ls"), format!("{}:/", image.path().display()).as_ref()]);
-    refused(&used, &["in use"]);
-    drop(other.stdin.take());
-    other.wait().unwrap();
-    let begun = Instant::now();
-    while !ubtrfs([OsStr::new("ls"), format!("{}:/", image.path().display()).as_ref()]).status.success() {
-        assert!(begun.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(50));
+    for kills in [false, true] {
+        let image = Image::kernel_made(512 << 20, &[]).unwrap();
+        let dir = mount(image.path());
+        fs::write(dir.path().join("f"), "content").unwrap();
+        let mut other = Command::new("unshare");
+        let other = other.args(["-m", "--propagation", "private", "sh", "-c", "echo; read end"]);
+        let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+        let server = common::server_of(dir.path());
+        let (process, remedy) = (format!("process {} (sh)", other.id()), format!("kill {server}"));
+        refused(&umount(dir.path()), &["is unmounted, but", &process, "in another mount namespace", &remedy]);
+        let list = || ubtrfs([OsStr::new("ls"), format!("{}:/", image.path().display()).as_ref()]);
+        refused(&list(), &["in use"]);
+        if kills {
+            run("kill", [&server.to_string()]).unwrap();
+        } else {
+            drop(other.stdin.take());
+        }
+        let begun = Instant::now();
+        while !list().status.success() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the server ends");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(ok(list()), "f\n");
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        btrfs_check(image.path()).unwrap();
     }
-    btrfs_check(image.path()).unwrap();
 }
 
 #[test]

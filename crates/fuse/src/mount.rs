@@ -232,13 +232,15 @@ pub enum MountError {
     /// The mount is also in another mount namespace, so the server goes on.
     #[error(
         "{dir} is unmounted, but {process} still has it mounted in another mount namespace; \
-         the last commit follows when that mount ends, too"
+         the last commit follows when that mount ends, too, or with: kill {server}"
     )]
     MountedElsewhere {
         /// The mount point.
         dir: String,
         /// A process in that namespace.
         process: String,
+        /// The process id of the server.
+        server: i32,
     },
     /// The final commit failed, or its result is unknown.
     #[error("{dir} is unmounted, but its last changes may be lost: {reason}")]

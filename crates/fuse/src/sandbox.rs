@@ -299,6 +299,8 @@ const ANYBODY: u32 = u32::MAX;
 /// The answer "yes"; every umask and every number of a processor is smaller.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
+/// The answer to an unmount of what is not mounted.
+const GONE: u16 = u16::from_le_bytes(*b"go");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
 
 impl PrivilegedHelper {
@@ -314,6 +316,7 @@ impl PrivilegedHelper {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
         match self.ask(if lazy { LAZY } else { PLAIN }, [0; 3]) {
             Ok(YES) => Ok(()),
+            Ok(GONE) => Err(MountError::NotMounted(dir.display().to_string())),
             Ok(_) => Err(failed(io::Error::other("it is in use, or may not be unmounted"))),
             Err(source) => Err(failed(source)),
         }
@@ -440,7 +443,10 @@ pub fn serve_unmounts(device: &Path, dir: &Path) {
                 taken.extend(Place { device: device.to_owned(), rdev, dir: dir.to_owned() }.take());
                 yes(!taken.is_empty())
             }
-            kind => yes(mount::unmount(dir, kind == LAZY).is_ok()),
+            kind => match mount::unmount(dir, kind == LAZY) {
+                Err(MountError::NotMounted(_)) => GONE,
+                unmounted => yes(unmounted.is_ok()),
+            },
         };
         let mut bytes = answered.to_le_bytes().to_vec();
         if let Some(file) = file {

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_control::{Canceller, Server as Control};
@@ -34,7 +35,7 @@ use crate::protocol::Limits;
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::seek::PageFlusher;
 use crate::server::{self, Server};
-use crate::transport::{Config, Connection};
+use crate::transport::{Config, Connection, SessionEnd};
 
 /// A filesystem that is mounted and ready to be served.
 #[derive(Debug)]
@@ -150,8 +151,14 @@ impl Session {
         let Self { dir, fs, activity, control, connection, server, lost_pages, is_read_only, unmounter, lent, .. } =
             self;
         let shown = dir.display().to_string();
-        unmount_on_signals(dir.clone(), unmounter.clone(), control.canceller(), server.interrupts())
-            .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
+        unmount_on_signals(
+            dir.clone(),
+            unmounter.clone(),
+            control.canceller(),
+            server.interrupts(),
+            connection.session_end(),
+        )
+        .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
             let (activity, fs) = (activity.clone(), fs.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
@@ -204,12 +211,13 @@ fn abort_on_panic(fs: Weak<Fs>) {
 }
 
 /// On SIGTERM, SIGINT or SIGHUP, unmounts as `umount` does. A busy mount is detached, so that this process ends with
-/// everything committed.
+/// everything committed. If the mount is only left in other mount namespaces, ends the session.
 fn unmount_on_signals(
     dir: PathBuf,
     unmounter: Option<Arc<PrivilegedHelper>>,
     canceller: Canceller,
     interrupts: Interrupts,
+    session: SessionEnd,
 ) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
@@ -219,6 +227,10 @@ fn unmount_on_signals(
             interrupts.cancel_all();
             match unmount_by(unmounter.as_deref(), &dir, false) {
                 Ok(()) => return,
+                Err(MountError::NotMounted(_)) => {
+                    session.end();
+                    return;
+                }
                 Err(error) => tracing::warn!("{error}; detaching it"),
             }
             if let Err(error) = unmount_by(unmounter.as_deref(), &dir, true) {
@@ -310,7 +322,11 @@ fn check_other_namespaces(unmounted: &mount::MountInfo, server: &UnixStream, dir
         return Ok(());
     }
     let process = mount::user_in_other_namespace(unmounted);
-    process.map_or(Ok(()), |process| Err(MountError::MountedElsewhere { dir: dir.to_owned(), process }))
+    let server = socket_peercred(server).map(|peer| peer.pid.as_raw_nonzero().get());
+    match (process, server) {
+        (Some(process), Ok(server)) => Err(MountError::MountedElsewhere { dir: dir.to_owned(), process, server }),
+        _ => Ok(()),
+    }
 }
 
 /// How long a server may go on until the cause is searched for in other mount namespaces.

@@ -101,6 +101,21 @@ pub struct Connection {
     nr_threads: usize,
     idle_poll: IdlePolling,
     counts: RequestCounts,
+    ended: (Sender<Ended>, Receiver<Ended>),
+}
+
+/// The result of a thread that served requests; `None` if the session is to end.
+type Ended = Option<io::Result<()>>;
+
+/// Ends a session whose mount this process cannot unmount.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionEnd(Sender<Ended>);
+
+impl SessionEnd {
+    /// Makes [`Connection::serve`] return. The kernel's connection ends with this process.
+    pub(crate) fn end(&self) {
+        let _ = self.0.send(None);
+    }
 }
 
 impl Connection {
@@ -129,6 +144,7 @@ impl Connection {
                     nr_threads,
                     idle_poll: config.idle_poll,
                     counts: RequestCounts::default(),
+                    ended: channel(),
                 });
             }
         }
@@ -144,14 +160,19 @@ impl Connection {
         self.counts.clone()
     }
 
+    /// A handle that ends the session.
+    pub(crate) fn session_end(&self) -> SessionEnd {
+        SessionEnd(self.ended.0.clone())
+    }
+
     /// A handle for notifications on this connection.
     pub fn notifier(&self) -> Notifier {
         Notifier(Arc::clone(&self.device))
     }
 
-    /// Serves until the mount is gone, or until a thread fails.
+    /// Serves until the mount is gone, until a thread fails, or until [`SessionEnd::end`].
     pub fn serve<H: Handler>(self, handler: H) -> io::Result<()> {
-        let (ended, results) = channel();
+        let (ended, results) = self.ended;
         let (places, nr_dev_threads) = match self.rings {
             Some(rings) => (rings, 1),
             None => (ring::Rings::default(), self.nr_threads),
@@ -214,7 +235,7 @@ struct Shared<H> {
     idle_poll: IdlePoll,
     counts: RequestCounts,
     nr_live: AtomicUsize,
-    ended: Mutex<Sender<io::Result<()>>>,
+    ended: Mutex<Sender<Ended>>,
 }
 
 /// Starts a thread, whose result goes to [`wait_for_all`].
@@ -224,21 +245,21 @@ fn spawn<H: Handler>(
     work: impl FnOnce(&Arc<Shared<H>>) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
     /// Sends the thread's result when dropped, so also after a panic.
-    struct Ended(Sender<io::Result<()>>, io::Result<()>);
-    impl Drop for Ended {
+    struct Report(Sender<Ended>, io::Result<()>);
+    impl Drop for Report {
         fn drop(&mut self) {
-            let _ = self.0.send(std::mem::replace(&mut self.1, Ok(())));
+            let _ = self.0.send(Some(std::mem::replace(&mut self.1, Ok(()))));
         }
     }
     let (own, ended) = (Arc::clone(shared), shared.ended.lock().clone());
     shared.nr_live.fetch_add(1, Ordering::AcqRel);
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        let mut ended = Ended(ended, Err(io::Error::other("a thread that serves requests panicked")));
+        let mut report = Report(ended, Err(io::Error::other("a thread that serves requests panicked")));
         let result = work(&own);
         // Drop this thread's reference to the shared state before the result is sent, because afterwards only the
         // session may hold the handler.
         drop(own);
-        ended.1 = result;
+        report.1 = result;
     });
     if let Err(error) = started {
         shared.nr_live.fetch_sub(1, Ordering::AcqRel);
@@ -247,8 +268,9 @@ fn spawn<H: Handler>(
     Ok(())
 }
 
-fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<io::Result<()>>) -> io::Result<()> {
+fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<Ended>) -> io::Result<()> {
     while let Ok(result) = results.recv() {
+        let Some(result) = result else { return Ok(()) };
         result?;
         if shared.nr_live.fetch_sub(1, Ordering::AcqRel) == 1 {
             return Ok(());
