@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_format::item::Compression;
-use ubtrfs_transaction::Job;
+use ubtrfs_transaction::{Job, race_point};
 
 use crate::compression::Method;
 use crate::file::read::check_regular;
@@ -111,6 +111,7 @@ impl Fs {
             let len = range.end.min(state.item.size).saturating_sub(range.start);
             let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
             self.read_merged(inode, state, range.start, &mut bytes)?;
+            race_point();
             self.write_dirty(inode, state, range.start, &bytes, &mut space)?;
             done += len;
         }

@@ -20,7 +20,7 @@ use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_transaction::Job;
 
-use ubtrfs_transaction::QuotaReservation;
+use ubtrfs_transaction::{QuotaReservation, race_point};
 
 use crate::file::read::check_regular;
 use crate::file::write::check_may_write;
@@ -370,6 +370,7 @@ impl Fs {
                 let more = self.engine.try_reserve_items_quota(target.id.root, plan.len() as u64);
                 quota.merge(more.ok_or(ubtrfs_error::Error::QuotaExceeded)?);
             }
+            race_point();
             let reservation = self.engine.reserve(plan.len() + 4)?;
             // Drop the data only after space is reserved (I4).
             self.drop_pending(state, step.clone());

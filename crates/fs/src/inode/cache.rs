@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_format::RootId;
-use ubtrfs_transaction::INODES_PER_ROW;
+use ubtrfs_transaction::{INODES_PER_ROW, race_point};
 
 use crate::error::Result;
 use crate::inode::state::Inode;
@@ -89,6 +89,7 @@ impl InodeCache {
             Found::Absent(loading) => loading,
         };
         let result = load();
+        race_point();
         if let Ok(inode) = &result {
             loading.shard.map.lock().insert(inode, true, self.shard_limit.load(Ordering::Relaxed));
         }
@@ -99,6 +100,7 @@ impl InodeCache {
     /// Returns the inode from memory, or blocks loading of it. Waits while another thread loads the inode. The holder of
     /// the guard must not wait for inode locks.
     pub(crate) fn find_or_block(&self, id: InodeId) -> Found<'_> {
+        race_point();
         let shard = self.shard(id);
         let mut map = shard.map.lock();
         loop {
@@ -169,6 +171,7 @@ impl InodeCache {
 
     /// Notes that an inode lost its last link. Returns true if the inode is in use, so that its last user deletes it.
     pub(crate) fn mark_unlinked(&self, id: InodeId) -> bool {
+        race_point();
         match self.shard(id).map.lock().users.get_mut(&id) {
             Some(users) => {
                 users.unlinked = true;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
 use ubtrfs_format::{Generation, Key, KeyType};
-use ubtrfs_transaction::{TransHandle, TreeChanges};
+use ubtrfs_transaction::{TransHandle, TreeChanges, race_point};
 
 use crate::compression::Method;
 use crate::error::{Error, Result};
@@ -215,12 +215,14 @@ impl Inode {
 
     /// Locks the state for reading. Fails if the inode was deleted.
     pub(crate) fn read(&self) -> Result<RwLockReadGuard<'_, InodeState>> {
+        race_point();
         let state = self.state.read();
         if state.dead { Err(Error::Stale) } else { Ok(state) }
     }
 
     /// Locks the state for writing. Fails if the inode was deleted.
     pub(crate) fn write(&self) -> Result<RwLockWriteGuard<'_, InodeState>> {
+        race_point();
         let state = self.state.write();
         if state.dead { Err(Error::Stale) } else { Ok(state) }
     }

@@ -10,6 +10,7 @@
 //!   so no other batch changes extents in between.
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use ubtrfs_transaction::race_point;
 
 /// The writeback lock of a file. This lock is taken before the inode's state lock.
 #[derive(Debug, Default)]
@@ -42,6 +43,7 @@ pub(crate) enum Wait {
 impl WritebackLock {
     /// Takes the lock exclusively: waits for all other holders.
     pub(crate) fn lock(&self) -> ExclusiveGuard<'_> {
+        race_point();
         self.batches.write()
     }
 
@@ -52,6 +54,7 @@ impl WritebackLock {
 
     /// Takes the lock for a batch; with `alone`, exclusively. Returns `None` only with [`Wait::Never`].
     pub(crate) fn lock_for_batch(&self, wait: Wait, alone: bool) -> Option<BatchGuard<'_>> {
+        race_point();
         match (wait, alone) {
             (Wait::Never, false) => self.batches.try_read().map(|_guard| BatchGuard::Shared { _guard }),
             (Wait::Never, true) => self.try_lock().map(|_guard| BatchGuard::Exclusive { _guard }),

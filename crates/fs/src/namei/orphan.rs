@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::item::{InodeFlags, InodeItem, InodeRef, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
-use ubtrfs_transaction::{TransHandle, Tree};
+use ubtrfs_transaction::{TransHandle, Tree, race_point};
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -264,6 +264,7 @@ impl Fs {
                 has_extents = false;
                 continue;
             }
+            race_point();
             let op = self.engine.begin(reservation);
             let mut changes = op.changes(&inode.home.tree);
             for key in &keys {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::RootId;
-use ubtrfs_transaction::Job;
+use ubtrfs_transaction::{Job, race_point};
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -64,6 +64,7 @@ impl Sends {
         let mut state = self.state.lock();
         self.wait_while(&mut state, |state| state.moving > 0, "waiting until extents are moved", job)?;
         drop(state);
+        race_point();
         Ok(sending)
     }
 

@@ -141,6 +141,7 @@ impl Engine {
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
         self.change_roots(root_changes, work, transid)?;
+        race_point();
         // A relocation step requires that no tree is partly dropped (I3 of relocation::closure), so its commit drops no
         // trees.
         if step.is_none() {
@@ -174,10 +175,13 @@ impl Engine {
         let _unpin = self.stats.span(Span::Unpin);
         self.commit_state.set_committed(superblock, work);
         self.store.written(nodes);
+        race_point();
         self.ledger.drop_frozen();
+        race_point();
         self.unpin(transid);
         self.commit_state.take_retired().into_iter().for_each(|extent| self.space.release(extent));
         work.quota.reset();
+        race_point();
         self.quotas.reserved.committed();
         work.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
@@ -275,6 +279,7 @@ impl Engine {
                 busy |= self.update_csums(work, transid, &freed_data, !csums_done)?;
                 csums_done = true;
             }
+            race_point();
             if let Some(step) = step.take() {
                 self.run_step(step, work, transid)?;
                 gate = None;
@@ -584,6 +589,7 @@ impl Engine {
             return;
         }
         let extents = self.space.start_unpin(transid);
+        race_point();
         if self.options.discard_later {
             self.space.finish_unpin(&extents);
             self.freed.note(&extents);

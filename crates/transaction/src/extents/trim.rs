@@ -16,6 +16,7 @@ use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
 
 use crate::engine::Engine;
 use crate::job::Job;
+use crate::race::race_point;
 
 /// Maximum bytes of a piece. A piece is discarded in one request and cannot be allocated during that request.
 const PIECE_BYTES: u64 = 64 << 20;
@@ -197,8 +198,10 @@ impl Engine {
                 continue;
             };
             at = end;
+            race_point();
             let is_free = self.space.allocate_exact(piece);
             drop(reservation);
+            race_point();
             if !is_free {
                 // Another thread has allocated a part of the piece.
                 continue;

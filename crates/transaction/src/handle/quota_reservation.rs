@@ -21,6 +21,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use ubtrfs_format::RootId;
 
+use crate::race::race_point;
+
 /// Id of a quota group: the level in the upper 16 bits, a number in the lower 48 bits. A group of level 0 belongs to
 /// the subvolume whose id equals the group's number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,6 +107,7 @@ impl Reserved {
         need: Need,
         fits: impl Fn(QgroupId, u64) -> bool,
     ) -> Option<QuotaReservation> {
+        race_point();
         let part = Part { reserved: Arc::clone(self), groups, need };
         let mut reserved = self.groups.lock();
         let all_fit = part.groups.iter().all(|id| {

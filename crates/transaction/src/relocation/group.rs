@@ -140,6 +140,7 @@ impl Engine {
             self.keep_kind(group)?;
             self.close_to_allocations(group, job)?;
         }
+        race_point();
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_writes_in_place();
         }
@@ -286,6 +287,7 @@ impl Engine {
 
     fn remove_emptied(&self, group: &BlockGroup) -> Result<()> {
         self.forget_moves(group);
+        race_point();
         self.relocations.condemn(group.start);
         for _ in 0..MAX_WAITS {
             self.commit_with_step(&mut RelocationStep::default())?;

@@ -24,6 +24,7 @@ use super::log_tree::BlockIdentity;
 use super::{LogState, LogStats};
 use crate::engine::Engine;
 use crate::handle::metadata_reservation::Purpose;
+use crate::race::race_point;
 use crate::roots::root_item::blank_root_item;
 
 /// The fsyncs that wait for the open batch, and results of closed batches.
@@ -163,6 +164,7 @@ impl Engine {
             return Ok(Outcome::Unchanged);
         }
         self.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
+        race_point();
         // This flag is cleared when the superblock is durable.
         state.needs_commit = true;
         let (nodes, root) = match self.apply_to_log(state, batches, transid) {
@@ -184,6 +186,7 @@ impl Engine {
             tracing::warn!("fsync commits, because the log could not be written: {error}");
             return Ok(Outcome::NeedsCommit("the log could not be written"));
         }
+        race_point();
         let mut superblock = self.superblock();
         superblock.log_root = root.bytenr;
         superblock.log_root_level = root.level;
