@@ -13,6 +13,8 @@ mod moves;
 mod quotas;
 #[path = "races/relocations.rs"]
 mod relocations;
+#[path = "races/sends.rs"]
+mod sends;
 #[path = "races/shares.rs"]
 mod shares;
 

@@ -88,7 +88,11 @@ impl Fs {
             self.engine.commit()?;
         }
         let (old, new) = (SentTree::open(self, old)?, SentTree::open(self, new)?);
-        self.engine.with_walk_source(|source| changes(self, &old, &new, source, job, found))
+        let changes = self.engine.with_walk_source(|source| changes(self, &old, &new, source, job, found));
+        if !matches!(&changes, Err(Error::Output(_) | Error::Engine(ubtrfs_error::Error::Cancelled))) {
+            self.check_unchanged([&old, &new].into_iter())?;
+        }
+        changes
     }
 
     /// Passes the lines of `btrfs subvolume find-new` to `line`: one for each extent with a generation of at least

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::RootId;
 use ubtrfs_format::print::escaped;
 use ubtrfs_stream::{Command, Version};
@@ -105,7 +106,7 @@ impl Fs {
         let path = self.subvolume_info(what.id)?.path;
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         let options = DataOptions { compressed: request.compressed_data, no_data: request.no_data };
-        Pipeline::with(&self.engine, what.version, output, job, |pipeline| {
+        let sent = Pipeline::with(&self.engine, what.version, output, job, |pipeline| {
             if header {
                 pipeline.header();
             }
@@ -122,9 +123,31 @@ impl Fs {
             }
             let clones = Clones::new(self, &new, old.iter().chain(&others));
             let sender = Sender::new(self, (old.as_ref(), &new), clones, options, pipeline);
-            self.engine.with_walk_source(|source| sender.send(source))?;
-            if end { pipeline.command(&Command::End) } else { Ok(()) }
-        })
+            self.engine.with_walk_source(|source| sender.send(source))
+        });
+        if !matches!(&sent, Err(Error::Output(_) | Error::Engine(EngineError::Cancelled))) {
+            self.check_unchanged(std::iter::once(&new).chain(&old).chain(&others))?;
+        }
+        sent?;
+        if !end {
+            return Ok(());
+        }
+        Pipeline::with(&self.engine, what.version, output, job, |pipeline| pipeline.command(&Command::End))
+    }
+
+    /// Fails if a read-only subvolume was changed after it was opened here: through a file that was open for writing
+    /// before the subvolume became read-only, or because such a file without a name was closed. The change freed blocks
+    /// and data of the subvolume, so what was read from it may be wrong.
+    pub(super) fn check_unchanged<'t>(&self, trees: impl Iterator<Item = &'t SentTree>) -> Result<()> {
+        for tree in trees {
+            if self.engine.committed_tree(tree.id())?.is_none_or(|now| now.root() != tree.root()) {
+                return Err(Error::Busy(
+                    "a subvolume was changed through a file that was open before it became read-only; close the file \
+                     or send a snapshot",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The clone source that probably differs least from a subvolume: of the subvolume's parent and other snapshots of

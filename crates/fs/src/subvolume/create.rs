@@ -125,6 +125,7 @@ impl Fs {
         // Unlinked files that are open in the source have no users in the snapshot. As on Linux, unlinked files are
         // deleted from the snapshot at once, even if the snapshot is read-only: a read-only snapshot would keep their
         // space forever.
+        race_point();
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
             tracing::warn!("snapshot {}: deleting unlinked inodes failed: {error}", id.root);

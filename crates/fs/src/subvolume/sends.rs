@@ -1,7 +1,8 @@
 //! [`Sends`]: excludes changes that would disturb a send: deleting or changing the sent subvolumes, and moving extents.
 //!
 //! - N1. A subvolume in [`State::kept`] is read-only. It cannot be deleted or become writable: a call that would delete
-//!   it or make it writable fails at once.
+//!   it or make it writable fails at once. Files that were opened for writing before it became read-only can still
+//!   change it; a send notices that and fails ([`Fs::check_unchanged`]).
 //! - N2. Sends and moves of extents exclude each other, because a send reads nodes and data by address. Each waits
 //!   until the other has ended. A balance or resize moves one block group after the other, and sends have priority: a
 //!   send waits only for the block group that is being moved. Moves wait until no send runs or waits, and can be
@@ -139,6 +140,8 @@ impl Fs {
     pub(crate) fn keep_subvolumes(&self, ids: impl Iterator<Item = RootId> + Clone) -> Result<Kept<'_>> {
         // Load the subvolumes before the locks below are taken.
         let found = ids.clone().map(|id| self.subvolume(id)).collect::<Result<Vec<_>>>()?;
+        // Another thread may be deleting files without names from a new snapshot, which changes even a read-only one.
+        found.iter().for_each(|subvolume| drop(subvolume.orphans_deleted.lock()));
         // Code that deletes a subvolume or makes it writable checks under these locks that it is not kept.
         let _flags = self.subvolumes.lock_flags();
         let _subvolumes = self.subvolumes.lock();

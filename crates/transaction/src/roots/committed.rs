@@ -1,8 +1,9 @@
 //! [`CommittedTree`]: a read-only subvolume as of the last commit, for walks that compare whole trees.
 //!
-//! - I1. The nodes of a committed tree keep their addresses while no block group is emptied: a read-only subvolume is
-//!   not changed, and a commit frees only nodes that no tree reaches. The caller keeps the subvolume from being deleted
-//!   or made writable, and extents from being moved.
+//! - I1. The nodes of a committed tree keep their addresses while no block group is emptied and the subvolume is not
+//!   changed, because a commit frees only nodes that no tree reaches. The caller keeps the subvolume from being deleted
+//!   or made writable, and extents from being moved. Files that were opened earlier can still change a read-only
+//!   subvolume; every change changes its root, so the caller compares the roots in the end.
 //! - I2. Commits free nodes of the root tree and the extent tree, so the commit lock is held while these are read.
 
 use std::sync::Arc;
