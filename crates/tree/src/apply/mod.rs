@@ -13,8 +13,9 @@
 //! Invariants:
 //! - I1. A node is taken apart after its parent and before its children. Taking a node apart means that
 //!   `NodeSink::leave` is called for the node, or that its address is kept for reuse.
-//! - I2. A node is taken apart only if the batch changes an item below it, to merge it into an underfull neighbour, or
-//!   because it would be a root with a single child.
+//! - I2. A node is taken apart only if the batch changes an item below it, to merge it into an underfull neighbour,
+//!   because it would be a root with a single child, or because it would become the root: other trees may share it, but
+//!   the sink, like Linux, takes roots for unshared.
 //! - I3. Pointers join a level's run in key order. The runs of lower levels end before the pointer to an untouched
 //!   child is passed on.
 //! - I4. When a node that was made in this transaction and not yet written is taken apart, a new node of the same run
@@ -462,8 +463,15 @@ impl Applier<'_> {
                 for upper in level..=LEVEL_MAX {
                     self.free_reusable(upper)?;
                 }
+                let level = level.saturating_sub(1);
                 return match only {
-                    Some(child) => self.shrink(child, level.saturating_sub(1)),
+                    Some(ChildRef { bytenr, generation, built: true, .. }) => {
+                        Ok(RootPtr { tree: self.tree, bytenr, generation, level })
+                    }
+                    Some(child) => {
+                        self.take_apart(&child, level)?;
+                        self.finish(old)
+                    }
                     None => self.empty_root(old),
                 };
             }
@@ -474,19 +482,18 @@ impl Applier<'_> {
         Err(Error::from(cause).in_tree(self.tree))
     }
 
-    /// Skips root nodes that have a single child.
-    fn shrink(&mut self, mut root: ChildRef, mut level: u8) -> Result<RootPtr> {
-        while level > 0 && !root.built {
-            let node = read(self.source, &root.node_ptr(self.tree, level))?;
-            if node.nritems() > 1 {
-                break;
-            }
-            self.dissolve(&node)?;
-            self.free_reusable(level)?;
-            root = ChildRef::untouched(&node.child_ptr(0, self.tree));
-            level = level.saturating_sub(1);
+    /// Takes a node apart whose pointer is the only one left. The node is not the root before the walk (I2).
+    fn take_apart(&mut self, only: &ChildRef, level: u8) -> Result<()> {
+        let node = read(self.source, &only.node_ptr(self.tree, level))?;
+        self.dissolve(&node)?;
+        if node.is_leaf() {
+            return self.copy_items(&node, 0..node.nritems());
         }
-        Ok(RootPtr { tree: self.tree, bytenr: root.bytenr, generation: root.generation, level })
+        let tree = self.tree;
+        let run = self.run_below(level);
+        run.add_old_children(node.nritems());
+        (0..node.nritems()).for_each(|slot| run.push(ChildRef::untouched(&node.child_ptr(slot, tree))));
+        Ok(())
     }
 }
 

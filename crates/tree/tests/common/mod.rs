@@ -61,7 +61,8 @@ pub struct Sink<'a> {
     store: &'a Store,
     /// Parent of each node before the batch.
     parents: HashMap<u64, u64>,
-    taken: HashSet<u64>,
+    /// Addresses that were freed.
+    freed: HashSet<u64>,
     pub changes: Vec<Changed>,
     pub emitted: HashSet<u64>,
     pub nr_left_leaves: usize,
@@ -98,6 +99,7 @@ impl NodeSink for Sink<'_> {
         assert!(!self.emitted.contains(&bytenr), "{bytenr} is freed with new content");
         nodes.by_bytenr.remove(&bytenr);
         nodes.free.push(bytenr);
+        self.freed.insert(bytenr);
         Ok(())
     }
 
@@ -107,7 +109,8 @@ impl NodeSink for Sink<'_> {
         assert!(!nodes.fresh.contains(&bytenr), "{bytenr} is fresh and is left");
         assert_eq!(nodes.by_bytenr[&bytenr].raw(), node.raw(), "original content");
         if let Some(parent) = self.parents.get(&bytenr) {
-            assert!(nodes.left.contains(parent) || nodes.fresh.contains(parent), "{bytenr} is left before its parent");
+            let is_gone = nodes.left.contains(parent) || nodes.fresh.contains(parent) || self.freed.contains(parent);
+            assert!(is_gone, "{bytenr} is left before its parent");
         }
         assert!(nodes.left.insert(bytenr), "{bytenr} is left twice");
         self.nr_left_leaves += usize::from(node.is_leaf());
@@ -169,7 +172,7 @@ impl Store {
         Sink {
             store: self,
             parents,
-            taken: HashSet::new(),
+            freed: HashSet::new(),
             changes: Vec::new(),
             emitted: HashSet::new(),
             nr_left_leaves: 0,
@@ -250,6 +253,8 @@ impl Store {
             assert_eq!(new_root, *root);
             assert!(sink.emitted.is_empty() && sink.nr_left_leaves == 0, "a batch without effect touches no node");
         }
+        let is_new = sink.emitted.contains(&new_root.bytenr.0);
+        assert!(is_new || new_root == *root, "a block that may be shared became the root");
         // Each run of touched leaves absorbs few untouched leaves.
         let most = 5 * touched.len() + 4 * nr_parts;
         assert!(sink.nr_left_leaves <= most, "{} left of {} touched", sink.nr_left_leaves, touched.len());
