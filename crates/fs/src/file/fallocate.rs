@@ -291,7 +291,7 @@ impl Fs {
     /// under writeback, and changes the extents of the range next.
     pub(crate) fn drop_pending(&self, state: &mut InodeState, range: Range<u64>) {
         let freed = state.data.discard(range);
-        drop(state.data.take_reservation(freed));
+        drop(state.data.take_freed(freed));
         self.data.dequeue(&mut state.data);
         state.data.extents_changed();
     }

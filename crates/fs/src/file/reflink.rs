@@ -12,6 +12,9 @@
 //!   leaves the rest of the range unchanged, and leaves no extent past the end of the file.
 //! - I5: cloning and deduplication change no access time, as on Linux. Only [`Fs::copy_range`] updates the access time
 //!   of the source, and only if it copied bytes through memory.
+//! - I6: data of the source that is dirty without a reservation needs extents that no other file shares
+//!   ([`crate::writeback::data_path::DataPath::unreserved`]). It may be anywhere in these extents, so all of it is
+//!   written back before extents of the source are shared.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -248,8 +251,11 @@ impl Fs {
         let data_bytes = if source.id.root == target.id.root { 0 } else { wide_len };
         let nr_items = wide_len.div_ceil(sectorsize).min(STEP as u64);
         let mut quota = self.engine.reserve_shared_quota(target.id.root, data_bytes, nr_items)?;
+        // I6
+        let mut unreserved = None;
         for _ in 0..MAX_TRIES {
-            self.flush_inode(source, src_range.clone())?;
+            let flushed = if unreserved.is_some() { 0..u64::MAX } else { src_range.clone() };
+            self.flush_inode(source, flushed)?;
             let mut space = Some(match same_at {
                 // Deduplication shares existing sectors, so the quota limit is not checked.
                 Some(_) => self.engine.reserve_data(2 * sectorsize)?,
@@ -259,6 +265,11 @@ impl Fs {
             let source_state = locked.source_state();
             if !source_state.data.pending_in(src_range.clone()).is_empty() {
                 // The source was written again since the flush, so flush it once more.
+                continue;
+            }
+            if unreserved.is_none() && source_state.data.unreserved_bytes() > 0 {
+                drop(locked);
+                unreserved = Some(self.data.unreserved.write());
                 continue;
             }
             if source_state.item.size < src_off + len {
@@ -281,7 +292,7 @@ impl Fs {
                     // Inline data cannot be shared, and the content of the range is equal already.
                     return Ok(len);
                 }
-                drop(locked);
+                drop((locked, unreserved));
                 return self.copy_all(source, src_off, target.id, dst_off, len);
             }
             self.prepare_end(target, state, dst_off, &mut space)?;

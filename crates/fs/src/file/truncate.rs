@@ -87,7 +87,7 @@ pub(crate) fn forget_all_dirty(fs: &Fs, inode: &Inode) {
 /// Drops the dirty data past a size. The caller holds the inode's `writeback` and state locks.
 pub(crate) fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
     let freed = state.data.truncate(size);
-    drop(state.data.take_reservation(freed));
+    drop(state.data.take_freed(freed));
     fs.data.dequeue(&mut state.data);
     state.data.extents_changed();
 }
@@ -196,7 +196,7 @@ fn set_times(state: &mut InodeState, time: Option<Timespec>) {
 
 fn forget_dirty_in(fs: &Fs, state: &mut InodeState, range: Range<u64>) {
     let freed = state.data.discard(range);
-    drop(state.data.take_reservation(freed));
+    drop(state.data.take_freed(freed));
     fs.data.dequeue(&mut state.data);
 }
 

@@ -116,6 +116,15 @@ impl FileData {
         if bytes >= reservation.covered() { self.reservation.take() } else { Some(reservation.split(bytes)) }
     }
 
+    /// Takes the space of `bytes` that were dirty and are not any more. Some of these bytes may have had no reservation
+    /// ([`Self::unreserved_bytes`]), so the data that is still dirty keeps the space that it may need.
+    pub(crate) fn take_freed(&mut self, bytes: u64) -> Option<DataReservation> {
+        if self.dirty_bytes == 0 {
+            return self.reservation.take();
+        }
+        Some(self.reservation.as_mut()?.split_keeping(bytes, self.dirty_bytes))
+    }
+
     /// The decompressed extent at `bytenr`, if this extent is the one that is kept.
     pub(crate) fn decompressed(&self, bytenr: Logical) -> Option<Decompressed> {
         self.decompressed.lock().clone().filter(|last| last.bytenr == bytenr)
@@ -155,6 +164,12 @@ impl FileData {
     /// Bytes of dirty ranges. Ranges under writeback do not count.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes
+    }
+
+    /// Bytes that became dirty without a reservation, because they go to extents of the file
+    /// ([`crate::writeback::data_path::DataPath::unreserved`]).
+    pub(crate) fn unreserved_bytes(&self) -> u64 {
+        self.dirty_bytes.saturating_sub(self.reservation.as_ref().map_or(0, DataReservation::bytes))
     }
 
     /// The start of the first pending (dirty or under writeback) range that ends after `offset`.

@@ -308,6 +308,9 @@ impl Fs {
             state.data.discard(0..u64::MAX);
             state.data.take_reservation(u64::MAX);
         }
+        let has_unreserved = state.data.unreserved_bytes() > 0;
+        // A defragmentation writes to new extents, for which data without a reservation has no space.
+        let is_rewritten = state.rewriting.is_some() && !has_unreserved;
         let runs = state.data.start_writeback(range, max_bytes);
         if runs.is_empty() {
             self.data.dequeue(&mut state.data);
@@ -321,7 +324,8 @@ impl Fs {
             reservation: state.data.take_reservation(bytes),
             promised: 0,
             quota: QuotaReservation::default(),
-            in_place: guard.is_exclusive() && state.has_flags(IN_PLACE) && state.rewriting.is_none(),
+            has_unreserved,
+            in_place: guard.is_exclusive() && state.has_flags(IN_PLACE) && !is_rewritten,
             overwrite: state.has_flags(InodeFlags::NODATACOW),
             may_be_new: state.item.nbytes == 0,
             start_failed: false,
@@ -350,6 +354,7 @@ impl Fs {
         result
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "ranges of units are not empty")]
     fn try_write_jobs(&self, jobs: &mut [Option<Job<'_>>], reservation: &mut DataReservation) -> Result<()> {
         for job in jobs.iter_mut().flatten() {
             if job.inline.is_some() {
@@ -382,6 +387,12 @@ impl Fs {
             batches.into_iter().map(|batch| (batch.units, batch.start_failed.into_inner())).collect();
         result?;
         for (job, (units, start_failed)) in jobs.iter_mut().flatten().filter(|job| job.inline.is_none()).zip(written) {
+            if job.has_unreserved {
+                // The job may have got the space of other data, and data in place used none of it.
+                let in_place = units.iter().filter(|unit| !unit.is_new());
+                let unused = in_place.map(|unit| unit.range.end - unit.range.start).sum::<u64>().min(job.promised);
+                job.reservation = Some(reservation.split(unused));
+            }
             (job.units, job.start_failed) = (units, start_failed);
         }
         Ok(())
@@ -436,6 +447,12 @@ impl Fs {
                 // an earlier fsync may have returned, after which this size must survive a crash.
                 state.disk_size = disk_size.max(job.reach.min(state.item.size));
                 state.advance_disk_size();
+                let unreserved = state.data.unreserved_bytes();
+                if unreserved > 0
+                    && let Some(unused) = &mut job.reservation
+                {
+                    state.data.add_reservation(unused, unreserved);
+                }
                 if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
                     state.disk_size = disk_size;
                     state.data.resume_writeback(&job.runs);
@@ -578,6 +595,8 @@ struct Job<'i> {
     quota: QuotaReservation,
     /// Number of bytes that `reservation` had before it was merged with the reservations of other jobs.
     promised: u64,
+    /// Whether some dirty data of the inode, in the job or not, had no reservation.
+    has_unreserved: bool,
     policy: Policy,
     /// The whole file as an inline extent; the job then has no units.
     inline: Option<InlineData>,

@@ -52,6 +52,13 @@ impl DataReservation {
         Self { inner: self.inner.split(bytes.min(self.inner.bytes())), quota }
     }
 
+    /// Splits off up to `bytes` into another reservation, but keeps `kept` bytes of space. The part that is reserved
+    /// within the limits of quota groups is split by `bytes` alone.
+    pub fn split_keeping(&mut self, bytes: u64, kept: u64) -> Self {
+        let quota = self.quota.split(bytes);
+        Self { inner: self.inner.split(bytes.min(self.inner.bytes().saturating_sub(kept))), quota }
+    }
+
     /// Takes up to `bytes` of the part that is reserved within the limits of quota groups.
     pub fn take_quota(&mut self, bytes: u64) -> QuotaReservation {
         self.quota.split(bytes)
