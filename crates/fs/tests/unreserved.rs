@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
-use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_fs::{Caller, Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{Medium, MediumDevice, check_medium};
@@ -113,11 +112,20 @@ fn the_extent_is_moved() {
     for options in ["defaults", "nodatacow"] {
         let full = Full::new(options, false);
         full.fs.unlink(full.fs.root(), b"filler").unwrap();
-        for group in full.fs.block_groups() {
-            if group.flags.contains(BlockGroupFlags::DATA) {
-                drop(full.fs.relocate_block_group(group.start, &Job::new()));
+        let at = full.fs.extents(full.file).unwrap()[0].disk_bytenr;
+        let groups = full.fs.block_groups();
+        let group = groups.iter().rfind(|group| group.start <= at).unwrap();
+        let job = Job::new();
+        std::thread::scope(|scope| {
+            // The job has a total when the block group takes no writes any more.
+            let is_closed = || job.progress().total > 0;
+            let moving = scope.spawn(|| full.fs.relocate_block_group(group.start, &job));
+            while !is_closed() && !moving.is_finished() {
+                std::thread::yield_now();
             }
-        }
+            full.fs.fsync(full.file, false).unwrap();
+            moving.join().unwrap().unwrap();
+        });
         full.check();
     }
 }

@@ -139,6 +139,17 @@ pub trait Flusher: Send + Sync {
     /// [`Engine::extent_is_shared`] anew.
     fn wait_for_writes_in_place(&self) {}
 
+    /// Calls `close`, which makes a block group read-only, so that data in its extents is not overwritten any more.
+    /// First writes back the dirty data that was accepted without space, because it goes to extents that its file has;
+    /// no such data becomes dirty before `close` returns. The caller must hold no inode lock.
+    ///
+    /// # Errors
+    ///
+    /// The error of `close`, or the failure to write that data.
+    fn with_space_for_all_data(&self, close: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        close()
+    }
+
     /// Waits, for a short time, until inodes that lost their last name and are not open are deleted.
     fn wait_for_deletions(&self) {}
 

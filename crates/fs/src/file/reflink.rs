@@ -268,7 +268,7 @@ impl Fs {
                 continue;
             }
             if unreserved.is_none() && source_state.data.unreserved_bytes() > 0 {
-                drop(locked);
+                drop((locked, space));
                 unreserved = Some(self.data.unreserved.write());
                 continue;
             }

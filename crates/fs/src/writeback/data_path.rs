@@ -31,7 +31,8 @@ pub(crate) struct DataPath {
     /// is made.
     pub(crate) in_place: RwLock<()>,
     /// Locked for reading by a write that reserves no space, because it goes to extents of its own, until the data is
-    /// dirty; locked for writing while a snapshot is made, which shares these extents.
+    /// dirty. Locked for writing while such data is written back because these extents will be shared by a snapshot or a
+    /// clone, or lie in a block group that becomes read-only, until that is done.
     pub(crate) unreserved: RwLock<()>,
 }
 

@@ -41,12 +41,7 @@ impl Flusher for Fs {
         if FLUSHING.get() {
             return Ok(());
         }
-        self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(|error| match error {
-            Error::Engine(error) => error,
-            other => {
-                ubtrfs_error::Error::Callback { errno: other.errno(), message: format!("writing data back: {other}") }
-            }
-        })
+        self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(for_engine)
     }
 
     fn may_wait(&self) -> bool {
@@ -55,6 +50,16 @@ impl Flusher for Fs {
 
     fn wait_for_writes_in_place(&self) {
         drop(self.data.in_place.write());
+    }
+
+    fn with_space_for_all_data(&self, close: &mut dyn FnMut() -> ubtrfs_error::Result<()>) -> ubtrfs_error::Result<()> {
+        let _unreserved = self.data.unreserved.write();
+        for inode in self.data.queued() {
+            if inode.state.read().data.unreserved_bytes() > 0 {
+                self.flush_inode(&inode, 0..u64::MAX).map_err(for_engine)?;
+            }
+        }
+        close()
     }
 
     fn wait_for_deletions(&self) {
@@ -79,6 +84,13 @@ impl Flusher for Fs {
 
     fn request_work(&self, work: BackgroundWork) -> bool {
         self.commit_thread.request_work(work)
+    }
+}
+
+fn for_engine(error: Error) -> ubtrfs_error::Error {
+    match error {
+        Error::Engine(error) => error,
+        other => ubtrfs_error::Error::Callback { errno: other.errno(), message: format!("writing data back: {other}") },
     }
 }
 

@@ -138,7 +138,11 @@ impl Engine {
                 }
             };
             self.keep_kind(group)?;
-            self.close_to_allocations(group, job)?;
+            let mut close = || self.close_to_allocations(group, job);
+            match self.flusher() {
+                Some(flusher) => flusher.with_space_for_all_data(&mut close)?,
+                None => close()?,
+            }
         }
         race_point();
         if let Some(flusher) = self.flusher() {
