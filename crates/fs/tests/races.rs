@@ -7,8 +7,14 @@
 
 #[path = "races/cuts.rs"]
 mod cuts;
+#[path = "races/edits.rs"]
+mod edits;
+#[path = "races/limits.rs"]
+mod limits;
 #[path = "races/moves.rs"]
 mod moves;
+#[path = "races/names.rs"]
+mod names;
 #[path = "races/quotas.rs"]
 mod quotas;
 #[path = "races/relocations.rs"]
@@ -17,6 +23,8 @@ mod relocations;
 mod sends;
 #[path = "races/shares.rs"]
 mod shares;
+#[path = "races/sizes.rs"]
+mod sizes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -69,7 +69,7 @@ fn a_send_beside_writes_through_open_files_sends_no_other_data() {
                     bed.fs.sync().unwrap();
                 });
             });
-            bed.for_time(Duration::from_secs(3), || {
+            bed.for_time(Duration::from_secs(2), || {
                 let mut output = Slow::default();
                 match bed.fs.send(&request(bed.work.root, None), &mut output, &Job::new()) {
                     Ok(()) => {
@@ -81,7 +81,7 @@ fn a_send_beside_writes_through_open_files_sends_no_other_data() {
                 }
             });
         });
-        println!("{nr_sent} sends, {nr_failed} failed");
+        assert!(nr_sent + nr_failed > 0, "no send ended");
     });
 }
 
@@ -122,7 +122,7 @@ fn a_send_that_begins_with_a_snapshot_sees_no_unlinked_files_vanish() {
                 });
             });
             let (mut nr_sent, mut seen) = (0, None);
-            bed.for_time(Duration::from_secs(3), || {
+            bed.for_time(Duration::from_secs(2), || {
                 let name = format!("snapshot-{:05}", last.load(Ordering::Acquire));
                 let Ok(found) = bed.fs.lookup(TOP, name.as_bytes()) else { return };
                 if seen.replace(name.clone()) == Some(name) {
@@ -134,7 +134,7 @@ fn a_send_that_begins_with_a_snapshot_sees_no_unlinked_files_vanish() {
                 let len = *first.get_or_insert(output.0.len());
                 assert_eq!(output.0.len(), len, "send {nr_sent}");
             });
-            println!("{nr_sent} sends");
+            assert!(nr_sent > 0);
         });
     });
 }
@@ -172,7 +172,7 @@ fn streams_beside_relocations_hold_the_content_of_their_snapshots() {
                 let mut rng = bed.rng(61);
                 let mut before: Option<(Vec<u8>, RootId)> = None;
                 let mut number = 0;
-                bed.for_time(Duration::from_millis(2500), || {
+                bed.for_time(Duration::from_millis(1500), || {
                     number += 1;
                     let (name, dir_name) = (format!("s{number}").into_bytes(), format!("d{number}").into_bytes());
                     let snapshot = bed.fs.snapshot(bed.work.root, TOP, &name, true).unwrap();
@@ -196,7 +196,6 @@ fn streams_beside_relocations_hold_the_content_of_their_snapshots() {
                         bed.fs.delete_subvolume(TOP, &name, None).unwrap();
                     }
                 });
-                println!("{number} snapshots");
             });
             for file in &files {
                 file.check(&bed.fs, "at the end");
