@@ -16,6 +16,7 @@
 //! - I2. An error before the superblock is written leaves the old state on disk; a later error leaves the old or the
 //!   new state. Every error of a commit makes the filesystem read-only.
 
+use std::collections::HashSet;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use ubtrfs_format::item::BlockGroupItem;
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId, objectid};
-use ubtrfs_space::{DelayedRefHead, Extent};
+use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind};
 use ubtrfs_tree::{Batch, Node};
 
 use crate::commit::state::CommitWork;
@@ -350,7 +351,17 @@ impl Engine {
             geometry: self.geometry,
             simple: self.quotas.simple_since().map(|since| SimpleConfig { since, ledger: &self.ledger }),
         };
+        let mut dropped = Vec::new();
+        let heads = heads.inspect(|head| {
+            if head.kind == ExtentKind::Data {
+                let negative = head.deltas.iter().filter(|(_, delta)| *delta < 0);
+                dropped.extend(negative.map(|(reference, _)| (head.extent.bytenr, *reference)));
+            }
+        });
         let changes = extent_tree::run_delayed_refs(&extents.source_ahead(), &extents.root_ptr(), heads, &config)?;
+        let removed: HashSet<Logical> = changes.removed.iter().map(|(extent, _)| extent.bytenr).collect();
+        dropped.retain(|(bytenr, _)| !removed.contains(bytenr));
+        self.ledger.note_dropped(dropped);
         work.quota.changes.extend(changes.owners);
         self.count_charges(&changes.charges, transid);
         self.ledger.forget_allocated_all(&changes.added);

@@ -362,8 +362,8 @@ impl Engine {
     }
 
     /// Whether a user other than `ino` of `root` at `file_offset` may refer to the extent of this file extent item:
-    /// another file, this file through a clone of the extent at another offset, or a snapshot. An extent that is not
-    /// shared may be written in place.
+    /// another file, this file through a clone of the extent at another offset, or a snapshot; now or in the last commit.
+    /// An extent that is not shared may be written in place.
     ///
     /// # Errors
     ///
@@ -382,13 +382,16 @@ impl Engine {
         race_point();
         let last_snapshot = self.tree(root)?.map_or(Generation(u64::MAX), |tree| tree.root.lock().last_snapshot);
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
-        extents.with_root(|source, root_ptr| {
+        let is_shared = extents.with_root(|source, root_ptr| {
             let key = Key::new(extent.disk_bytenr.0, KeyType::EXTENT_ITEM, extent.disk_num_bytes);
             let Some(item) = ubtrfs_tree::get(source, root_ptr, &key)? else { return Ok(true) };
             let item = ExtentItem::decode(KeyType::EXTENT_ITEM, &item)
                 .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(extent.disk_bytenr))?;
-            Ok(item.generation <= last_snapshot || !is_only_user(&item, &referrer))
-        })
+            Ok::<_, Error>(item.generation <= last_snapshot || !is_only_user(&item, &referrer))
+        })?;
+        race_point();
+        // Search the ledger last (I3 of data_ledger): a reference is noted there before it leaves the extent tree.
+        Ok(is_shared || self.ledger.others_had(extent.disk_bytenr, referrer))
     }
 }
 

@@ -13,14 +13,16 @@
 //! Invariants:
 //! - I1. `allocated` holds exactly the bytes that were allocated for data and that no extent item covers.
 //! - I2. Checksums move only from active to frozen to the csum tree, and are looked up in this order.
+//! - I3. While the extent tree lacks a reference that the last commit has, the reference is in `dropped`: after a power
+//!   cut, its holder has the extent again, so nobody else may overwrite the extent before that.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::{Ino, Logical, RootId};
-use ubtrfs_space::Extent;
+use ubtrfs_space::{Extent, RefKey};
 
 use crate::extents::csum_tree::SectorCsums;
 
@@ -83,6 +85,8 @@ struct Extents {
     allocated: BTreeMap<u64, u64>,
     active: PutExtents,
     frozen: PutExtents,
+    /// References that the running commit dropped, of extents that still have others (I3).
+    dropped: HashMap<Logical, Vec<RefKey>>,
 }
 
 impl DataLedger {
@@ -221,9 +225,23 @@ impl DataLedger {
         *self.frozen_csums.write() = Arc::default();
     }
 
-    /// Drops the frozen extents at the end of the commit.
+    /// Notes references that are about to leave the extent tree (I3).
+    pub(crate) fn note_dropped(&self, references: Vec<(Logical, RefKey)>) {
+        let dropped = &mut self.extents.lock().dropped;
+        references.into_iter().for_each(|(bytenr, reference)| dropped.entry(bytenr).or_default().push(reference));
+    }
+
+    /// Whether references of other referrers are still in the last commit, although the extent tree may lack them (I3).
+    pub(crate) fn others_had(&self, bytenr: Logical, (root, ino, offset): Referrer) -> bool {
+        let own = RefKey::Data { root, ino, offset };
+        let extents = self.extents.lock();
+        extents.dropped.get(&bytenr).is_some_and(|dropped| dropped.iter().any(|reference| *reference != own))
+    }
+
+    /// Drops the frozen extents, and forgets the dropped references, when the commit is durable.
     pub(crate) fn drop_frozen(&self) {
-        self.extents.lock().frozen = PutExtents::new();
+        let mut extents = self.extents.lock();
+        (extents.frozen, extents.dropped) = Default::default();
     }
 
     /// The parts of a range whose checksums are in the ledger and not in the csum tree yet. Parts may overlap. The
