@@ -14,6 +14,9 @@ use rustix::io::Errno;
 use serde_json::Value;
 use ubtrfs_format::print::{escaped, escaped_line, json_lines};
 
+use crate::commands::background;
+use crate::logging;
+
 /// Parses a size as btrfs-progs does: digits with an optional suffix of K M G T P E (powers of 1024, any case),
 /// optionally followed by `iB` or `B`. A suffix may follow a fraction: `1.5G`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
@@ -167,9 +170,12 @@ pub(crate) fn calling_user() -> (u32, u32) {
     (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
-/// Prints lines on stderr. Control characters are escaped, because messages of other crates and of the system may hold
-/// them. Errors are ignored, because there is no other place to report them.
+/// Prints lines on stderr; in the background, sends them to syslog. Control characters are escaped, because messages of
+/// other crates and of the system may hold them. Errors are ignored, because there is no other place to report them.
 pub(crate) fn print_err(lines: &str) {
+    if let Some(work) = background::work() {
+        return lines.lines().for_each(|line| logging::tell_syslog(work, line));
+    }
     let lines: Vec<String> = lines.split('\n').map(|line| escaped_line(line.as_bytes())).collect();
     let _ = writeln!(std::io::stderr().lock(), "{}", lines.join("\n"));
 }

@@ -11,8 +11,8 @@ use crate::common::Shown;
 use tracing_subscriber::filter::LevelFilter;
 
 static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
-/// The image and the mount point, which every message to syslog names.
-static MOUNT: OnceLock<String> = OnceLock::new();
+/// What every message to syslog names: the image and the mount point, or the work of a command in the background.
+static SUBJECT: OnceLock<String> = OnceLock::new();
 
 /// The log level: the value of `UBTRFS_LOG` (off, error, warn, info, debug, trace), or `warn`.
 fn level() -> LevelFilter {
@@ -32,7 +32,7 @@ pub(crate) fn to_stderr() {
 /// Sends messages to syslog; each names the image and the mount point. Without a running syslog, messages are lost.
 pub(crate) fn to_syslog(image: &Path, dir: &Path) {
     let image = std::fs::canonicalize(image).unwrap_or_else(|_| image.to_owned());
-    let _ = MOUNT.set(format!("{} on {}", image.shown(), dir.shown()));
+    let _ = SUBJECT.set(format!("{} on {}", image.shown(), dir.shown()));
     // Connect now, because a confined server cannot connect later.
     if let Ok(socket) = UnixDatagram::unbound()
         && socket.connect("/dev/log").is_ok()
@@ -46,6 +46,12 @@ pub(crate) fn to_syslog(image: &Path, dir: &Path) {
         .without_time()
         .with_target(false)
         .try_init();
+}
+
+/// Sends a message of a command that goes on in the background to syslog. `work` is what the command does.
+pub(crate) fn tell_syslog(work: &str, message: &str) {
+    let _ = SUBJECT.set(work.to_owned());
+    send(ERROR, &escaped_line(message.as_bytes()));
 }
 
 /// Collects the bytes of one log message, and sends the message when dropped.
@@ -66,14 +72,20 @@ impl Write for Syslog {
 
 impl Drop for Syslog {
     fn drop(&mut self) {
-        // The number in brackets is 8 times the facility (daemon, 3) plus the severity (error, 3, or warning, 4).
         let text = escaped_line(self.line.trim_ascii());
-        let mount = MOUNT.get().map_or("", String::as_str);
-        let severity = if text.contains("ERROR") { 3 } else { 4 };
-        let message = format!("<{}>ubtrfs[{}]: {mount}: {}", 3 * 8 + severity, std::process::id(), text);
-        let sent = SYSLOG.get().is_some_and(|socket| socket.send(message.as_bytes()).is_ok());
-        if !sent && let Ok(socket) = UnixDatagram::unbound() {
-            let _ = socket.send_to(message.as_bytes(), "/dev/log");
-        }
+        send(if text.contains("ERROR") { ERROR } else { WARNING }, &text);
     }
 }
+
+fn send(severity: u32, text: &str) {
+    let subject = SUBJECT.get().map_or("", String::as_str);
+    // The number in brackets is 8 times the facility (daemon, 3) plus the severity.
+    let message = format!("<{}>ubtrfs[{}]: {subject}: {text}", 3 * 8 + severity, std::process::id());
+    let sent = SYSLOG.get().is_some_and(|socket| socket.send(message.as_bytes()).is_ok());
+    if !sent && let Ok(socket) = UnixDatagram::unbound() {
+        let _ = socket.send_to(message.as_bytes(), "/dev/log");
+    }
+}
+
+const ERROR: u32 = 3;
+const WARNING: u32 = 4;

@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -85,6 +86,9 @@ fn an_image_and_a_mount_are_balanced_alike() {
         assert!(ok(balance(&["start", "-dusage=0"], place)).starts_with("Done, had to relocate"));
         refused(&balance(&["start", "-mconvert=single"], place), &["force"]);
         refused(&balance(&["start", "-s"], place), &["--force"]);
+        refused(&balance(&["start", "-ddevid=0"], place), &["number of a device"]);
+        let too_small = ubtrfs(["filesystem", "resize", "1M", place]);
+        refused(&too_small, &[&format!("cannot resize {place}: "), "give at least 32M"]);
         // Of two `-d` options, only the last one applies. With the limit 0, the command moves no block group, but
         // prints the total number of block groups.
         let none = ok(balance(&["start", "-dusage=50", "-dlimit=0"], place));
@@ -286,10 +290,44 @@ fn a_damaged_extent_is_named_and_stays() {
         assert!(ok(ubtrfs(["cat", &format!("{path}:/file-{number}")])).len() == 20 << 20);
     }
     assert!(ok(balance(&["status"], &path)).starts_with("No balance found"));
+    // In the background, syslog gets the message.
+    if let Ok(syslog) = UnixDatagram::bind("/dev/log") {
+        ok(balance(&["start", "--bg", "-d"], &path));
+        syslog.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let expected = format!("]: balance of {path}: ubtrfs: the extent at ");
+        let mut message = [0; 4096];
+        while !String::from_utf8_lossy(&message).contains(&expected) {
+            message = [0; 4096];
+            syslog.recv(&mut message).unwrap();
+        }
+        std::fs::remove_file("/dev/log").unwrap();
+        eventually("the image is free", || ubtrfs(["filesystem", "df", &path]).status.success());
+    }
     // After the file is removed, its block group can be emptied.
     let removed = [format!("{path}:/").as_bytes(), b"file-2\n\\\xff"].concat();
     ok(ubtrfs([OsStr::new("rm"), OsStr::from_bytes(&removed)]));
     ok(balance(&["start", "-d"], &path));
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_damaged_extent_that_stops_a_resize_is_named() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    sh("fallocate", ["-l", "500M", &mount.join("first").to_string_lossy()]).unwrap();
+    std::fs::write(mount.join("file"), vec![2; 100 << 20]).unwrap();
+    std::fs::remove_file(mount.join("first")).unwrap();
+    mount.close().unwrap();
+    let is_file = |at: &u64| image.read_at(*at, 8192).unwrap().iter().all(|byte| *byte == 2);
+    let last = (0..1024_u64).rev().map(|number| number << 20).find(is_file);
+    image.write_at(last.unwrap(), &[0xff; 100]).unwrap();
+    let path = image.path().to_str().unwrap();
+    refused(&ubtrfs(["filesystem", "resize", "400M", path]), &["cannot resize", "it is used by file"]);
+    ok(ubtrfs(["rm", &format!("{path}:/file")]));
+    ok(ubtrfs(["filesystem", "resize", "400M", path]));
     btrfs_check(image.path()).unwrap();
 }
 

@@ -187,6 +187,9 @@ fn results_of_logical_resolve_fit_into_the_given_buffer() {
         assert!(output.status.success(), "{output:?}");
         assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), few);
         assert!(String::from_utf8_lossy(&output.stderr).contains("give a larger -s"), "{output:?}");
+        let all = ok(ours(&[&address])).lines().count();
+        let output = ours(&["-s", &(16 + 24 * all).to_string(), &address]);
+        assert_eq!((ok(output.clone()).lines().count(), output.stderr), (all, Vec::new()), "exactly enough room");
         refused(&ours(&["-s", "30", &address]), &["at least 40"]);
         let paths = ubtrfs(["inspect", "logical-resolve", "-s", "64", &address, place]);
         assert_eq!(String::from_utf8_lossy(&paths.stdout).lines().count(), few, "{paths:?}");

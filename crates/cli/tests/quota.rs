@@ -81,6 +81,7 @@ fn groups_of_an_image_are_those_that_linux_shows() {
     fails(&["qgroup", "destroy", "0/256", path], "belongs to a subvolume");
     fails(&["qgroup", "destroy", "3/1", path], "does not exist");
     fails(&["qgroup", "limit", "1M", "7/7", path], "does not exist");
+    fails(&["qgroup", "limit", "1M", &at("a/file")], "not a subvolume, but a file or directory of subvolume 256");
     fails(&["qgroup", "assign", "2/5", "1/100", path], "not of a higher level");
     fails(&["qgroup", "assign", "0/256", "1/100", path], "already belongs");
     fails(&["qgroup", "remove", "0/256", "2/5", path], "does not belong");

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::print::escaped;
-use ubtrfs_fs::{BalanceFailure, BalanceReport, Error};
+use ubtrfs_fs::{BalanceFailure, BalanceReport, Error, Fs};
 
 use crate::execute::Context;
 use crate::failure::{Failure, Result};
@@ -142,10 +142,14 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     context.require_admin()?;
     let fs = context.fs;
     match request {
-        Request::Start(start) => {
-            fs.balance(item_of(*start)?, context.job).map(|report| Response::Done(report.into())).map_err(told)
-        }
-        Request::Resume => fs.resume_balance(context.job).map(|report| Response::Done(report.into())).map_err(told),
+        Request::Start(start) => fs
+            .balance(item_of(*start)?, context.job)
+            .map(|report| Response::Done(report.into()))
+            .map_err(|error| stopped(fs, error)),
+        Request::Resume => fs
+            .resume_balance(context.job)
+            .map(|report| Response::Done(report.into()))
+            .map_err(|error| stopped(fs, error)),
         Request::Pause => fs.pause_balance().map(|()| Response::Stopped).map_err(told),
         Request::Cancel => fs.cancel_balance().map(|()| Response::Stopped).map_err(told),
         Request::Status => Ok(Response::Status(fs.balance_status().map(|status| {
@@ -166,6 +170,19 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
+/// As [`told`], for the command whose balance ended: it may have been paused or cancelled.
+fn stopped(fs: &Fs, error: Error) -> Failure {
+    if !matches!(error, Error::Engine(EngineError::Cancelled)) {
+        return told(error);
+    }
+    let (how, next) = match fs.balance_status() {
+        Some(_) => ("paused", "the others are moved by: ubtrfs balance resume"),
+        None => ("cancelled", "the same command moves the others"),
+    };
+    let text = format!("the balance was {how}; block groups moved so far keep their new place, and {next}");
+    Failure::new(Errno::CANCELED, text)
+}
+
 /// Converts an error of a balance into a failure that says what to do next.
 fn told(error: Error) -> Failure {
     let errno = Errno::from_raw_os_error(error.errno());
@@ -175,11 +192,6 @@ fn told(error: Error) -> Failure {
             let text = text.strip_prefix("invalid argument: ").unwrap_or(&text);
             Failure::new(errno, text)
         }
-        Error::Engine(EngineError::Cancelled) => Failure::new(
-            errno,
-            "the balance was stopped; block groups moved so far keep their new place; the others are moved by 'ubtrfs balance \
-             resume' if the balance was paused, and otherwise by the same command",
-        ),
         Error::Engine(EngineError::NoSpace) => Failure::new(
             errno,
             "no space left to move block groups to; delete something, or move only groups that are half empty: -dusage=50 -musage=50",

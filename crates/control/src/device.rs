@@ -10,9 +10,10 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_error::Error as EngineError;
-use ubtrfs_format::DevId;
 use ubtrfs_format::item::DevStatsItem;
-use ubtrfs_fs::Error;
+use ubtrfs_format::print::escaped;
+use ubtrfs_format::{DevId, Logical};
+use ubtrfs_fs::{Error, ExtentUse, InodeId};
 
 use crate::execute::Context;
 use crate::failure::{Failure, Result};
@@ -152,11 +153,27 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Error::Engine(error @ EngineError::Refused { .. }) if wanted < before => {
             Failure::new(Errno::INVAL, format!("{error} (see: ubtrfs inspect min-dev-size)"))
         }
+        Error::Engine(EngineError::Corrupt(corrupt)) => {
+            let files = corrupt.bytenr.map_or_else(String::new, |bytenr| used_by(context, bytenr));
+            Failure::new(Errno::from_raw_os_error(EngineError::Corrupt(corrupt.clone()).errno()), format!("{corrupt}{files}"))
+        }
         other => other.into(),
     })?;
     let (now, _) = context.fs.device_size(devid)?;
     Ok(Response::Resized { before, now })
 }
+
+/// The paths of some files that use data at this address, as the end of a message about it. Empty if there are none.
+fn used_by(context: &Context<'_>, bytenr: Logical) -> String {
+    let uses =
+        context.fs.uses_of_address(bytenr, false, NAMED_MAX).ok().flatten().map_or_else(Vec::new, |(_, uses)| uses);
+    let path = |found: &ExtentUse| context.fs.path_of(InodeId { root: found.root, ino: found.ino }).ok();
+    let paths: Vec<String> = uses.iter().filter_map(path).map(|path| escaped(&path)).collect();
+    if paths.is_empty() { String::new() } else { format!("; it is used by {}", paths.join(", ")) }
+}
+
+/// How many files a message about damaged data names.
+const NAMED_MAX: usize = 10;
 
 fn stats(context: &Context<'_>, counters: Vec<(DevId, DevStatsItem)>) -> Vec<Stats> {
     let devices = context.fs.space_usage().devices;

@@ -7,11 +7,12 @@
 //! Groups are named by their 64-bit ids: the level in the upper 16 bits, and the number within the level (on level 0,
 //! the subvolume's id) in the lower 48 bits.
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use ubtrfs_fs::{QgroupId, QgroupInfo, QuotaKind};
+use ubtrfs_fs::{InodeId, QgroupId, QgroupInfo, QuotaKind};
 
 use crate::execute::{Context, FileNr};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 
 /// A command on quotas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,7 +198,15 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Limit { id, of, referenced, exclusive } => {
             let id = match id {
                 Some(id) => QgroupId(id),
-                None => QgroupId::of_subvolume(context.inode(of)?.root),
+                None => {
+                    let id = context.inode(of)?;
+                    // As btrfs-progs, this refuses the path of a file or directory in a subvolume.
+                    if id != InodeId::root_of(id.root) {
+                        let text = format!("it is not a subvolume, but a file or directory of subvolume {}", id.root);
+                        return Err(Failure::new(Errno::INVAL, text));
+                    }
+                    QgroupId::of_subvolume(id.root)
+                }
             };
             fs.limit_qgroup(id, referenced.into(), exclusive.into()).map(done)?
         }

@@ -101,17 +101,18 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     let paths = match request {
         Request::Logical { bytenr, whole_extent, max } => {
             let max = limit(max);
-            let (_, uses) = uses(context, bytenr, whole_extent, max)?;
+            // One more than wanted shows whether there are more.
+            let (_, uses) = uses(context, bytenr, whole_extent, max.saturating_add(1))?;
             let mut inodes: Vec<InodeId> =
                 uses.iter().map(|found| InodeId { root: found.root, ino: found.ino }).collect();
             inodes.dedup();
             let (mut paths, mut len_bytes) = (Vec::new(), 0);
-            is_cut = uses.len() >= max;
+            is_cut = uses.len() > max;
             for id in inodes {
-                let of_inode = fs.paths_of(id, max)?;
+                let of_inode = fs.paths_of(id, max.saturating_add(1))?;
                 len_bytes += of_inode.iter().map(Vec::len).sum::<usize>();
                 paths.extend(of_inode);
-                if paths.len() >= max || len_bytes > PATHS_BYTES_MAX {
+                if paths.len() > max || len_bytes > PATHS_BYTES_MAX {
                     paths.truncate(max);
                     is_cut = true;
                     break;

@@ -7,8 +7,8 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -50,22 +50,34 @@ fn detached(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     replaced.collect()
 }
 
-/// The second process. Errors are printed to the caller's terminal until the begin is reported; later output is dropped.
+/// The second process. Errors are printed to the caller's terminal until the begin is reported; later errors go to
+/// syslog, and other output is dropped.
 #[derive(Debug)]
 pub(crate) struct Detached {
     begin: Once,
+    /// What the process does, for syslog.
+    work: String,
+}
+
+/// The work of this process if it has told the first process that it continues alone.
+static ALONE: OnceLock<String> = OnceLock::new();
+
+/// What this process does in the background; `None` if the caller sees its output.
+pub(crate) fn work() -> Option<&'static str> {
+    ALONE.get().map(String::as_str)
 }
 
 impl Detached {
     /// Leaves the terminal's session, so that signals from the terminal, such as Ctrl-C, do not reach this process.
-    pub(crate) fn new() -> Self {
+    /// Messages to syslog name `work`.
+    pub(crate) fn new(work: String) -> Self {
         let _ = rustix::process::setsid();
-        Self { begin: Once::new() }
+        Self { begin: Once::new(), work }
     }
 
     /// Tells the first process, once, that this process continues alone.
     pub(crate) fn report_begin(&self) {
-        self.begin.call_once(report_begin);
+        self.begin.call_once(|| report_begin(&self.work));
     }
 
     /// Does work, and reports the begin when the job shows progress.
@@ -89,7 +101,8 @@ impl Detached {
 
 /// Tells the first process that the work has begun. Then closes stdin, stdout and stderr, so that this process does not
 /// keep the caller's terminal or pipes open. Failures are ignored: the caller may have been killed.
-fn report_begin() {
+fn report_begin(work: &str) {
+    let _ = ALONE.set(work.to_owned());
     let mut out = std::io::stdout();
     let _ = out.write_all(b"B").and_then(|()| out.flush());
     if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {

@@ -1,6 +1,7 @@
 //! `ubtrfs balance start|status|pause|resume|cancel`: with the options and filters of btrfs-progs.
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -204,8 +205,8 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     if background {
         return super::background::start();
     }
-    let detached = detached.then(Detached::new);
     let path = path.or_image();
+    let detached = detached.then(|| Detached::new(format!("balance of {}", path.filesystem())));
     if enqueue && let Target::Image(at) = &path {
         // The process that balances an image ends with its balance.
         while Channel::open_image(&at.image, true).is_some() {
@@ -231,7 +232,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
                 }
             }
         });
-        done(response.with_context(|| format!("cannot start a balance of {}", path.filesystem()))?)
+        done(response.map_err(|error| ended(error, "start a", &path))?)
     })?;
     tell(&report, quiet)
 }
@@ -252,9 +253,18 @@ fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.of.path.or_image(), &args.of.image);
     let report = with_served(&path, image, ImageWork::Balance, |channel| {
         let resumed = call_long(channel, Request::Resume);
-        done(resumed.with_context(|| format!("cannot resume the balance of {}", path.filesystem()))?)
+        done(resumed.map_err(|error| ended(error, "resume the", &path))?)
     })?;
     tell(&report, args.quiet)
+}
+
+/// The message about a balance that was not started, or was paused or cancelled later.
+fn ended(error: anyhow::Error, verb: &str, path: &Target) -> anyhow::Error {
+    let is_stopped = error.downcast_ref::<Failure>().is_some_and(|failure| failure.errno == ECANCELED);
+    error.context(match is_stopped {
+        true => path.filesystem(),
+        false => format!("cannot {verb} balance of {}", path.filesystem()),
+    })
 }
 
 /// As in btrfs-progs, the exit status is 2 if there is no balance to pause, resume or cancel.
@@ -354,7 +364,8 @@ fn tell(report: &Report, quiet: bool) -> anyhow::Result<ExitCode> {
 
 fn shown(filesystem: &str, status: &Status, verbose: bool) -> String {
     let Status { state, expected, considered, completed, filters } = status;
-    let left = expected.saturating_sub(*completed) * 100 / (*expected).max(1);
+    // Before the block groups were counted, everything is left.
+    let left = (expected.saturating_sub(*completed) * 100).checked_div(*expected).unwrap_or(100);
     let mut text = format!("Balance on '{filesystem}' is {state}\n");
     text += &format!("{completed} out of about {expected} chunks balanced ({considered} considered), {left}% left\n");
     if verbose {
@@ -418,7 +429,8 @@ fn parse_filters(text: &str) -> Result<Filters, String> {
             "devid" => {
                 let wrong =
                     |_| format!("filter devid needs the number of a device, not '{}'", value.unwrap_or_default());
-                filters.devid = Some(needed()?.parse().map_err(wrong)?);
+                let devid: NonZeroU64 = needed()?.parse().map_err(wrong)?;
+                filters.devid = Some(devid.get());
             }
             "drange" => filters.drange = Some(range(name, needed()?, false)?),
             "vrange" => filters.vrange = Some(range(name, needed()?, false)?),
@@ -473,6 +485,7 @@ fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), Strin
 }
 
 const ENOTCONN: i32 = 107;
+const ECANCELED: i32 = 125;
 const EINPROGRESS: i32 = 115;
 /// Time between two attempts to start a balance that waits for another one.
 const QUEUE_WAIT: Duration = Duration::from_millis(500);

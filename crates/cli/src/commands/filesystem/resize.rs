@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let request = ubtrfs_control::Request::Device(Request::Resize { devid, to });
         let done =
             with_progress_in_bytes("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
-        let done = done.map_err(|failure| anyhow!("cannot resize {target}: {failure}"))?;
+        let done = done.map_err(|failure| anyhow!("cannot resize {}: {failure}", target.filesystem()))?;
         let ubtrfs_control::Response::Device(Response::Resized { before, now }) = done else {
             bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs");
         };

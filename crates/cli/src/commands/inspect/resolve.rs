@@ -102,13 +102,18 @@ pub(super) fn logical(args: LogicalArgs) -> anyhow::Result<ExitCode> {
     let target = of.path.clone().or_image();
     let what = format!("find the files of address {bytenr} in");
     if inodes {
-        let request = Request::LogicalInodes { bytenr, whole_extent, max };
-        let Response::Inodes(uses) = ask(&of, &target, &what, request)? else {
+        // One more than wanted shows whether there are more.
+        let max = max.map_or(RESULTS_MAX, |max| max as usize);
+        let asked = u32::try_from(max.saturating_add(1)).ok();
+        let request = Request::LogicalInodes { bytenr, whole_extent, max: asked };
+        let Response::Inodes(mut uses) = ask(&of, &target, &what, request)? else {
             return Err(other_answer(&target));
         };
+        let has_more = uses.len() > max;
+        uses.truncate(max);
         let line = |one: &InodeUse| format!("inode {} offset {} root {}\n", one.ino, one.offset, one.root);
         print_out(&uses.iter().map(line).collect::<String>())?;
-        if uses.len() >= max.map_or(RESULTS_MAX, |max| max as usize) {
+        if has_more {
             warn_of_more();
         }
         return Ok(ExitCode::SUCCESS);
