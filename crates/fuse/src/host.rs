@@ -16,7 +16,8 @@ use crate::activity::Activity;
 use crate::caller::Groups;
 use crate::interrupt::{EndsBy, Interrupts};
 use crate::lost_pages::LostPages;
-use crate::mount::{self, MountConfig};
+use crate::mount::MountConfig;
+use crate::mount_table;
 use crate::name_cache::NameCache;
 use crate::node::Nodes;
 use crate::protocol;
@@ -78,7 +79,7 @@ impl MountHost {
     /// Notes the device number of the mount. This function must not access the mounted directory, because the server
     /// does not answer requests yet.
     pub(crate) fn mounted(&self, dir: &Path) {
-        if let Some(device) = mount::find_mount(dir).and_then(|mount| mount.device_number()) {
+        if let Some(device) = mount_table::find_mount(dir).and_then(|mount| mount.device_number()) {
             let _ = self.device.set(device);
         }
     }

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use ubtrfs_device::{Device, claim_block_device};
 use ubtrfs_fs::Fs;
 
-use crate::mount;
+use crate::mount_table;
 use crate::sandbox::PrivilegedHelper;
 
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl Place {
     fn keep_mount(&self) -> Option<File> {
         let flags = i32::try_from((OFlags::PATH | OFlags::DIRECTORY).bits()).ok()?;
         let file = File::options().read(true).custom_flags(flags).open(&self.dir).ok()?;
-        let mount = mount::find_mount(&self.dir)?;
+        let mount = mount_table::find_mount(&self.dir)?;
         let is_ours = mount.kind.starts_with("fuseblk.") && mount.is_of_ubtrfs();
         (is_ours && mount.device_number() == Some(self.rdev)).then_some(file)
     }

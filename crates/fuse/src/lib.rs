@@ -40,6 +40,7 @@ mod ioctl;
 mod lent_device;
 mod lost_pages;
 mod mount;
+mod mount_table;
 mod name_cache;
 mod node;
 mod other_user;
@@ -52,9 +53,8 @@ mod session;
 mod subvolume_ioctl;
 pub mod transport;
 
-pub use mount::{
-    MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, holding_mount, is_root, mount, mount_point_of,
-};
+pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, is_root, mount};
+pub use mount_table::{holding_mount, mount_point_of};
 pub use other_user::{Helper, tell_control_name};
 pub use sandbox::{Confinement, Identity, PrivilegedHelper, confine, serve_unmounts};
 pub use session::{Session, unmount, unmount_with_helper};

@@ -15,7 +15,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -23,8 +22,8 @@ use rustix::net::{
 };
 
 use ubtrfs_device::Device;
-use ubtrfs_format::print::escaped;
 
+use crate::mount_table::{MountInfo, find_mount, mounts};
 use crate::other_user;
 use crate::transport::{IdlePolling, Transport};
 
@@ -641,70 +640,6 @@ pub(crate) fn has_server_ended(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
 }
 
-/// One line of /proc/self/mountinfo.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MountInfo {
-    /// The mount's number, which Linux may give to another mount after the unmount.
-    pub(crate) id: u64,
-    pub(crate) dir: PathBuf,
-    /// The directory of the filesystem that this mount shows, as a path from the filesystem's root. For bind mounts, it
-    /// can be another directory than `/`.
-    pub(crate) root: PathBuf,
-    pub(crate) kind: String,
-    /// `major:minor`: equal for all mount points of one filesystem, and reused after its last unmount.
-    pub(crate) device: Vec<u8>,
-    /// The mounted device, as given.
-    pub(crate) source: OsString,
-    /// Options of the mount point and of the filesystem.
-    pub(crate) options: Vec<String>,
-}
-
-impl MountInfo {
-    /// Whether ubtrfs serves the mount.
-    pub(crate) fn is_of_ubtrfs(&self) -> bool {
-        matches!(self.kind.split_once('.'), Some(("fuse" | "fuseblk", SUBTYPE)))
-    }
-
-    /// The user and the group who made this FUSE mount.
-    pub(crate) fn user(&self) -> Option<(Uid, Gid)> {
-        let value = |name: &str| self.options.iter().find_map(|option| option.strip_prefix(name)?.parse().ok());
-        Some((Uid::from_raw(value("user_id=")?), Gid::from_raw(value("group_id=")?)))
-    }
-
-    /// The user and the group that alone may enter this mount; `None` if it admits others (`allow_other`).
-    pub(crate) fn admitted_user(&self) -> Option<(Uid, Gid)> {
-        let admits_others = self.options.iter().any(|option| option == "allow_other");
-        self.user().filter(|_| !admits_others)
-    }
-
-    /// The number that `stat` shows as `st_dev`.
-    pub(crate) fn device_number(&self) -> Option<u64> {
-        let (major, minor) = std::str::from_utf8(&self.device).ok()?.split_once(':')?;
-        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
-    }
-}
-
-/// The mount on exactly this directory; the topmost if there are several.
-pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
-    mounts().into_iter().rfind(|mount| mount.dir == dir)
-}
-
-/// Finds the mount that contains an existing path. Returns the mount point, and the directory that the mount shows, as
-/// a path from the root of the mounted filesystem.
-pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
-    let full = std::fs::canonicalize(path).ok()?;
-    let holding = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir));
-    // `max_by_key` returns the last of equal mount points, which is the topmost mount on that directory.
-    let found = holding.max_by_key(|mount| mount.dir.as_os_str().len())?;
-    Some((found.dir, found.root))
-}
-
-/// The place where ubtrfs has mounted this image or device, if there is one.
-pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
-    let full = std::fs::canonicalize(image).ok()?;
-    mounts().into_iter().find(|mount| mount.is_of_ubtrfs() && Path::new(&mount.source) == full).map(|mount| mount.dir)
-}
-
 /// Raises the kernel's read-ahead from 128 KiB, so that sequential reads need fewer requests: the kernel sends one
 /// request for each piece that it reads ahead. Only root may set the read-ahead, and only after the kernel knows the
 /// server's limits. A failure only makes reading slower, so it is logged and ignored.
@@ -735,102 +670,9 @@ fn max_write_by(max_pages_limit: &str) -> u32 {
     pages.saturating_mul(4096).clamp(crate::server::MAX_WRITE, MAX)
 }
 
-/// All mounts of the device with this number: `mount --bind` shows one filesystem in several places.
-pub(crate) fn mounts_of_device(device: &[u8]) -> Vec<MountInfo> {
-    mounts().into_iter().filter(|mount| mount.device == device).collect()
-}
-
-/// A process in another mount namespace in which this filesystem is mounted, as "process 12 (name)". Only processes are
-/// found whose mounts the caller may see.
-pub(crate) fn user_in_other_namespace(unmounted: &MountInfo) -> Option<String> {
-    let namespace = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
-    let mut seen: Vec<PathBuf> = namespace(Path::new("/proc/self")).into_iter().collect();
-    for process in std::fs::read_dir("/proc").ok()?.flatten() {
-        let path = process.path();
-        let pid = process.file_name().to_string_lossy().parse::<u32>();
-        let (Ok(pid), Some(found)) = (pid, namespace(&path)) else { continue };
-        if seen.contains(&found) {
-            continue;
-        }
-        seen.push(found);
-        let is_same = |mount: &MountInfo| mount.device == unmounted.device && mount.kind == unmounted.kind;
-        if mounts_of_process(&path).iter().any(is_same) {
-            let name = std::fs::read(path.join("comm")).unwrap_or_default();
-            return Some(format!("process {pid} ({})", escaped(name.trim_ascii_end())));
-        }
-    }
-    None
-}
-
-fn mounts() -> Vec<MountInfo> {
-    mounts_of_process(Path::new("/proc/self"))
-}
-
-fn mounts_of_process(process: &Path) -> Vec<MountInfo> {
-    let table = std::fs::read(process.join("mountinfo")).unwrap_or_default();
-    table.split(|&byte| byte == b'\n').filter_map(parse_mountinfo).collect()
-}
-
-/// Fields: id, parent, device, root, mount point, options, optional fields up to `-`, type, source, options.
-fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
-    let mut fields = line.split(|&byte| byte == b' ');
-    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let device = fields.nth(1)?.to_vec();
-    let root = unescape(fields.next()?);
-    let dir = unescape(fields.next()?);
-    let of_mount_point = fields.next()?;
-    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
-    let (kind, source, of_filesystem) = (fields.next()?, unescape(fields.next()?), fields.next().unwrap_or_default());
-    let options = [of_mount_point, of_filesystem].into_iter().flat_map(|list| list.split(|&byte| byte == b','));
-    Some(MountInfo {
-        id,
-        dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
-        root: PathBuf::from(OsStr::from_bytes(&root).to_owned()),
-        kind: String::from_utf8_lossy(kind).into_owned(),
-        device,
-        source: OsStr::from_bytes(&source).to_owned(),
-        options: options.map(|option| String::from_utf8_lossy(option).into_owned()).collect(),
-    })
-}
-
-/// Decodes the octal escapes of mountinfo: a space is written as a backslash and three digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let [first, tail @ ..] = rest {
-        if let (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) = (first, tail) {
-            out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
-            rest = after;
-        } else {
-            out.push(*first);
-            rest = tail;
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn mountinfo_lines_are_read() {
-        let line = br"36 35 98:0 / /mnt/with\040space rw,noatime master:1 - fuse.ubtrfs /dev/loop0 rw,user_id=0";
-        let mount = parse_mountinfo(line).unwrap();
-        let options = ["rw", "noatime", "rw", "user_id=0"].map(str::to_owned).to_vec();
-        let (dir, kind) = ("/mnt/with space".into(), "fuse.ubtrfs".into());
-        let expected = MountInfo {
-            id: 36,
-            dir,
-            root: "/".into(),
-            kind,
-            device: b"98:0".to_vec(),
-            source: "/dev/loop0".into(),
-            options,
-        };
-        assert_eq!(mount, expected);
-        assert_eq!(parse_mountinfo(b""), None);
-    }
 
     #[test]
     fn impossible_mounts_are_refused_in_advance() {

@@ -25,7 +25,8 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use ubtrfs_control::CONTROL_XATTR;
 use ubtrfs_device::ask_mount;
 
-use crate::mount::{self, MountInfo};
+use crate::mount;
+use crate::mount_table::{self, MountInfo};
 
 /// Makes the command of the child process for a mount point. The command must run [`tell_control_name`].
 pub type Helper<'h> = &'h dyn Fn(&Path) -> io::Result<Command>;
@@ -92,7 +93,7 @@ pub(crate) fn harmless(text: &str) -> String {
 /// The full path of a directory, found without entering the mount of another user on it.
 pub(crate) fn full_path(dir: &Path) -> io::Result<PathBuf> {
     let place = without_entering(dir);
-    match place.as_ref().and_then(|place| mount::find_mount(place)).and_then(|found| other_user_of(&found)) {
+    match place.as_ref().and_then(|place| mount_table::find_mount(place)).and_then(|found| other_user_of(&found)) {
         Some(_) => place.ok_or_else(|| io::ErrorKind::NotFound.into()),
         None => std::fs::canonicalize(dir),
     }
@@ -108,7 +109,7 @@ pub(crate) fn without_entering(dir: &Path) -> Option<PathBuf> {
 /// The name of the control socket of the mount at this directory. Another user's mount is asked by the helper (Q1),
 /// if there is one.
 pub(crate) fn control_name(dir: &Path, helper: Option<Helper<'_>>) -> io::Result<Vec<u8>> {
-    let uid = mount::find_mount(dir).and_then(|found| other_user_of(&found));
+    let uid = mount_table::find_mount(dir).and_then(|found| other_user_of(&found));
     match (uid, helper) {
         (Some(uid), Some(helper)) => ask(helper(dir)?, uid),
         _ => read_control_name(dir, dir),
@@ -185,7 +186,7 @@ const ERROR: u8 = b'e';
 fn read_control_name(dir: &Path, way: &Path) -> io::Result<Vec<u8>> {
     match read_name(way) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && mount::is_root() => {
-            match mount::find_mount(dir).and_then(|found| found.admitted_user()) {
+            match mount_table::find_mount(dir).and_then(|found| found.admitted_user()) {
                 Some((uid, gid)) => as_user(uid, gid, || read_name(way)),
                 None => Err(error),
             }

@@ -29,6 +29,7 @@ use crate::interrupt::Interrupts;
 use crate::lent_device::LentDevice;
 use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig, MountError};
+use crate::mount_table;
 use crate::name_cache::NameCache;
 use crate::other_user::{self, Helper, control_name};
 use crate::protocol::Limits;
@@ -266,7 +267,7 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
     // If the mount's server is dead, the path cannot be resolved.
     let full = other_user::full_path(dir).ok().or_else(|| other_user::without_entering(dir));
     let full = full.unwrap_or_else(|| dir.to_owned());
-    let Some(found) = mount::find_mount(&full).filter(mount::MountInfo::is_of_ubtrfs) else {
+    let Some(found) = mount_table::find_mount(&full).filter(mount_table::MountInfo::is_of_ubtrfs) else {
         return Err(MountError::NotMounted(shown));
     };
     let is_of_other_user = other_user::other_user_of(&found).is_some();
@@ -316,12 +317,16 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
 }
 
 /// Fails if the server goes on because the filesystem is mounted in another mount namespace, too.
-fn check_other_namespaces(unmounted: &mount::MountInfo, server: &UnixStream, dir: &str) -> Result<(), MountError> {
+fn check_other_namespaces(
+    unmounted: &mount_table::MountInfo,
+    server: &UnixStream,
+    dir: &str,
+) -> Result<(), MountError> {
     let mut ends = [PollFd::new(server, PollFlags::IN)];
     if poll(&mut ends, Some(&NAMESPACE_PATIENCE)).is_ok_and(|nr_ready| nr_ready > 0) {
         return Ok(());
     }
-    let process = mount::user_in_other_namespace(unmounted);
+    let process = mount_table::user_in_other_namespace(unmounted);
     let server = socket_peercred(server).map(|peer| peer.pid.as_raw_nonzero().get());
     match (process, server) {
         (Some(process), Ok(server)) => Err(MountError::MountedElsewhere { dir: dir.to_owned(), process, server }),
@@ -338,8 +343,8 @@ const COMMIT_PATIENCE: Duration = Duration::from_secs(60);
 /// Whether the filesystem of the server with this control socket is also mounted on another directory, by `mount
 /// --bind`. The device number does not identify the server, because Linux may already have given the number to another
 /// filesystem.
-fn is_mounted_elsewhere(unmounted: &mount::MountInfo, name: &[u8], helper: Option<Helper<'_>>) -> bool {
-    mount::mounts_of_device(&unmounted.device)
+fn is_mounted_elsewhere(unmounted: &mount_table::MountInfo, name: &[u8], helper: Option<Helper<'_>>) -> bool {
+    mount_table::mounts_of_device(&unmounted.device)
         .iter()
         .filter(|other| other.kind == unmounted.kind)
         .any(|other| control_name(&other.dir, helper).is_ok_and(|other| other == name))
@@ -376,7 +381,7 @@ mod tests {
         let name = |of: &Served| control_name(of.dir.path(), None).unwrap();
         // `umount` unmounts our filesystem and then searches for other mounts with its device number. If another
         // filesystem is mounted in between and gets the same device number, the search finds that filesystem.
-        let found = mount::find_mount(next.dir.path()).unwrap();
+        let found = mount_table::find_mount(next.dir.path()).unwrap();
         assert!(!is_mounted_elsewhere(&found, &name(&ours), None));
         assert!(is_mounted_elsewhere(&found, &name(&next), None), "a place that is ours is found");
         for Served { dir, server } in [ours, next] {
