@@ -165,6 +165,10 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
                 let text = format!("the length to discard must be at least a sector of {sectorsize} bytes");
                 return Err(Failure::new(Errno::INVAL, text));
             }
+            // Linux refuses this start, and takes any other.
+            if start == u64::MAX {
+                return Err(Failure::new(Errno::INVAL, "the start of the range is the largest number"));
+            }
             let range = start..start.saturating_add(len_bytes);
             Ok(Response::Trimmed(context.fs.trim(&range, min_bytes, context.job)?))
         }

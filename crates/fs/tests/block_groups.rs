@@ -194,6 +194,46 @@ fn a_device_shrinks_into_the_free_space_of_its_block_groups() {
     judge(image.path(), "", &[(&tree, Compare::MODEL)]).unwrap();
 }
 
+/// The last block group crosses the new end, and its extents are larger than the free ranges of the others. So they only
+/// fit into a smaller chunk in the place that this block group has.
+#[test]
+fn a_block_group_that_crosses_the_end_makes_room_for_itself() {
+    let device = Arc::new(MediumDevice::new(Medium::formatted(1 << 30, &MkfsOptions::default()).unwrap()));
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
+    let data_groups = || -> Vec<u64> {
+        let groups = fs.block_groups().into_iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA));
+        groups.map(|group| group.len_bytes).collect()
+    };
+    let mut nr_files = 0_u8;
+    let mut write = |mib: usize| {
+        let name = format!("f{nr_files}");
+        nr_files += 1;
+        let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &vec![nr_files; mib << 20]).unwrap();
+        fs.sync().unwrap();
+        id
+    };
+    let mut small = Vec::new();
+    while data_groups().len() < 5 {
+        small.push(write(8));
+    }
+    let large = [write(16), write(16), write(16)];
+    // Holes of 8 MiB in all block groups.
+    for number in (0..small.len()).step_by(3) {
+        fs.unlink(TOP, format!("f{number}").as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    fs.sync().unwrap();
+    assert_eq!(data_groups().len(), 5);
+    let end = fs.min_device_size(DevId(1)).unwrap() - data_groups().last().unwrap() + 64 * MIB;
+    fs.resize_device(DevId(1), end, &Job::new()).unwrap();
+    for (number, id) in (small.len()..).zip(large) {
+        assert!(fs.read(id, 0, 16 << 20).unwrap().iter().all(|byte| usize::from(*byte) == number + 1));
+    }
+    fs.close().unwrap();
+    check_medium(&device.content()).unwrap();
+}
+
 /// After files in the middle of the device were removed, the device can be shrunk to the size that `min_device_size`
 /// returns.
 #[test]

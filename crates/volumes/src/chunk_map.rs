@@ -229,6 +229,13 @@ impl ChunkMap {
         inner.chunks.values().filter(is_behind).map(|chunk| chunk.start()).collect()
     }
 
+    /// Whether a stripe of a chunk begins before `end` on a device and ends past it.
+    pub(crate) fn crosses(&self, start: Logical, devid: DevId, end: u64) -> bool {
+        let crosses =
+            |(device, extent): (DevId, Range<u64>)| device == devid && (extent.start..extent.end).contains(&end);
+        self.get(start).is_some_and(|chunk| chunk.device_extents().any(crosses))
+    }
+
     /// Device extents of a device, sorted: those of chunks, of migration targets, and of old places that readers still
     /// use.
     pub(crate) fn device_extents(&self, devid: DevId) -> Vec<Range<u64>> {

@@ -441,6 +441,11 @@ impl Volumes {
         self.chunks.behind(devid, end)
     }
 
+    /// Whether the chunk of a block group lies partly below `end` on a device and partly past it.
+    pub fn chunk_crosses(&self, start: Logical, devid: DevId, end: u64) -> bool {
+        self.chunks.crosses(start, devid, end)
+    }
+
     /// Error counters of each device, in this order: write, read, flush, corruption, generation.
     pub fn stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.devices.read().iter().map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()

@@ -179,6 +179,7 @@ elif sys.argv[2] == "admin":
         cut = lambda raw: (struct.unpack_from("<Q", raw)[0], struct.unpack_from("<Q", raw, 8)[0] > 1 << 26)
         show("trim", trim(0, 2**64 - 1, 0), cut)
         show("trim nothing", trim(0, 4095, 0), len)
+        show("trim behind the end", trim(2**64 - 1, 2**64 - 1, 0), len)
         # Linux remembers what it has trimmed.
         show("trim again", trim(0, 2**64 - 1, 1 << 20), len)
 

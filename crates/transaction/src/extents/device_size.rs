@@ -40,6 +40,8 @@ impl Resizes {
 /// Maximum number of waits for chunks that other threads are moving; with [`WAIT`], ten minutes in all.
 const MAX_WAITS: u32 = 6000;
 const WAIT: Duration = Duration::from_millis(100);
+/// Maximum number of block groups that a resize moves aside. A chunk made for their extents may cross the end again.
+const DETOURS_MAX: u32 = 4;
 
 /// Minimum size of a device in bytes: room for the primary superblock and the smallest chunks.
 pub const DEVICE_LEN_MIN: u64 = 32 << 20;
@@ -113,6 +115,7 @@ impl Engine {
     /// Moves every chunk that reaches past `end` of a device (I1).
     fn drain_past(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
         self.update_unallocated();
+        let mut detours_left = DETOURS_MAX;
         for _ in 0..MAX_WAITS {
             // Record pending chunks, and remove empty block groups.
             self.commit()?;
@@ -127,6 +130,10 @@ impl Engine {
                 match self.move_below_end(start, job) {
                     Ok(()) => {}
                     Err(Error::BlockGroupBusy { .. }) => has_busy = true,
+                    Err(Error::NoSpace) if detours_left > 0 && self.volumes.chunk_crosses(start, devid, end) => {
+                        detours_left = detours_left.saturating_sub(1);
+                        self.move_aside(start, (devid, end), job)?;
+                    }
                     // Another thread has removed the block group.
                     Err(_) if self.space.block_group_at(start).is_none() => has_busy = true,
                     Err(error) => return Err(error),
@@ -151,6 +158,22 @@ impl Engine {
             Err(Error::NoSpace) => {}
             moved => return moved.map(drop),
         }
+        self.empty_for_resize(start, job)
+    }
+
+    /// Moves the extents of a block group whose chunk crosses the end to any place on the device. The part of the chunk
+    /// below the end then has room for a smaller chunk, in which the extents find room at the next attempt.
+    fn move_aside(&self, start: Logical, (devid, end): (DevId, u64), job: &Job) -> Result<()> {
+        self.volumes.limit_device(devid, None);
+        self.update_unallocated();
+        let moved = self.empty_for_resize(start, job);
+        self.volumes.limit_device(devid, Some(end));
+        self.update_unallocated();
+        moved
+    }
+
+    /// Moves the extents of a block group to others, and removes it.
+    fn empty_for_resize(&self, start: Logical, job: &Job) -> Result<()> {
         let mut empty = || {
             let emptied = self.relocate_block_group(start, job)?;
             emptied.failures.into_iter().next().map_or(Ok(()), |failure| Err(failure.error))
