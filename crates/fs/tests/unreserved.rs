@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
-use ubtrfs_fs::{Caller, Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_fs::{Caller, Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, QuotaKind};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{Medium, MediumDevice, check_medium};
 
@@ -127,6 +128,59 @@ fn the_extent_is_moved() {
             moving.join().unwrap().unwrap();
         });
         full.check();
+    }
+}
+
+/// A move of blocks that a snapshot shares makes all extents of the subvolume count as shared. Writes at a limit of a
+/// quota group have no space of their own either.
+#[test]
+fn blocks_that_a_snapshot_shares_are_moved() {
+    const LEN: u64 = 64 * SECTOR as u64;
+    #[cfg(debug_assertions)]
+    ubtrfs_transaction::delay_races(std::time::Duration::from_millis(4));
+    for options in ["defaults", "nodatacow"] {
+        let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
+        let device = Arc::new(MediumDevice::new(Medium::formatted(1 << 30, &mkfs).unwrap()));
+        let options = MountOptions::parse(options).unwrap();
+        let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], options).unwrap();
+        let root = fs.root();
+        let new = |name: &str| fs.create(root, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+        for nr in 0..500 {
+            new(&format!("old-{nr}"));
+        }
+        fs.snapshot(root.root, root, b"snapshot", true).unwrap();
+        fs.enable_quotas(QuotaKind::Full).unwrap();
+        fs.wait_for_quota_rescan(&Job::new()).unwrap();
+        let qgroup = QgroupId(root.root.0);
+        let mut nr_accepted = 0;
+        for nr in 0..24 {
+            fs.limit_qgroup(qgroup, None, Some(None)).unwrap();
+            let file = new(&nr.to_string());
+            fs.fallocate(file, 0, LEN, FallocateMode::empty()).unwrap();
+            fs.sync().unwrap();
+            let used = fs.qgroups().unwrap().iter().find(|group| group.id == qgroup).unwrap().exclusive;
+            fs.limit_qgroup(qgroup, None, Some(Some(used + LEN / 2))).unwrap();
+            let groups = fs.block_groups();
+            let group = groups.iter().find(|group| group.flags.contains(BlockGroupFlags::METADATA)).unwrap();
+            let job = Job::new();
+            let is_accepted = std::thread::scope(|scope| {
+                let moving = scope.spawn(|| fs.relocate_block_group(group.start, &job));
+                // The job has a total when the block group takes no blocks any more.
+                while job.progress().total == 0 && !moving.is_finished() {
+                    std::hint::spin_loop();
+                }
+                let is_accepted = fs.write(file, 0, &[3; LEN as usize]).is_ok_and(|written| written == LEN as usize);
+                moving.join().unwrap().unwrap();
+                is_accepted
+            });
+            nr_accepted += u64::from(is_accepted);
+            fs.fsync(file, false).unwrap();
+            assert!(!is_accepted || fs.read(file, 0, LEN as usize).unwrap() == [3; LEN as usize]);
+        }
+        println!("{nr_accepted} writes were accepted");
+        assert!(nr_accepted > 0);
+        fs.close().unwrap();
+        check_medium(&device.content()).unwrap();
     }
 }
 

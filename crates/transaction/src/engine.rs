@@ -139,9 +139,10 @@ pub trait Flusher: Send + Sync {
     /// [`Engine::extent_is_shared`] anew.
     fn wait_for_writes_in_place(&self) {}
 
-    /// Calls `close`, which makes a block group read-only, so that data in its extents is not overwritten any more.
-    /// First writes back the dirty data that was accepted without space, because it goes to extents that its file has;
-    /// no such data becomes dirty before `close` returns. The caller must hold no inode lock.
+    /// Calls `close`, after which the data of some extents is not overwritten any more: it makes a block group read-only,
+    /// or moves shared blocks of subvolumes, whose extents then count as shared. First writes back the dirty data that
+    /// was accepted without space, because it goes to extents that its file has; no such data becomes dirty before
+    /// `close` returns. The caller must hold no inode lock.
     ///
     /// # Errors
     ///

@@ -32,7 +32,7 @@ pub(crate) struct DataPath {
     pub(crate) in_place: RwLock<()>,
     /// Locked for reading by a write that reserves no space, because it goes to extents of its own, until the data is
     /// dirty. Locked for writing while such data is written back because these extents will be shared by a snapshot or a
-    /// clone, or lie in a block group that becomes read-only, until that is done.
+    /// clone, or count as shared because a block group becomes read-only or shared blocks move, until that is done.
     pub(crate) unreserved: RwLock<()>,
 }
 

@@ -267,7 +267,12 @@ impl Engine {
         race_point();
         step.data.clone_from(&copies.copies);
         step.failures = std::mem::take(&mut copies.failures);
-        self.commit_with_step(&mut step)?;
+        // The step may make all extents of a subvolume count as shared (I2 of relocation::step).
+        let mut run = || self.commit_with_step(&mut step);
+        match self.flusher().filter(|_| self.roots.shares_blocks()) {
+            Some(flusher) => flusher.with_space_for_all_data(&mut run)?,
+            None => run()?,
+        }
         let used: Vec<Extent> =
             copies.copies.iter().filter(|copy| step.used.contains(&copy.to.bytenr)).map(|copy| copy.to).collect();
         copies.keep_used(&step.used);
