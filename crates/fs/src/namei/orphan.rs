@@ -298,17 +298,24 @@ impl Fs {
 
     fn delete_orphan(&self, subvolume: &Arc<Subvolume>, ino: Ino) -> Result<()> {
         let id = InodeId { root: subvolume.id, ino };
-        match self.inode(id) {
-            Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
-            // The inode was deleted already, or the orphan item belongs to an interrupted truncation. In the second
-            // case, the extents past the file's size are dropped already, or readers do not see them.
-            Ok(_) | Err(Error::Stale) => {
-                let op = self.engine.begin(self.reserve_for_removal(1)?);
-                op.delete(&subvolume.tree, orphan_key(ino));
-                Ok(())
-            }
-            Err(error) => Err(error),
+        let inode = match self.inode(id) {
+            // Another thread may link or unlink the inode now.
+            Ok(inode) if inode.state.read().item.nlink == 0 => return self.delete_inode(&inode),
+            Ok(inode) => Some(inode),
+            // The inode was deleted already.
+            Err(Error::Stale) => None,
+            Err(error) => return Err(error),
+        };
+        race_point();
+        let reservation = self.reserve_for_removal(1)?;
+        // Another thread may remove the inode's last name, and the inode needs its orphan item then (I1).
+        let state = inode.as_ref().map(|inode| inode.state.write());
+        if state.as_ref().is_none_or(|state| state.item.nlink > 0) {
+            // The orphan item may belong to an interrupted truncation: the extents past the file's size are dropped
+            // already, or readers do not see them.
+            self.engine.begin(reservation).delete(&subvolume.tree, orphan_key(ino));
         }
+        Ok(())
     }
 
     /// Deletes unlinked inodes when the filesystem is closed, even if they are still in use.
@@ -337,6 +344,9 @@ const DELETE_STEP_MIN: usize = 4;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::time::Duration;
+
     use ubtrfs_device::MemoryDevice;
 
     use crate::types::{Caller, NewInode, XattrFlags};
@@ -503,6 +513,44 @@ mod tests {
         assert!(tree.get(&orphan_key(crashed.ino)).unwrap().is_none(), "closing deletes it");
         fs.close().unwrap();
         ubtrfs_testkit::btrfs_check(image.path()).unwrap();
+    }
+
+    /// The orphan item of an interrupted truncation is deleted beside a thread that removes the file's last name.
+    #[test]
+    fn a_file_that_is_unlinked_keeps_its_orphan_item() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let root = fs.root();
+        let subvolume = fs.subvolume(root.root).unwrap();
+        let is_orphan = |id: InodeId| subvolume.tree.get(&orphan_key(id.ino)).unwrap().is_some();
+        let (current, is_over) = (AtomicU64::new(root.ino.0), AtomicBool::new(false));
+        #[cfg(debug_assertions)]
+        ubtrfs_transaction::delay_races(Duration::from_millis(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    fs.delete_orphan(&subvolume, Ino(current.load(Ordering::Relaxed))).unwrap();
+                }
+            });
+            let mut lost = None;
+            for round in 0..300 {
+                let name = round.to_string();
+                let id = fs.create(root, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+                fs.open_inode(id).unwrap();
+                current.store(id.ino.0, Ordering::Relaxed);
+                fs.unlink(root, name.as_bytes()).unwrap();
+                // Let the other thread end what it began before the file was unlinked.
+                std::thread::sleep(Duration::from_millis(1));
+                lost = lost.or((!is_orphan(id)).then_some(round));
+                fs.release_inode(id);
+            }
+            is_over.store(true, Ordering::Relaxed);
+            #[cfg(debug_assertions)]
+            ubtrfs_transaction::delay_races(Duration::ZERO);
+            assert_eq!(lost, None, "the file lost its orphan item");
+        });
+        fs.close().unwrap();
     }
 
     /// Makes a file that is not in memory.
