@@ -28,7 +28,8 @@
 //! commit.
 //!
 //! Changes that the rules R1 to R6 do not cover force a commit: moved directories, removed directories of the last
-//! commit, names taken over from living inodes, names of subvolumes, extended references, very many changes.
+//! commit, removed files of the last commit that were logged, names taken over from living inodes, names of subvolumes,
+//! extended references, very many changes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -201,11 +202,15 @@ impl<'a> Collector<'a> {
         self.extents(ino, &item, offsets)
     }
 
-    /// Removes a deleted inode from the log, so that a replay does not make the inode again.
+    /// Removes a deleted inode from the log, so that a replay does not make the inode again. The last commit must not
+    /// have the inode: without its log, a replay would leave it as it was before its fsync.
     fn drop_inode(&mut self, ino: u64) -> Result<(), Stop> {
         let Some(logged) = self.log.inodes.remove(&ino) else { return Ok(()) };
         if logged.entries {
             return Err(Stop::Commit("a directory that was logged is gone"));
+        }
+        if self.was_there(ino)? {
+            return Err(Stop::Commit("a file of the last commit was logged, and is gone"));
         }
         let (start, end) = (Key::new(ino, KeyType(0), 0), Key::new(ino, KeyType(u8::MAX), u64::MAX));
         let keys: Vec<Key> = self.log.items.range(start..=end).map(|(key, _)| *key).collect();
