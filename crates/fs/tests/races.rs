@@ -21,6 +21,8 @@ mod quotas;
 mod relocations;
 #[path = "races/sends.rs"]
 mod sends;
+#[path = "races/shared_cuts.rs"]
+mod shared_cuts;
 #[path = "races/shares.rs"]
 mod shares;
 #[path = "races/sizes.rs"]
