@@ -8,7 +8,7 @@
 //! - H1. An fsynced file exists under a name that it had at the fsync or later, with content, mode and attributes that
 //!   it had at the fsync or later. An fsynced file does not have a name that it had lost before the fsync. An fsynced
 //!   directory has the entries that it had at the fsync, and no entry that it had lost before, apart from entries
-//!   that changed later.
+//!   that changed later. If an fsynced file was removed later and is found nevertheless, the same holds for its content.
 //! - H2. Each path is as it was in one of the states. Each block of a file's content is as it was in one state, old
 //!   or new, because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
 //! - H3. An inode that exists in every state is found under at least one of its names. A file has at most as many links
@@ -323,10 +323,17 @@ impl History {
     ) -> Result<()> {
         let Some(id) = self.states[state].id(path) else { return Ok(()) };
         let later = &self.states[state..=top.max(state)];
-        if later.iter().any(|state| !state.has(id)) {
-            return Ok(());
-        }
         let what = format!("H1: {}, fsynced in state {state},", show(path));
+        if later.iter().any(|state| !state.has(id)) {
+            // The file was removed later. If it is still there, it must not be older than at the fsync.
+            let is_only = later.iter().all(|state| state.id(path).is_none_or(|other| other == id));
+            return match found.get(path) {
+                Some(entry) if is_only && entry.kind == NodeKind::File => self
+                    .verify_fsynced_at(found, read, state..=top.max(state), id, entry)
+                    .with_context(|| format!("{what} and removed later")),
+                _ => Ok(()),
+            };
+        }
         let names = |state: &State| -> Vec<Vec<u8>> {
             let links = state.model.nodes.get(&id).map(|node| node.links.clone()).unwrap_or_default();
             links.iter().map(|(dir, name)| join(&state.model.path_of(*dir, 0), name)).collect()
