@@ -64,9 +64,10 @@ impl Quota {
         self.active && self.simple_since.is_none()
     }
 
-    /// Begins to count blocks and extents for this subvolume.
+    /// Begins to count blocks and extents for this subvolume. Linux's data relocation tree, to which an interrupted
+    /// balance may leave references, has no quota group and is not counted as a user, as in Linux.
     pub(crate) fn begin(&mut self, tree: Option<RootId>) {
-        self.current = tree;
+        self.current = tree.filter(|tree| tree.is_subvolume());
     }
 
     /// Stops counting blocks and extents.
@@ -276,4 +277,20 @@ impl<'a> Checker<'a> {
 /// The text form of a quota group: `level/number`.
 fn name(group: u64) -> String {
     format!("{}/{}", group >> 48, group & 0xffff_ffff_ffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_relocation_tree_shares_no_extent() {
+        let listed = BTreeMap::from([(5, (QgroupInfo::decode(&[0; 40]).unwrap(), Place::default()))]);
+        let mut quota = Quota { active: true, listed, ..Quota::default() };
+        for tree in [RootId::DATA_RELOC_TREE, RootId::FS_TREE] {
+            quota.begin(Some(tree));
+            quota.count(1 << 20, 24576);
+        }
+        assert_eq!(quota.numbers(), BTreeMap::from([(5, (24576, 24576))]));
+    }
 }
