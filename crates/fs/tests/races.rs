@@ -28,8 +28,8 @@ mod shares;
 #[path = "races/sizes.rs"]
 mod sizes;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
@@ -120,6 +120,27 @@ impl Bed {
                 });
             });
         }
+    }
+
+    /// Starts a thread that empties block groups at random until another thread has ended.
+    fn spawn_relocations<'scope, 'env>(&'env self, scope: &'scope Scope<'scope, 'env>, mut rng: Rng) {
+        scope.spawn(move || self.until_stopped(|| self.relocate_one(&mut rng)));
+    }
+
+    /// Empties a random block group, unless the filesystem refuses that.
+    fn relocate_one(&self, rng: &mut Rng) {
+        let group = *rng.pick(&self.groups_of(BlockGroupFlags::empty()));
+        drop(self.fs.relocate_block_group(group.start, &Job::new()));
+    }
+
+    /// Makes a read-only snapshot of `work`. Returns its files with their content, which no thread may change meanwhile.
+    fn snapshot_of(&self, files: &[Mutex<Checked>], name: &str) -> Vec<Checked> {
+        let id = self.fs.snapshot(self.work.root, TOP, name.as_bytes(), true).unwrap();
+        let in_snapshot = |file: &Mutex<Checked>| {
+            let file = file.lock().unwrap();
+            Checked { id: InodeId { root: id.root, ..file.id }, content: file.content.clone() }
+        };
+        files.iter().map(in_snapshot).collect()
     }
 
     fn close_and_check(self) {

@@ -55,7 +55,7 @@ fn detached(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 #[derive(Debug)]
 pub(crate) struct Detached {
     begin: Once,
-    /// What the process does, for syslog.
+    /// Messages to syslog name this work.
     work: String,
 }
 

@@ -97,8 +97,7 @@ fn edits(mkfs: &MkfsOptions, options: &str, has_quotas: bool) {
                 let mut rng = bed.rng(20 + thread);
                 scope.spawn(move || {
                     bed.until_stopped(|| {
-                        let group = *rng.pick(&bed.groups_of(BlockGroupFlags::empty()));
-                        drop(bed.fs.relocate_block_group(group.start, &Job::new()));
+                        bed.relocate_one(&mut rng);
                         if rng.one_in(8) {
                             drop(bed.fs.trim(&(0..u64::MAX), 0, &Job::new()));
                         }
@@ -110,14 +109,9 @@ fn edits(mkfs: &MkfsOptions, options: &str, has_quotas: bool) {
             bed.for_time(Duration::from_millis(1200), || {
                 number += 1;
                 let name = format!("snapshot-{number}");
-                let (_, content) = {
+                let content = {
                     let _still = changing.write().unwrap();
-                    let id = bed.fs.snapshot(bed.work.root, TOP, name.as_bytes(), true).unwrap();
-                    let content = |file: &Mutex<Checked>| {
-                        let file = file.lock().unwrap();
-                        Checked { id: InodeId { root: id.root, ..file.id }, content: file.content.clone() }
-                    };
-                    (id, files.iter().map(content).collect::<Vec<_>>())
+                    bed.snapshot_of(&files, &name)
                 };
                 std::thread::sleep(Duration::from_millis(20));
                 content.iter().for_each(|file| file.check(&bed.fs, "a snapshot, soon"));

@@ -76,13 +76,7 @@ fn writers_near_a_limit_beside_relocations_stay_below_it() {
                     let counter = if is_granted { granted } else { refused };
                     counter.fetch_add(1, Ordering::Relaxed);
                 });
-                let mut rng = bed.rng(50);
-                scope.spawn(move || {
-                    bed.until_stopped(|| {
-                        let group = *rng.pick(&bed.groups_of(BlockGroupFlags::empty()));
-                        drop(bed.fs.relocate_block_group(group.start, &Job::new()));
-                    });
-                });
+                bed.spawn_relocations(scope, bed.rng(50));
                 let mut number = 0;
                 bed.for_time(Duration::from_millis(1500), || {
                     number += 1;

@@ -156,13 +156,7 @@ fn names_beside_relocations_and_snapshots_lead_to_their_files() {
                         });
                     });
                 }
-                let mut rng = bed.rng(50);
-                scope.spawn(move || {
-                    bed.until_stopped(|| {
-                        let group = *rng.pick(&bed.groups_of(BlockGroupFlags::empty()));
-                        drop(bed.fs.relocate_block_group(group.start, &Job::new()));
-                    });
-                });
+                bed.spawn_relocations(scope, bed.rng(50));
                 let mut number = 0;
                 bed.for_time(Duration::from_millis(1500), || {
                     number += 1;

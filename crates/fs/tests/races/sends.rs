@@ -162,13 +162,7 @@ fn streams_beside_relocations_hold_the_content_of_their_snapshots() {
                         _ => file.write(&bed.fs, at, &rng.bytes(len)),
                     }
                 });
-                let mut rng = bed.rng(60);
-                scope.spawn(move || {
-                    bed.until_stopped(|| {
-                        let group = *rng.pick(&bed.groups_of(BlockGroupFlags::empty()));
-                        drop(bed.fs.relocate_block_group(group.start, &Job::new()));
-                    });
-                });
+                bed.spawn_relocations(scope, bed.rng(60));
                 let mut rng = bed.rng(61);
                 let mut before: Option<(Vec<u8>, RootId)> = None;
                 let mut number = 0;

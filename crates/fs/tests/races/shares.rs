@@ -32,31 +32,20 @@ fn clones_and_snapshots_beside_relocations_keep_their_content() {
                 }
                 scope.spawn(|| bed.until_stopped(|| bed.fs.flush_data().unwrap()));
                 for thread in 0..2 {
-                    let mut rng = bed.rng(20 + thread);
-                    scope.spawn(move || {
-                        bed.until_stopped(|| {
-                            let group = *rng.pick(&bed.groups_of(BlockGroupFlags::empty()));
-                            drop(bed.fs.relocate_block_group(group.start, &Job::new()));
-                        });
-                    });
+                    bed.spawn_relocations(scope, bed.rng(20 + thread));
                 }
                 let mut snapshots = Vec::new();
                 bed.for_time(Duration::from_millis(1800), || {
                     let name = format!("snapshot-{}", snapshots.len());
-                    let (id, content) = {
+                    let content = {
                         let _still = changing.write().unwrap();
-                        let id = bed.fs.snapshot(bed.work.root, TOP, name.as_bytes(), true).unwrap();
-                        let content = |file: &Mutex<Checked>| {
-                            let file = file.lock().unwrap();
-                            Checked { id: InodeId { root: id.root, ..file.id }, content: file.content.clone() }
-                        };
-                        (id, files.iter().map(content).collect::<Vec<_>>())
+                        bed.snapshot_of(&files, &name)
                     };
                     std::thread::sleep(Duration::from_millis(30));
                     content.iter().for_each(|file| file.check(&bed.fs, "a snapshot, soon"));
-                    snapshots.push((id, content));
+                    snapshots.push(content);
                 });
-                for (_, content) in &snapshots {
+                for content in &snapshots {
                     content.iter().for_each(|file| file.check(&bed.fs, "a snapshot, at the end"));
                 }
             });
