@@ -330,9 +330,16 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_it))
 }
 
-/// Writes all of `text` to stdout.
+/// Writes all of `text` to stdout, lines and tabs as they are. Other invisible characters are escaped, because some of
+/// the text comes from servers of other users.
 pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {
-    print_bytes(text.as_bytes())
+    let mut shown = String::with_capacity(text.len());
+    for piece in text.split_inclusive(['\n', '\t']) {
+        let line = piece.trim_end_matches(['\n', '\t']);
+        shown.push_str(&escaped_line(line.as_bytes()));
+        shown.push_str(&piece[line.len()..]);
+    }
+    print_bytes(shown.as_bytes())
 }
 
 /// Prints a result as JSON, in several lines.

@@ -1,18 +1,21 @@
 //! The client: [`Channel`] runs commands on a mount or on an image through one interface.
 //!
-//! - L1. Any file of a mount that the user may read leads to the mount's socket. If the file is not readable, its
-//!   parent directories are tried.
+//! - L1. Any file of a mount leads to the mount's socket. If the file is not readable, its parent directories in the
+//!   mount are tried.
 //! - L2. The client opens the files and sends their descriptors, so the kernel checks that the user may reach them.
+//! - L3. The server may be a stranger. The client sends it files of its mount (F4 of `mount_file`), pipes that were made
+//!   for the command (`relay`), and nothing else.
+//! - L4. Before the client sends anything, it checks whose process answers (`peer`).
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, socket_with};
 use ubtrfs_device::ask_mount;
@@ -24,8 +27,11 @@ use crate::caller::Caller;
 use crate::execute::{Context, OpenFile, PlainHost, execute};
 use crate::failure::{Failure, Result};
 use crate::message::{Answer, Request, Response, decode_answer, encode_request};
+use crate::mount_file::{Access, MountFile, MountId, NewMountFile, find};
 use crate::open_image::{ImageWork, Sockets, sockets_of};
+use crate::peer::Peers;
 use crate::process::stopped_process;
+use crate::relay::{self, StreamPipe};
 use crate::wire::{ANSWER_MAX, Wire};
 use crate::{CONTROL_XATTR, filesystem, subvolume};
 
@@ -57,22 +63,23 @@ pub enum Channel<'f> {
     },
 }
 
-/// A mount, reached through its control socket.
+/// A mount, or an image that a process has open without a mount, reached through its control socket.
 #[derive(Debug)]
 pub struct MountChannel {
     name: Vec<u8>,
-    /// An open file of the mount. Its descriptor is sent with a request that names no file, as proof that the user may
-    /// enter the mount.
-    file: OwnedFd,
-    /// For an image that a process has open without a mount, the users whose processes may get a descriptor of it.
-    servers: Option<[u32; 3]>,
+    /// An open file of the mount, or the image. Its descriptor is sent with a request that names no file, as proof that
+    /// the user may enter the mount.
+    file: MountFile,
+    /// The mount; `None` for an image.
+    id: Option<MountId>,
+    peers: Peers,
 }
 
 /// A file that commands of one [`Channel`] can work on.
 #[derive(Debug)]
 pub enum OpenedFile {
     /// A file of a mount.
-    Descriptor(OwnedFd),
+    Descriptor(MountFile),
     /// A file of an image.
     Inode(InodeId),
 }
@@ -80,28 +87,24 @@ pub enum OpenedFile {
 impl<'f> Channel<'f> {
     /// Returns the channel to the mount that holds a path.
     pub fn mount(path: &Path) -> Result<Self, ConnectError> {
-        let file = open(path, OFlags::RDONLY)?;
-        let name = control_name(&file, path)?;
-        Ok(Self::Mount(MountChannel { name, file, servers: None }))
+        let (id, file, name) = enter(path)?;
+        let peers = Peers::of_mount(&file);
+        Ok(Self::Mount(MountChannel { name, file, id: Some(id), peers }))
     }
 
     /// Returns the channel to the process that has this image open without a mount and serves commands on it; `None` if
     /// there is none. Only commands that name no file work on this channel. `writes` tells whether commands will change
     /// something.
     pub fn open_image(path: &Path, writes: bool) -> Option<Self> {
-        let Sockets { image, names, users } = sockets_of(path, writes).ok()?;
+        let Sockets { image, names, peers } = sockets_of(path, writes).ok()?;
         let end = Instant::now() + FIND_PATIENCE;
         loop {
             let mut is_queue_full = false;
             for name in &names {
                 // Any user can make a socket with such a name, so no single one may hold this up.
                 match connect_within(name, Duration::ZERO) {
-                    Ok(stream) if is_of(&stream, &users) => {
-                        return Some(Self::Mount(MountChannel {
-                            name: name.clone(),
-                            file: image.into(),
-                            servers: Some(users),
-                        }));
+                    Ok(stream) if peers.include(&stream) => {
+                        return Some(Self::Mount(MountChannel { name: name.clone(), file: image, id: None, peers }));
                     }
                     Ok(_) => {}
                     Err(error) => is_queue_full |= error.kind() == io::ErrorKind::TimedOut,
@@ -118,23 +121,25 @@ impl<'f> Channel<'f> {
     /// open in this process.
     pub fn image_work(&self) -> Option<ImageWork> {
         match self {
-            Self::Mount(mount) => mount.servers.and_then(|_| ImageWork::of_socket(&mount.name)),
-            Self::Image { .. } => None,
+            Self::Mount(mount) if mount.id.is_none() => ImageWork::of_socket(&mount.name),
+            _ => None,
         }
     }
 
     /// Asks the server of this channel to report its end. Returns `None` for an image that is open in this process.
     pub fn connect_to_end(&self) -> Option<io::Result<UnixStream>> {
         match self {
-            Self::Mount(mount) => Some(connect_to_unmount(&mount.name)),
+            Self::Mount(mount) => Some(connect_to_unmount(&mount.name, &mount.peers)),
             Self::Image { .. } => None,
         }
     }
 
-    /// Returns the channel to the mount whose server listens on the socket `name`; `file` is any open file of the
-    /// mount.
-    pub fn at(name: &[u8], file: OwnedFd) -> Self {
-        Self::Mount(MountChannel { name: name.to_vec(), file, servers: None })
+    /// Returns a channel to the server that listens on the socket `name`; `file` stands for an open file of its mount.
+    /// For tests of the server.
+    #[doc(hidden)]
+    pub fn at(name: &[u8], file: MountFile) -> Self {
+        let id = MountId::of(&file).ok();
+        Self::Mount(MountChannel { name: name.to_vec(), file, id, peers: Peers::of_owner(None) })
     }
 
     /// Returns the channel to an image that is open in this process. New files get the owner `uid` and the group `gid`.
@@ -144,28 +149,42 @@ impl<'f> Channel<'f> {
 
     /// Opens a file for commands. A path in an image starts at the image's root.
     pub fn open(&self, path: &Path) -> Result<OpenedFile> {
-        self.open_with(path, OFlags::RDONLY)
+        self.open_for(path, Access::Read)
     }
 
     /// Opens a file for commands that write to it.
     pub fn open_writable(&self, path: &Path) -> Result<OpenedFile> {
-        self.open_with(path, OFlags::RDWR)
+        self.open_for(path, Access::Write)
     }
 
-    fn open_with(&self, path: &Path, flags: OFlags) -> Result<OpenedFile> {
+    fn open_for(&self, path: &Path, access: Access) -> Result<OpenedFile> {
         match self {
-            Self::Mount(mount) if mount.servers.is_some() => Err(busy_image()),
-            Self::Mount(_) => Ok(OpenedFile::Descriptor(open_flags(path, flags).map_err(failure_of)?)),
+            Self::Mount(mount) => Ok(OpenedFile::Descriptor(mount.id()?.open(path, access).map_err(failure_of)?)),
             Self::Image { fs, .. } => {
                 Ok(OpenedFile::Inode(fs.lookup_path(path.as_os_str().as_encoded_bytes(), true)?.id))
             }
         }
     }
 
+    /// Creates the empty file `path` and opens it for writing. `None` for an image that is open in this process.
+    ///
+    /// # Errors
+    /// The path exists, also as a link, or its directory is not in the mount.
+    pub fn create_file(&self, path: &Path, mode: u32) -> Option<Result<(CreatedFile, OpenedFile)>> {
+        let Self::Mount(mount) = self else { return None };
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let create = || {
+            let name = path.file_name().ok_or_else(|| Failure::new(Errno::INVAL, "the path does not end in a name"))?;
+            let (created, file) = mount.id()?.create(dir, name, mode).map_err(failure_of)?;
+            Ok((CreatedFile(created), OpenedFile::Descriptor(file)))
+        };
+        Some(create())
+    }
+
     /// Whether a path is a directory; `None` if the path does not exist.
     pub fn is_dir(&self, path: &Path) -> Result<Option<bool>> {
         let found = match self {
-            Self::Mount(mount) if mount.servers.is_some() => Err(busy_image()),
+            Self::Mount(mount) if mount.id.is_none() => Err(busy_image()),
             Self::Mount(_) => std::fs::metadata(path).map(|meta| meta.is_dir()).map_err(failure_of),
             Self::Image { fs, .. } => {
                 let found = fs.lookup_path(path.as_os_str().as_encoded_bytes(), true);
@@ -180,7 +199,7 @@ impl<'f> Channel<'f> {
 
     /// Whether the channel leads to a mount.
     pub fn is_mount(&self) -> bool {
-        matches!(self, Self::Mount(mount) if mount.servers.is_none())
+        matches!(self, Self::Mount(mount) if mount.id.is_some())
     }
 
     /// Makes the kernel send all dirty pages of the file's filesystem to the server.
@@ -204,43 +223,71 @@ impl<'f> Channel<'f> {
         self.call_with(request, files, &Job::new())
     }
 
-    /// Runs a command. `job` receives the command's progress and can cancel the command.
-    pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
-        self.call_on(request, files, None, job)
-    }
-
-    /// Runs a command that reads or writes a send stream ([`Request::takes_stream`]).
-    pub fn call_with_stream(
+    /// Runs a command that reads a send stream from `input`. With `only_first`, nothing after the first end command is
+    /// read from the input.
+    pub fn call_with_input(
         &self,
         request: Request,
         files: &[&OpenedFile],
-        stream: BorrowedFd<'_>,
+        input: BorrowedFd<'_>,
+        only_first: bool,
         job: &Job,
     ) -> Result<Response> {
-        self.call_on(request, files, Some(stream), job)
+        match self {
+            Self::Mount(mount) => {
+                let files = mount.descriptors(files)?;
+                relay::with_input(input, only_first, |pipe| mount.call(&request, &files, Some(pipe), job))
+            }
+            Self::Image { .. } => self.call_in_process(request, files, Some(input), job),
+        }
     }
 
-    fn call_on(
+    /// Runs a command that writes a stream to `output`. With `replaces`, `output` is a file whose old content is replaced
+    /// when the first bytes of the stream arrive, so it keeps its content if the command is refused.
+    pub fn call_with_output(
+        &self,
+        request: Request,
+        output: BorrowedFd<'_>,
+        replaces: bool,
+        job: &Job,
+    ) -> Result<Response> {
+        match self {
+            Self::Mount(mount) => {
+                let files = mount.descriptors(&[])?;
+                relay::with_output(output, replaces, |pipe| mount.call(&request, &files, Some(pipe), job))
+            }
+            Self::Image { .. } if replaces => {
+                relay::with_output(output, replaces, |pipe| self.call_in_process(request, &[], Some(pipe.as_fd()), job))
+            }
+            Self::Image { .. } => self.call_in_process(request, &[], Some(output), job),
+        }
+    }
+
+    /// Runs a command. `job` receives the command's progress and can cancel the command.
+    pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
+        match self {
+            Self::Mount(mount) => mount.call(&request, &mount.descriptors(files)?, None, job),
+            Self::Image { .. } => self.call_in_process(request, files, None, job),
+        }
+    }
+
+    fn call_in_process(
         &self,
         request: Request,
         files: &[&OpenedFile],
         stream: Option<BorrowedFd<'_>>,
         job: &Job,
     ) -> Result<Response> {
-        match self {
-            Self::Mount(mount) => mount.call(&request, files, stream, job),
-            Self::Image { fs, caller } => {
-                let inode = |file: &&OpenedFile| match file {
-                    OpenedFile::Inode(id) => Ok(OpenFile::of_image(*id)),
-                    OpenedFile::Descriptor(_) => Err(elsewhere()),
-                };
-                let mut files = files.iter().map(inode).collect::<Result<Vec<_>>>()?;
-                if files.is_empty() {
-                    files.push(OpenFile::of_image(fs.root()));
-                }
-                execute(&Context { fs, host: &PlainHost, caller, files: &files, stream, job }, request)
-            }
+        let Self::Image { fs, caller } = self else { return Err(elsewhere()) };
+        let inode = |file: &&OpenedFile| match file {
+            OpenedFile::Inode(id) => Ok(OpenFile::of_image(*id)),
+            OpenedFile::Descriptor(_) => Err(elsewhere()),
+        };
+        let mut files = files.iter().map(inode).collect::<Result<Vec<_>>>()?;
+        if files.is_empty() {
+            files.push(OpenFile::of_image(fs.root()));
         }
+        execute(&Context { fs, host: &PlainHost, caller, files: &files, stream, job }, request)
     }
 
     /// Makes everything written so far durable: first the kernel hands over its dirty pages, then the server commits.
@@ -317,35 +364,37 @@ impl Channel<'_> {
 }
 
 impl MountChannel {
+    /// The mount. Fails for an image, whose files have no descriptors.
+    fn id(&self) -> Result<MountId> {
+        self.id.ok_or_else(busy_image)
+    }
+
+    /// The descriptors to send with a request that works on these files (L3).
+    fn descriptors<'d>(&'d self, files: &[&'d OpenedFile]) -> Result<Vec<&'d MountFile>> {
+        let descriptor = |file: &&'d OpenedFile| match file {
+            OpenedFile::Descriptor(file) => Ok(file),
+            OpenedFile::Inode(_) => Err(elsewhere()),
+        };
+        match files {
+            [] => Ok(vec![&self.file]),
+            files => files.iter().map(descriptor).collect(),
+        }
+    }
+
     fn call(
         &self,
         request: &Request,
-        files: &[&OpenedFile],
-        stream: Option<BorrowedFd<'_>>,
+        files: &[&MountFile],
+        stream: Option<&StreamPipe>,
         job: &Job,
     ) -> Result<Response> {
-        let mut descriptors = Vec::with_capacity(files.len());
-        for file in files {
-            descriptors.push(match file {
-                OpenedFile::Descriptor(file) => file.as_fd(),
-                OpenedFile::Inode(_) => return Err(elsewhere()),
-            });
-        }
-        if descriptors.is_empty() {
-            descriptors.push(self.file.as_fd());
-        }
-        descriptors.extend(stream);
+        let descriptors: Vec<_> = files.iter().map(AsFd::as_fd).chain(stream.map(AsFd::as_fd)).collect();
         let frame = encode_request(request)?;
         let waits = request.is_long() && !request.ends_other();
         let end = Instant::now() + CONNECT_PATIENCE;
         loop {
             let stream = connect(&self.name).map_err(lost)?;
-            if self.servers.is_some_and(|users| !is_of(&stream, &users)) {
-                return Err(Failure::new(
-                    Errno::PERM,
-                    "the server of the image runs as a user who may not have it open",
-                ));
-            }
+            self.peers.check(&stream)?;
             let server = pid_of(&stream);
             // A request that a stopped server receives would be executed when the server continues.
             await_continued(server)?;
@@ -363,9 +412,15 @@ impl MountChannel {
     }
 }
 
-/// Whether one of these users made the socket at the other end.
-fn is_of(stream: &UnixStream, users: &[u32]) -> bool {
-    getsockopt(stream, PeerCredentials).is_ok_and(|peer| users.contains(&peer.uid()))
+/// A file that [`Channel::create_file`] made.
+#[derive(Debug)]
+pub struct CreatedFile(NewMountFile);
+
+impl CreatedFile {
+    /// Removes the file, unless another file has its name by now.
+    pub fn remove(self) -> io::Result<()> {
+        self.0.remove()
+    }
 }
 
 /// The process that made the socket at the other end; `None` if it is in another pid namespace.
@@ -428,28 +483,44 @@ fn answer_of(wire: &Wire, job: &Job, server: Option<u32>) -> Result<Response> {
     }
 }
 
-/// The name of the control socket of the mount that holds this open file (L1).
-pub fn control_name(file: &OwnedFd, path: &Path) -> Result<Vec<u8>, ConnectError> {
+/// Finds the mount that holds a path, an open file of the mount, and the name of its control socket (L1).
+fn enter(path: &Path) -> Result<(MountId, MountFile, Vec<u8>), ConnectError> {
+    let found = find(rustix::fs::CWD, path.as_os_str(), OFlags::empty()).map_err(ConnectError::Open)?;
+    let id = MountId::of(&found).map_err(ConnectError::Open)?;
+    if !id.is_fuse() {
+        return Err(ConnectError::NotOurs);
+    }
+    let named = |file: MountFile| control_name(&file).map(|name| (id, file, name));
+    let error = match id.open_found(&found, Access::Read) {
+        Ok(file) => return named(file),
+        Err(error) => error,
+    };
+    if !matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::INVAL)) {
+        return Err(ConnectError::Open(error));
+    }
+    let full = std::fs::canonicalize(path).map_err(ConnectError::Open)?;
+    let dir = full.ancestors().skip(1).find_map(|dir| id.open(dir, Access::Read).ok());
+    named(dir.ok_or(ConnectError::Open(error))?)
+}
+
+/// The name of the control socket of the mount that holds this file.
+fn control_name(file: &MountFile) -> Result<Vec<u8>, ConnectError> {
     let mut name = vec![0; 256];
-    let found = match rustix::fs::fgetxattr(file, CONTROL_XATTR, &mut name) {
-        // The user may lack permission to read this file, so try the directories above it.
-        Err(Errno::ACCESS | Errno::BADF) => {
-            let full = std::fs::canonicalize(path).map_err(ConnectError::Open)?;
-            full.ancestors().skip(1).find_map(|dir| rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name).ok())
-        }
+    match rustix::fs::fgetxattr(file, CONTROL_XATTR, &mut name) {
         // A mount with `noxattr` has no extended attributes, so ask for the name with an ioctl.
         Err(Errno::OPNOTSUPP) => return ask_mount(file).map_err(|_| ConnectError::NotOurs),
-        Err(Errno::NODATA) => None,
+        Err(Errno::NODATA) => return Err(ConnectError::NotOurs),
         Err(errno) => return Err(ConnectError::Open(errno.into())),
-        Ok(len) => Some(len),
-    };
-    name.truncate(found.ok_or(ConnectError::NotOurs)?);
+        Ok(len) => name.truncate(len),
+    }
     Ok(name)
 }
 
 /// Asks the server on this socket to report the end of the unmount; [`await_unmount`] receives the report.
-pub fn connect_to_unmount(name: &[u8]) -> io::Result<UnixStream> {
-    let wire = Wire::new(connect(name)?)?;
+pub fn connect_to_unmount(name: &[u8], peers: &Peers) -> io::Result<UnixStream> {
+    let stream = connect(name)?;
+    peers.check(&stream).map_err(io::Error::other)?;
+    let wire = Wire::new(stream)?;
     let frame = encode_request(&Request::AwaitUnmount).map_err(io::Error::other)?;
     wire.send(&frame, &[])?;
     Ok(wire.into_stream())
@@ -474,15 +545,6 @@ pub fn await_unmount(stream: UnixStream, patience: Option<Duration>) -> io::Resu
         Ok(Answer::Failed(failure)) | Err(failure) => Ok(Some(failure.text)),
         Ok(Answer::Progress(_)) => Err(ended()),
     }
-}
-
-fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, ConnectError> {
-    open_flags(path, flags).map_err(ConnectError::Open)
-}
-
-fn open_flags(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
 /// Connects to a socket.
@@ -511,7 +573,10 @@ fn lost(error: io::Error) -> Failure {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
             "the mount's server ended before it answered; the command may or may not have been executed".to_owned()
         }
-        io::ErrorKind::ConnectionRefused => "the mount's server has ended; unmount it with: ubtrfs umount".to_owned(),
+        io::ErrorKind::ConnectionRefused => {
+            "the mount's server has ended, or is in another network namespace; if it has ended, unmount it with: ubtrfs umount"
+                .to_owned()
+        }
         _ => format!("the mount's server does not answer: {error}"),
     };
     Failure::new(Errno::CONNRESET, text)

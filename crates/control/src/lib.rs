@@ -21,6 +21,9 @@
 //! | `server`     | the mount's end of the socket                                           |
 //! | `open_image` | the socket of an image that a process has open without a mount          |
 //! | `client`     | the command line's end of the socket                                    |
+//! | `mount_file` | files of a mount, opened for a command without leaving the mount        |
+//! | `peer`       | whose process may answer a client                                       |
+//! | `relay`      | streams between a command's input or output and a server                |
 //!
 //! # How to add a command
 //!
@@ -37,9 +40,9 @@
 //! 5. Add tests: a line for each permission in `tests/permissions.rs`, and a run on a mount and on an image that must
 //!    give equal output.
 //!
-//! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client passes the
-//! stream to [`Channel::call_with_stream`]; on the socket it is the last descriptor of the request. The command finds
-//! the stream in [`Context::stream`].
+//! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client calls
+//! [`Channel::call_with_input`] or [`Channel::call_with_output`], which copy between the stream and a pipe; on the socket
+//! the pipe is the last descriptor of the request. The command finds the stream in [`Context::stream`].
 //!
 //! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
 //! server refuses fields and commands that it does not know and names them in the error.
@@ -59,10 +62,13 @@ mod failure;
 pub mod file;
 pub mod filesystem;
 mod message;
+mod mount_file;
 mod open_image;
+mod peer;
 mod process;
 pub mod quota;
 pub mod receive;
+mod relay;
 pub mod resolve;
 pub mod search;
 pub mod send;
@@ -72,12 +78,16 @@ mod wire;
 
 pub use caller::Caller;
 pub use client::{
-    Channel, ConnectError, MountChannel, OpenedFile, await_unmount, connect_to_unmount, control_name, unexpected,
+    Channel, ConnectError, CreatedFile, MountChannel, OpenedFile, await_unmount, connect_to_unmount, unexpected,
 };
 pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
 pub use failure::{Failure, Result};
 pub use message::{Request, Response};
+pub use mount_file::MountFile;
+#[doc(hidden)]
+pub use mount_file::unchecked_mount_file;
 pub use open_image::{ImageId, ImageWork, OpenImage};
+pub use peer::Peers;
 pub use process::{FileId, LocalProcesses, Processes, stopped_process};
 pub use server::{Canceller, Server};
 

@@ -7,10 +7,8 @@
 //! - P3. The server obeys the clients that a mount of the same user would obey: root and that user. They must send a
 //!   descriptor of the image, open for writing if the command changes something.
 
-use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
@@ -19,6 +17,8 @@ use ubtrfs_fs::{Fs, InodeId};
 
 use crate::execute::{Host, OpenFile};
 use crate::failure::{Failure, Result};
+use crate::mount_file::{MountFile, open_image};
+use crate::peer::Peers;
 
 /// The identity of an image file or block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,18 +83,17 @@ impl ImageWork {
 
 /// The names of the sockets that serve an image, and the users whose sockets a client trusts.
 pub(crate) struct Sockets {
-    pub(crate) image: File,
+    pub(crate) image: MountFile,
     pub(crate) names: Vec<Vec<u8>>,
-    pub(crate) users: [u32; 3],
+    pub(crate) peers: Peers,
 }
 
 /// Finds the sockets of an image.
 pub(crate) fn sockets_of(path: &Path, writes: bool) -> io::Result<Sockets> {
-    let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
-    let image = OpenOptions::new().read(true).write(writes).custom_flags(flags).open(path)?;
+    let image = open_image(path, writes)?;
     let prefix = ImageId::of(&image)?.socket_prefix();
-    let users = [0, rustix::process::getuid().as_raw(), fstat(&image)?.st_uid];
-    Ok(Sockets { image, names: names_in(&std::fs::read("/proc/net/unix")?, prefix.as_bytes()), users })
+    let peers = Peers::of_owner(Some(fstat(&image)?.st_uid));
+    Ok(Sockets { image, names: names_in(&std::fs::read("/proc/net/unix")?, prefix.as_bytes()), peers })
 }
 
 /// The names with this start in the text of /proc/net/unix. The name of an abstract socket is the last word of its

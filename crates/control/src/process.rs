@@ -106,6 +106,12 @@ impl Processes for LocalProcesses {
 }
 
 impl LocalProcesses {
+    /// Whether every user of the machine has a number in this user namespace.
+    pub(crate) fn sees_all_users(&self) -> bool {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+    }
+
     /// Whether a thread is being killed: a signal that ends the process has arrived, but the thread still runs. `None`
     /// if the thread is not visible.
     pub fn is_dying(&self, pid: u32) -> Option<bool> {
@@ -118,17 +124,31 @@ impl LocalProcesses {
 struct MountLine {
     device: u64,
     is_read_only: bool,
+    /// The user who made a FUSE mount. The kernel knows it from mount(2), not from the server.
+    maker: Option<u32>,
+}
+
+/// The user who made the FUSE mount of an open file of this process; `None` if the mount is not FUSE or is not visible
+/// in this mount namespace.
+pub(crate) fn mount_maker(descriptor: i32) -> Option<u32> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
+    mount_of(&std::fs::read("/proc/self/mountinfo").ok()?, field(&info, "mnt_id:")?)?.maker
 }
 
 /// Finds the mount with this id in the text of /proc/PID/mountinfo. Lines begin with id, parent, `major:minor`, root,
-/// mount point, and the options of this mount.
+/// mount point, and the options of this mount. After ` - ` come the type, the source, and the options of the filesystem.
 fn mount_of(table: &[u8], id: &str) -> Option<MountLine> {
     table.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
         let device = if fields.next()? == id.as_bytes() { fields.nth(1)? } else { return None };
         let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
         let is_read_only = fields.nth(2)?.split(|byte| *byte == b',').any(|option| option == b"ro");
-        Some(MountLine { device: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), is_read_only })
+        let mut of_filesystem = fields.skip_while(|field| *field != b"-").skip(1);
+        let is_fuse = of_filesystem.next().is_some_and(|kind| kind.starts_with(b"fuse"));
+        let user = |option: &[u8]| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok();
+        let maker =
+            of_filesystem.nth(1).filter(|_| is_fuse).and_then(|list| list.split(|byte| *byte == b',').find_map(user));
+        Some(MountLine { device: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), is_read_only, maker })
     })
 }
 
@@ -209,8 +229,10 @@ mod tests {
             assert_eq!(found, FileId { device: stat.st_dev, ino: stat.st_ino });
         }
         assert_eq!(LocalProcesses.file_of(std::process::id(), u32::MAX), None);
-        let table = b"36 35 98:0 / /mnt rw\n7 1 0:52 / /ro nodev,ro - fuse x rw\n";
-        assert_eq!(mount_of(table, "7"), Some(MountLine { device: 52, is_read_only: true }));
+        let table =
+            b"36 35 98:0 / /mnt rw - btrfs x rw,user_id=3\n7 1 0:52 / /ro nodev,ro - fuse x rw,user_id=70,group_id=1\n";
+        assert_eq!(mount_of(table, "7"), Some(MountLine { device: 52, is_read_only: true, maker: Some(70) }));
+        assert_eq!(mount_of(table, "36").and_then(|mount| mount.maker), None, "only FUSE says who mounted");
         assert_eq!(mount_of(table, "36").map(|mount| mount.is_read_only), Some(false));
         assert_eq!(LocalProcesses.is_read_only_for(std::process::id(), u64::MAX), None);
     }

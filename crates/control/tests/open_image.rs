@@ -12,6 +12,7 @@ use common::filesystem;
 use rustix::io::Errno;
 use ubtrfs_control::{
     Channel, ImageId, ImageWork, LocalProcesses, OpenImage, Request, Response, Server, balance, filesystem as whole,
+    unchecked_mount_file,
 };
 use ubtrfs_fs::Fs;
 
@@ -47,7 +48,7 @@ fn an_open_image_is_found_by_its_identity_and_obeys_descriptors_of_it_alone() {
     let reader = Channel::open_image(image.path(), false).unwrap();
     reader.call(Request::Balance(balance::Request::Status), &[]).unwrap();
     assert_eq!(reader.call(set_label(), &[]).unwrap_err().errno(), Errno::ROFS);
-    let foreign = Channel::at(server.name(), File::open(other.path()).unwrap().into());
+    let foreign = Channel::at(server.name(), unchecked_mount_file(File::open(other.path()).unwrap().into()));
     let failure = foreign.call(Request::Balance(balance::Request::Status), &[]).unwrap_err();
     assert_eq!(failure.errno(), Errno::BADF);
     server.stop();

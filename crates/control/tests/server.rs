@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use common::{ROOT, TestHost, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Channel, Failure, LocalProcesses, OpenedFile, Request, Server, await_unmount, connect_to_unmount, subvolume,
+    Channel, Failure, LocalProcesses, OpenedFile, Peers, Request, Server, await_unmount, connect_to_unmount, subvolume,
+    unchecked_mount_file,
 };
 use ubtrfs_fs::Fs;
 use ubtrfs_testkit::Rng;
@@ -70,7 +71,7 @@ impl Bed {
     }
 
     fn end(self) {
-        let waiter = connect_to_unmount(self.server.name()).unwrap();
+        let waiter = connect_to_unmount(self.server.name(), &Peers::of_owner(None)).unwrap();
         let begun = Instant::now();
         self.server.stop();
         self.fs.close().unwrap();
@@ -179,7 +180,7 @@ fn garbage_is_refused_and_harms_nobody() {
 fn a_command_needs_an_open_file_of_the_mount() {
     let bed = Bed::new();
     let stranger = tempfile::tempfile().unwrap();
-    let channel = Channel::at(bed.server.name(), stranger.into());
+    let channel = Channel::at(bed.server.name(), unchecked_mount_file(stranger.into()));
     assert_eq!(channel.subvolumes().unwrap_err().errno(), Errno::XDEV);
     let mut stream = bed.connect();
     let text = br#"{"version":1,"request":{"filesystem":"sync"}}"#;
@@ -282,7 +283,7 @@ fn a_server_that_dies_is_an_error_in_one_line() {
     let name = format!("ubtrfs-test-dying-{}", std::process::id()).into_bytes();
     let listener =
         std::os::unix::net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-    let channel = Channel::at(&name, tempfile::tempfile().unwrap().into());
+    let channel = Channel::at(&name, unchecked_mount_file(tempfile::tempfile().unwrap().into()));
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
@@ -300,7 +301,7 @@ fn answers_of_another_version_are_an_error_in_one_line() {
     let listener =
         std::os::unix::net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     for answer in [&br#"{"done":{"teleport":{}}}"#[..], br#"{"sung":"la"}"#, b"la"] {
-        let channel = Channel::at(&name, tempfile::tempfile().unwrap().into());
+        let channel = Channel::at(&name, unchecked_mount_file(tempfile::tempfile().unwrap().into()));
         thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut stream, _) = listener.accept().unwrap();
@@ -319,7 +320,7 @@ fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
     let bed = Bed::new();
     // Each attempt to unmount a busy mount makes a connection, which is closed at once.
     for number in 0..2000 {
-        drop(connect_to_unmount(bed.server.name()));
+        drop(connect_to_unmount(bed.server.name(), &Peers::of_owner(None)));
         // On a loaded machine, the server's threads run late, and the server refuses connections while 128 have not run.
         if number % 50 == 49 {
             while bed.channel().subvolumes().is_err() {
@@ -327,7 +328,8 @@ fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
             }
         }
     }
-    let held: Vec<_> = (0..20).map(|_| connect_to_unmount(bed.server.name()).unwrap()).collect();
+    let held: Vec<_> =
+        (0..20).map(|_| connect_to_unmount(bed.server.name(), &Peers::of_owner(None)).unwrap()).collect();
     bed.works();
     bed.fs.close().unwrap();
     bed.server.finish(Some("disk on fire"));

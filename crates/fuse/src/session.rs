@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ubtrfs_control::{Canceller, Server as Control};
+use ubtrfs_control::{Canceller, Peers, Server as Control};
 use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
@@ -278,7 +278,9 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
         false => None,
     };
     // Connecting fails if the server is dead, and then no commit is awaited.
-    let server = control_name(&full, helper).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
+    let peers = Peers::of_owner(found.user().map(|(uid, _)| uid.as_raw()));
+    let server =
+        control_name(&full, helper).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name, &peers)?, name)));
     match &point {
         Some(point) => {
             point.check().map_err(changed)?;

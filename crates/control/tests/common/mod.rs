@@ -4,12 +4,12 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use ubtrfs_control::{Failure, FileId, Host, OpenFile, Processes, Result};
+use ubtrfs_control::{Failure, FileId, Host, MountFile, OpenFile, Processes, Result, unchecked_mount_file};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
 
@@ -46,11 +46,11 @@ impl TestHost {
     }
 
     /// A descriptor that stands for an inode.
-    pub(crate) fn open(&self, id: InodeId) -> OwnedFd {
+    pub(crate) fn open(&self, id: InodeId) -> MountFile {
         let file: File = tempfile::tempfile().unwrap();
         let ino = rustix::fs::fstat(&file).unwrap().st_ino;
         self.files.lock().insert(ino, OpenFile { is_writable: false, ..OpenFile::of_image(id) });
-        file.into()
+        unchecked_mount_file(file.into())
     }
 }
 

@@ -1,13 +1,11 @@
 //! `ubtrfs filesystem fiemap`, `clone` and `dedupe`, which replace ioctls that do not reach a FUSE server.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use anyhow::{Context, bail};
 use serde_json::json;
 use ubtrfs_control::file::{Extent, Kind, Ranges, Request, Response};
-use ubtrfs_control::{Channel, OpenedFile, Request as Command};
+use ubtrfs_control::{Channel, CreatedFile, OpenedFile, Request as Command};
 use ubtrfs_fs::{Caller, NewInode};
 
 use crate::commands::offline::{ImageOptions, Use, lookup_parent};
@@ -147,7 +145,7 @@ fn share(
         let (to, made) = match channel.is_dir(target.path()) {
             Ok(None) if makes_target => {
                 let (made, to) =
-                    NewFile::make(channel, source, target).with_context(|| format!("cannot make {target}"))?;
+                    NewFile::make(channel, (source, &from), target).with_context(|| format!("cannot make {target}"))?;
                 (Ok(to), Some(made))
             }
             _ => (channel.open_writable(target.path()), None),
@@ -179,29 +177,32 @@ fn share(
 struct NewFile<'f> {
     channel: &'f Channel<'f>,
     target: &'f Target,
+    /// The file, in a mount; `None` in an image.
+    in_mount: Option<CreatedFile>,
     is_kept: bool,
 }
 
 impl<'f> NewFile<'f> {
     /// Makes the empty file `target` with the permissions of `source`, without those that the umask removes, and opens it
     /// for writing, which these permissions need not allow.
-    fn make(channel: &'f Channel<'f>, source: &Target, target: &'f Target) -> anyhow::Result<(Self, OpenedFile)> {
-        let opened = match (channel, target) {
-            (Channel::Image { fs, .. }, Target::Image(at)) => {
-                let mode = fs.lookup_path(source.path().as_os_str().as_encoded_bytes(), true)?.mode & 0o777;
-                let (dir, name) = lookup_parent(fs, at)?;
-                let (uid, gid) = calling_user();
-                fs.create(dir, name, NewInode::file(mode), &Caller { uid, gid, umask: 0o022 })?;
-                None
-            }
-            _ => {
-                let mode = std::fs::metadata(source.path())?.mode() & 0o777;
-                let file = File::options().read(true).write(true).create_new(true).mode(mode).open(target.path())?;
-                Some(OpenedFile::Descriptor(file.into()))
-            }
-        };
-        let made = Self { channel, target, is_kept: false };
-        let opened = opened.map_or_else(|| channel.open_writable(target.path()), Ok)?;
+    fn make(
+        channel: &'f Channel<'f>,
+        (source, from): (&Target, &OpenedFile),
+        target: &'f Target,
+    ) -> anyhow::Result<(Self, OpenedFile)> {
+        let mut made = Self { channel, target, in_mount: None, is_kept: false };
+        if let (Channel::Image { fs, .. }, Target::Image(at)) = (channel, target) {
+            let mode = fs.lookup_path(source.path().as_os_str().as_encoded_bytes(), true)?.mode & 0o777;
+            let (dir, name) = lookup_parent(fs, at)?;
+            let (uid, gid) = calling_user();
+            fs.create(dir, name, NewInode::file(mode), &Caller { uid, gid, umask: 0o022 })?;
+            return Ok((made, channel.open_writable(target.path())?));
+        }
+        let OpenedFile::Descriptor(from) = from else { bail!("it is in an image") };
+        let mode = rustix::fs::fstat(from)?.st_mode & 0o777;
+        let Some(created) = channel.create_file(target.path(), mode) else { bail!("it is in an image") };
+        let (created, opened) = created?;
+        made.in_mount = Some(created);
         Ok((made, opened))
     }
 
@@ -213,12 +214,13 @@ impl<'f> NewFile<'f> {
 impl Drop for NewFile<'_> {
     /// Errors are ignored: the failure of the command is reported already.
     fn drop(&mut self) {
-        match (self.is_kept, self.channel, self.target) {
-            (true, ..) => {}
-            (_, Channel::Image { fs, .. }, Target::Image(at)) => {
-                let _ = lookup_parent(fs, at).map(|(dir, name)| fs.unlink(dir, name));
-            }
-            _ => drop(std::fs::remove_file(self.target.path())),
+        if self.is_kept {
+            return;
+        }
+        if let Some(created) = self.in_mount.take() {
+            let _ = created.remove();
+        } else if let (Channel::Image { fs, .. }, Target::Image(at)) = (self.channel, self.target) {
+            let _ = lookup_parent(fs, at).map(|(dir, name)| fs.unlink(dir, name));
         }
     }
 }

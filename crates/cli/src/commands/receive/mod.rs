@@ -15,6 +15,7 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::receive::{Request, Response};
 use ubtrfs_format::print::{insert_name, json_line};
+use ubtrfs_fs::Job;
 
 use super::offline::text::printable;
 use super::offline::{ImageOptions, Use};
@@ -115,7 +116,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         } else {
             crate::common::progress_bytes(size_of_file(stream), "receiving")
         };
-        match with_progress_by(bar, "receiving", |job| channel.call_with_stream(request, &[&into], stream, job)) {
+        let receive = |job: &Job| channel.call_with_input(request, &[&into], stream, args.only_first, job);
+        match with_progress_by(bar, "receiving", receive) {
             Ok(ubtrfs_control::Response::Receive(done)) => Ok(done),
             Ok(_) => Err(cannot(&ubtrfs_control::unexpected())),
             Err(failure) => Err(cannot(&failure)),

@@ -9,7 +9,6 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 use ubtrfs_control::{Request as AnyRequest, send};
 
-use super::relay::call_with_output;
 use super::{Args, answer, snapshot};
 use crate::commands::offline::Use;
 use crate::commands::offline::text::printable;
@@ -28,7 +27,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let json = args.json;
         let (done, printed) = thread::scope(|scope| {
             let printer = scope.spawn(move || print(BufReader::new(from), json));
-            let done = with_progress("comparing", |job| call_with_output(channel, request, to.as_fd(), false, job));
+            let done = with_progress("comparing", |job| channel.call_with_output(request, to.as_fd(), false, job));
             drop(to);
             (done, printer.join())
         });

@@ -4,7 +4,6 @@
 //! Names, meanings and messages of the options are those of `btrfs send`.
 
 mod diff;
-pub(crate) mod relay;
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -19,7 +18,6 @@ use ubtrfs_control::{Channel, Failure, Request as AnyRequest, send};
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::SubvolumeInfo;
 
-use self::relay::call_with_output;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, open, with_channel};
 use crate::common::{OUTPUT_LOST, Shown, format_size, print_err, reader_gone};
@@ -125,7 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let bar =
             if args.quiet { indicatif::ProgressBar::hidden() } else { crate::common::progress_bytes(None, "sending") };
         let done = with_progress_by(bar, "sending", |job| {
-            call_with_output(channel, AnyRequest::Send(request), output, replaces, job)
+            channel.call_with_output(AnyRequest::Send(request), output, replaces, job)
         });
         if args.file.is_none() && done.as_ref().is_err_and(|failure| failure.errno() == Errno::PIPE) {
             return Err(reader_gone());

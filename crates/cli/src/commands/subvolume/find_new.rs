@@ -1,17 +1,16 @@
 //! `ubtrfs subvolume find-new`: prints extents that are not older than a generation, in the format of btrfs-progs.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::thread;
 
 use anyhow::{Context, bail};
 use ubtrfs_control::{Request, Response, send};
+use ubtrfs_format::print::escaped_line;
 
 use super::problem::explain;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::commands::send::relay::output_pipe;
 use crate::commands::send::subvolume;
 use crate::common::{OUTPUT_LOST, stdout};
 use crate::job::with_progress;
@@ -32,15 +31,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     with_channel(&args.target, &args.image, Use::Read, |channel| {
         let info = subvolume(channel, &args.target)?;
         let request = Request::Send(send::Request::FindNew { subvolume: info.id.0, generation: args.generation });
-        let (from, to) = output_pipe()?;
+        let (from, to) = io::pipe()?;
         let print = move || {
-            let mut out = stdout();
-            io::copy(&mut File::from(OwnedFd::from(from)), &mut out).and_then(|_| out.flush())
+            let mut out = io::BufWriter::new(stdout());
+            // The server may be a stranger, and the lines go to a terminal.
+            BufReader::new(from).split(b'\n').try_for_each(|line| writeln!(out, "{}", escaped_line(&line?)))?;
+            out.flush()
         };
         let found = thread::scope(|scope| {
             // If standard output fails, the pipe breaks, and the search ends.
             let printer = scope.spawn(print);
-            let found = with_progress("searching", |job| channel.call_with_stream(request, &[], to.as_fd(), job));
+            let found = with_progress("searching", |job| channel.call_with_output(request, to.as_fd(), false, job));
             drop(to);
             match printer.join() {
                 Ok(printed) => printed.map(|()| found).context(OUTPUT_LOST),

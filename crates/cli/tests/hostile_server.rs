@@ -1,0 +1,647 @@
+//! Commands on a mount whose server, or whose control socket, belongs to a hostile user.
+//!
+//! Every command of the program runs, as root and as another user, on each name of a mount whose server shows links to
+//! files of root, devices, FIFOs, and names that change with each lookup. The control socket answers as a real server
+//! does, or with garbage, or with text that controls a terminal. After each command:
+//!
+//! - Every descriptor that arrived is a regular file or directory of the mount, or a pipe that the program made.
+//! - No file outside of the mount has changed.
+//! - The program printed no control characters.
+//! - If the socket belongs to neither root, the caller nor the user who mounted, nothing at all arrived.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::{IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use common::all_commands;
+use rustix::fs::{FileType, Gid, Uid, fstat};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use tempfile::TempDir;
+use ubtrfs_control::{Caller, Context, Failure, Host, OpenFile, Request, execute};
+use ubtrfs_device::MemoryDevice;
+use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_fuse::protocol::{Attr, Entry, Features, Limits, Operation, Reply, Request as FuseRequest, Statfs};
+use ubtrfs_fuse::transport::{Config, Connection, Handler, IdlePolling, Place, Transport};
+use ubtrfs_testkit::capability;
+
+/// The user who mounts, and listens on the socket.
+const HOSTILE: u32 = 65534;
+/// A user who is neither root nor [`HOSTILE`].
+const OTHER: u32 = 1;
+
+/// Names in the root of the hostile mount.
+const NAMES: [&str; 9] = [".", "file", "dir", "link", "dirlink", "flip", "device", "fifo", "missing"];
+
+const ROOT: u64 = 1;
+const FILE: u64 = 2;
+const DIR: u64 = 3;
+const LINK: u64 = 4;
+const DIRLINK: u64 = 5;
+const DEVICE: u64 = 6;
+const FIFO: u64 = 7;
+const MADE: u64 = 8;
+
+/// The server of the mount.
+struct HostileServer {
+    /// The name of the socket that the server tells.
+    socket: Vec<u8>,
+    /// The targets of the links.
+    file: PathBuf,
+    dir: PathBuf,
+    lookups: AtomicU64,
+}
+
+fn attr(ino: u64) -> Attr {
+    let (mode, rdev) = match ino {
+        ROOT | DIR => (0o040_777, 0),
+        LINK | DIRLINK => (0o120_777, 0),
+        // /dev/zero
+        DEVICE => (0o020_666, 0x105),
+        FIFO => (0o010_666, 0),
+        _ => (0o100_666, 0),
+    };
+    Attr { ino, mode, rdev, nlink: 1, size: 4096, uid: HOSTILE, gid: HOSTILE, blksize: 4096, ..Attr::default() }
+}
+
+fn entry(ino: u64) -> Entry {
+    Entry { node: ino, attr: attr(ino), ..Entry::default() }
+}
+
+impl Handler for HostileServer {
+    fn handle(&self, req: &FuseRequest<'_>, reply: &mut Reply<'_>, _place: &Place<'_>) -> Result<(), Errno> {
+        match req.operation {
+            Operation::Lookup { name } => {
+                let nr = self.lookups.fetch_add(1, Ordering::Relaxed);
+                reply.entry(&entry(match name {
+                    b"file" => FILE,
+                    b"dir" => DIR,
+                    b"link" => LINK,
+                    b"dirlink" => DIRLINK,
+                    b"device" => DEVICE,
+                    b"fifo" => FIFO,
+                    b"flip" if nr.is_multiple_of(2) => LINK,
+                    b"flip" if nr.is_multiple_of(3) => DIR,
+                    b"flip" => FILE,
+                    _ => return Err(Errno::NOENT),
+                }));
+            }
+            Operation::Getattr | Operation::Setattr(_) => reply.attr(Duration::ZERO, &attr(req.node)),
+            Operation::Readlink => {
+                let target = if req.node == LINK { &self.file } else { &self.dir };
+                reply.data(target.as_os_str().as_encoded_bytes());
+            }
+            Operation::Create { .. } => reply.created(&entry(MADE), 0, 0),
+            Operation::Mknod { .. } | Operation::Symlink { .. } => reply.entry(&entry(MADE)),
+            Operation::Mkdir { .. } => reply.entry(&entry(DIR)),
+            Operation::Unlink { .. } | Operation::Rmdir { .. } | Operation::Release { .. } => {}
+            Operation::Fsync { .. } | Operation::Fsyncdir { .. } => {}
+            Operation::Open { .. } => reply.opened(0, 0),
+            Operation::Read { size, .. } => {
+                reply.fill(size as usize, |room| {
+                    room.fill(0x1b);
+                    Ok::<_, Errno>(room.len())
+                })?;
+            }
+            Operation::Write { data, .. } => reply.written(data.len() as u32),
+            Operation::Readdir { offset: 0, size } => {
+                reply.limit(size);
+                for (at, name) in NAMES.iter().enumerate().skip(1) {
+                    reply.dirent(at as u64 + 1, at as u64 + 1, 0, name.as_bytes());
+                }
+            }
+            Operation::Readdir { .. } | Operation::Readdirplus { .. } => {}
+            Operation::Statfs => reply.statfs(&Statfs { bsize: 4096, frsize: 4096, namelen: 255, ..Statfs::default() }),
+            Operation::Getxattr { name: b"ubtrfs.control", size } => match size {
+                0 => reply.xattr_size(self.socket.len() as u32),
+                _ => reply.data(&self.socket),
+            },
+            Operation::Getxattr { .. } => return Err(Errno::NODATA),
+            _ => return Err(Errno::NOSYS),
+        }
+        Ok(())
+    }
+
+    fn forget(&self, _node: u64, _count: u64) {}
+}
+
+/// A mount of [`HostileServer`], made by root for a user.
+struct HostileMount {
+    dir: TempDir,
+    server: Option<JoinHandle<()>>,
+}
+
+impl HostileMount {
+    fn make(user: u32, server: HostileServer) -> Self {
+        let dir = TempDir::with_prefix("ubtrfs-hostile-mount-").unwrap();
+        let device: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap().into();
+        let data = format!("fd={},rootmode=40000,user_id={user},group_id={user},allow_other\0", device.as_raw_fd())
+            .into_bytes();
+        let data = std::ffi::CStr::from_bytes_with_nul(&data).unwrap();
+        // The mount allows devices, as a mount of root may.
+        rustix::mount::mount("hostile", dir.path(), "fuse.ubtrfs", MountFlags::empty(), data).unwrap();
+        let config = Config {
+            features: Features::empty(),
+            limits: Limits { max_write: 1 << 17, max_background: 12 },
+            transport: Transport::DevFuse,
+            nr_threads: 2,
+            idle_poll: IdlePolling::default(),
+        };
+        let server = thread::spawn(move || {
+            Connection::open(device, &config).unwrap().serve(server).unwrap();
+        });
+        Self { dir, server: Some(server) }
+    }
+
+    /// Fails if a command has unmounted it.
+    fn check(&self) {
+        assert_eq!(rustix::fs::statfs(self.dir.path()).unwrap().f_type, 0x6573_5546, "the mount is gone");
+    }
+}
+
+impl Drop for HostileMount {
+    fn drop(&mut self) {
+        while rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH).is_ok() {}
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}
+
+/// A descriptor that arrived on the socket.
+#[derive(Debug)]
+struct Arrived {
+    device: u64,
+    ino: u64,
+    kind: FileType,
+}
+
+/// What the socket answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// As a real server whose files are all snapshots or one file.
+    Real,
+    /// That the target has to grow first, and then nothing.
+    Odd,
+    /// Text that clears a terminal.
+    Text,
+}
+
+/// The hostile user's end of the control socket.
+struct Listener {
+    name: Vec<u8>,
+    arrived: Arc<Mutex<Vec<Arrived>>>,
+    /// Bytes of requests that arrived.
+    nr_bytes: Arc<AtomicU64>,
+    manner: Arc<Mutex<Manner>>,
+}
+
+/// A filesystem that answers for the hostile mount: directories stand for a read-only snapshot, files for one file.
+struct Answers {
+    snapshot: InodeId,
+    dir: InodeId,
+    file: InodeId,
+}
+
+impl Host for Answers {
+    fn owner(&self) -> Option<u32> {
+        None
+    }
+
+    fn file(&self, _file: std::os::fd::BorrowedFd<'_>) -> Result<OpenFile, Failure> {
+        Ok(OpenFile::of_image(self.dir))
+    }
+}
+
+impl Listener {
+    /// Listens as this user on a new name, or on `name`.
+    fn start(user: u32, name: Option<Vec<u8>>) -> Self {
+        static NR: AtomicU64 = AtomicU64::new(0);
+        let nr = NR.fetch_add(1, Ordering::Relaxed);
+        let name = name.unwrap_or_else(|| format!("ubtrfs-hostile-{}-{nr}", std::process::id()).into_bytes());
+        let (arrived, nr_bytes) = (Arc::<Mutex<Vec<Arrived>>>::default(), Arc::<AtomicU64>::default());
+        let manner = Arc::new(Mutex::new(Manner::Real));
+        let (ready, is_ready) = mpsc::channel();
+        let (at, list, count, how) = (name.clone(), arrived.clone(), nr_bytes.clone(), manner.clone());
+        thread::spawn(move || {
+            let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+            rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&at).unwrap()).unwrap();
+            ready.send(()).unwrap();
+            let device = Arc::new(MemoryDevice::new(256 << 20));
+            ubtrfs_mkfs::make(device.as_ref(), &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+            let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+            let owner = ubtrfs_fs::Caller { uid: 0, gid: 0, umask: 0 };
+            let dir = fs.create(fs.root(), b"d", NewInode::dir(0o777), &owner).unwrap().id;
+            let file = fs.create(fs.root(), b"f", NewInode::file(0o777), &owner).unwrap().id;
+            let caller = Caller::of_image(0, 0);
+            let host = Answers { snapshot: fs.root(), dir, file };
+            for stream in listener.incoming().flatten() {
+                let how = *how.lock().unwrap();
+                serve(stream, &list, &count, how, &fs, &host, &caller);
+            }
+        });
+        is_ready.recv().unwrap();
+        Self { name, arrived, nr_bytes, manner }
+    }
+}
+
+/// Receives a request, notes its descriptors, and answers.
+fn serve(
+    mut stream: UnixStream,
+    arrived: &Mutex<Vec<Arrived>>,
+    nr_bytes: &AtomicU64,
+    manner: Manner,
+    fs: &Fs,
+    host: &Answers,
+    caller: &Caller,
+) {
+    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let mut files: Vec<OwnedFd> = Vec::new();
+    let mut bytes = Vec::new();
+    let whole = |bytes: &[u8]| {
+        let head: Option<[u8; 4]> = bytes.get(..4).map(|head| head.try_into().unwrap());
+        head.is_some_and(|head| bytes.len() >= 4 + u32::from_le_bytes(head) as usize)
+    };
+    while !whole(&bytes) {
+        let mut piece = [0; 4096];
+        let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(&stream, &mut [IoSliceMut::new(&mut piece)], &mut control, RecvFlags::CMSG_CLOEXEC)
+            .map(|got| got.bytes);
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                files.extend(received);
+            }
+        }
+        match got {
+            Ok(len) if len > 0 => bytes.extend(&piece[..len]),
+            _ => break,
+        }
+    }
+    nr_bytes.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+    for file in &files {
+        let stat = fstat(file).unwrap();
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        arrived.lock().unwrap().push(Arrived { device: stat.st_dev, ino: stat.st_ino, kind });
+    }
+    if !whole(&bytes) {
+        return;
+    }
+    let text = "\u{1b}[2J\u{7}\u{202e}evil\r";
+    let failed = |text: &str| serde_json::json!({"failed": {"errno": 5, "text": text, "has_advice": true}});
+    let answer = match manner {
+        Manner::Text => {
+            let progress = serde_json::json!({"progress": {"done": 1, "total": 2, "step": text}});
+            send(&mut stream, &progress);
+            failed(text)
+        }
+        Manner::Odd => serde_json::json!({"done": {"file": {"grow_first": {"size": 1_u64 << 40}}}}),
+        Manner::Real => {
+            let frame: serde_json::Value = serde_json::from_slice(&bytes[4..]).unwrap();
+            match serde_json::from_value::<Request>(frame["request"].clone()) {
+                Ok(request) if !matches!(request, Request::AwaitUnmount) => {
+                    let stream = if request.takes_stream() { files.pop() } else { None };
+                    let is_subvolume = matches!(request, Request::Subvolume(_));
+                    let stands_for = |file: &OwnedFd| match FileType::from_raw_mode(fstat(file).unwrap().st_mode) {
+                        FileType::Directory if is_subvolume => OpenFile::of_image(host.snapshot),
+                        FileType::Directory => OpenFile::of_image(host.dir),
+                        _ => OpenFile::of_image(host.file),
+                    };
+                    let opened: Vec<_> = files.iter().map(stands_for).collect();
+                    let job = Job::new();
+                    let stream = stream.as_ref().map(AsFd::as_fd);
+                    let context = Context { fs, host, caller, files: &opened, stream, job: &job };
+                    match execute(&context, request) {
+                        Ok(done) => serde_json::json!({"done": done}),
+                        Err(failure) => serde_json::json!({"failed": failure}),
+                    }
+                }
+                _ => failed("no"),
+            }
+        }
+    };
+    drop(files);
+    send(&mut stream, &answer);
+}
+
+fn send(stream: &mut UnixStream, answer: &serde_json::Value) {
+    let bytes = serde_json::to_vec(answer).unwrap();
+    let _ = stream.write_all(&(bytes.len() as u32).to_le_bytes()).and_then(|()| stream.write_all(&bytes));
+}
+
+/// Files of root that a hostile mount points to.
+struct Victims {
+    dir: TempDir,
+}
+
+impl Victims {
+    fn make() -> Self {
+        let dir = TempDir::with_prefix("ubtrfs-victims-").unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::create_dir(dir.path().join("dir")).unwrap();
+        std::fs::write(dir.path().join("dir/other"), "other").unwrap();
+        std::fs::write(dir.path().join("secret"), "a secret of root").unwrap();
+        std::fs::set_permissions(dir.path().join("secret"), std::fs::Permissions::from_mode(0o600)).unwrap();
+        Self { dir }
+    }
+
+    /// The state of all files.
+    fn state(&self) -> String {
+        let mut all = String::new();
+        for path in ["", "dir", "dir/other", "secret"] {
+            let path = self.dir.path().join(path);
+            let meta = path.symlink_metadata().unwrap();
+            let times = (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
+            let names = std::fs::read_dir(&path).map(|list| list.count());
+            let content = std::fs::read(&path).unwrap_or_default();
+            all += &format!("{path:?} {:o} {} {times:?} {names:?} {content:?}\n", meta.mode(), meta.uid());
+        }
+        all
+    }
+}
+
+/// The arguments of each command that may work on a mount; `{}` stands for a path in it. Commands on images alone, and
+/// those without arguments, are in [`NOT_ON_MOUNTS`].
+const ON_MOUNTS: &[&str] = &[
+    "sync {}",
+    "stats {}",
+    "stats --json {}",
+    "filesystem sync {}",
+    "filesystem df {}",
+    "filesystem usage {}",
+    "filesystem du {}",
+    "filesystem du -s {}",
+    "filesystem show {}",
+    "filesystem label {}",
+    "filesystem label {} new",
+    "filesystem resize max {}",
+    "filesystem trim {}",
+    "filesystem defragment {}",
+    "filesystem defragment -r -v {}",
+    "filesystem fiemap {}",
+    "filesystem clone {dir}/file {}",
+    "filesystem clone {} {dir}/file",
+    "filesystem clone {dir}/file {}/new",
+    "filesystem clone {dir}/file {dir}/new",
+    "filesystem dedupe {dir}/file {}",
+    "filesystem dedupe {} {dir}/file",
+    "property list {}",
+    "property get {}",
+    "property set {} compression zstd",
+    "property set {} ro true",
+    "subvolume create {}/new",
+    "subvolume snapshot {} {dir}/new",
+    "subvolume snapshot -r {dir} {}/new",
+    "subvolume delete {}",
+    "subvolume list {}",
+    "subvolume show {}",
+    "subvolume get-default {}",
+    "subvolume set-default {}",
+    "subvolume set-read-only {}",
+    "subvolume sync {}",
+    "subvolume find-new {} 0",
+    "balance start --full-balance {}",
+    "balance status {}",
+    "balance pause {}",
+    "balance resume {}",
+    "balance cancel {}",
+    "device stats {}",
+    "quota enable {}",
+    "quota disable {}",
+    "quota rescan -w {}",
+    "quota status {}",
+    "qgroup show {}",
+    "qgroup create 1/1 {}",
+    "qgroup destroy 1/1 {}",
+    "qgroup assign 0/5 1/1 {}",
+    "qgroup remove 0/5 1/1 {}",
+    "qgroup limit 1G {}",
+    "qgroup clear-stale {}",
+    "receive {}",
+    "receive -e {}",
+    "send {}",
+    "send --diff {} {}",
+    "inspect logical-resolve 1 {}",
+    "inspect inode-resolve 256 {}",
+    "inspect subvolid-resolve 5 {}",
+    "inspect rootid {}",
+    "inspect min-dev-size {}",
+    "umount {}",
+];
+
+/// Commands that work on images or on the host alone.
+const NOT_ON_MOUNTS: &[&str] = &[
+    "mkfs",
+    "mount",
+    "check",
+    "rescue super-recover",
+    "inspect dump-super",
+    "inspect dump-tree",
+    "import",
+    "export",
+    "ls",
+    "cat",
+    "stat",
+    "cp",
+    "rm",
+    "mkdir",
+];
+
+#[test]
+fn every_command_is_tried_on_a_hostile_mount() {
+    let words = |line: &str, count| line.split(' ').take(count).collect::<Vec<_>>().join(" ");
+    for command in all_commands() {
+        let count = command.split(' ').count();
+        let is_listed = ON_MOUNTS.iter().any(|line| words(line, count) == command);
+        assert!(is_listed || NOT_ON_MOUNTS.contains(&command.as_str()), "add `{command}` to one of the lists");
+    }
+}
+
+/// Runs a command as a user, with a pipe as its input and a file as its output.
+fn run(line: &str, name: &str, dir: &Path, user: u32) -> (Output, [u64; 2]) {
+    let mount = dir.to_str().unwrap();
+    let path = match name {
+        "." => mount.to_owned(),
+        name => format!("{mount}/{name}"),
+    };
+    let args = line.split(' ').map(|word| word.replace("{dir}", mount).replace("{}", &path));
+    let program = env!("CARGO_BIN_EXE_ubtrfs");
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "30"]);
+    if user != 0 {
+        command.args(["setpriv", &format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+    }
+    command.arg(program).args(args).env("LC_ALL", "C");
+    let (input, mut writer) = std::io::pipe().unwrap();
+    let mut output = tempfile::tempfile().unwrap();
+    let own = [fstat(&input).unwrap().st_ino, fstat(&output).unwrap().st_ino];
+    // The start of a send stream.
+    writer.write_all(b"btrfs-stream\0\x01\0\0\0").unwrap();
+    drop(writer);
+    command.stdin(Stdio::from(OwnedFd::from(input))).stdout(Stdio::from(output.try_clone().unwrap()));
+    let mut done = command.stderr(Stdio::piped()).output().unwrap();
+    use std::io::Seek;
+    output.rewind().unwrap();
+    output.read_to_end(&mut done.stdout).unwrap();
+    (done, own)
+}
+
+/// Fails if a descriptor arrived that the server should not have.
+fn judge(listener: &Listener, device: u64, own: [u64; 2], shown: &str) {
+    let pipes = {
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        fstat(&pipe).unwrap().st_dev
+    };
+    for file in listener.arrived.lock().unwrap().drain(..) {
+        let in_mount = file.device == device && matches!(file.kind, FileType::RegularFile | FileType::Directory);
+        let is_new_pipe = file.device == pipes && file.kind == FileType::Fifo && !own.contains(&file.ino);
+        assert!(in_mount || is_new_pipe, "{shown}: the server received {file:?}");
+    }
+}
+
+fn no_control_characters(output: &Output, shown: &str) {
+    for text in [&output.stdout, &output.stderr] {
+        // A send stream may have any bytes.
+        if text.starts_with(b"btrfs-stream") {
+            continue;
+        }
+        let text = String::from_utf8_lossy(text);
+        let is_bad = |c: char| (c.is_control() && c != '\n' && c != '\t') || c == '\u{202e}';
+        assert!(!text.contains(is_bad), "{shown}: {text:?}");
+    }
+}
+
+fn hostile_server(socket: &[u8], victims: &Victims) -> HostileServer {
+    HostileServer {
+        socket: socket.to_vec(),
+        file: victims.dir.path().join("secret"),
+        dir: victims.dir.path().join("dir"),
+        lookups: AtomicU64::new(0),
+    }
+}
+
+fn is_possible() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        assert!(!capability::in_ci(), "this test needs root");
+        eprintln!("SKIPPED: this test needs root");
+        return false;
+    }
+    capability::fuse() && capability::program("setpriv")
+}
+
+#[test]
+fn a_hostile_mount_gets_its_own_files_only() {
+    if !is_possible() {
+        return;
+    }
+    let victims = Victims::make();
+    let listener = Listener::start(HOSTILE, None);
+    let mount = HostileMount::make(HOSTILE, hostile_server(&listener.name, &victims));
+    let dir = mount.dir.path();
+    let device = std::fs::metadata(dir).unwrap().dev();
+    let before = victims.state();
+    for manner in [Manner::Real, Manner::Odd, Manner::Text] {
+        *listener.manner.lock().unwrap() = manner;
+        for line in ON_MOUNTS {
+            let names: &[&str] = if manner == Manner::Real { &NAMES } else { &[".", "file", "flip"] };
+            for name in names.iter().filter(|name| !line.starts_with("umount") || **name != ".") {
+                for user in [0, OTHER] {
+                    if user == OTHER && (manner != Manner::Real || !matches!(*name, "." | "link" | "flip")) {
+                        continue;
+                    }
+                    let shown = format!("{line} on {name} by user {user} ({manner:?})");
+                    let (output, own) = run(line, name, dir, user);
+                    judge(&listener, device, own, &shown);
+                    no_control_characters(&output, &shown);
+                    assert_eq!(victims.state(), before, "{shown}");
+                    mount.check();
+                }
+            }
+        }
+    }
+    assert!(listener.nr_bytes.load(Ordering::SeqCst) > 0, "the server was asked");
+}
+
+#[test]
+fn a_socket_of_a_stranger_gets_nothing() {
+    if !is_possible() {
+        return;
+    }
+    let victims = Victims::make();
+    let listener = Listener::start(HOSTILE, None);
+    let mount = HostileMount::make(0, hostile_server(&listener.name, &victims));
+    let dir = mount.dir.path();
+    for line in ON_MOUNTS {
+        for (name, user) in [(".", 0), ("file", 0), ("file", OTHER)] {
+            if line.starts_with("umount") && name == "." {
+                continue;
+            }
+            let (output, _) = run(line, name, dir, user);
+            let shown = format!("{line} on {name} by user {user}");
+            assert!(listener.arrived.lock().unwrap().is_empty(), "{shown}");
+            assert_eq!(listener.nr_bytes.load(Ordering::SeqCst), 0, "{shown}");
+            assert!(!output.status.success(), "{shown}: nobody has answered");
+        }
+    }
+    let (output, _) = run("filesystem df {}", ".", dir, 0);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains(&format!("user {HOSTILE}")) && stderr.contains("network namespace"), "{stderr}");
+}
+
+/// Runs in a network namespace of its own, where nobody has the socket of the mount.
+#[test]
+#[ignore = "started by another test"]
+fn imposter_in_another_namespace() {
+    let Ok(dir) = std::env::var("UBTRFS_IMPOSTER_DIR") else { return };
+    let dir = Path::new(&dir);
+    let mut name = vec![0; 256];
+    let len = rustix::fs::getxattr(dir, "ubtrfs.control", &mut name).unwrap();
+    name.truncate(len);
+    let (output, _) = run("filesystem defragment {}", "file", dir, 0);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && stderr.contains("network namespace"), "{stderr}");
+    let listener = Listener::start(HOSTILE, Some(name));
+    for line in ON_MOUNTS.iter().filter(|line| !line.starts_with("umount")) {
+        let (output, _) = run(line, "file", dir, 0);
+        assert!(!output.status.success(), "{line}");
+        assert_eq!(listener.nr_bytes.load(Ordering::SeqCst), 0, "{line}");
+    }
+    println!("the imposter got nothing");
+}
+
+#[test]
+fn a_user_who_takes_the_socket_name_in_another_namespace_gets_nothing() {
+    if !is_possible() || !capability::program("unshare") {
+        return;
+    }
+    let dir = TempDir::with_prefix("ubtrfs-honest-").unwrap();
+    let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
+    std::fs::create_dir(&mount).unwrap();
+    let (image, mount) = (image.to_str().unwrap(), mount.to_str().unwrap());
+    common::ok(common::ubtrfs(["mount", "--create", "256M", image, mount]));
+    File::create(format!("{mount}/file")).unwrap().write_all(b"text").unwrap();
+    let mut inside = Command::new("unshare");
+    inside.arg("-n").arg(std::env::current_exe().unwrap());
+    inside.args(["--exact", "imposter_in_another_namespace", "--ignored", "--nocapture"]);
+    let output = inside.env("UBTRFS_IMPOSTER_DIR", mount).output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    common::ok(common::ubtrfs(["umount", mount]));
+    assert!(stdout.contains("the imposter got nothing"), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,228 @@
+//! [`MountFile`]: a file of a mount, opened for a command.
+//!
+//! The user who made a mount controls its server and its names. A name that root gives may lead through a link to a file of
+//! root, and the server would receive its descriptor. Therefore:
+//!
+//! - F1. A path is first opened with `O_PATH`, which has no effect on a device or a FIFO. The file is opened for
+//!   reading or writing only after it was found to be in the mount, and through the descriptor, not through the path. So
+//!   a name that changes meanwhile has no effect.
+//! - F2. A file is in a mount if it has the mount's `st_dev` and its type of filesystem. The kernel sets both; a server
+//!   cannot. An overlay shows the `st_dev` of a lower filesystem for some files, but has a type of its own.
+//! - F3. Only regular files and directories are opened. Opening a device file of an image would open the device of this
+//!   machine.
+//! - F4. This module makes every descriptor of a file that is sent to a server: files of the server's mount, and images
+//!   for the process that has the image open.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, openat};
+use rustix::io::Errno;
+
+/// A file of a mount, open for reading, writing or both.
+#[derive(Debug)]
+pub struct MountFile {
+    file: OwnedFd,
+}
+
+impl AsFd for MountFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// What commands do with the content of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// They read it.
+    Read,
+    /// They change it.
+    Write,
+}
+
+impl Access {
+    fn flags(self) -> OFlags {
+        match self {
+            Self::Read => OFlags::RDONLY,
+            Self::Write => OFlags::WRONLY,
+        }
+    }
+}
+
+/// The filesystem that a mount shows, however many mount points it has (F2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MountId {
+    device: u64,
+    kind: u64,
+}
+
+/// The type of all FUSE filesystems in `statfs`.
+const FUSE_MAGIC: u64 = 0x6573_5546;
+
+impl MountId {
+    pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
+        let device = fstat(&file)?.st_dev;
+        Ok(Self { device, kind: u64::try_from(fstatfs(&file)?.f_type).unwrap_or_default() })
+    }
+
+    pub(crate) fn is_fuse(self) -> bool {
+        self.kind == FUSE_MAGIC
+    }
+
+    /// Opens the file at `path`, following links.
+    ///
+    /// # Errors
+    /// `EXDEV` if the file is not in this mount; `EINVAL` if it is neither a regular file nor a directory.
+    pub(crate) fn open(self, path: &Path, access: Access) -> io::Result<MountFile> {
+        self.open_found(&find(CWD, path.as_os_str(), OFlags::empty())?, access)
+    }
+
+    /// Opens a file that [`find`] found.
+    pub(crate) fn open_found(self, found: &OwnedFd, access: Access) -> io::Result<MountFile> {
+        self.check(found)?;
+        let file = again(found, access.flags())?;
+        // Holds unless /proc is not what it seems to be.
+        self.check(&file)?;
+        Ok(MountFile { file })
+    }
+
+    /// Creates the regular file `name` in a directory of this mount, and opens it for writing.
+    ///
+    /// # Errors
+    /// `EEXIST` if the name exists, also as a link; `EXDEV` if the directory is not in this mount.
+    pub(crate) fn create(self, dir: &Path, name: &OsStr, mode: u32) -> io::Result<(NewMountFile, MountFile)> {
+        let dir = find(CWD, dir.as_os_str(), OFlags::DIRECTORY)?;
+        self.check(&dir)?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | Access::Write.flags() | FLAGS;
+        let file = openat(&dir, name, flags, Mode::from_raw_mode(mode))?;
+        // A filesystem may have been mounted on the name by now.
+        let ino = self.check(&file)?.st_ino;
+        Ok((NewMountFile { id: self, dir, name: name.into(), ino }, MountFile { file }))
+    }
+
+    /// Fails if the file is not in this mount (F2) or of another type (F3).
+    fn check(self, file: &OwnedFd) -> io::Result<Stat> {
+        if Self::of(file)? != self {
+            return Err(Errno::XDEV.into());
+        }
+        let stat = fstat(file)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile | FileType::Directory => Ok(stat),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+}
+
+/// A regular file that [`MountId::create`] made.
+#[derive(Debug)]
+pub(crate) struct NewMountFile {
+    id: MountId,
+    dir: OwnedFd,
+    name: Box<OsStr>,
+    ino: u64,
+}
+
+impl NewMountFile {
+    /// Removes the file, unless another one has its name by now.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        let now = find(&self.dir, &self.name, OFlags::NOFOLLOW)?;
+        if self.id.check(&now)?.st_ino == self.ino {
+            rustix::fs::unlinkat(&self.dir, &*self.name, AtFlags::empty())?;
+        }
+        Ok(())
+    }
+}
+
+/// Finds a file without opening it (F1).
+pub(crate) fn find(dir: impl AsFd, path: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(openat(dir, path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty())?)
+}
+
+/// Opens a file again that is open with `O_PATH` (F1).
+fn again(found: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let opened = match flags {
+        OFlags::RDONLY if FileType::from_raw_mode(fstat(found)?.st_mode).is_dir() => {
+            openat(found, c".", flags | FLAGS, Mode::empty())
+        }
+        _ => {
+            let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+            match openat(CWD, path, flags | FLAGS, Mode::empty()) {
+                Err(Errno::NOENT) => return Err(io::Error::other("/proc is not mounted, and is needed to open it")),
+                opened => opened,
+            }
+        }
+    };
+    Ok(opened?)
+}
+
+const FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// Opens an image: a regular file or a block device.
+pub(crate) fn open_image(path: &Path, writes: bool) -> io::Result<MountFile> {
+    let found = find(CWD, path.as_os_str(), OFlags::empty())?;
+    match FileType::from_raw_mode(fstat(&found)?.st_mode) {
+        FileType::RegularFile | FileType::BlockDevice => {}
+        _ => return Err(Errno::INVAL.into()),
+    }
+    Ok(MountFile { file: again(&found, if writes { OFlags::RDWR } else { OFlags::RDONLY })? })
+}
+
+/// Takes any descriptor for a file of a mount. For tests of the server.
+#[doc(hidden)]
+pub fn unchecked_mount_file(file: OwnedFd) -> MountFile {
+    MountFile { file }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn errno(opened: io::Result<MountFile>) -> Errno {
+        Errno::from_io_error(&opened.unwrap_err()).unwrap()
+    }
+
+    #[test]
+    fn only_files_and_directories_of_the_mount_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = MountId::of(std::fs::File::open(dir.path()).unwrap()).unwrap();
+        std::fs::write(dir.path().join("file"), "text").unwrap();
+        symlink("file", dir.path().join("inside")).unwrap();
+        symlink("/proc/self/status", dir.path().join("outside")).unwrap();
+        rustix::fs::mknodat(CWD, dir.path().join("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let open = |name: &str, access| here.open(&dir.path().join(name), access);
+        let flags = |file: MountFile| rustix::fs::fcntl_getfl(file).unwrap() & OFlags::RWMODE;
+        assert_eq!(flags(open("inside", Access::Read).unwrap()), OFlags::RDONLY);
+        assert_eq!(flags(open("file", Access::Write).unwrap()), OFlags::WRONLY);
+        assert_eq!(flags(open(".", Access::Read).unwrap()), OFlags::RDONLY);
+        assert_eq!(errno(open("outside", Access::Read)), Errno::XDEV);
+        assert_eq!(errno(open("fifo", Access::Write)), Errno::INVAL);
+        assert_eq!(errno(open("nothing", Access::Read)), Errno::NOENT);
+        assert!(!here.is_fuse());
+    }
+
+    #[test]
+    fn a_new_file_is_made_and_removed_in_the_mount_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = MountId::of(std::fs::File::open(dir.path()).unwrap()).unwrap();
+        symlink("/proc/self", dir.path().join("elsewhere")).unwrap();
+        symlink("missing", dir.path().join("link")).unwrap();
+        let create = |parent: &str, name: &str| here.create(&dir.path().join(parent), name.as_ref(), 0o600);
+        let (made, _file) = create(".", "new").unwrap();
+        for (parent, name, expected) in
+            [(".", "new", Errno::EXIST), (".", "link", Errno::EXIST), ("elsewhere", "x", Errno::XDEV)]
+        {
+            assert_eq!(Errno::from_io_error(&create(parent, name).unwrap_err()), Some(expected), "{parent}/{name}");
+        }
+        std::fs::rename(dir.path().join("new"), dir.path().join("moved")).unwrap();
+        std::fs::write(dir.path().join("new"), "of somebody else").unwrap();
+        made.remove().unwrap();
+        assert!(dir.path().join("new").exists(), "another file has the name");
+        std::fs::rename(dir.path().join("moved"), dir.path().join("new")).unwrap();
+        made.remove().unwrap();
+        assert!(!dir.path().join("new").exists());
+    }
+}
