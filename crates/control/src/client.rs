@@ -584,7 +584,12 @@ fn lost(error: io::Error) -> Failure {
 
 fn failure_of(error: io::Error) -> Failure {
     let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
-    Failure { errno, text: error.to_string(), has_advice: false }
+    let text = match Errno::from_raw_os_error(errno) {
+        Errno::XDEV => "it is not in this mount; name paths in one mount or one image".to_owned(),
+        Errno::INVAL => "it is neither a regular file nor a directory".to_owned(),
+        _ => return Failure { errno, text: error.to_string(), has_advice: false },
+    };
+    Failure { errno, text, has_advice: true }
 }
 
 fn elsewhere() -> Failure {

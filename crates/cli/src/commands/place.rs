@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::Errno;
 use ubtrfs_control::{Channel, ConnectError, OpenedFile, stopped_process};
 use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
@@ -269,6 +270,14 @@ fn not_ours(path: &Path) -> anyhow::Error {
             "{shown} is neither in a mount of ubtrfs nor an image; mount an image (mounts: findmnt -t fuse.ubtrfs,fuseblk.ubtrfs), or write \
              IMAGE:/path"
         ),
+    }
+}
+
+/// Opens a file for commands. `None` if it is not in the mount of the channel.
+pub(crate) fn open_here(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Option<OpenedFile>> {
+    match channel.open(target.path()) {
+        Err(failure) if failure.errno() == Errno::XDEV => Ok(None),
+        opened => opened.map(Some).with_context(|| format!("cannot open {target}")),
     }
 }
 

@@ -14,7 +14,7 @@ use super::open_subvolume;
 use super::problem::{DELETE, SET_DEFAULT, explain};
 use crate::commands::offline::import::parse_owner;
 use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, open, with_channel, with_channel_of};
+use crate::commands::place::{Target, open, open_here, with_channel, with_channel_of};
 use crate::commands::qgroup::parse_qgroup;
 use crate::common::{Shown, calling_user, print_error, print_out};
 use crate::job::with_progress;
@@ -112,15 +112,17 @@ pub(super) fn create(args: &CreateArgs) -> ExitCode {
     let owner = args.owner.unwrap_or_else(calling_user);
     for_each(&args.paths, &args.image, owner, |channel, target| {
         let (dir, name) = target.split()?;
-        let dir = open(channel, &dir)?;
+        // The root of the mount exists, but its directory is in another filesystem.
+        let exists = || explain("make", target, Failure::from(ubtrfs_fs::Error::Exists));
+        let dir = match open_here(channel, &dir)? {
+            None if target.path().exists() => return Err(exists()),
+            None => open(channel, &dir)?,
+            Some(dir) => dir,
+        };
         let umask = if channel.is_mount() { umask() } else { DEFAULT_UMASK };
         let qgroups = args.qgroups.iter().map(|id| id.0).collect();
         let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups, limits: None }, &[&dir]);
-        made.map_err(|failure| match failure.errno() {
-            // EXDEV: the path is the root of the mount, so its parent is in another filesystem.
-            Errno::XDEV if target.path().exists() => explain("make", target, Failure::from(ubtrfs_fs::Error::Exists)),
-            _ => explain("make", target, failure),
-        })?;
+        made.map_err(|failure| explain("make", target, failure))?;
         print_out(&format!("Create subvolume '{target}'\n"))
     })
 }
@@ -180,12 +182,10 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
             false => explain(DELETE, target, Failure::from(ubtrfs_fs::Error::Busy("it is the opened subvolume"))),
         };
         let Ok((dir, name)) = full.split() else { return Err(busy()) };
-        let dir = open(channel, &dir)?;
-        match channel.subvolume(Request::Delete { dir: 0, name }, &[&dir]) {
-            // EXDEV: the path is the root of the mount.
-            Err(failure) if failure.errno() == Errno::XDEV => return Err(busy()),
-            done => done.map_err(|failure| explain(DELETE, target, failure))?,
-        };
+        // The root of the mount has its name in another filesystem.
+        let Some(dir) = open_here(channel, &dir)? else { return Err(busy()) };
+        let done = channel.subvolume(Request::Delete { dir: 0, name }, &[&dir]);
+        done.map_err(|failure| explain(DELETE, target, failure))?;
         if args.commits() {
             channel.sync().map_err(|failure| explain("sync", target, failure))?;
         }

@@ -9,7 +9,7 @@ use ubtrfs_fs::QgroupId;
 use super::open_subvolume;
 use super::problem::explain;
 use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::{Target, open, with_channel};
+use crate::commands::place::{Target, open_here, with_channel};
 use crate::commands::qgroup::parse_qgroup;
 use crate::common::print_out;
 
@@ -67,7 +67,7 @@ fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
         }
         Err(failure) => return Err(explain("open", dest, failure)),
     };
-    let dir = open(channel, &dir)?;
+    let Some(dir) = open_here(channel, &dir)? else { return Err(elsewhere(args)) };
     // Write dirty pages first, because the snapshot must contain everything written so far.
     let flushed = channel.flush(&subvolume);
     let qgroups = args.qgroups.iter().map(|id| id.0).collect();
