@@ -6,7 +6,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{MountConfig, Session};
-use ubtrfs_testkit::capability::{self, in_ci};
+use ubtrfs_testkit::capability;
 
 /// A client with more threads that wait for the kernel than the server can replace.
 const CLIENT: &str = r"
@@ -105,20 +104,9 @@ fn requests_in_rings_are_answered() {
     if !capability::fuse() || !capability::program("python3") {
         return;
     }
-    let switch = Path::new("/sys/module/fuse/parameters/enable_uring");
-    if !ubtrfs_device::has_fuse_rings() && in_ci() {
-        // The CI machine exists only for the tests, so the tests may change the kernel's switch for io_uring rings. A
-        // kernel may lack the switch or forbid the change.
-        if let Err(error) = std::fs::write(switch, "Y") {
-            eprintln!("{}: {error}", switch.display());
-        }
+    if let Some(_rings) = capability::fuse_rings() {
+        serve_client(Transport::Auto);
     }
-    if !ubtrfs_device::has_fuse_rings() {
-        assert!(!in_ci(), "CI needs FUSE over io_uring (Linux 6.14) and its switch {}", switch.display());
-        eprintln!("SKIPPED: this test needs FUSE over io_uring; write Y to {} (Linux 6.14)", switch.display());
-        return;
-    }
-    serve_client(Transport::Auto);
 }
 
 fn serve_client(transport: Transport) {

@@ -47,6 +47,42 @@ pub fn fuse() -> bool {
     answer("FUSE", probe)
 }
 
+/// Returns a value if the kernel carries FUSE requests in rings of io_uring. In CI, this turns on the kernel's switch for
+/// them, until the value is dropped.
+///
+/// # Panics
+/// In CI, if the kernel has no rings.
+pub fn fuse_rings() -> Option<FuseRings> {
+    let turned_on = !ubtrfs_device::has_fuse_rings() && in_ci();
+    if turned_on {
+        // The CI machine exists only for the tests, so the tests may change the switch. A kernel may lack it or forbid
+        // the change.
+        if let Err(error) = std::fs::write(RING_SWITCH, "Y") {
+            eprintln!("{RING_SWITCH}: {error}");
+        }
+    }
+    let rings = FuseRings { turned_on };
+    let problem = format!("needs FUSE over io_uring (Linux 6.14); write Y to {RING_SWITCH}");
+    let found = if ubtrfs_device::has_fuse_rings() { Ok(()) } else { Err(problem) };
+    answer("FUSE over io_uring", &found).then_some(rings)
+}
+
+/// FUSE over io_uring is on; see [`fuse_rings`].
+#[derive(Debug)]
+pub struct FuseRings {
+    turned_on: bool,
+}
+
+impl Drop for FuseRings {
+    fn drop(&mut self) {
+        if self.turned_on {
+            let _ = std::fs::write(RING_SWITCH, "N");
+        }
+    }
+}
+
+const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
 /// Whether a program is on the PATH.
 ///
 /// # Panics
