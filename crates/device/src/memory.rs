@@ -97,8 +97,15 @@ impl Device for MemoryDevice {
         let end = offset.saturating_add(len_bytes).min(self.len_bytes);
         let first = offset.div_ceil(PAGE_SIZE as u64);
         let pages = first..end / PAGE_SIZE as u64;
+        let nr_pages = pages.end.saturating_sub(pages.start);
         for shard in &self.shards {
-            shard.write().unwrap_or_else(PoisonError::into_inner).retain(|page, _| !pages.contains(page));
+            let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
+            // Look at the smaller set: the pages of the range, or the pages with content.
+            if nr_pages < shard.len() as u64 {
+                pages.clone().for_each(|page| drop(shard.remove(&page)));
+            } else {
+                shard.retain(|page, _| !pages.contains(page));
+            }
         }
         Ok(())
     }
