@@ -11,7 +11,6 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
-use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use ubtrfs_format::{DevId, Logical, Physical, RootId};
 use uuid::Uuid;
 
@@ -23,72 +22,42 @@ pub const DEVICE_RESERVED: u64 = 1 << 20;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// Smallest stripe of a new chunk, unless the caller limits the chunk to a shorter length.
-const STRIPE_LEN_MIN: u64 = MIB;
+pub(crate) const STRIPE_LEN_MIN: u64 = MIB;
 
-/// The facts about a device from which chunks are planned: its size and its used ranges.
+/// The chunk that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    flags: BlockGroupFlags,
+    /// Greatest length that the caller accepts.
+    max_len: u64,
+    /// Wanted length.
+    len: u64,
+    nr_stripes: NonZeroU64,
+}
+
+impl Wish {
+    /// A chunk of this type and profile on a filesystem whose devices have `total_bytes`. `None` for profiles that this
+    /// program does not write.
+    pub(crate) fn new(flags: BlockGroupFlags, total_bytes: u64, max_len: u64) -> Option<Self> {
+        let nr_stripes = nr_stripes(flags)?;
+        let len = whole_elements(chunk_len_max(flags, total_bytes).min(max_len));
+        Some(Self { flags, max_len, len, nr_stripes })
+    }
+
+    /// Wanted length of a hole.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.len.saturating_mul(self.nr_stripes.get())
+    }
+}
+
+/// A device on which the wanted chunk can be placed.
 #[derive(Clone, Debug)]
-pub(crate) struct DeviceSpace {
+pub(crate) struct Place {
     pub(crate) devid: DevId,
     pub(crate) uuid: Uuid,
-    pub(crate) total_bytes: u64,
-    /// Device extents, sorted.
-    pub(crate) used: Vec<Range<u64>>,
-}
-
-impl DeviceSpace {
-    /// Free ranges from [`DEVICE_RESERVED`] on, aligned to stripe elements.
-    pub(crate) fn holes(&self) -> Vec<Range<u64>> {
-        let mut holes = Vec::new();
-        let mut at = DEVICE_RESERVED;
-        let mut push = |start: u64, end: u64| {
-            let end = whole_elements(end);
-            if let Some(start) = start.checked_next_multiple_of(STRIPE_LEN).filter(|&start| start < end) {
-                holes.push(start..end);
-            }
-        };
-        for used in &self.used {
-            if used.start >= self.total_bytes {
-                break;
-            }
-            push(at, used.start);
-            at = at.max(used.end);
-        }
-        if at < self.total_bytes {
-            push(at, self.total_bytes);
-        }
-        holes
-    }
-
-    /// [`DeviceSpace::holes`], without the 64 KiB of each superblock mirror.
-    pub(crate) fn holes_without_mirrors(&self) -> Vec<Range<u64>> {
-        let mut holes = self.holes();
-        for mirror in SUPERBLOCK_OFFSETS {
-            let mirror = mirror..mirror.saturating_add(STRIPE_LEN);
-            let parts = |hole: Range<u64>| {
-                let before = hole.start..hole.end.min(mirror.start);
-                let behind = hole.start.max(mirror.end)..hole.end;
-                if hole.start < mirror.end && mirror.start < hole.end { [before, behind] } else { [hole, 0..0] }
-            };
-            holes = holes.into_iter().flat_map(parts).filter(|hole| hole.start < hole.end).collect();
-        }
-        holes
-    }
-
-    /// Bytes in holes that are large enough for a stripe.
-    pub(crate) fn unallocated_bytes(&self) -> u64 {
-        self.holes().iter().map(len_bytes).filter(|&len| len >= STRIPE_LEN_MIN).sum()
-    }
-
-    /// Logical bytes that new chunks with `nr_stripes` stripes can hold on this device, if all stripes of a chunk lie
-    /// in one hole.
-    fn allocatable_bytes(&self, nr_stripes: NonZeroU64) -> u64 {
-        self.holes().iter().map(|hole| stripe_len_in(hole, nr_stripes)).filter(|&len| len >= STRIPE_LEN_MIN).sum()
-    }
-}
-
-/// Logical bytes that new chunks of this profile can hold on these devices.
-pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags) -> u64 {
-    nr_stripes(flags).map_or(0, |nr| devices.iter().map(|device| device.allocatable_bytes(nr)).sum())
+    /// The device's best hole for the wanted chunk.
+    pub(crate) hole: Range<u64>,
+    pub(crate) unallocated_bytes: u64,
 }
 
 /// Number of stripes of a chunk, or `None` for profiles that this program does not write.
@@ -113,23 +82,17 @@ pub(crate) fn chunk_len_max(flags: BlockGroupFlags, total_bytes: u64) -> u64 {
     by_type.min(tenth.max(STRIPE_LEN_MIN))
 }
 
-/// Plans a chunk of the single or DUP profile. Returns `None` for other profiles, and if no device has a large enough
-/// hole.
+/// Plans the wanted chunk in the best of these places. Returns `None` if no place is large enough.
 pub(crate) fn plan(
-    devices: &[DeviceSpace],
-    flags: BlockGroupFlags,
-    max_len: u64,
+    places: impl Iterator<Item = Place>,
+    wish: &Wish,
     sectorsize: u32,
     next_logical: Logical,
 ) -> Option<(Logical, ChunkItem)> {
-    let nr_stripes = nr_stripes(flags)?;
-    let total_bytes = devices.iter().map(|device| device.total_bytes).fold(0, u64::saturating_add);
-    let wanted = whole_elements(chunk_len_max(flags, total_bytes).min(max_len));
-    let (device, hole) = devices
-        .iter()
-        .filter_map(|device| Some((device, best_hole(&device.holes(), wanted.checked_mul(nr_stripes.get())?)?)))
-        .max_by_key(|(device, hole)| (len_bytes(hole), device.unallocated_bytes()))?;
-    let len = wanted.min(stripe_len_in(&hole, nr_stripes));
+    let Wish { flags, max_len, nr_stripes, .. } = *wish;
+    let Place { devid, uuid, hole, .. } =
+        places.max_by_key(|place| (len_bytes(&place.hole), place.unallocated_bytes))?;
+    let len = wish.len.min(stripe_len_in(&hole, nr_stripes));
     if len < STRIPE_LEN_MIN.min(max_len) || len == 0 {
         return None;
     }
@@ -146,16 +109,9 @@ pub(crate) fn plan(
         io_width: STRIPE_LEN as u32,
         sector_size: sectorsize,
         sub_stripes: 1,
-        stripes: starts.map(|offset| Stripe { devid: device.devid, offset, dev_uuid: device.uuid }).collect(),
+        stripes: starts.map(|offset| Stripe { devid, offset, dev_uuid: uuid }).collect(),
     };
     Some((logical, chunk))
-}
-
-/// The first hole of at least `wanted` bytes, cut to `wanted`; if there is none, the largest hole.
-fn best_hole(holes: &[Range<u64>], wanted: u64) -> Option<Range<u64>> {
-    let fitting = holes.iter().find(|hole| len_bytes(hole) >= wanted);
-    let cut = fitting.map(|hole| hole.start..hole.start.saturating_add(wanted));
-    cut.or_else(|| holes.iter().rev().max_by_key(|hole| len_bytes(hole)).cloned())
 }
 
 /// Length of a range of device bytes.
@@ -169,20 +125,28 @@ fn stripe_len_in(hole: &Range<u64>, nr_stripes: NonZeroU64) -> u64 {
 }
 
 /// Rounds down to whole stripe elements.
-fn whole_elements(bytes: u64) -> u64 {
+pub(crate) fn whole_elements(bytes: u64) -> u64 {
     bytes.saturating_sub(bytes % STRIPE_LEN)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device_space::DeviceSpace;
 
-    fn device(total_bytes: u64, used: &[Range<u64>]) -> DeviceSpace {
-        DeviceSpace { devid: DevId(1), uuid: Uuid::nil(), total_bytes, used: used.to_vec() }
+    fn device(end: u64, used: &[Range<u64>]) -> DeviceSpace {
+        let mut space = DeviceSpace::default();
+        space.set_end(end);
+        used.iter().for_each(|extent| assert!(space.insert(extent.clone())));
+        space
     }
 
-    fn planned(device: DeviceSpace, flags: BlockGroupFlags, max_len: u64) -> Option<(u64, Vec<u64>, u64)> {
-        let (logical, chunk) = plan(&[device], flags, max_len, 4096, Logical(5 * MIB + 1))?;
+    fn planned(space: DeviceSpace, flags: BlockGroupFlags, max_len: u64) -> Option<(u64, Vec<u64>, u64)> {
+        let wish = Wish::new(flags, space.end(), max_len)?;
+        let hole = space.best_hole(wish.device_bytes())?;
+        let unallocated_bytes = space.unallocated_bytes();
+        let place = Place { devid: DevId(1), uuid: Uuid::nil(), hole, unallocated_bytes };
+        let (logical, chunk) = plan(std::iter::once(place), &wish, 4096, Logical(5 * MIB + 1))?;
         Some((logical.0, chunk.stripes.iter().map(|stripe| stripe.offset.0).collect(), chunk.length))
     }
 

@@ -12,12 +12,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::ChunkItem;
 use ubtrfs_format::{Corrupt, DevId, FormatError, Logical, LogicalRange};
 
+use crate::device_space::DeviceSpace;
 use crate::migration::Target;
 use crate::profile::Geometry;
 
@@ -49,8 +51,9 @@ impl Chunk {
 #[derive(Debug, Default)]
 struct Inner {
     chunks: BTreeMap<Logical, Arc<Chunk>>,
-    /// Ends of device extents, by device and start.
-    device_extents: BTreeMap<(DevId, u64), u64>,
+    /// Device extents and holes of each device: extents of chunks, of migration targets, and of old places that readers
+    /// still use.
+    spaces: BTreeMap<DevId, DeviceSpace>,
     next_logical: Logical,
     /// Old places of migrated chunks, which readers may still use.
     migrated: Vec<Migrated>,
@@ -77,30 +80,27 @@ impl Inner {
             return Err(Error::NoSpace);
         }
         for (nr_added, (devid, extent)) in added.iter().enumerate() {
-            let before = self.device_extents.range(..(*devid, extent.end)).next_back();
-            if before.is_some_and(|(&(device, _), &end)| device == *devid && end > extent.start) {
-                for (devid, extent) in added.iter().take(nr_added) {
-                    self.device_extents.remove(&(*devid, extent.start));
-                }
+            if !self.spaces.entry(*devid).or_default().insert(extent.clone()) {
+                added.iter().take(nr_added).for_each(|(devid, extent)| self.remove_device_extent(*devid, extent.start));
                 return Err(conflict(logical, "expected no overlap with another chunk on the device").into());
             }
-            self.device_extents.insert((*devid, extent.start), extent.end);
         }
         Ok(())
     }
 
+    fn remove_device_extent(&mut self, devid: DevId, start: u64) {
+        if let Some(space) = self.spaces.get_mut(&devid) {
+            space.remove(start);
+        }
+    }
+
     /// Frees the old places that no reader uses any more (G3 of `migration`).
     fn free_migrated(&mut self) {
-        let Self { migrated, device_extents, .. } = self;
-        migrated.retain(|old| {
-            let is_used = Arc::strong_count(&old.place) > 1;
-            if !is_used {
-                old.left.iter().for_each(|place| {
-                    device_extents.remove(place);
-                });
-            }
-            is_used
-        });
+        let is_used = |old: &mut Migrated| Arc::strong_count(&old.place) > 1;
+        let unused: Vec<Migrated> = self.migrated.extract_if(.., |old| !is_used(old)).collect();
+        for (devid, start) in unused.into_iter().flat_map(|old| old.left) {
+            self.remove_device_extent(devid, start);
+        }
     }
 }
 
@@ -108,6 +108,8 @@ impl Inner {
 #[derive(Debug, Default)]
 pub(crate) struct ChunkMap {
     inner: RwLock<Inner>,
+    /// Chunks and device extents visited by walks of all of them.
+    walked: AtomicU64,
 }
 
 fn conflict(logical: Logical, expected: &'static str) -> Corrupt {
@@ -143,7 +145,7 @@ impl ChunkMap {
         let mut inner = self.inner.write();
         let chunk = inner.chunks.remove(&logical)?;
         for (devid, extent) in chunk.device_extents().chain(chunk.fresh_extents()) {
-            inner.device_extents.remove(&(devid, extent.start));
+            inner.remove_device_extent(devid, extent.start);
         }
         Some(chunk)
     }
@@ -198,7 +200,7 @@ impl ChunkMap {
         let mut inner = self.inner.write();
         let Some(chunk) = inner.chunks.get(&logical).filter(|chunk| chunk.target.is_some()).cloned() else { return };
         for (devid, extent) in chunk.fresh_extents() {
-            inner.device_extents.remove(&(devid, extent.start));
+            inner.remove_device_extent(devid, extent.start);
         }
         let (range, geometry, item) = (chunk.range, chunk.geometry, Arc::clone(&chunk.item));
         let place = Arc::clone(&chunk.place);
@@ -214,14 +216,10 @@ impl ChunkMap {
         };
     }
 
-    /// The limit of a device for new chunks and migration targets, or `u64::MAX` if the device has no limit.
-    pub(crate) fn limit_of(&self, devid: DevId) -> u64 {
-        self.inner.read().limits.get(&devid).copied().unwrap_or(u64::MAX)
-    }
-
     /// The chunks with a stripe, or a stripe of their target, that ends past `end` on a device.
     pub(crate) fn behind(&self, devid: DevId, end: u64) -> Vec<Logical> {
         let inner = self.inner.read();
+        self.count_walked(inner.chunks.len());
         let is_behind = |chunk: &&Arc<Chunk>| {
             let mut extents = chunk.device_extents().chain(chunk.fresh_extents());
             extents.any(|(device, extent)| device == devid && extent.end > end)
@@ -236,13 +234,19 @@ impl ChunkMap {
         self.get(start).is_some_and(|chunk| chunk.device_extents().any(crosses))
     }
 
-    /// Device extents of a device, sorted: those of chunks, of migration targets, and of old places that readers still
-    /// use.
-    pub(crate) fn device_extents(&self, devid: DevId) -> Vec<Range<u64>> {
+    /// Calls `look` with the space of a device of `total_bytes`, up to the device's limit.
+    pub(crate) fn with_space<T>(&self, devid: DevId, total_bytes: u64, look: impl FnOnce(&DeviceSpace) -> T) -> T {
         let mut inner = self.inner.write();
         inner.free_migrated();
-        let range = (devid, 0)..=(devid, u64::MAX);
-        inner.device_extents.range(range).map(|(&(_, start), &end)| start..end).collect()
+        let end = inner.limits.get(&devid).map_or(total_bytes, |limit| total_bytes.min(*limit));
+        let space = inner.spaces.entry(devid).or_default();
+        space.set_end(end);
+        look(space)
+    }
+
+    /// Bytes of all device extents of a device.
+    pub(crate) fn used_bytes(&self, devid: DevId) -> u64 {
+        self.inner.read().spaces.get(&devid).map_or(0, DeviceSpace::used_bytes)
     }
 
     /// The chunk that covers this address.
@@ -253,7 +257,18 @@ impl ChunkMap {
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Chunk>> {
-        self.inner.read().chunks.values().cloned().collect()
+        let inner = self.inner.read();
+        self.count_walked(inner.chunks.len());
+        inner.chunks.values().cloned().collect()
+    }
+
+    pub(crate) fn count_walked(&self, number: usize) {
+        self.walked.fetch_add(number as u64, Ordering::Relaxed);
+    }
+
+    /// Number of chunks and device extents that walks of all of them have visited.
+    pub(crate) fn nr_walked(&self) -> u64 {
+        self.walked.load(Ordering::Relaxed)
     }
 
     /// The logical address for a new chunk: after every chunk that was ever in the map (I3).
@@ -319,12 +334,12 @@ mod tests {
         on_itself.flags |= BlockGroupFlags::DUP;
         on_itself.stripes.push(on_itself.stripes[0]);
         assert!(map.add(Logical(2 << 30), on_itself, 4096).is_err());
-        assert_eq!(map.device_extents(DevId(1)).len(), 1);
+        assert_eq!(map.with_space(DevId(1), 1 << 40, DeviceSpace::nr_extents), 1);
         let mut elsewhere = item_at(1 << 20, 8 << 20);
         elsewhere.stripes[0].devid = DevId(2);
         map.add(Logical(3 << 30), elsewhere, 4096).unwrap();
         map.remove(Logical(1 << 30)).unwrap();
-        assert_eq!(map.device_extents(DevId(1)), []);
+        assert_eq!(map.with_space(DevId(1), 1 << 40, DeviceSpace::nr_extents), 0);
     }
 
     #[test]

@@ -18,6 +18,7 @@
 
 mod allocation;
 mod chunk_map;
+mod device_space;
 mod features;
 mod io;
 mod migration;

@@ -32,12 +32,13 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
-use ubtrfs_format::{DevId, Logical};
+use ubtrfs_format::{DevId, Logical, Physical};
 
-use crate::allocation::{self, DeviceSpace};
+use crate::allocation;
 use crate::chunk_map::Chunk;
+use crate::device_space::DeviceSpace;
 use crate::profile::{STRIPE_LEN, Segment};
-use crate::set::{Volumes, unmapped};
+use crate::set::{PresentDevice, Volumes, unmapped};
 
 /// The requested layout of a chunk.
 #[derive(Clone, Copy, Debug)]
@@ -117,20 +118,21 @@ impl Volumes {
         let profile = placement.profile.unwrap_or(chunk.item.flags & BlockGroupFlags::PROFILES);
         let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | profile;
         let nr_stripes = allocation::nr_stripes(flags)?;
-        let mut spaces = self.device_spaces(true);
+        let present = self.present();
         let fits = |stripe: &Stripe| {
             let end = stripe.offset.checked_add(chunk.item.length).map(|end| end.0);
-            spaces.iter().any(|space| space.devid == stripe.devid && end.is_some_and(|end| end <= space.total_bytes))
+            let device = present.iter().find(|device| device.devid == stripe.devid);
+            let limit = device.map(|device| self.with_space(device, DeviceSpace::end));
+            end.zip(limit).is_some_and(|(end, limit)| end <= limit)
         };
         let nr_stripes = usize::try_from(nr_stripes.get()).ok()?;
         // A stripe that stays keeps its number, so that each fresh stripe is copied from the copy that it replaces.
         let kept: Vec<Option<Stripe>> = (0..nr_stripes)
             .map(|copy| chunk.item.stripes.get(copy).copied().filter(|stripe| placement.keeps_stripes && fits(stripe)))
             .collect();
-        let mut stripes: Vec<Stripe> = Vec::with_capacity(nr_stripes);
-        for kept in kept {
-            stripes.push(kept.or_else(|| place_stripe(&mut spaces, chunk.item.length))?);
-        }
+        let nr_fresh = kept.iter().filter(|stripe| stripe.is_none()).count();
+        let mut fresh = self.place_stripes(&present, chunk.item.length, nr_fresh)?.into_iter();
+        let stripes: Vec<Stripe> = kept.into_iter().filter_map(|kept| kept.or_else(|| fresh.next())).collect();
         Some(ChunkItem { flags, stripes, ..(*chunk.item).clone() })
     }
 
@@ -138,18 +140,21 @@ impl Volumes {
     /// the new end find holes below it, in the order in which a resize moves them. `None` if there is no such device.
     /// At smaller sizes, extents have to move into the free space of other chunks.
     pub fn min_device_len(&self, devid: DevId, least: u64) -> Option<u64> {
-        let space = self.device_spaces(false).into_iter().find(|space| space.devid == devid)?;
+        let item = self.dev_item(devid)?;
+        let device = PresentDevice { devid, uuid: item.uuid, total_bytes: item.total_bytes };
+        let space = self.with_space(&device, DeviceSpace::clone);
         let mut stripes: Vec<Range<u64>> = Vec::new();
         for (_, chunk) in self.chunks().into_iter().rev() {
             let own = chunk.stripes.iter().filter(|stripe| stripe.devid == devid);
             stripes.extend(own.map(|stripe| stripe.offset.0..stripe.offset.0.saturating_add(chunk.length)));
         }
         let fits = |end: u64| {
-            let mut cut = [DeviceSpace { total_bytes: end, ..space.clone() }];
+            let mut cut = space.clone();
+            cut.set_end(end);
             let mut past = stripes.iter().filter(|stripe| stripe.end > end);
-            past.all(|stripe| place_stripe(&mut cut, allocation::len_bytes(stripe)).is_some())
+            past.all(|stripe| take_hole(&mut cut, allocation::len_bytes(stripe)).is_some())
         };
-        let (mut low, mut high) = (least.div_ceil(STRIPE_LEN), space.total_bytes.div_ceil(STRIPE_LEN));
+        let (mut low, mut high) = (least.div_ceil(STRIPE_LEN), item.total_bytes.div_ceil(STRIPE_LEN));
         while low < high {
             let middle = low.midpoint(high);
             if fits(middle.saturating_mul(STRIPE_LEN)) {
@@ -158,7 +163,18 @@ impl Volumes {
                 low = middle.saturating_add(1);
             }
         }
-        Some(low.saturating_mul(STRIPE_LEN).min(space.total_bytes.max(least)))
+        Some(low.saturating_mul(STRIPE_LEN).min(item.total_bytes.max(least)))
+    }
+
+    /// Finds places for this number of stripes: of each device, the first holes that are large enough.
+    fn place_stripes(&self, present: &[PresentDevice], len: u64, number: usize) -> Option<Vec<Stripe>> {
+        let mut stripes = Vec::with_capacity(number);
+        for device in present {
+            let starts = self.with_space(device, |space| space.starts_without_mirrors(len, number));
+            let stripe = |start| Stripe { devid: device.devid, offset: Physical(start), dev_uuid: device.uuid };
+            stripes.extend(starts.into_iter().map(stripe).take(number.saturating_sub(stripes.len())));
+        }
+        (stripes.len() == number).then_some(stripes)
     }
 
     /// Makes every write to the chunk at `logical` also go to the fresh stripes of `target`, a plan of
@@ -299,17 +315,11 @@ impl Chunk {
     }
 }
 
-/// Takes the first hole of `len` bytes that contains no superblock mirror. Logical ranges over a mirror must not be
-/// allocated, but a migrated chunk may already use any of its logical ranges.
-fn place_stripe(spaces: &mut [DeviceSpace], len: u64) -> Option<Stripe> {
-    for space in spaces {
-        let start = space.holes_without_mirrors().into_iter().find(|hole| allocation::len_bytes(hole) >= len);
-        let Some(start) = start.map(|hole| hole.start) else { continue };
-        let at = space.used.partition_point(|used| used.start < start);
-        space.used.insert(at, start..start.saturating_add(len));
-        return Some(Stripe { devid: space.devid, offset: ubtrfs_format::Physical(start), dev_uuid: space.uuid });
-    }
-    None
+/// Takes the first part of a hole of `len` bytes that contains no superblock mirror. Logical ranges over a mirror must
+/// not be allocated, but a migrated chunk may already use any of its logical ranges.
+fn take_hole(space: &mut DeviceSpace, len: u64) -> Option<u64> {
+    let start = space.first_without_mirrors(len)?;
+    space.insert(start..start.saturating_add(len)).then_some(start)
 }
 
 fn not_begun(logical: Logical) -> Error {

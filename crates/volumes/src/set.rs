@@ -26,8 +26,9 @@ use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock}
 use ubtrfs_format::{Corrupt, DevId, FormatError, Key, KeyType, Logical, check_superblock, objectid};
 use uuid::Uuid;
 
-use crate::allocation::{self, DeviceSpace};
+use crate::allocation::{self, Place, Wish};
 use crate::chunk_map::{Chunk, ChunkMap};
+use crate::device_space::DeviceSpace;
 use crate::ownership::{LastCheck, Primary};
 use crate::superblock::{self, Found};
 use crate::{features, profile};
@@ -298,6 +299,12 @@ impl Volumes {
         self.chunks.all().iter().map(|chunk| (chunk.start(), chunk.item.clone())).collect()
     }
 
+    /// Number of chunks and device extents that walks of all of them have visited. Work for one chunk must not need
+    /// such a walk.
+    pub fn nr_walked(&self) -> u64 {
+        self.chunks.nr_walked()
+    }
+
     /// Length of each device extent of this chunk.
     pub fn stripe_len_bytes(&self, logical: Logical) -> Option<u64> {
         self.chunks.get(logical).map(|chunk| chunk.geometry.stripe_len_bytes())
@@ -307,21 +314,38 @@ impl Volumes {
     /// Returns `None` if no device has a hole for even the shortest chunk, or if the profile is not supported for
     /// writing.
     pub fn plan_chunk(&self, flags: BlockGroupFlags, max_len: u64) -> Option<(Logical, ChunkItem)> {
-        let devices = self.device_spaces(true);
-        allocation::plan(&devices, flags, max_len, self.superblock.sectorsize, self.chunks.next_logical())
+        let present = self.present();
+        let ends = present.iter().map(|device| self.with_space(device, DeviceSpace::end));
+        let total_bytes = ends.fold(0, u64::saturating_add);
+        let wish = Wish::new(flags, total_bytes, max_len)?;
+        let place = |device: &PresentDevice| {
+            self.with_space(device, |space| {
+                Some(Place {
+                    devid: device.devid,
+                    uuid: device.uuid,
+                    hole: space.best_hole(wish.device_bytes())?,
+                    unallocated_bytes: space.unallocated_bytes(),
+                })
+            })
+        };
+        let places = present.iter().filter_map(place);
+        allocation::plan(places, &wish, self.superblock.sectorsize, self.chunks.next_logical())
     }
 
     /// Device bytes available to new chunks.
     pub fn unallocated_bytes(&self) -> u64 {
-        self.device_spaces(true).iter().map(DeviceSpace::unallocated_bytes).sum()
+        self.present().iter().map(|device| self.with_space(device, DeviceSpace::unallocated_bytes)).sum()
     }
 
     /// Ranges of the devices that belong to no chunk, without superblock mirrors.
     pub fn unallocated_ranges(&self) -> Vec<(DevId, Range<u64>)> {
-        let spaces = self.device_spaces(true);
-        let holes =
-            |space: &DeviceSpace| space.holes_without_mirrors().into_iter().map(|hole| (space.devid, hole)).collect();
-        spaces.iter().flat_map::<Vec<_>, _>(holes).collect()
+        let holes = |device: &PresentDevice| -> Vec<(DevId, Range<u64>)> {
+            self.with_space(device, |space| {
+                self.chunks.count_walked(space.nr_holes());
+                space.holes_without_mirrors().map(|hole| (device.devid, hole)).collect()
+            })
+        };
+        self.present().iter().flat_map(holes).collect()
     }
 
     /// Tells a device that a range is not needed. Does nothing if a part of the range belongs to a chunk or a
@@ -333,9 +357,9 @@ impl Volumes {
     /// [`Error::Io`] if the device fails. A device without support for discards is no error.
     pub fn discard_unallocated(&self, devid: DevId, range: Range<u64>) -> Result<u64> {
         self.check_writable()?;
-        let ranges = self.unallocated_ranges();
-        let is_free =
-            ranges.iter().any(|(of, hole)| *of == devid && hole.start <= range.start && range.end <= hole.end);
+        let present = self.present();
+        let device = present.iter().find(|device| device.devid == devid);
+        let is_free = device.is_some_and(|device| self.with_space(device, |space| space.is_unallocated(&range)));
         let backend = self.member(devid).and_then(|member| member.backend.clone());
         let Some(backend) = backend.filter(|_| is_free) else { return Ok(0) };
         let len_bytes = range.end.saturating_sub(range.start);
@@ -346,7 +370,9 @@ impl Volumes {
 
     /// Logical bytes that new chunks of this type and profile can hold on the devices.
     pub fn allocatable_bytes(&self, flags: BlockGroupFlags) -> u64 {
-        allocation::allocatable_bytes(&self.device_spaces(true), flags)
+        let Some(nr_stripes) = allocation::nr_stripes(flags) else { return 0 };
+        let of = |device: &PresentDevice| self.with_space(device, |space| space.allocatable_bytes(nr_stripes.get()));
+        self.present().iter().map(of).sum()
     }
 
     /// Logical ranges of the chunk at this address that cover superblock mirrors: see
@@ -363,15 +389,17 @@ impl Volumes {
 
     /// All devices, including missing ones.
     pub fn devices(&self) -> Vec<DeviceSummary> {
-        let spaces = self.device_spaces(false);
-        let summary = |space: &DeviceSpace| DeviceSummary {
-            devid: space.devid,
-            uuid: space.uuid,
-            total_bytes: space.total_bytes,
-            bytes_used: space.used.iter().map(allocation::len_bytes).sum(),
-            path: self.member(space.devid).and_then(|member| member.backend.as_ref().map(|b| b.location())),
+        let summary = |member: Arc<Member>| {
+            let item = member.item.read();
+            DeviceSummary {
+                devid: item.devid,
+                uuid: item.uuid,
+                total_bytes: item.total_bytes,
+                bytes_used: self.chunks.used_bytes(item.devid),
+                path: member.backend.as_ref().map(|backend| backend.location()),
+            }
         };
-        spaces.iter().map(summary).collect()
+        self.members().into_iter().map(summary).collect()
     }
 
     /// The current device item, which [`Volumes::write_superblock`] also puts into the device's superblock.
@@ -577,17 +605,28 @@ impl Volumes {
         self.devices.read().values().cloned().collect()
     }
 
-    pub(crate) fn device_spaces(&self, present_only: bool) -> Vec<DeviceSpace> {
+    /// The devices that are not missing.
+    pub(crate) fn present(&self) -> Vec<PresentDevice> {
         let members = self.members();
-        let present = members.iter().filter(|member| !present_only || member.backend.is_some());
-        let space = |member: &Arc<Member>| {
+        let present = members.iter().filter(|member| member.backend.is_some()).map(|member| {
             let item = member.item.read();
-            let (devid, uuid, total_bytes) = (item.devid, item.uuid, item.total_bytes);
-            let total_bytes = if present_only { total_bytes.min(self.chunks.limit_of(devid)) } else { total_bytes };
-            DeviceSpace { devid, uuid, total_bytes, used: self.chunks.device_extents(devid) }
-        };
-        present.map(space).collect()
+            PresentDevice { devid: item.devid, uuid: item.uuid, total_bytes: item.total_bytes }
+        });
+        present.collect()
     }
+
+    /// Calls `look` with the space of a device, up to the device's limit.
+    pub(crate) fn with_space<T>(&self, device: &PresentDevice, look: impl FnOnce(&DeviceSpace) -> T) -> T {
+        self.chunks.with_space(device.devid, device.total_bytes, look)
+    }
+}
+
+/// The fields of a device item that the placing of chunks needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PresentDevice {
+    pub(crate) devid: DevId,
+    pub(crate) uuid: Uuid,
+    pub(crate) total_bytes: u64,
 }
 
 fn too_small(item: &DevItem) -> Error {
