@@ -30,6 +30,17 @@ pub struct SpaceConfig {
     pub mixed: bool,
 }
 
+/// The other block groups of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherGroups {
+    /// There are no others.
+    None,
+    /// All others are read-only.
+    ReadOnly,
+    /// At least one other takes allocations.
+    Writable,
+}
+
 /// All block groups with their free space, and the reservations.
 #[derive(Debug)]
 pub struct Space {
@@ -42,14 +53,16 @@ pub(crate) struct Inner {
     starts: RwLock<BTreeMap<u64, SpaceKind>>,
     states: [Mutex<SpaceState>; 3],
     tokens: AtomicU64,
+    /// Block groups visited by walks of all block groups.
+    walked: AtomicU64,
 }
 
 impl Space {
     /// Makes the space of a filesystem; it has no block groups yet.
     pub fn new(config: SpaceConfig) -> Self {
-        let (starts, tokens) = Default::default();
+        let (starts, tokens, walked) = Default::default();
         let states = [false, !config.mixed, false].map(|overcommits| Mutex::new(SpaceState::new(overcommits)));
-        Self { inner: Arc::new(Inner { config, starts, states, tokens }) }
+        Self { inner: Arc::new(Inner { config, starts, states, tokens, walked }) }
     }
 
     /// Adds a block group and marks it dirty. `free` comes from the free space tree, or from the gaps between extents.
@@ -130,12 +143,46 @@ impl Space {
 
     /// All block groups, sorted.
     pub fn block_groups(&self) -> Vec<BlockGroup> {
-        self.groups_where(|_| true)
+        let mut groups = Vec::new();
+        for state in &self.inner.states {
+            let state = state.lock();
+            self.inner.walked.fetch_add(state.nr_groups() as u64, Ordering::Relaxed);
+            groups.extend(state.groups().map(|group| group.item));
+        }
+        groups.sort_unstable_by_key(|group| group.start);
+        groups
     }
 
     /// Block groups in which nothing is used, allocated or pinned.
     pub fn empty_groups(&self) -> Vec<BlockGroup> {
-        self.groups_where(Group::is_empty)
+        let mut groups = Vec::new();
+        for state in &self.inner.states {
+            groups.extend(state.lock().empty_groups().map(|group| group.item));
+        }
+        groups.sort_unstable_by_key(|group: &BlockGroup| group.start);
+        groups
+    }
+
+    /// Type and profile of the last block group of this kind, by address.
+    pub fn last_flags(&self, kind: SpaceKind) -> Option<BlockGroupFlags> {
+        self.inner.state(kind).lock().last_flags(kind.flags())
+    }
+
+    /// Bytes of extents in all block groups.
+    pub fn used_bytes(&self) -> u64 {
+        self.inner.states.iter().map(|state| state.lock().info().used).fold(0, u64::saturating_add)
+    }
+
+    /// Whether other block groups with the types of this one exist, and whether one of them takes allocations.
+    pub fn other_groups(&self, group: &BlockGroup) -> OtherGroups {
+        let Some(kind) = self.inner.kind_of(group.flags) else { return OtherGroups::None };
+        let state = self.inner.state(kind).lock();
+        let mut others = state.others(group.start.0, group.flags & BlockGroupFlags::TYPES).peekable();
+        match (others.peek().is_some(), others.any(|other| !other.read_only)) {
+            (false, _) => OtherGroups::None,
+            (true, false) => OtherGroups::ReadOnly,
+            (true, true) => OtherGroups::Writable,
+        }
     }
 
     /// The block group that contains this address.
@@ -143,6 +190,14 @@ impl Space {
         let (start, kind) = self.inner.kind_at(bytenr)?;
         let item = self.inner.state(kind).lock().group(start)?.item;
         bytenr.offset_from(Logical(start)).is_some_and(|offset| offset < item.len_bytes).then_some(item)
+    }
+
+    /// The block group that contains this address or, if there is none, the next one.
+    pub fn block_group_from(&self, bytenr: Logical) -> Option<BlockGroup> {
+        self.block_group_at(bytenr).or_else(|| {
+            let next = self.inner.starts.read().range(bytenr.0..).next().map(|(&start, _)| start)?;
+            self.block_group_at(Logical(next))
+        })
     }
 
     /// Allocates a contiguous extent of `want` bytes. If there is none, allocates the longest extent of at least `min`
@@ -285,17 +340,14 @@ impl Space {
         self.inner.tokens.load(Ordering::Relaxed)
     }
 
-    fn token(&self, kind: SpaceKind, bytes: u64) -> Reservation {
-        Reservation::new(Arc::clone(&self.inner), kind, bytes)
+    /// Number of block groups that walks of all block groups have visited. Work for one block group must not need such
+    /// a walk.
+    pub fn nr_walked(&self) -> u64 {
+        self.inner.walked.load(Ordering::Relaxed)
     }
 
-    fn groups_where(&self, wanted: impl Fn(&Group) -> bool) -> Vec<BlockGroup> {
-        let mut groups: Vec<BlockGroup> = Vec::new();
-        for state in &self.inner.states {
-            groups.extend(state.lock().groups().filter(|group| wanted(group)).map(|group| group.item));
-        }
-        groups.sort_unstable_by_key(|group| group.start);
-        groups
+    fn token(&self, kind: SpaceKind, bytes: u64) -> Reservation {
+        Reservation::new(Arc::clone(&self.inner), kind, bytes)
     }
 }
 

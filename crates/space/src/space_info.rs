@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! - I1. `totals` is the sum of the groups' contributions ([`contribution`]). Groups change only in
-//!   [`SpaceState::update`], which keeps `totals` and `by_run` correct.
+//!   [`SpaceState::update`], which keeps `totals`, `by_run` and `empty` correct. No other function visits all groups,
+//!   except to list them for users.
 //! - I2. `may_use` is the sum of all live reservations; `global_reserved <= global_size`.
 //! - I3. A new reservation never raises `may_use + global_reserved` above [`SpaceState::reservable`].
 
@@ -68,6 +69,8 @@ pub(crate) struct SpaceState {
     /// Whether reservations may exceed the free space, because new chunks can add more.
     overcommits: bool,
     dirty: BTreeSet<u64>,
+    /// Starts of the groups in which nothing is used, allocated or pinned.
+    empty: BTreeSet<u64>,
     pinned: BTreeMap<Generation, Vec<PinnedRange>>,
 }
 
@@ -97,6 +100,7 @@ impl SpaceState {
         }
         self.totals = sum(self.totals, contribution(&group));
         self.by_run.extend(run_entry(&group));
+        self.empty.extend(group.is_empty().then_some(start));
         self.groups.insert(start, group);
         self.dirty.insert(start);
         self.refill_global();
@@ -110,6 +114,7 @@ impl SpaceState {
             self.by_run.remove(&entry);
         }
         self.dirty.remove(&start);
+        self.empty.remove(&start);
         for ranges in self.pinned.values_mut() {
             ranges.retain(|pinned| pinned.group != start);
         }
@@ -118,6 +123,28 @@ impl SpaceState {
 
     pub(crate) fn groups(&self) -> impl Iterator<Item = &Group> {
         self.groups.values()
+    }
+
+    /// The groups in which nothing is used, allocated or pinned.
+    pub(crate) fn empty_groups(&self) -> impl Iterator<Item = &Group> {
+        self.empty.iter().filter_map(|start| self.groups.get(start))
+    }
+
+    /// Type and profile of the last group of this type.
+    pub(crate) fn last_flags(&self, wanted: BlockGroupFlags) -> Option<BlockGroupFlags> {
+        // Only in mixed filesystems can groups have other types.
+        self.groups.values().rev().map(|group| group.item.flags).find(|flags| flags.contains(wanted))
+    }
+
+    /// Groups of these types besides the one at `start`.
+    pub(crate) fn others(&self, start: u64, types: BlockGroupFlags) -> impl Iterator<Item = &Group> {
+        let is_other =
+            move |group: &&Group| group.item.start.0 != start && group.item.flags & BlockGroupFlags::TYPES == types;
+        self.groups.values().filter(is_other)
+    }
+
+    pub(crate) fn nr_groups(&self) -> usize {
+        self.groups.len()
     }
 
     pub(crate) fn group(&self, start: u64) -> Option<&Group> {
@@ -314,6 +341,10 @@ impl SpaceState {
         let (contributed, entry) = (contribution(group), run_entry(group));
         let result = change(group);
         let (contributes, new_entry) = (contribution(group), run_entry(group));
+        match group.is_empty() {
+            true => self.empty.insert(start),
+            false => self.empty.remove(&start),
+        };
         self.totals = sum(difference(self.totals, contributed), contributes);
         if entry != new_entry {
             if let Some(entry) = entry {

@@ -371,9 +371,7 @@ impl Engine {
     /// Flags for a new chunk of this kind: the type, with the target profile of the current conversion. Without a
     /// conversion, a new chunk gets the profile of the last block group of its type.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
-        let wanted = kind.flags();
-        let groups = self.space.block_groups();
-        let last = groups.iter().rev().map(|group| group.flags).find(|flags| flags.contains(wanted)).unwrap_or(wanted);
+        let last = self.space.last_flags(kind).unwrap_or(kind.flags());
         match self.conversion.target(kind) {
             Some(profile) => last.difference(BlockGroupFlags::PROFILES) | profile,
             None => last,
@@ -444,6 +442,11 @@ impl Engine {
         bytes
     }
 
+    /// The block group that starts at this address.
+    pub fn block_group(&self, start: Logical) -> Option<BlockGroup> {
+        self.space.block_group_at(start).filter(|group| group.start == start)
+    }
+
     /// All block groups, by ascending address.
     pub fn block_groups(&self) -> Vec<BlockGroup> {
         self.space.block_groups()
@@ -471,6 +474,10 @@ impl Engine {
             "Generation of the last transaction on disk",
             self.committed_generation().0 as f64,
         ));
+        let help = "Block groups, chunks, device extents and trees visited by walks of all of them";
+        let walked = [self.space.nr_walked(), self.volumes.nr_walked(), self.roots.nr_walked()];
+        let walked = walked.into_iter().fold(0, u64::saturating_add);
+        out.push(Metric::counter("walked_total", help, walked as f64));
         let usage = self.usage();
         let kinds = [("data", &usage.data), ("metadata", &usage.metadata), ("system", &usage.system)];
         for (kind, info) in kinds {
@@ -532,11 +539,11 @@ pub(crate) fn copies(flags: BlockGroupFlags) -> u64 {
 
 impl RootState {
     pub(crate) fn new(key_offset: u64, item: RootItem) -> Self {
-        Self { key_offset, last_snapshot: item.last_snapshot, item: Some(item), changed: false }
+        Self { key_offset, last_snapshot: item.last_snapshot, item: Some(item) }
     }
 
     /// State of the root tree and the chunk tree, whose roots are in the superblock.
     pub(crate) fn in_superblock() -> Self {
-        Self { key_offset: 0, last_snapshot: Generation(0), item: None, changed: false }
+        Self { key_offset: 0, last_snapshot: Generation(0), item: None }
     }
 }

@@ -95,9 +95,9 @@ impl Engine {
                 let root = self.make_root_leaf(RootId::QUOTA_TREE, &[], &mut work.refs, transid)?;
                 let mut item = blank_root_item(&root, self.geometry.nodesize);
                 (item.refs, item.bytes_used) = (1, self.geometry.nodesize.into());
-                let mut state = RootState::new(0, item);
-                state.changed = true;
+                let state = RootState::new(0, item);
                 self.roots.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
+                self.roots.note_changed(RootId::QUOTA_TREE);
                 Ok(())
             }
             (false, Some(tree)) if self.quotas.take_removal() => self.remove_quota_tree(&tree, work, transid),

@@ -455,12 +455,9 @@ impl Engine {
     /// Writes the root items of the trees whose root or root item changed.
     fn update_root_items(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let mut batch = Batch::new();
-        for tree in self.roots.all() {
+        for tree in self.roots.take_changed() {
             let root = tree.root_ptr();
             let mut state = tree.root.lock();
-            if !std::mem::take(&mut state.changed) {
-                continue;
-            }
             let key_offset = state.key_offset;
             let Some(item) = state.item.as_mut() else { continue };
             item.bytenr = root.bytenr;
@@ -557,7 +554,7 @@ impl Engine {
         superblock.chunk_root_level = chunk_root.level;
         superblock.log_root = Logical(0);
         superblock.log_root_level = 0;
-        superblock.bytes_used = self.space.block_groups().iter().map(|group| group.used).sum();
+        superblock.bytes_used = self.space.used_bytes();
         if let Some(label) = self.commit_state.take_noted_label() {
             superblock.label = label;
         }

@@ -102,7 +102,9 @@ impl Engine {
         self.commit_state.retire(retired);
         let nodesize = u64::from(self.geometry.nodesize);
         let mut state = tree.root.lock();
-        state.changed |= new_root != old_root || nr_made != nr_left;
+        if new_root != old_root || nr_made != nr_left {
+            self.roots.note_changed(tree.id());
+        }
         let is_subvolume = tree.id().is_subvolume();
         if let Some(item) = &mut state.item {
             if is_subvolume && new_root != old_root {

@@ -86,14 +86,13 @@ enum Backwards {
     Nothing,
 }
 
-/// The tree's root item, and whether it changed since it was last written to the root tree.
+/// The tree's root item.
 #[derive(Clone, Debug)]
 pub(crate) struct RootState {
     pub(crate) key_offset: u64,
     pub(crate) item: Option<RootItem>,
     /// Blocks of this generation or older may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,
-    pub(crate) changed: bool,
 }
 
 /// An item's bytes: from a delayed item or from a node.

@@ -17,6 +17,8 @@
 //! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> volumes,
 //! the list -> space.
 
+use std::collections::BTreeMap;
+
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
@@ -34,7 +36,7 @@ use crate::extents::free_space_tree;
 /// Chunks that are not in the chunk tree yet.
 #[derive(Debug, Default)]
 pub(crate) struct PendingChunks {
-    list: Mutex<Vec<(Logical, ChunkItem)>>,
+    list: Mutex<BTreeMap<Logical, ChunkItem>>,
     /// This lock is held while a chunk is made, so that two threads that run out of space at the same time make only
     /// one chunk.
     making: Mutex<()>,
@@ -51,7 +53,7 @@ impl PendingChunks {
     }
 
     pub(crate) fn contains(&self, logical: Logical) -> bool {
-        self.list.lock().iter().any(|(pending, _)| *pending == logical)
+        self.list.lock().contains_key(&logical)
     }
 }
 
@@ -118,7 +120,7 @@ impl Engine {
         // Under the list's lock, because the chunk and its block group must appear together (C1).
         let mut list = self.pending_chunks.list.lock();
         self.space.insert_block_group(group, whole, reserved)?;
-        list.push((logical, chunk));
+        list.insert(logical, chunk);
         drop(list);
         self.update_unallocated();
         Ok(true)
@@ -398,5 +400,50 @@ mod tests {
                 }
             });
         }
+    }
+
+    /// Block groups, chunks and device extents that `work` walks.
+    fn walked(engine: &Engine, work: impl FnOnce()) -> u64 {
+        let now = || engine.space.nr_walked() + engine.volumes.nr_walked() + engine.roots.nr_walked();
+        let before = now();
+        work();
+        now() - before
+    }
+
+    /// An engine with this many full chunks of data.
+    fn engine_with_chunks(number: usize) -> Arc<Engine> {
+        let device = Arc::new(MemoryDevice::new(1 << 41));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        let engine = Engine::open(vec![device], OpenOptions::default()).expect("opened");
+        for _ in 0..number {
+            assert!(engine.add_chunk(SpaceKind::Data).expect("made"));
+            engine.space.allocate(SpaceKind::Data, 1 << 30, 1 << 30, None).expect("an empty chunk");
+        }
+        engine
+    }
+
+    #[test]
+    fn work_for_one_chunk_walks_no_other_chunks() {
+        let engine = engine_with_chunks(100);
+        let make = || assert!(engine.add_chunk(SpaceKind::Data).expect("made"));
+        let usage = || drop(engine.usage());
+        let commit = || {
+            make();
+            engine.commit().expect("committed");
+        };
+        let works: [(&str, &dyn Fn()); 3] = [("make", &make), ("usage", &usage), ("commit", &commit)];
+        for (name, work) in works {
+            assert_eq!(walked(&engine, work), 0, "{name}");
+        }
+    }
+
+    #[test]
+    fn trim_walks_each_block_group_and_each_hole_once() {
+        let engine = engine_with_chunks(100);
+        engine.commit().expect("committed");
+        let nr_walked = walked(&engine, || {
+            engine.trim(&(0..u64::MAX), 0, &crate::job::Job::new()).expect("trimmed");
+        });
+        assert!(nr_walked <= 2 * engine.volumes.chunks().len() as u64 + 10, "{nr_walked}");
     }
 }

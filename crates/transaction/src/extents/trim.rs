@@ -20,6 +20,8 @@ use crate::race::race_point;
 
 /// Maximum bytes of a piece. A piece is discarded in one request and cannot be allocated during that request.
 const PIECE_BYTES: u64 = 64 << 20;
+/// Maximum bytes of a piece of device space without chunks. No chunk is placed while a piece is discarded.
+const HOLE_PIECE_BYTES: u64 = 1 << 30;
 /// If a piece cannot be reserved, smaller pieces are tried, down to this number of bytes.
 const PIECE_BYTES_MIN: u64 = 1 << 20;
 
@@ -88,15 +90,15 @@ impl Engine {
     ///
     /// As for [`Engine::trim`]. After an error, the remaining ranges are dropped: no later call discards them.
     pub fn discard_freed(&self, job: &Job) -> Result<()> {
-        let groups = self.space.block_groups();
         for (start, end) in self.freed.take() {
             // A range can extend over several block groups.
-            let first = groups.partition_point(|group| group.start.advance(group.len_bytes).0 <= start);
-            for group in groups.iter().skip(first).take_while(|group| group.start.0 < end) {
-                let part = start.max(group.start.0)..end.min(group.start.advance(group.len_bytes).0);
-                for free in self.free_ranges(&part) {
-                    self.trim_free(group, free, job)?;
+            let mut at = start;
+            while let Some(group) = self.space.block_group_from(Logical(at)).filter(|group| group.start.0 < end) {
+                let group_end = group.start.advance(group.len_bytes).0;
+                for free in self.free_ranges(&(at.max(group.start.0)..end.min(group_end))) {
+                    self.trim_free(&group, free, job)?;
                 }
+                at = group_end;
             }
         }
         Ok(())
@@ -152,7 +154,7 @@ impl Engine {
             let mut at = hole.start;
             while at < hole.end {
                 job.check()?;
-                let end = hole.end.min(at.saturating_add(PIECE_BYTES));
+                let end = hole.end.min(at.saturating_add(HOLE_PIECE_BYTES));
                 // I2
                 let _making = self.pending_chunks.lock_making();
                 trimmed = trimmed.saturating_add(self.volumes.discard_unallocated(devid, at..end)?);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Ino, Key, KeyType, Logical, RootId};
-use ubtrfs_space::{BlockGroup, Extent, RefKey, SpaceKind};
+use ubtrfs_space::{BlockGroup, Extent, OtherGroups, RefKey, SpaceKind};
 use ubtrfs_tree::{NodePtr, NodeSource};
 
 use crate::engine::Engine;
@@ -228,19 +228,14 @@ impl Engine {
     /// Makes another group if this group is the last writable one of its type: writers need space during the
     /// relocation, and new chunks take their profile from existing groups.
     fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
-        let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
-        let mut groups = self.space.block_groups();
-        groups.retain(|other| other.start != group.start && types(other) == types(group));
-        if groups.iter().any(|other| !self.space.is_read_only(other.start))
-            || self.add_chunk(SpaceKind::of(group.flags))?
-        {
+        let others = self.space.other_groups(group);
+        if others == OtherGroups::Writable || self.add_chunk(SpaceKind::of(group.flags))? {
             return Ok(());
         }
         // If there are other groups of the type, other relocations are emptying all of them.
-        Err(if groups.is_empty() {
-            Error::NoSpace
-        } else {
-            Error::BlockGroupBusy { start: group.start, work: "used by writers" }
+        Err(match others {
+            OtherGroups::None => Error::NoSpace,
+            _ => Error::BlockGroupBusy { start: group.start, work: "used by writers" },
         })
     }
 

@@ -131,7 +131,7 @@ impl Engine {
             if let Some(item) = &mut state.item {
                 (item.drop_progress, item.drop_level) = (key, level);
             }
-            state.changed = true;
+            self.roots.note_changed(id);
             return Ok(false);
         }
         self.roots.forget(id);

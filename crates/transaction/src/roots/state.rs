@@ -3,9 +3,9 @@
 //! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order:
 //! no lock is taken under any lock of [`Roots`]. No guard of a lock of [`Roots`] leaves this module.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_error::{Error, Result};
@@ -17,6 +17,10 @@ use crate::delayed::tree_view::Tree;
 #[derive(Debug)]
 pub(crate) struct Roots {
     trees: RwLock<HashMap<RootId, Arc<Tree>>>,
+    /// Trees whose root item the running commit has to write.
+    changed: Mutex<BTreeSet<RootId>>,
+    /// Trees visited by walks of all trees in memory.
+    walked: AtomicU64,
     /// Deleted subvolumes that nothing uses any more, in the order in which they are dropped.
     dead: Mutex<VecDeque<RootId>>,
     /// Errors that prevented dropping deleted subvolumes and that were not taken yet.
@@ -32,6 +36,8 @@ impl Roots {
     pub(crate) fn new(trees: HashMap<RootId, Arc<Tree>>) -> Self {
         Self {
             trees: RwLock::new(trees),
+            changed: Mutex::default(),
+            walked: AtomicU64::new(0),
             dead: Mutex::default(),
             drop_failures: Mutex::default(),
             shares_blocks: AtomicBool::new(false),
@@ -47,8 +53,25 @@ impl Roots {
     /// All trees in memory, by id.
     pub(crate) fn all(&self) -> Vec<Arc<Tree>> {
         let mut trees: Vec<_> = self.trees.read().values().cloned().collect();
+        self.walked.fetch_add(trees.len() as u64, Ordering::Relaxed);
         trees.sort_by_key(|tree| tree.id());
         trees
+    }
+
+    /// Number of trees that walks of all trees in memory have visited. A commit must not need such a walk.
+    pub(crate) fn nr_walked(&self) -> u64 {
+        self.walked.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the root item of a tree in memory has to be written. The caller holds the commit lock.
+    pub(crate) fn note_changed(&self, id: RootId) {
+        self.changed.lock().insert(id);
+    }
+
+    /// Takes the trees in memory whose root items have to be written, by id.
+    pub(crate) fn take_changed(&self) -> Vec<Arc<Tree>> {
+        let changed = std::mem::take(&mut *self.changed.lock());
+        changed.into_iter().filter_map(|id| self.get(id)).collect()
     }
 
     /// Adds a loaded tree. If two threads load the tree at the same time, both get the copy of the first thread.
@@ -88,7 +111,11 @@ impl Roots {
 
     /// Removes a subvolume whose drop succeeded or failed.
     pub(crate) fn remove_dead(&self, id: RootId) {
-        self.dead.lock().retain(|other| *other != id);
+        let mut dead = self.dead.lock();
+        // Most often it is the first.
+        if let Some(at) = dead.iter().position(|other| *other == id) {
+            dead.remove(at);
+        }
     }
 
     /// Notes that a subvolume could not be dropped.

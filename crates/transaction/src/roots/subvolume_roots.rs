@@ -180,7 +180,7 @@ impl Engine {
         let mut state = tree.root.lock();
         if let Some(item) = &mut state.item {
             change(item);
-            state.changed = true;
+            self.roots.note_changed(id);
         }
         Ok(())
     }
@@ -215,9 +215,9 @@ impl Engine {
             item.stransid = new.stransid;
         }
         let received_uuid = item.received_uuid;
-        let mut state = RootState::new(key_offset, item);
-        state.changed = true;
+        let state = RootState::new(key_offset, item);
         self.roots.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
+        self.roots.note_changed(id);
         Ok(MadeTree { root, received_uuid })
     }
 
@@ -283,7 +283,7 @@ impl Engine {
         child_refs.add_children(refs, &node, None, 1, Users::Same);
         let mut state = source.root.lock();
         state.last_snapshot = transid;
-        state.changed = true;
+        self.roots.note_changed(source.id());
         if let Some(item) = &mut state.item {
             item.last_snapshot = transid;
         }
