@@ -100,7 +100,7 @@ impl Fs {
         let chosen = {
             let groups = self.block_groups();
             let mut above = shared.above.lock();
-            above.retain(|start| groups.iter().any(|group| group.start == *start));
+            above.retain(|start| groups.binary_search_by_key(start, |group| group.start).is_ok());
             choose(&groups, &mut above, threshold)
         };
         for start in chosen {

@@ -258,7 +258,7 @@ impl Fs {
     /// Balances a block group that was chosen, unless it has changed since then.
     #[allow(clippy::arithmetic_side_effects, reason = "counts of block groups and of waits")]
     fn balance_chosen(&self, item: &BalanceItem, start: Logical, job: &Job, report: &mut BalanceReport) -> Result<()> {
-        let find = || self.block_groups().into_iter().find(|group| group.start == start);
+        let find = || self.engine.block_group(start);
         // The group may have been removed because it was empty.
         let Some(group) = find() else { return Ok(()) };
         let Some(args) = args_for(item, group.flags) else { return Ok(()) };

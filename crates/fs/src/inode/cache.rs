@@ -6,6 +6,7 @@
 //!   inodes that were looked up, and the few created inodes that stay in memory fit into a processor's cache.
 //! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes. A kernel that remembers a
 //!   million names does not keep a million inodes in memory.
+//! - I4. `of_root` counts exactly the entries of `inodes` and `users`, and lists no subvolume without any.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -43,6 +44,9 @@ struct ShardMap {
     young: VecDeque<InodeId>,
     loading: HashSet<InodeId, IdHash>,
     users: HashMap<InodeId, Users, IdHash>,
+    /// For each subvolume, the number of its entries in `inodes` and in `users` together. So the deletion of a subvolume
+    /// does not search the shards without any (I4).
+    of_root: HashMap<RootId, usize, IdHash>,
     /// The next eviction of unused inodes waits until the shard has at least this many inodes.
     sweep_at: usize,
 }
@@ -127,7 +131,7 @@ impl InodeCache {
         let mut map = self.shard(inode.id).map.lock();
         map.insert(inode, false, self.shard_limit.load(Ordering::Relaxed));
         if lookups > 0 || opens > 0 {
-            map.users.insert(inode.id, Users { lookups, opens, ..Users::default() });
+            *map.users_of(inode.id) = Users { lookups, opens, ..Users::default() };
         }
         let unwanted = map.add_young(inode.id);
         drop(map);
@@ -137,17 +141,17 @@ impl InodeCache {
     /// Removes a deleted inode.
     pub(crate) fn remove(&self, id: InodeId) {
         let mut map = self.shard(id).map.lock();
-        map.inodes.remove(&id);
+        map.remove_inode(id);
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "the kernel cannot send 2^64 requests")]
     pub(crate) fn add_lookup(&self, id: InodeId) {
-        self.shard(id).map.lock().users.entry(id).or_default().lookups += 1;
+        self.shard(id).map.lock().users_of(id).lookups += 1;
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "the kernel cannot send 2^64 requests")]
     pub(crate) fn add_open(&self, id: InodeId) {
-        self.shard(id).map.lock().users.entry(id).or_default().opens += 1;
+        self.shard(id).map.lock().users_of(id).opens += 1;
     }
 
     /// Releases lookups. If that was the last use of an inode without links, returns its deletion, which the caller makes.
@@ -203,7 +207,7 @@ impl InodeCache {
 
     /// Removes all references to an inode.
     pub(crate) fn drop_users(&self, id: InodeId) {
-        self.shard(id).map.lock().users.remove(&id);
+        self.shard(id).map.lock().remove_users(id);
     }
 
     /// The inode, if it is in memory.
@@ -214,7 +218,11 @@ impl InodeCache {
     /// The inodes of a subvolume that lookups or opens refer to.
     pub(crate) fn used_of(&self, root: RootId) -> HashSet<InodeId> {
         let of_shard = |shard: &Shard| -> Vec<InodeId> {
-            shard.map.lock().users.keys().filter(|id| id.root == root).copied().collect()
+            let map = shard.map.lock();
+            if !map.of_root.contains_key(&root) {
+                return Vec::new();
+            }
+            map.users.keys().filter(|id| id.root == root).copied().collect()
         };
         self.shards.iter().flat_map(of_shard).collect()
     }
@@ -223,6 +231,9 @@ impl InodeCache {
     pub(crate) fn all_of(&self, root: RootId) -> Vec<Arc<Inode>> {
         let of_shard = |shard: &Shard| -> Vec<Arc<Inode>> {
             let map = shard.map.lock();
+            if !map.of_root.contains_key(&root) {
+                return Vec::new();
+            }
             map.inodes.values().map(|cached| &cached.inode).filter(|inode| inode.id.root == root).cloned().collect()
         };
         self.shards.iter().flat_map(of_shard).collect()
@@ -310,15 +321,41 @@ impl ShardMap {
 
     fn insert(&mut self, inode: &Arc<Inode>, wanted: bool, limit: usize) {
         if self.inodes.len() >= limit.max(self.sweep_at) {
-            let users = &self.users;
-            self.inodes.retain(|id, cached| {
-                Arc::strong_count(&cached.inode) > 1
+            let Self { inodes, users, of_root, .. } = self;
+            inodes.retain(|id, cached| {
+                let stays = Arc::strong_count(&cached.inode) > 1
                     || users.get(id).is_some_and(|users| users.opens > 0)
-                    || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names())
+                    || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names());
+                if !stays {
+                    uncount(of_root, id.root);
+                }
+                stays
             });
             self.sweep_at = self.inodes.len().saturating_mul(2);
         }
-        self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
+        if self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted }).is_none() {
+            count(&mut self.of_root, inode.id.root);
+        }
+    }
+
+    fn remove_inode(&mut self, id: InodeId) -> Option<Cached> {
+        let removed = self.inodes.remove(&id)?;
+        uncount(&mut self.of_root, id.root);
+        Some(removed)
+    }
+
+    /// The references to an inode, for a change that adds one.
+    fn users_of(&mut self, id: InodeId) -> &mut Users {
+        self.users.entry(id).or_insert_with(|| {
+            count(&mut self.of_root, id.root);
+            Users::default()
+        })
+    }
+
+    fn remove_users(&mut self, id: InodeId) -> Option<Users> {
+        let removed = self.users.remove(&id)?;
+        uncount(&mut self.of_root, id.root);
+        Some(removed)
     }
 
     /// Adds an inode to the young inodes. If there are too many young inodes and the oldest is unused, removes the
@@ -333,7 +370,7 @@ impl ShardMap {
         let is_used = cached.wanted
             || Arc::strong_count(&cached.inode) > 1
             || self.users.get(&oldest).is_some_and(|users| users.opens > 0);
-        if is_used { None } else { self.inodes.remove(&oldest) }
+        if is_used { None } else { self.remove_inode(oldest) }
     }
 
     fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut Users)) -> bool {
@@ -342,7 +379,21 @@ impl ShardMap {
         if users.lookups > 0 || users.opens > 0 {
             return false;
         }
-        self.users.remove(&id).is_some_and(|users| users.unlinked)
+        self.remove_users(id).is_some_and(|users| users.unlinked)
+    }
+}
+
+fn count(of_root: &mut HashMap<RootId, usize, IdHash>, root: RootId) {
+    let number = of_root.entry(root).or_default();
+    *number = number.saturating_add(1);
+}
+
+fn uncount(of_root: &mut HashMap<RootId, usize, IdHash>, root: RootId) {
+    if let Some(number) = of_root.get_mut(&root) {
+        *number = number.saturating_sub(1);
+        if *number == 0 {
+            of_root.remove(&root);
+        }
     }
 }
 
@@ -403,6 +454,49 @@ mod tests {
     use super::*;
     use crate::types::{Caller, NewInode};
     use crate::{Fs, MountOptions};
+
+    #[test]
+    fn each_shard_counts_the_entries_of_each_subvolume() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        // Small shards, so that inodes are evicted.
+        fs.inodes.shard_limit.store(8, Ordering::Relaxed);
+        let check = || {
+            for shard in &fs.inodes.shards {
+                let map = shard.map.lock();
+                let mut counted: HashMap<RootId, usize, IdHash> = HashMap::default();
+                map.inodes.keys().chain(map.users.keys()).for_each(|id| count(&mut counted, id.root));
+                assert!(counted.iter().all(|(root, number)| map.of_root.get(root) == Some(number)), "I4");
+                assert_eq!(counted.len(), map.of_root.len(), "I4");
+            }
+        };
+        let dirs: Vec<InodeId> = (0..3)
+            .map(|number| fs.create_subvolume(fs.root(), number.to_string().as_bytes(), &Caller::ROOT).unwrap())
+            .collect();
+        for number in 0..2000usize {
+            let (dir, name) = (dirs[number % 3], (number % 700).to_string());
+            let Ok(file) = fs.create(dir, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT) else {
+                fs.unlink(dir, name.as_bytes()).unwrap();
+                continue;
+            };
+            match number % 5 {
+                0 => fs.inodes.add_lookup(file.id),
+                1 => fs.inodes.add_open(file.id),
+                2 => fs.forget(file.id, 1),
+                3 => fs.release_inode(file.id),
+                _ => assert!(fs.lookup(dir, name.as_bytes()).is_ok()),
+            }
+        }
+        check();
+        let used: usize = dirs.iter().map(|dir| fs.inodes.used_of(dir.root).len()).sum();
+        assert!(used > 0);
+        fs.delete_subvolume(fs.root(), b"0", None).unwrap();
+        fs.inodes.used_of(dirs[0].root).into_iter().for_each(|id| fs.inodes.drop_users(id));
+        check();
+        fs.close().unwrap();
+        check();
+    }
 
     #[test]
     fn unrequested_new_inodes_are_evicted_first() {
