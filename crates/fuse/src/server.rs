@@ -11,6 +11,7 @@
 //! acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the kernel's
 //! writeback cache, the kernel acknowledges writes, and owns the size and times of regular files.
 
+mod attributes;
 mod read_dir;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +29,7 @@ use ubtrfs_fs::{
 
 use crate::activity::Activity;
 use crate::admin_ioctl;
-use crate::attr::{present_time, set_time, timespec, wire_attr, wire_statx};
+use crate::attr::{present_time, wire_attr, wire_statx};
 use crate::btrfs_ioctl::{self, Answer};
 use crate::caller::{Groups, caller};
 use crate::dir_end::DirectoryReaders;
@@ -38,7 +39,7 @@ use crate::ioctl::{self, IoctlCaller};
 use crate::lent_device::LentDevice;
 use crate::mount::MountConfig;
 use crate::node::Nodes;
-use crate::protocol::{Entry, Features, Operation, Reply, Request, Setattr, Statfs};
+use crate::protocol::{Entry, Features, Operation, Reply, Request, Statfs};
 use crate::running_programs::RunningPrograms;
 use crate::seek::PageFlusher;
 use crate::subvolume_ioctl::{self, Command};
@@ -185,33 +186,6 @@ impl Server {
         reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
-    /// Clears set-user-id of a file whose content changed, and set-group-id unless `without_set_id` keeps it. The
-    /// kernel has found that the caller may not keep these bits.
-    fn clear_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
-        let attr = self.fs.getattr(id)?;
-        self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
-    }
-
-    /// Removes the capability ([`Self::drop_capability`]), and clears set-user-id and set-group-id like
-    /// [`Self::clear_suid_sgid`], after a content change for which the kernel does not tell whether the caller may keep
-    /// these bits.
-    fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
-        self.drop_capability(id, false)?;
-        let attr = self.fs.getattr(id)?;
-        if attr.mode & (mode::SETUID | mode::SETGID) == 0 || self.groups.may_keep_set_id(req) {
-            return Ok(());
-        }
-        self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
-    }
-
-    fn keep_of_mode(&self, id: InodeId, attr: &Attr, kept: u32) -> Result<()> {
-        if kept != attr.mode {
-            self.fs.drop_privileges(id, kept)?;
-            self.seeker.attributes_changed(self.nodes.node(id));
-        }
-        Ok(())
-    }
-
     /// Fails if the flags ask to write or truncate a file that must not be changed so. The check must happen at open,
     /// because the kernel sends writes later, from the page cache, when the writing program no longer gets an error.
     /// Returns whether the file is open for appending only.
@@ -239,15 +213,6 @@ impl Server {
             return Err(Error::NotPermitted("the file is append-only"));
         }
         self.fs.write(id, offset, data)
-    }
-
-    /// Removes the capability of a file whose content changes. In a mount with extended attributes, the kernel does so
-    /// itself, except for files that are open for appending only, whose writes bypass the kernel's page cache.
-    fn drop_capability(&self, id: InodeId, appends_only: bool) -> Result<()> {
-        if self.no_xattrs || appends_only {
-            self.fs.drop_capability(id)?;
-        }
-        Ok(())
     }
 
     fn new_inode(&self, parent: u64, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
@@ -600,69 +565,6 @@ impl Server {
             attr = self.fs.getattr(id)?;
         }
         Ok(attr)
-    }
-
-    fn setattr(&self, req: &Request<'_>, wire: &Setattr, reply: &mut Reply<'_>) -> Result<()> {
-        self.activity.note_change();
-        // ftruncate to the same size changes the times; truncate does not.
-        let touched = (wire.size().is_some() && wire.is_by_handle()).then_some(SetTime::Now);
-        let id = self.id(req.node)?;
-        if wire.is_empty() {
-            let attr = self.chown_to_nobody(req, id)?;
-            self.reply_attr(&attr, reply);
-            return Ok(());
-        }
-        let set = SetAttr {
-            mode: wire.mode().map(|mode| mode & mode::PERMISSIONS),
-            uid: wire.uid(),
-            gid: wire.gid(),
-            size: wire.size(),
-            atime: wire.atime().map(set_time),
-            mtime: wire.mtime().map(set_time).or(touched),
-            ctime: wire.ctime().map(timespec),
-            otime: None,
-        };
-        let before = match set.uid.or(set.gid) {
-            Some(_) => Some(self.fs.getattr(id)?),
-            None => None,
-        };
-        // With `no_open`, the server checked nothing when the file was opened, so a truncation must fail here if the
-        // file is immutable.
-        let mut attr = match set.size.is_some() && wire.is_by_handle() && !self.no_open {
-            true => self.fs.setattr_opened(id, &set, &caller(req, 0))?,
-            false => self.fs.setattr(id, &set, &caller(req, 0))?,
-        };
-        if set.size.is_some() {
-            self.drop_capability(id, false)?;
-        }
-        if let Some(before) = before.filter(|before| !before.is_dir()) {
-            let kept = self.groups.mode_after_chown(req, attr.mode, before.gid);
-            self.keep_of_mode(id, &attr, kept)?;
-            attr.mode = kept;
-        } else if wire.kills_suid_sgid() && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
-            self.clear_suid_sgid(req, id)?;
-            attr = self.fs.getattr(id)?;
-        }
-        self.reply_attr(&attr, reply);
-        Ok(())
-    }
-
-    /// Handles a chown that sets neither user nor group. Such a chown changes ctime, even of immutable files, and
-    /// clears the set-id bits like any chown. The kernel also sends such a chown before a fallocate by a user who is
-    /// not the owner. So nothing changes if the file has set-id bits and the caller is neither the owner nor
-    /// privileged.
-    fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
-        let attr = self.fs.getattr(id)?;
-        let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;
-        let set = if !has_bits {
-            let mtime = Some(SetTime::At(attr.mtime));
-            SetAttr { mtime, ctime: Some(present_time()), ..SetAttr::default() }
-        } else if req.uid == attr.uid || self.groups.acts_as_owner(req) {
-            SetAttr { uid: Some(attr.uid), ..SetAttr::default() }
-        } else {
-            return Ok(attr);
-        };
-        self.fs.setattr(id, &set, &caller(req, 0))
     }
 
     fn open(&self, req: &Request<'_>, flags: i32, reply: &mut Reply<'_>, place: &Place<'_>) -> Done {
