@@ -97,6 +97,15 @@ pub(crate) fn decode(tree: &Tree, key: &Key, item: &[u8], sectorsize: u32) -> Re
     decode_of(tree.id(), key, item, sectorsize)
 }
 
+/// The target of a symbolic link, from its extent; `None` if the extent cannot be that of a symbolic link. The target ends
+/// at the first zero byte, which mkfs.btrfs --rootdir stores behind it.
+pub(crate) fn link_target(body: FileExtentBody) -> Option<Vec<u8>> {
+    let FileExtentBody::Inline(mut target) = body else { return None };
+    let end = target.iter().position(|byte| *byte == 0).unwrap_or(target.len());
+    target.truncate(end);
+    Some(target)
+}
+
 /// Decodes and checks an item of this tree (I1 to I3).
 pub(crate) fn decode_of(tree: RootId, key: &Key, item: &[u8], sectorsize: u32) -> Result<ExtentAt> {
     let sectorsize = u64::from(sectorsize);

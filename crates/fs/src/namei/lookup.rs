@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::item::{FileExtent, FileExtentBody, FileType};
+use ubtrfs_format::item::{FileExtent, FileType};
 use ubtrfs_format::{Key, KeyType};
 
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
 use crate::items::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree};
+use crate::items::file_extent::link_target;
 use crate::types::{Attr, DirEntryOut, InodeId, mode};
 
 impl Fs {
@@ -200,10 +201,8 @@ impl Fs {
             }
             let key = Key::new(id.ino.0, KeyType::EXTENT_DATA, 0);
             let raw = inode.home.tree.get(&key)?.ok_or_else(|| bad_target(id.ino.0))?;
-            match FileExtent::decode(&raw).map_err(in_tree(&inode.home.tree))?.body {
-                FileExtentBody::Inline(target) => target,
-                FileExtentBody::Regular(_) | FileExtentBody::Prealloc(_) => return Err(bad_target(id.ino.0)),
-            }
+            let extent = FileExtent::decode(&raw).map_err(in_tree(&inode.home.tree))?;
+            link_target(extent.body).ok_or_else(|| bad_target(id.ino.0))?
         };
         self.touch_atime(&inode);
         Ok(target)

@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use ubtrfs_format::item::{DirEntry, FileExtentBody, FileType, InodeFlags, InodeItem};
+use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, InodeItem};
 use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_stream::{Command, Version};
 use ubtrfs_tree::{Diff, ItemChange, NodeSource};
@@ -33,7 +33,7 @@ use super::tree::{Link, SentTree, is_dir, is_regular, is_same};
 use crate::Fs;
 use crate::error::Result;
 use crate::inode::xattr::CAPABILITY;
-use crate::items::file_extent::{ExtentAt, decode_of};
+use crate::items::file_extent::{ExtentAt, decode_of, link_target};
 use crate::types::{mode, rdev_of_item};
 
 /// Writes one subvolume into a pipeline.
@@ -318,10 +318,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         let missing = || self.new.wrong("symbolic link", ino, "expected an inline extent");
         let item = self.new.get(&key)?.ok_or_else(missing)?;
         let extent = self.decode(self.new, &key, &item)?.extent;
-        match extent.body {
-            FileExtentBody::Inline(target) if !target.contains(&0) => Ok(target),
-            _ => Err(missing()),
-        }
+        link_target(extent.body).filter(|target| !target.is_empty()).ok_or_else(missing)
     }
 
     /// Adds a name to an inode.
