@@ -49,6 +49,8 @@ pub(crate) struct Inode {
     hole: Option<u64>,
     bytes: u64,
     inline_len: Option<u64>,
+    /// Whether the inline data is not compressed and its last byte is zero.
+    ends_with_zero: bool,
     /// Whether the inode is a directory with entries of subvolumes.
     pub(crate) has_subvolumes: bool,
     /// Whether a block that may have held items of this inode could not be read (I2).
@@ -243,6 +245,7 @@ impl<'a> Checker<'a> {
         }
         if kind == 0 {
             inode.inline_len = Some(ram_bytes);
+            inode.ends_with_zero = compression == 0 && data.len() > 21 && data.last() == Some(&0);
             inode.bytes = inode.bytes.saturating_add(ram_bytes);
             let end = start.saturating_add(ram_bytes).checked_next_multiple_of(self.sectorsize);
             inode.extent_end = end.unwrap_or(u64::MAX);
@@ -364,7 +367,11 @@ impl<'a> Checker<'a> {
         if is_file && facts.nbytes != inode.bytes && !is_truncated {
             tell(Code::InodeNbytes, format!("has byte count {}, its extents have {} bytes", facts.nbytes, inode.bytes));
         }
-        if file_type == Some(FileType::Symlink) && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {
+        let is_symlink = file_type == Some(FileType::Symlink);
+        let ends_with_zero = inode.ends_with_zero && inode.inline_len == facts.size.checked_add(1);
+        if is_symlink && inode.nr_extents == 1 && ends_with_zero {
+            tell(Code::SymlinkEnd, "a zero byte follows the symbolic link's target".to_owned());
+        } else if is_symlink && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {
             tell(Code::InodeSize, format!("the symbolic link's size {} is not the length of its target", facts.size));
         }
         // Holes past the end of the file need no items, even if allocated space follows them.

@@ -72,6 +72,7 @@ codes! {
     InodeMissing = "E-INODE-MISSING", "An inode has items or names, but no inode item.";
     InodeNlink = "E-INODE-NLINK", "An inode's link count is not the number of its names.";
     InodeSize = "E-INODE-SIZE", "A directory's size is not twice the sum of its names' lengths, or a symbolic link's size is not its target's length.";
+    SymlinkEnd = "W-SYMLINK-END", "A symbolic link's target ends with a zero byte that its size does not count, as mkfs.btrfs --rootdir writes it.";
     InodeNbytes = "E-INODE-NBYTES", "An inode's byte count is not the sum of its extents.";
     InodeItems = "E-INODE-ITEMS", "An inode has items that its type cannot have, items of unknown types, an invalid mode, or a generation in the future.";
     InodeNames = "E-INODE-NAMES", "DIR_ITEM, DIR_INDEX and INODE_REF of a name do not agree.";

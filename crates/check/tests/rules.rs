@@ -16,8 +16,8 @@ use ubtrfs_format::csum::CsumType;
 use ubtrfs_format::node::NodeView;
 use ubtrfs_format::{Key, KeyType, objectid};
 use ubtrfs_testkit::{
-    Corruption, Corruptor, Damage, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, RawBlock, Rng, Target,
-    btrfs_check, btrfs_check_output, capability, run,
+    Corruption, Corruptor, Damage, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, RawBlock, Rng,
+    Target, btrfs_check, btrfs_check_output, capability, run,
 };
 
 type Items = Vec<(Key, Vec<u8>)>;
@@ -422,6 +422,36 @@ fn free_space_where_the_next_block_group_will_be_is_found() {
     let (report, _) = check(image.path());
     assert!(report.is_clean(), "{report:?}");
     assert_eq!(report.counts.get(&Code::FreeSpaceStale), Some(&1));
+}
+
+/// mkfs.btrfs stores the target of a symbolic link with a zero byte behind it.
+#[test]
+fn symbolic_links_of_mkfs_with_a_root_directory_are_no_damage() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let long = "x".repeat(2000);
+    for (name, target) in [("short", "target"), ("long", &*long)] {
+        std::os::unix::fs::symlink(target, dir.path().join(name)).unwrap();
+    }
+    let image = Image::empty(200 << 20).unwrap();
+    run("mkfs.btrfs", ["-q".as_ref(), "--rootdir".as_ref(), dir.path().as_os_str(), image.path().as_os_str()]).unwrap();
+    btrfs_check(image.path()).unwrap();
+    assert!([vec![], vec![Code::SymlinkEnd]].contains(&codes(&image)));
+    let fs = FsTarget::open(image.path(), "ro").unwrap();
+    for (name, target) in [("short", "target"), ("long", &*long)] {
+        let link = fs.lookup(name.as_bytes()).unwrap();
+        assert_eq!((link.size, fs.fs().readlink(link.id).unwrap()), (target.len() as u64, target.as_bytes().to_vec()));
+    }
+    // Any other difference between size and target is damage.
+    drop(fs);
+    craft(&image, |items| {
+        let Some(at) = items.iter().position(|(key, _)| key.item_type == KeyType::EXTENT_DATA) else { return false };
+        *items[at].1.last_mut().unwrap() = b'y';
+        true
+    });
+    assert!(codes(&image).contains(&Code::InodeSize));
 }
 
 #[test]
