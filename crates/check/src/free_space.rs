@@ -90,7 +90,7 @@ impl<'a> Checker<'a> {
         let (Ok(info), Some(end)) = (FreeSpaceInfo::decode(data), key.objectid.checked_add(key.offset)) else { return };
         let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
         let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
-        // mkfs.btrfs 6.2 and older leaves entries of its temporary block groups behind, in unused address space. Such
+        // mkfs.btrfs up to 6.16 leaves entries of its temporary block groups behind, in unused address space. Such
         // entries are stale, but harmless.
         let before_end = self.groups.list.partition_point(|group| group.start < end);
         let last = before_end.checked_sub(1).and_then(|at| self.groups.list.get(at));

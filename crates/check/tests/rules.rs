@@ -16,7 +16,7 @@ use ubtrfs_format::csum::CsumType;
 use ubtrfs_format::node::NodeView;
 use ubtrfs_format::{Key, KeyType, objectid};
 use ubtrfs_testkit::{
-    Corruption, Corruptor, Damage, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, RawBlock, Rng,
+    Corruption, Corruptor, Damage, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, NodeKind, RawBlock, Rng,
     Target, btrfs_check, btrfs_check_output, capability, run,
 };
 
@@ -422,6 +422,97 @@ fn free_space_where_the_next_block_group_will_be_is_found() {
     let (report, _) = check(image.path());
     assert!(report.is_clean(), "{report:?}");
     assert_eq!(report.counts.get(&Code::FreeSpaceStale), Some(&1));
+}
+
+/// mkfs.btrfs up to 6.16 leaves free space infos of no block group. A later block group can get the same address.
+#[test]
+fn commits_replace_stale_free_space_in_the_place_of_a_new_block_group() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", sync);
+    let end = Corruptor::new(&image).unwrap().chunk_end();
+    craft_in(&image, 10, |items| {
+        let is_last = items.last().is_some_and(|(key, _)| key.objectid < end);
+        if is_last {
+            items.push((Key::new(end + (1 << 20), KeyType::FREE_SPACE_INFO, 1 << 20), vec![1, 0, 0, 0, 0, 0, 0, 0]));
+            items.push((Key::new(end + (1 << 20), KeyType::FREE_SPACE_EXTENT, 1 << 20), Vec::new()));
+        }
+        is_last
+    });
+    assert_eq!(codes(&image), [Code::FreeSpace]);
+    let mut fs = FsTarget::open(image.path(), "").unwrap();
+    fs.create(b"f", NodeKind::File, 0o644, (0, 0)).unwrap();
+    for piece in 0..100 {
+        fs.write(b"f", piece << 20, &[7; 1 << 20]).unwrap();
+    }
+    fs.close().unwrap();
+    assert!(Corruptor::new(&image).unwrap().chunk_end() > end + (2 << 20), "a block group was made");
+    assert_agreed_clean(&image);
+}
+
+/// Kernels since 7.1 compress the whole sector of a short file. `ram_bytes` is then less than the length of the
+/// decompressed data, whose rest is ignored.
+#[test]
+fn an_inline_extent_may_decompress_to_more_than_its_ram_bytes() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let content: Vec<u8> = (0..4095_u32).map(|at| b'a' + (at / 40 % 26) as u8).collect();
+    for method in ["zlib", "lzo", "zstd"] {
+        let image = made(&format!("compress-force={method}"), |root| {
+            fs::write(root.join("f"), &content).unwrap();
+            sync(root);
+        });
+        const SHORT: usize = 100;
+        craft(&image, |items| {
+            let Some((_, inode)) = find(items, 257, KeyType::INODE_ITEM) else { return false };
+            number(inode, 16, SHORT as u64);
+            number(inode, 24, SHORT as u64);
+            let (_, extent) = find(items, 257, KeyType::EXTENT_DATA).unwrap();
+            assert!(extent[16] != 0 && extent[20] == 0, "a compressed inline extent");
+            number(extent, 8, SHORT as u64);
+            true
+        });
+        assert_agreed_clean(&image);
+        let open = || FsTarget::open(image.path(), "").unwrap();
+        let mut fs = open();
+        assert_eq!(fs.read(b"f", 0, 8000).unwrap(), content[..SHORT], "{method}");
+        // Bytes of the stream behind the end must not appear when the file grows, or when it is written again.
+        let mut expected = content[..SHORT].to_vec();
+        fs.truncate(b"f", 60).unwrap();
+        fs.truncate(b"f", 3000).unwrap();
+        expected.truncate(60);
+        expected.resize(3000, 0);
+        assert_eq!(fs.read(b"f", 0, 8000).unwrap(), expected, "{method}");
+        fs.close().unwrap();
+        assert_agreed_clean(&image);
+        let mount = LoopMount::new(image.path(), "").unwrap();
+        assert_eq!(fs::read(mount.join("f")).unwrap(), expected, "{method}");
+    }
+    for (offset, end) in [(50, 52), (100, 102), (3000, 3002), (9000, 9002)] {
+        let image = made("compress-force=zstd", |root| {
+            fs::write(root.join("f"), &content).unwrap();
+            sync(root);
+        });
+        craft(&image, |items| {
+            let Some((_, inode)) = find(items, 257, KeyType::INODE_ITEM) else { return false };
+            number(inode, 16, 100);
+            number(inode, 24, 100);
+            number(&mut find(items, 257, KeyType::EXTENT_DATA).unwrap().1, 8, 100);
+            true
+        });
+        let mut fs = FsTarget::open(image.path(), "").unwrap();
+        fs.write(b"f", offset, b"zz").unwrap();
+        let mut expected = content[..100].to_vec();
+        expected.resize(expected.len().max(end), 0);
+        expected[offset as usize..end].copy_from_slice(b"zz");
+        assert_eq!(fs.read(b"f", 0, 20_000).unwrap(), expected);
+        fs.close().unwrap();
+        assert_agreed_clean(&image);
+        let mount = LoopMount::new(image.path(), "").unwrap();
+        assert_eq!(fs::read(mount.join("f")).unwrap(), expected);
+    }
 }
 
 /// mkfs.btrfs stores the target of a symbolic link with a zero byte behind it.

@@ -240,7 +240,7 @@ impl<'i> Corruptor<'i> {
                 at.map(|at| items.insert(at + 1, (Key { item_type: KeyType(8), ..items[at].0 }, Vec::new()))).is_some()
             }),
             C::FreeSpaceAdded => {
-                let end = self.chunks.iter().map(|(start, chunk)| start + chunk.length).max().context("a chunk")?;
+                let end = self.chunk_end();
                 self.rewrite("free space behind the last block group added", |owner, items| {
                     let is_last = owner == 10 && items.last().is_some_and(|(key, _)| key.objectid < end);
                     if is_last {
@@ -352,6 +352,11 @@ impl<'i> Corruptor<'i> {
             }
             C::SuperGeneration => self.superblock(rng, &SUPERBLOCK_OFFSETS, 72, |_, old| old - 1, true),
         }
+    }
+
+    /// The end of the last chunk.
+    pub fn chunk_end(&self) -> u64 {
+        self.chunks.iter().map(|(start, chunk)| start + chunk.length).max().unwrap_or_default()
     }
 
     /// Calls `change` with the owner and the items of one leaf after another, until `change` has changed a leaf. Writes
