@@ -72,7 +72,7 @@ fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], asker: &IoctlCaller<'_>) -> Re
     for (flag, xflag) in XFLAGS {
         if xflags & xflag != 0 { flags |= flag } else { flags &= !flag }
     }
-    set_flags(fs, id, flags, asker)
+    fs.set_inode_xflags(id, flags, &asker.caller, (asker.flag_rights)()).map(|()| Vec::new())
 }
 
 /// Whether the flags are those of an immutable file, which must not be opened for writing.

@@ -181,6 +181,23 @@ impl Fs {
     /// Sets flags as FS_IOC_SETFLAGS does, with the rights in `rights` instead of those that the caller's user id
     /// gives. The user id still decides whether the caller owns the inode.
     pub fn set_inode_flags_with(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
+        self.change_inode_flags(id, flags, false, caller, rights)
+    }
+
+    /// Sets flags as FS_IOC_FSSETXATTR does: `flags` are flags of FS_IOC_SETFLAGS, and those for compression are ignored,
+    /// so the property `btrfs.compression` stays as it is.
+    pub fn set_inode_xflags(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
+        self.change_inode_flags(id, flags, true, caller, rights)
+    }
+
+    fn change_inode_flags(
+        &self,
+        id: InodeId,
+        flags: u32,
+        keeps_compression: bool,
+        caller: &Caller,
+        rights: FlagRights,
+    ) -> Result<()> {
         if flags & !SETTABLE != 0 {
             return Err(Error::NotSupported("these inode flags"));
         }
@@ -193,6 +210,11 @@ impl Fs {
         let reservation = self.reserve(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
         let old = to_ioctl_flags(state.item.flags());
+        let about_compression = FS_COMPR | FS_NOCOMP;
+        let flags = match keeps_compression {
+            true => flags & !about_compression | old & about_compression,
+            false => flags,
+        };
         let flags = mask_for_type(&state, flags);
         if (old ^ flags) & (FS_IMMUTABLE | FS_APPEND) != 0 && !rights.immutable {
             return Err(Error::NotPermitted("changing immutable or append needs CAP_LINUX_IMMUTABLE"));
@@ -202,7 +224,6 @@ impl Fs {
         }
         // To switch between NOCOW and the flags for compression, Linux requires two calls: one clears the old flag, the
         // next sets the new one.
-        let about_compression = FS_COMPR | FS_NOCOMP;
         if (old & FS_NOCOW != 0 && flags & about_compression != 0)
             || (old & about_compression != 0 && flags & FS_NOCOW != 0)
         {
@@ -210,8 +231,10 @@ impl Fs {
         }
         let mut changes = Vec::new();
         let before = (state.item.flags, state.compression);
-        self.plan_compression_flags(&mut changes, &inode, &mut state, flags)
-            .inspect_err(|_| (state.item.flags, state.compression) = before)?;
+        if !keeps_compression {
+            self.plan_compression_flags(&mut changes, &inode, &mut state, flags)
+                .inspect_err(|_| (state.item.flags, state.compression) = before)?;
+        }
         apply_ioctl_flags(&mut state, flags);
         state.item.ctime = Timespec::now();
         state.item.sequence = state.item.sequence.wrapping_add(1);
