@@ -156,7 +156,8 @@ impl Server {
 
     /// How long the kernel may keep attributes (S3).
     fn attr_ttl(&self, attr: &Attr) -> Duration {
-        if self.fs.is_being_received(attr.id.root) {
+        // A stub has the owner of the directory above, which can change.
+        if self.fs.is_being_received(attr.id.root) || attr.id.stub_of().is_some() {
             return Duration::ZERO;
         }
         if attr.mode & mode::TYPE != mode::REGULAR {
@@ -177,7 +178,7 @@ impl Server {
             node: self.nodes.node(attr.id),
             generation: attr.generation.0,
             attr: wire_attr(attr, self.nodes.st_ino(attr.id)),
-            ttl: self.name_ttl(attr.id),
+            ttl: if attr.id.stub_of().is_some() { Duration::ZERO } else { self.name_ttl(attr.id) },
             attr_ttl: self.attr_ttl(attr),
         }
     }

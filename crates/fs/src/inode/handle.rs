@@ -85,7 +85,10 @@ impl Fs {
         let home = Home::new(subvolume);
         let tree = &home.tree;
         if id.is_stub() {
-            let state = RwLock::new(empty_dir(&home)?);
+            let parent = load_item(tree, self.parent(id)?.ino)?;
+            let mut state = InodeState::new(load_item(tree, Ino::ROOT_DIR)?);
+            make_stub(&mut state.item, &parent);
+            let state = RwLock::new(state);
             return Ok(Arc::new(Inode { id, home, state, writeback: Default::default() }));
         }
         let item = load_item(tree, id.ino)?;
@@ -222,12 +225,12 @@ pub(crate) fn load_item(tree: &Tree, ino: Ino) -> Result<InodeItem> {
     Ok(item)
 }
 
-/// The state of the empty directory that an [`InodeId::stub`] names.
-fn empty_dir(subvolume: &Subvolume) -> Result<InodeState> {
-    let mut item = load_item(&subvolume.tree, Ino::ROOT_DIR)?;
+/// Gives the item of a stub directory ([`InodeId::stub`]) its attributes. As on Linux, the owner is that of the directory
+/// that holds the stub's name.
+pub(crate) fn make_stub(item: &mut InodeItem, parent: &InodeItem) {
     item.mode = mode::DIRECTORY | 0o755;
-    (item.size, item.nbytes, item.nlink, item.uid, item.gid, item.flags) = (0, 0, 1, 0, 0, 0);
-    Ok(InodeState::new(item))
+    (item.size, item.nbytes, item.nlink, item.flags) = (0, 0, 1, 0);
+    (item.uid, item.gid) = (parent.uid, parent.gid);
 }
 
 const DAY: i64 = 24 * 60 * 60;

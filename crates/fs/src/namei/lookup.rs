@@ -7,6 +7,7 @@ use ubtrfs_format::{Key, KeyType};
 
 use crate::Fs;
 use crate::error::{Error, Result};
+use crate::inode::handle::make_stub;
 use crate::inode::state::Inode;
 use crate::items::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree};
 use crate::items::file_extent::link_target;
@@ -111,6 +112,10 @@ impl Fs {
             Error::Stale => dangling(&entry),
             other => other,
         })?;
+        if id.is_stub() {
+            // Linux makes a new stub at each lookup, which has the present owner of the directory.
+            make_stub(&mut inode.write()?.item, &state.item);
+        }
         if count {
             self.count_lookup(id);
         }
