@@ -659,8 +659,10 @@ impl Server {
         self.activity.note_change();
         let mode = FallocateMode::from_bits(mode).ok_or(Error::NotSupported("this fallocate mode"))?;
         let id = self.id(req.node)?;
-        self.fs.fallocate(id, offset, length, mode)?;
-        self.content_changed(req, id)
+        match self.fs.fallocate_if_needed(id, offset, length, mode)? {
+            true => self.content_changed(req, id),
+            false => Ok(()),
+        }
     }
 
     fn lseek(&self, node: u64, offset: u64, whence: u32, place: &Place<'_>) -> Result<u64> {

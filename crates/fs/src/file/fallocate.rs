@@ -28,8 +28,14 @@ use crate::{Error, FallocateMode, Fs, InodeId, Result};
 
 impl Fs {
     /// Preallocates, punches or zeroes `len` bytes at `offset`.
-    #[allow(clippy::arithmetic_side_effects, reason = "a difference of flags")]
     pub fn fallocate(&self, id: InodeId, offset: u64, len: u64, mode: FallocateMode) -> Result<()> {
+        self.fallocate_if_needed(id, offset, len, mode).map(drop)
+    }
+
+    /// Works like [`Self::fallocate`], and returns whether the file changed: a punched range that is a hole already
+    /// changes nothing.
+    #[allow(clippy::arithmetic_side_effects, reason = "a difference of flags")]
+    pub fn fallocate_if_needed(&self, id: InodeId, offset: u64, len: u64, mode: FallocateMode) -> Result<bool> {
         let known = FallocateMode::KEEP_SIZE | FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE;
         if !(mode - known).is_empty() {
             return Err(Error::NotSupported("this mode of fallocate"));
@@ -55,14 +61,14 @@ impl Fs {
         match mode - FallocateMode::KEEP_SIZE {
             FallocateMode::PUNCH_HOLE if keep_size => self.punch_hole(&inode, offset..end),
             FallocateMode::PUNCH_HOLE => Err(Error::NotSupported("punching a hole without keeping the size")),
-            FallocateMode::ZERO_RANGE => self.allocate_range(&inode, offset..end, keep_size, true),
-            none if none.is_empty() => self.allocate_range(&inode, offset..end, keep_size, false),
+            FallocateMode::ZERO_RANGE => self.allocate_range(&inode, offset..end, keep_size, true).map(|()| true),
+            none if none.is_empty() => self.allocate_range(&inode, offset..end, keep_size, false).map(|()| true),
             _ => Err(Error::NotSupported("punching and zeroing at once")),
         }
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "the range ends at most at `MAX_SIZE`, rounded up to a sector")]
-    fn punch_hole(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+    fn punch_hole(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<bool> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         // Only the partial sectors at the ends take new space. Whole sectors can be punched at a quota limit and on a
         // full filesystem.
@@ -75,7 +81,7 @@ impl Fs {
         let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
         if !self.punch_changes(inode, state, &range)? {
-            return Ok(());
+            return Ok(false);
         }
         let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
         // If the range reaches the end of the file, the hole also covers the rest of the file's last sector.
@@ -89,7 +95,7 @@ impl Fs {
         if !inner.is_empty() {
             self.drop_data(inode, state, inner)?;
         }
-        self.put_changed(inode, state, 0)
+        self.put_changed(inode, state, 0).map(|()| true)
     }
 
     /// Whether punching a hole changes a file and its times. If the range is already a hole, punching changes neither.
