@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use ubtrfs_control::file::without_set_id;
 use ubtrfs_control::{FileId, LocalProcesses, Processes};
 use ubtrfs_fs::{Caller, FlagRights};
@@ -168,6 +169,31 @@ impl Processes for Groups {
             Some(helper) => helper.is_read_only_for(pid, device),
             None => LocalProcesses.is_read_only_for(pid, device),
         }
+    }
+}
+
+/// The last removal of a file's capabilities: the thread and the node.
+///
+/// Before a write to a file with capabilities, the kernel removes them, and then sends a SETATTR that sets nothing. It
+/// sends an equal SETATTR for a chown that sets neither user nor group, which clears set-id bits even if root calls it.
+/// The removal by the same thread tells the two apart. If other threads remove capabilities in between, the bits are
+/// cleared.
+#[derive(Debug, Default)]
+pub(crate) struct RemovedCapability(Mutex<Option<(u32, u64)>>);
+
+impl RemovedCapability {
+    pub(crate) fn note(&self, req: &Request<'_>) {
+        *self.0.lock() = Some((req.pid, req.node));
+    }
+
+    /// Whether the request follows a removal by the same thread from the same file. A removal counts once.
+    pub(crate) fn precedes(&self, req: &Request<'_>) -> bool {
+        let mut last = self.0.lock();
+        let precedes = *last == Some((req.pid, req.node));
+        if precedes {
+            *last = None;
+        }
+        precedes
     }
 }
 

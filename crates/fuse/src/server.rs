@@ -31,7 +31,7 @@ use crate::activity::Activity;
 use crate::admin_ioctl;
 use crate::attr::{present_time, wire_attr, wire_statx};
 use crate::btrfs_ioctl::{self, Answer};
-use crate::caller::{Groups, caller};
+use crate::caller::{Groups, RemovedCapability, caller};
 use crate::dir_end::DirectoryReaders;
 use crate::host::MountHost;
 use crate::interrupt::Interrupts;
@@ -79,6 +79,8 @@ const UNOPENED: u64 = 0;
 
 /// The extended attribute of the access ACL. Setting it also changes the file's permission bits.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+/// The extended attribute of the capabilities that a program gets from its file.
+const CAPABILITY: &[u8] = b"security.capability";
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
@@ -98,6 +100,7 @@ pub(crate) struct Server {
     dir_ends: DirectoryReaders,
     running_programs: RunningPrograms,
     groups: Groups,
+    removed_capability: RemovedCapability,
     host: Arc<MountHost>,
     /// Name of the control socket: the value of [`CONTROL_XATTR`], and the answer to [`ASK_MOUNT`].
     control: Vec<u8>,
@@ -121,7 +124,7 @@ impl Server {
     ) -> Self {
         let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
         let (no_xattrs, no_open) = (config.no_xattrs, config.no_open);
-        let (dir_ends, running_programs) = Default::default();
+        let (dir_ends, running_programs, removed_capability) = Default::default();
         Self {
             fs,
             nodes,
@@ -130,6 +133,7 @@ impl Server {
             dir_ends,
             running_programs,
             groups,
+            removed_capability,
             host,
             control,
             no_xattrs,
@@ -517,6 +521,9 @@ impl Server {
             Operation::Removexattr { name } => {
                 self.activity.note_change();
                 self.fs.removexattr(self.id(node)?, name, &Groups::xattr_caller(req, name))?;
+                if name == CAPABILITY {
+                    self.removed_capability.note(req);
+                }
             }
             Operation::Ioctl { cmd, data, out_size } => self.ioctl(req, cmd, data, out_size, reply, place)?,
             Operation::Fallocate { offset, length, mode } => self.fallocate(req, offset, length, mode)?,

@@ -56,11 +56,13 @@ impl Server {
     /// Handles a chown that sets neither user nor group. Such a chown changes ctime, even of immutable files, and
     /// clears the set-id bits like any chown. The kernel also sends such a chown before a fallocate by a user who is
     /// not the owner. So nothing changes if the file has set-id bits and the caller is neither the owner nor
-    /// privileged.
+    /// privileged. Before a write to a file with capabilities, the kernel sends such a chown too
+    /// ([`crate::caller::RemovedCapability`]), which keeps the set-id bits if the caller may keep them.
     fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
         let attr = self.fs.getattr(id)?;
         let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;
-        let set = if !has_bits {
+        let is_write = self.removed_capability.precedes(req) && self.groups.may_keep_set_id(req);
+        let set = if !has_bits || is_write {
             let mtime = Some(SetTime::At(attr.mtime));
             SetAttr { mtime, ctime: Some(present_time()), ..SetAttr::default() }
         } else if req.uid == attr.uid || self.groups.acts_as_owner(req) {
