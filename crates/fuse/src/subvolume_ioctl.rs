@@ -125,6 +125,10 @@ impl Command<'_> {
     }
 
     fn delete(&self, name: &[u8]) -> Result<Found> {
+        if matches!(name, b"" | b".") {
+            // On Linux, both name the directory itself, which this ioctl never deletes.
+            return Err(Error::AccessDenied.into());
+        }
         self.subvolume(Wanted::Delete { dir: 0, name: name.to_vec() })
     }
 }
