@@ -34,11 +34,21 @@ impl Mount {
     }
 
     fn on(below: Arc<MediumDevice>, device: Arc<dyn Device>, writeback_cache: bool) -> Self {
+        Self::with(below, device, &MountConfig { writeback_cache, ..MountConfig::default() })
+    }
+
+    /// A mount that all users may enter.
+    fn for_all_users(medium: Medium) -> Self {
+        let below = Arc::new(MediumDevice::new(medium));
+        let config = MountConfig { allow_other: true, default_permissions: true, ..MountConfig::default() };
+        Self::with(below.clone(), below, &config)
+    }
+
+    fn with(below: Arc<MediumDevice>, device: Arc<dyn Device>, config: &MountConfig) -> Self {
         let options = MountOptions { track_lookups: true, ..MountOptions::parse("commit=300").unwrap() };
         let fs = Fs::open(vec![device], options).unwrap();
         let dir = TempDir::with_prefix("ubtrfs-page-cache-").unwrap();
-        let config = MountConfig { writeback_cache, ..MountConfig::default() };
-        let session = Session::mount(fs, dir.path(), &config).unwrap();
+        let session = Session::mount(fs, dir.path(), config).unwrap();
         Self { below, dir, server: std::thread::spawn(move || session.run()) }
     }
 
@@ -148,6 +158,49 @@ fn flags_times_and_blocks_are_as_on_linux() {
         assert!(expected.lines().count() > 200 && expected.lines().count() == found.lines().count());
         assert!(different.is_empty(), "writeback_cache {writeback_cache}, Linux and ours:\n{different:#?}");
     }
+}
+
+/// Runs a part of `privileges.py` on Linux's btrfs and on a mount, and returns the lines that differ: Linux's and ours.
+fn differences(part: &str) -> Vec<(String, String)> {
+    if !can_run() || !capability::kernel_oracle() {
+        return Vec::new();
+    }
+    let program = format!("part = '{part}'\n{}", include_str!("privileges.py"));
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let expected = python(linux.path(), &program);
+    linux.close().unwrap();
+    let mount = Mount::for_all_users(fresh(256 << 20));
+    let found = python(mount.path(), &program);
+    judge(&mount.unmount());
+    assert!(expected.lines().count() > 3 && expected.lines().count() == found.lines().count(), "{expected}\n{found}");
+    let lines = expected.lines().map(str::to_owned).zip(found.lines().map(str::to_owned));
+    lines.filter(|(linux, ours)| linux != ours).collect()
+}
+
+#[test]
+fn a_stub_directory_has_the_owner_of_the_directory_above() {
+    assert_eq!(differences("stub"), []);
+}
+
+#[test]
+fn root_keeps_set_id_bits_of_a_file_whose_capabilities_a_write_removes() {
+    assert_eq!(differences("capabilities"), []);
+}
+
+#[test]
+fn fallocate_by_another_user_clears_set_id_bits_only_if_the_file_changes() {
+    assert_eq!(differences("fallocate"), []);
+}
+
+#[test]
+fn fssetxattr_keeps_the_compression_property() {
+    assert_eq!(differences("compression"), []);
+}
+
+#[test]
+fn deletion_of_the_name_dot_is_refused_with_the_error_of_linux() {
+    assert_eq!(differences("dot"), []);
 }
 
 #[test]
