@@ -102,6 +102,9 @@ pub(crate) fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata
             Err(errno) => return Err(OpenError::Io { path: path.to_owned(), source: errno.into() }),
         }
         if begun.elapsed() >= patience {
+            if mounted::is_locked_here(metadata.dev(), metadata.ino()) {
+                return Err(OpenError::OpenHere { path: path.to_owned() });
+            }
             let holder = mounted::lock_holder(metadata.dev(), metadata.ino());
             // The kernel releases the files of io_uring some time after a process has ended. It shows no holder then.
             if holder.is_some() || begun.elapsed() >= ENDED_PATIENCE {

@@ -473,12 +473,12 @@ mod tests {
         let (_dir, path) = image(4096);
         let writer = FileDevice::open(&path, Access::ReadWrite).unwrap();
         let refused = FileDevice::open(&path, Access::ReadWrite).unwrap_err();
-        assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
-        assert!(matches!(FileDevice::open(&path, Access::ReadOnly), Err(OpenError::Locked { .. })));
+        assert!(matches!(refused, OpenError::OpenHere { .. }), "{refused}");
+        assert!(matches!(FileDevice::open(&path, Access::ReadOnly), Err(OpenError::OpenHere { .. })));
         drop(writer);
         let _first = FileDevice::open(&path, Access::ReadOnly).unwrap();
         let _second = FileDevice::open(&path, Access::ReadOnly).unwrap();
-        assert!(matches!(FileDevice::open(&path, Access::ReadWrite), Err(OpenError::Locked { .. })));
+        assert!(matches!(FileDevice::open(&path, Access::ReadWrite), Err(OpenError::OpenHere { .. })));
     }
 
     #[test]

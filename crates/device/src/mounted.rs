@@ -269,6 +269,11 @@ fn server_of(mount: &Mount) -> Option<u32> {
 const LINKS_MAX: usize = 40;
 
 /// The process that holds a lock on this inode according to /proc/locks.
+/// Whether this process holds the lock of a file.
+pub(crate) fn is_locked_here(dev: u64, ino: u64) -> bool {
+    lock_holder_pid(dev, ino).is_some_and(|pid| pid == std::process::id().to_string())
+}
+
 fn lock_holder_pid(dev: u64, ino: u64) -> Option<String> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let wanted = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));

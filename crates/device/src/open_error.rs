@@ -33,6 +33,11 @@ pub enum OpenError {
         /// The process, if known.
         by: Option<String>,
     },
+    /// This process has the file open.
+    OpenHere {
+        /// The file.
+        path: PathBuf,
+    },
     /// The kernel has mounted the file.
     Mounted {
         /// The file.
@@ -128,6 +133,11 @@ impl std::fmt::Display for OpenError {
                 let by = by.as_deref().unwrap_or("another process");
                 write!(f, "{} is in use by {by}; wait until that process ends, or end it", shown(path))
             }
+            Self::OpenHere { path } => write!(
+                f,
+                "{} is open in this process already; use the open filesystem, or close it and drop its files first",
+                shown(path)
+            ),
             Self::Mounted { path, through, at } => {
                 write!(f, "{} is mounted by the kernel", shown(path))?;
                 if let Some(through) = through {

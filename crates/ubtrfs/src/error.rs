@@ -87,6 +87,7 @@ impl Error {
             Reason::Device(OpenError::ReadOnlyHost { .. }) => Errno::ROFS,
             Reason::Device(
                 OpenError::Locked { .. }
+                | OpenError::OpenHere { .. }
                 | OpenError::Mounted { .. }
                 | OpenError::Served { .. }
                 | OpenError::BackingInUse { .. },

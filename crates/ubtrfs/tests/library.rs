@@ -97,6 +97,18 @@ fn a_file_reads_writes_seeks_and_appends() {
 }
 
 #[test]
+fn an_image_that_is_open_in_this_process_is_called_so() {
+    let (_scratch, image, fs) = new_image();
+    let error = Filesystem::open_image(&image).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.kind(), ErrorKind::ResourceBusy);
+    assert!(text.contains("is open in this process already") && !text.contains("pid"), "{text}");
+    fs.close().unwrap();
+    // The last handle of the filesystem is gone, so the image can be opened again.
+    Filesystem::open_image(&image).unwrap().close().unwrap();
+}
+
+#[test]
 fn a_removed_file_stays_while_it_is_open() {
     let (_scratch, image, fs) = new_image();
     fs.write("/f", "still here").unwrap();
