@@ -22,8 +22,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # fn main() -> ubtrfs::Result<()> {
 /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
 /// let error = fs.read("/nothing").unwrap_err();
-/// assert_eq!(error.to_string(), "cannot open '/nothing': no such file or directory");
-/// assert_eq!((error.operation(), error.path().to_str()), ("open", Some("/nothing")));
+/// assert_eq!(error.to_string(), "cannot read '/nothing': no such file or directory");
+/// assert_eq!((error.operation(), error.path().to_str()), ("read", Some("/nothing")));
 /// // ENOENT.
 /// assert_eq!((error.errno(), error.kind()), (2, std::io::ErrorKind::NotFound));
 /// assert!(!error.is_corruption());
@@ -58,6 +58,12 @@ enum Reason {
 impl Error {
     pub(crate) fn new(operation: &'static str, path: &Path, cause: impl Into<Cause>) -> Self {
         Self(Box::new(Failure { operation, path: path.to_owned(), reason: cause.into().0 }))
+    }
+
+    /// The same reason, as the failure of a larger operation.
+    pub(crate) fn while_doing(mut self, operation: &'static str, path: &Path) -> Self {
+        (self.0.operation, self.0.path) = (operation, path.to_owned());
+        self
     }
 
     /// The failed operation, as a verb: "open", "rename".

@@ -86,7 +86,8 @@ impl Filesystem {
     /// As [`open`](Self::open); data whose checksum is wrong in all copies; `OutOfMemory` if memory cannot hold the
     /// content.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
-        self.open(path)?.read_all()
+        let path = path.as_ref();
+        self.open(path).and_then(|file| file.read_all()).map_err(|error| error.while_doing("read", path))
     }
 
     /// Replaces the content of a file. Makes the file if it does not exist.
@@ -103,7 +104,9 @@ impl Filesystem {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
-        self.create(path)?.write_all_at(0, content.as_ref())
+        let path = path.as_ref();
+        let written = self.create(path).and_then(|file| file.write_all_at(0, content.as_ref()));
+        written.map_err(|error| error.while_doing("write", path))
     }
 
     /// Makes a directory.

@@ -97,6 +97,18 @@ fn a_file_reads_writes_seeks_and_appends() {
 }
 
 #[test]
+fn errors_of_reading_and_writing_whole_files_name_what_failed() {
+    let (_scratch, _image, fs) = new_image();
+    fs.create_dir("/dir").unwrap();
+    let read = fs.read("/no").unwrap_err();
+    assert_eq!((read.operation(), &*read.to_string()), ("read", "cannot read '/no': no such file or directory"));
+    for (path, reason) in [("/dir", "is a directory"), ("/no/f", "no such file or directory")] {
+        let written = fs.write(path, "text").unwrap_err();
+        assert_eq!(written.to_string(), format!("cannot write '{path}': {reason}"));
+    }
+}
+
+#[test]
 fn an_image_that_is_open_in_this_process_is_called_so() {
     let (_scratch, image, fs) = new_image();
     let error = Filesystem::open_image(&image).unwrap_err();
@@ -178,8 +190,8 @@ fn errors_say_operation_path_and_reason() {
     fs.create_dir("/dir").unwrap();
     fs.write("/file", "").unwrap();
     let cases: [(ubtrfs::Result<()>, &str, ErrorKind); 7] = [
-        (fs.read("/no").map(drop), "cannot open '/no': no such file or directory", ErrorKind::NotFound),
-        (fs.read("/dir").map(drop), "cannot open '/dir': is a directory", ErrorKind::IsADirectory),
+        (fs.read("/no").map(drop), "cannot read '/no': no such file or directory", ErrorKind::NotFound),
+        (fs.read("/dir").map(drop), "cannot read '/dir': is a directory", ErrorKind::IsADirectory),
         (fs.create_dir("/dir"), "cannot make directory '/dir': file exists", ErrorKind::AlreadyExists),
         (fs.create_dir("/file/x"), "cannot make directory '/file/x': not a directory", ErrorKind::NotADirectory),
         (
