@@ -150,8 +150,8 @@ impl File {
 
     fn find_or_make(fs: &Filesystem, path: &Path, options: &OpenOptions) -> Result<Attr> {
         let make = || {
-            let default = if fs.caller().umask == 0 && fs.caller().is_privileged() { 0o644 } else { 0o666 };
-            fs.make("create", path, NewInode::file(options.mode.unwrap_or(default)))
+            let mode = options.mode.unwrap_or_else(|| fs.default_permissions(0o666));
+            fs.make("create", path, NewInode::file(mode))
         };
         if options.create_new {
             return make();

@@ -278,6 +278,13 @@ impl Filesystem {
         self.caller
     }
 
+    /// The permissions of a new inode that was asked for without any: `all`, from which the engine removes the caller's
+    /// umask. The default caller, root without a umask, gets what root gets with the usual umask of 022, so that not
+    /// everybody can write.
+    pub(crate) fn default_permissions(&self, all: u32) -> u32 {
+        if self.caller.umask == 0 && self.caller.is_privileged() { all & !0o022 } else { all }
+    }
+
     /// Makes all changes so far durable.
     ///
     /// ```

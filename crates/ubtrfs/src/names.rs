@@ -109,13 +109,16 @@ impl Filesystem {
         written.map_err(|error| error.while_doing("write", path))
     }
 
-    /// Makes a directory.
+    /// Makes a directory. Its permissions are 0777 without the bits of the caller's umask, but 0755 for the default
+    /// caller, which has no umask.
     ///
     /// ```
     /// # fn main() -> ubtrfs::Result<()> {
     /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
     /// fs.create_dir("/dir")?;
-    /// assert!(fs.metadata("/dir")?.is_dir());
+    /// let dir = fs.metadata("/dir")?;
+    /// assert!(dir.is_dir());
+    /// assert_eq!(dir.permissions(), 0o755);
     /// assert!(fs.create_dir("/dir").is_err());
     /// # Ok(()) }
     /// ```
@@ -123,10 +126,11 @@ impl Filesystem {
     /// # Errors
     /// `AlreadyExists`; `NotFound` if the parent directory does not exist.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.make("make directory", path.as_ref(), NewInode::dir(0o777)).map(drop)
+        let mode = self.default_permissions(0o777);
+        self.make("make directory", path.as_ref(), NewInode::dir(mode)).map(drop)
     }
 
-    /// Makes a directory and its missing parents. Succeeds if the directory exists.
+    /// Makes a directory and its missing parents, with the permissions of [`create_dir`](Self::create_dir). Succeeds if the directory exists.
     ///
     /// ```
     /// # fn main() -> ubtrfs::Result<()> {

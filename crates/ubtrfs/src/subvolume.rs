@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use ubtrfs_format::item::RootFlags;
-use ubtrfs_fs::{InodeId, SubvolumeInfo};
+use ubtrfs_fs::{Caller, InodeId, SubvolumeInfo};
 use uuid::Uuid;
 
 use crate::Filesystem;
@@ -109,7 +109,8 @@ impl Subvolume {
 
 /// Subvolumes and snapshots.
 impl Filesystem {
-    /// Makes an empty subvolume. The new subvolume is durable on return.
+    /// Makes an empty subvolume, with the permissions of [`create_dir`](Self::create_dir). The new subvolume is durable
+    /// on return.
     ///
     /// ```
     /// # fn main() -> ubtrfs::Result<()> {
@@ -125,7 +126,10 @@ impl Filesystem {
     pub fn create_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent_and_name("make subvolume", path)?;
-        self.engine().create_subvolume(dir, name, &self.caller()).map(drop).while_doing("make subvolume", path)
+        let caller = self.caller();
+        let umask = caller.umask | 0o777 & !self.default_permissions(0o777);
+        let made = self.engine().create_subvolume(dir, name, &Caller { umask, ..caller });
+        made.map(drop).while_doing("make subvolume", path)
     }
 
     /// Makes a snapshot at `path` of the subvolume at `source`. The snapshot is durable on return. The snapshot

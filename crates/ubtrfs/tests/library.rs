@@ -97,6 +97,25 @@ fn a_file_reads_writes_seeks_and_appends() {
 }
 
 #[test]
+fn not_everybody_can_write_into_new_files_and_directories() {
+    let (_scratch, _image, fs) = new_image();
+    let permissions = |path: &str| fs.metadata(path).unwrap().permissions();
+    fs.create_dir("/d").unwrap();
+    fs.create_dir_all("/a/b").unwrap();
+    fs.write("/f", "").unwrap();
+    fs.create_subvolume("/s").unwrap();
+    assert_eq!(["/d", "/a", "/a/b", "/s", "/f"].map(permissions), [0o755, 0o755, 0o755, 0o755, 0o644]);
+    for (umask, dir, file) in [(0o077, 0o700, 0o600), (0o002, 0o775, 0o664)] {
+        let other = fs.with_caller(Caller { uid: 1000, gid: 1000, umask });
+        let at = |name: &str| format!("/{name}-{umask}");
+        other.create_dir(at("d")).unwrap();
+        other.create_subvolume(at("s")).unwrap();
+        other.write(at("f"), "").unwrap();
+        assert_eq!(["d", "s", "f"].map(|name| permissions(&at(name))), [dir, dir, file]);
+    }
+}
+
+#[test]
 fn errors_of_reading_and_writing_whole_files_name_what_failed() {
     let (_scratch, _image, fs) = new_image();
     fs.create_dir("/dir").unwrap();
