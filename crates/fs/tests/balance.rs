@@ -36,6 +36,38 @@ fn item(flags: u64, args: BalanceArgs) -> BalanceItem {
     BalanceItem { flags, data: args.clone(), metadata: args.clone(), system: args, unused: [0; 4] }
 }
 
+/// A new filesystem has block groups that are shorter than those that are made later.
+#[test]
+fn a_full_balance_gives_no_kind_of_space_more_than_it_had() {
+    const LEN: u64 = 4 << 30;
+    let device = Arc::new(MediumDevice::new(Medium::formatted(LEN, &MkfsOptions::default()).unwrap()));
+    let fs =
+        Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::parse("commit=300").unwrap()).unwrap();
+    for number in 0..4 {
+        let name = format!("file-{number}");
+        let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+        for piece in 0..20 {
+            fs.write(id, piece << 20, &vec![number; 1 << 20]).unwrap();
+        }
+    }
+    fs.sync().unwrap();
+    let totals = || {
+        let mut totals = std::collections::BTreeMap::new();
+        for group in fs.block_groups() {
+            *totals.entry(group.flags.bits()).or_insert(0) += group.len_bytes;
+        }
+        totals
+    };
+    let before = totals();
+    for _ in 0..2 {
+        fs.balance(item(ALL, BalanceArgs::NONE), &Job::new()).unwrap();
+        let after = totals();
+        assert!(after.iter().all(|(kind, bytes)| *bytes <= before[kind]), "{before:?} {after:?}");
+    }
+    fs.close().unwrap();
+    check_medium(&device.content()).unwrap();
+}
+
 /// Empties random block groups until told to stop.
 fn empty_at_random(fs: &Fs, seed: u64, stop: &AtomicBool, nr_emptied: &AtomicU64) {
     let mut rng = Rng::new(seed);

@@ -102,7 +102,13 @@ impl Engine {
 
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
         let flags = self.chunk_flags(kind);
-        let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
+        // The content of a group that is being emptied needs no more space than all groups of its kind have. So a balance
+        // of a small filesystem, whose first groups are shorter than the usual length, gives no kind more space.
+        let max_len = match self.relocations.is_idle() {
+            true => u64::MAX,
+            false => self.space.info(kind).total,
+        };
+        let Some((logical, chunk)) = self.volumes.plan_chunk(flags, max_len) else { return Ok(false) };
         // A chunk of a mixed block group takes no room from metadata, because it holds data and metadata.
         if kind == SpaceKind::Data && !self.geometry.mixed && !self.leaves_room_for_metadata(&chunk) {
             return Ok(false);

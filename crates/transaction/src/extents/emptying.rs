@@ -64,6 +64,11 @@ impl Relocations {
         self.groups.lock().get(&start).copied()
     }
 
+    /// Whether no group is being emptied.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.groups.lock().is_empty()
+    }
+
     /// Whether the next commit has a group to remove.
     pub(crate) fn have_condemned(&self) -> bool {
         self.groups.lock().values().any(|state| *state == Emptying::Condemned)
