@@ -141,13 +141,21 @@ impl Wire {
     /// Sends as much of a frame as fits without waiting. Returns whether the whole frame is sent.
     pub(crate) fn push(&self, out: &mut Outgoing, files: &[BorrowedFd<'_>]) -> io::Result<bool> {
         while out.sent < out.bytes.len() {
-            let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if out.sent == 0 && !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many files"));
-            }
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match sendmsg(&self.stream, &[IoSlice::new(&out.bytes[out.sent..])], &mut control, flags) {
+            let rest = &out.bytes[out.sent..];
+            // A confined server, which sends no files, may not call sendmsg: its argument can name another socket.
+            let sent = match out.sent > 0 || files.is_empty() {
+                true => rustix::net::send(&self.stream, rest, flags),
+                false => {
+                    let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX))];
+                    let mut control = SendAncillaryBuffer::new(&mut space);
+                    if !control.push(SendAncillaryMessage::ScmRights(files)) {
+                        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many files"));
+                    }
+                    sendmsg(&self.stream, &[IoSlice::new(rest)], &mut control, flags)
+                }
+            };
+            match sent {
                 Ok(count) => out.sent += count,
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR) => {}
