@@ -12,7 +12,7 @@ use ubtrfs_fs::{Caller, FlagRights};
 
 use crate::protocol::{Operation, Request, UNKNOWN_ID};
 use crate::sandbox::PrivilegedHelper;
-use crate::transport::processor_of;
+use crate::transport::{Mover, processor_of, set_affinity};
 
 /// Looks up groups, umasks and capabilities of callers: in /proc, or through the helper process if there is one.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +66,15 @@ impl Groups {
             Some(helper) => helper.processor_of(thread),
             None => processor_of(thread),
         }
+    }
+
+    /// Moves other threads of this process to other processors. A confined server asks its helper process.
+    pub(crate) fn mover(&self) -> Mover {
+        let groups = self.clone();
+        Mover::new(move |thread, processors| match groups.helper() {
+            Some(helper) => helper.move_thread(thread, processors),
+            None => set_affinity(Some(thread), processors),
+        })
     }
 
     /// The umask of the calling process; 022 if it is unknown. Requests of ioctls do not contain the umask.

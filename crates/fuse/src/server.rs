@@ -43,7 +43,7 @@ use crate::protocol::{Entry, Features, Operation, Reply, Request, Statfs};
 use crate::running_programs::RunningPrograms;
 use crate::seek::PageFlusher;
 use crate::subvolume_ioctl::{self, Command};
-use crate::transport::{Handler, Place};
+use crate::transport::{Handler, Mover, Place};
 
 /// How long names, missing names, and attributes stay valid in the kernel, apart from the exceptions in S3.
 const TTL: Duration = Duration::from_secs(3600);
@@ -334,6 +334,10 @@ impl Handler for Server {
         self.groups.processor_of(thread)
     }
 
+    fn mover(&self) -> Mover {
+        self.groups.mover()
+    }
+
     fn disconnected(&self) {
         self.host.interrupts.end();
         if let Some(lent) = self.lent.get() {
@@ -342,10 +346,8 @@ impl Handler for Server {
     }
 
     fn forget(&self, node: u64, count: u64) {
-        if node == crate::node::ROOT_NODE {
-            return;
-        }
-        if let Ok(id) = self.id(node)
+        if node != crate::node::ROOT_NODE
+            && let Ok(id) = self.id(node)
             && catch_unwind(AssertUnwindSafe(|| self.fs.forget(id, count))).is_err()
         {
             crate::session::abort(&self.fs, "forgetting an inode panicked");

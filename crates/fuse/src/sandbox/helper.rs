@@ -4,8 +4,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::Pid;
+use rustix::thread::CpuSet;
 use ubtrfs_control::{FileId, LocalProcesses, Processes};
 
 use crate::lent_device::Place;
@@ -40,10 +43,18 @@ const READ_ONLY: u8 = b'r';
 const DYING: u8 = b'k';
 /// Question: the processor on which the thread ran last.
 const PROCESSOR: u8 = b'n';
+/// Question: let the thread of the server run only on the processor, or, with [`EVERYWHERE`], on those of the server's
+/// first thread.
+const MOVE: u8 = b'a';
 /// Question: can the block device with this number (the low half first) be claimed? If so, the helper keeps the claim.
 const TAKE_DEVICE: u8 = b'd';
 /// No user has this id.
 const ANYBODY: u32 = u32::MAX;
+/// No processor has this number.
+const EVERYWHERE: u32 = u32::MAX;
+/// How long a thread waits for a helper that is busy before it gives up moving another thread. It may not wait for long:
+/// a helper that unmounts may be waiting for this thread.
+const MOVE_PATIENCE: Duration = Duration::from_millis(5);
 /// The answer "yes"; every umask and every number of a processor is smaller.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
@@ -101,6 +112,20 @@ impl PrivilegedHelper {
         }
         let answer = ask(&mut *self.child.try_lock()?, PROCESSOR, [thread, 0, 0]).ok()?;
         (answer != UNKNOWN).then_some(usize::from(answer))
+    }
+
+    /// Lets a thread of this process run only on `processors`: one processor, or those of the first thread of the process.
+    /// Returns false if it stays where it is, also if the helper is busy.
+    pub(crate) fn move_thread(&self, thread: Pid, processors: &CpuSet) -> bool {
+        let only = (0..CpuSet::MAX_CPU).find(|nr| processors.is_set(*nr)).filter(|_| processors.count() == 1);
+        let place = only.and_then(|nr| u32::try_from(nr).ok()).unwrap_or(EVERYWHERE);
+        let is_everywhere = || rustix::thread::sched_getaffinity(Some(rustix::process::getpid())) == Ok(*processors);
+        if place == EVERYWHERE && !is_everywhere() {
+            return false;
+        }
+        let thread = thread.as_raw_nonzero().get().cast_unsigned();
+        let Some(mut child) = self.child.try_lock_for(MOVE_PATIENCE) else { return false };
+        ask(&mut child, MOVE, [thread, place, 0]).is_ok_and(|answer| answer == YES)
     }
 
     /// Claims the block device, or keeps the mount that has the claim, until this value is dropped.
@@ -162,6 +187,7 @@ fn halves(number: u64) -> [u32; 2] {
 /// Runs the helper process for the mount of `device` on `dir`: answers questions from standard input on standard output
 /// until the server is gone.
 pub fn serve_unmounts(device: &Path, dir: &Path) {
+    let server = rustix::process::getppid();
     let mut taken = Vec::new();
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut kind = [0];
@@ -184,6 +210,7 @@ pub fn serve_unmounts(device: &Path, dir: &Path) {
                 let number = crate::transport::processor_of(pid).and_then(|number| u16::try_from(number).ok());
                 number.filter(|number| *number < NO).unwrap_or(UNKNOWN)
             }
+            MOVE => yes(server.is_some_and(|server| move_thread(server, pid, number))),
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
             FILE => yes(file.is_some()),
             TAKE_DEVICE => {
@@ -204,4 +231,23 @@ pub fn serve_unmounts(device: &Path, dir: &Path) {
             return;
         }
     }
+}
+
+/// Lets a thread of the server run on the processor with this number, or [`EVERYWHERE`].
+fn move_thread(server: Pid, thread: u32, processor: u32) -> bool {
+    let Some(thread) = Pid::from_raw(thread.cast_signed()).filter(|thread| *thread != server) else {
+        return false;
+    };
+    let is_of_server = std::fs::exists(format!("/proc/{}/task/{}", server.as_raw_nonzero(), thread.as_raw_nonzero()));
+    let processors = match usize::try_from(processor) {
+        _ if processor == EVERYWHERE => rustix::thread::sched_getaffinity(Some(server)).ok(),
+        Ok(nr) if nr < CpuSet::MAX_CPU => {
+            let mut set = CpuSet::new();
+            set.set(nr);
+            Some(set)
+        }
+        _ => None,
+    };
+    let Some(processors) = processors.filter(|_| is_of_server.unwrap_or(false)) else { return false };
+    rustix::thread::sched_setaffinity(Some(thread), &processors).is_ok()
 }

@@ -42,7 +42,9 @@ pub use counts::RequestCounts;
 use counts::ThreadCounts;
 use idle_poll::IdlePoll;
 pub use idle_poll::IdlePolling;
+pub use placement::Mover;
 use placement::Placement;
+pub(crate) use placement::set_affinity;
 pub use worker_pool::Place;
 use worker_pool::WorkerPool;
 
@@ -57,6 +59,11 @@ pub trait Handler: Send + Sync + 'static {
     /// The processor on which a thread ran last, if it can be found at once.
     fn processor_of(&self, thread: u32) -> Option<usize> {
         processor_of(thread)
+    }
+
+    /// Moves other threads of this process to other processors.
+    fn mover(&self) -> Mover {
+        Mover::default()
     }
 
     /// Handles DESTROY, the kernel's last request. In umount(2) of a `fuseblk` mount, the kernel waits for the answer.
@@ -178,6 +185,7 @@ impl Connection {
             None => (ring::Rings::default(), self.nr_threads),
         };
         let (polling, nr_queues) = (self.idle_poll, places.nr_queues);
+        let mover = handler.mover();
         let shared = Arc::new(Shared {
             device: self.device,
             handler,
@@ -185,7 +193,7 @@ impl Connection {
             dev: WorkerPool::new(nr_dev_threads),
             queues: (0..places.nr_queues).map(|_| WorkerPool::new(places.nr_in_queue)).collect(),
             processors: places.processors,
-            placement: Placement::new(),
+            placement: Placement::new(mover),
             polls_for_lone_client: polling == IdlePolling::Auto && nr_queues == 0,
             idle_poll: IdlePoll::default(),
             counts: self.counts,

@@ -26,14 +26,46 @@
 //!   thread that serves, neither of which is ever moved. A thread whose affinity another program has changed is left
 //!   alone, so no thread ever gets more processors than the process has.
 
-use std::sync::OnceLock;
+use std::fmt::{self, Debug, Formatter};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+/// Lets another thread of this process run only on the given processors. Returns whether it does.
+#[derive(Clone)]
+pub struct Mover(Arc<dyn Fn(Pid, &CpuSet) -> bool + Send + Sync>);
+
+impl Mover {
+    /// Makes a mover of a function that moves the threads of this process.
+    pub fn new(moves: impl Fn(Pid, &CpuSet) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(moves))
+    }
+
+    /// A confined process may call sched_setaffinity only for the calling thread.
+    fn set_affinity(&self, thread: Pid, processors: &CpuSet) -> bool {
+        match thread == gettid() {
+            true => set_affinity(None, processors),
+            false => (self.0)(thread, processors),
+        }
+    }
+}
+
+impl Default for Mover {
+    fn default() -> Self {
+        Self::new(|thread, processors| set_affinity(Some(thread), processors))
+    }
+}
+
+impl Debug for Mover {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("Mover")
+    }
+}
 
 /// The places of the threads of one connection.
 #[derive(Debug)]
@@ -48,6 +80,7 @@ pub(super) struct Placement {
     state: Mutex<State>,
     /// Whether the threads are gathered; read without the lock.
     is_gathered: AtomicBool,
+    mover: Mover,
     /// The thread that runs [`Placement::watch`]. Without it, threads are never gathered.
     watcher: OnceLock<Thread>,
     stopped: AtomicBool,
@@ -122,7 +155,7 @@ enum Phase {
 
 impl Placement {
     /// Makes a placement for threads that call [`Placement::join`]. Must be called on the thread that serves (L5).
-    pub(super) fn new() -> Self {
+    pub(super) fn new(mover: Mover) -> Self {
         let state = State {
             judge: Judge { phase: Phase::Idle, winner: Mode::Spread, stay: 0 },
             window: 0,
@@ -138,6 +171,7 @@ impl Placement {
             nr_mixed: AtomicU32::new(0),
             state: Mutex::new(state),
             is_gathered: AtomicBool::new(false),
+            mover,
             watcher: OnceLock::new(),
             stopped: AtomicBool::new(false),
         }
@@ -179,7 +213,7 @@ impl Placement {
         if let (Some(allowed), Ok(current)) = (self.allowed(), sched_getaffinity(None))
             && current != allowed
         {
-            set_affinity(thread, &allowed);
+            set_affinity(None, &allowed);
         }
         let member = self.placed(thread, state.gathered);
         state.threads.push(member);
@@ -190,7 +224,7 @@ impl Placement {
     fn placed(&self, thread: Pid, gathered: Option<CpuSet>) -> Member {
         let mut member = Member { thread, chosen: None, is_moved: false };
         if let (Some(place), Some(allowed)) = (gathered, self.allowed()) {
-            member.gather(&place, &allowed);
+            member.gather(&place, &allowed, &self.mover);
         }
         member
     }
@@ -287,7 +321,7 @@ impl Placement {
         }
         let were_gathered = state.gathered.replace(place).is_some();
         self.is_gathered.store(true, Ordering::Relaxed);
-        state.threads.iter_mut().for_each(|member| member.gather(&place, &allowed));
+        state.threads.iter_mut().for_each(|member| member.gather(&place, &allowed, &self.mover));
         if let (false, Some(watcher)) = (were_gathered, self.watcher.get()) {
             watcher.unpark();
         }
@@ -297,7 +331,7 @@ impl Placement {
         if state.gathered.take().is_some() {
             self.is_gathered.store(false, Ordering::Relaxed);
             let allowed = self.allowed();
-            state.threads.iter_mut().for_each(|member| member.spread(allowed.as_ref()));
+            state.threads.iter_mut().for_each(|member| member.spread(allowed.as_ref(), &self.mover));
         }
     }
 }
@@ -316,7 +350,7 @@ impl Joined<'_> {
         let Some(at) = state.threads.iter().position(|member| member.thread == self.thread) else { return };
         let mut member = state.threads.swap_remove(at);
         if member.is_moved {
-            member.spread(self.placement.allowed().as_ref());
+            member.spread(self.placement.allowed().as_ref(), &self.placement.mover);
         }
     }
 
@@ -338,23 +372,23 @@ impl Drop for Joined<'_> {
 
 impl Member {
     /// Moves the thread to `place`, unless another program has chosen its processors (L5).
-    fn gather(&mut self, place: &CpuSet, allowed: &CpuSet) {
+    fn gather(&mut self, place: &CpuSet, allowed: &CpuSet, mover: &Mover) {
         let current = sched_getaffinity(Some(self.thread)).ok();
         let is_ours = current.is_some() && (current == Some(*allowed) || current == self.chosen);
-        self.is_moved = is_ours && self.choose(place);
+        self.is_moved = is_ours && self.choose(place, mover);
     }
 
     /// Takes the move back, unless another program has chosen the thread's processors meanwhile (L5).
-    fn spread(&mut self, allowed: Option<&CpuSet>) {
+    fn spread(&mut self, allowed: Option<&CpuSet>, mover: &Mover) {
         if let (true, Some(allowed)) = (std::mem::take(&mut self.is_moved), allowed)
             && sched_getaffinity(Some(self.thread)).ok().is_some_and(|current| Some(current) == self.chosen)
         {
-            self.choose(allowed);
+            self.choose(allowed, mover);
         }
     }
 
-    fn choose(&mut self, processors: &CpuSet) -> bool {
-        let is_done = set_affinity(self.thread, processors);
+    fn choose(&mut self, processors: &CpuSet, mover: &Mover) -> bool {
+        let is_done = mover.set_affinity(self.thread, processors);
         if is_done {
             self.chosen = Some(*processors);
         }
@@ -362,8 +396,9 @@ impl Member {
     }
 }
 
-fn set_affinity(thread: Pid, processors: &CpuSet) -> bool {
-    sched_setaffinity(Some(thread), processors)
+/// Lets a thread, by default the calling one, run only on the given processors.
+pub(crate) fn set_affinity(thread: Option<Pid>, processors: &CpuSet) -> bool {
+    sched_setaffinity(thread, processors)
         .inspect_err(|errno| tracing::debug!("a thread stays where it is: {errno}"))
         .is_ok()
 }
@@ -506,7 +541,7 @@ mod tests {
             judge.note(Duration::from_millis(2), false);
             assert_eq!(judge.mode(), Mode::Spread, "L1");
         }
-        let placement = Placement::new();
+        let placement = Placement::new(Mover::default());
         placement.started(&std::thread::current());
         let mut own = Share::default();
         let mut judged = |clients: [u32; 2]| {
@@ -569,7 +604,7 @@ mod tests {
     #[test]
     fn threads_move_together_and_run_everywhere_while_aside() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(), last_of(&all));
+        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
         with_member(&placement, |joined, window| {
             window(last);
             assert_eq!(own(), all, "the first window is not judged");
@@ -598,7 +633,7 @@ mod tests {
     #[test]
     fn threads_are_spread_soon_after_the_last_request() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(), last_of(&all));
+        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
         std::thread::scope(|scope| {
             let watcher = scope.spawn(|| placement.watch());
             placement.started(watcher.thread());
@@ -626,7 +661,7 @@ mod tests {
     #[test]
     fn a_changed_affinity_of_the_process_is_kept() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(), last_of(&all));
+        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
         let narrowed = std::sync::Barrier::new(2);
         placement.started(&std::thread::current());
         std::thread::scope(|scope| {
@@ -648,20 +683,20 @@ mod tests {
             });
             narrowed.wait();
             // Another program narrows the processors of the process, here of the thread that serves.
-            assert!(set_affinity(gettid(), &only(last)));
+            assert!(set_affinity(None, &only(last)));
             narrowed.wait();
         });
-        assert!(set_affinity(gettid(), &all));
+        assert!(set_affinity(None, &all));
     }
 
     #[test]
     fn a_thread_that_another_program_has_placed_is_left_alone() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(), last_of(&all));
+        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
         let first = (0..CpuSet::MAX_CPU).find(|processor| all.is_set(*processor)).unwrap();
         with_member(&placement, |joined, window| {
             window(last);
-            assert!(set_affinity(gettid(), &only(first)));
+            assert!(set_affinity(None, &only(first)));
             window(last);
             assert_eq!(own(), only(first), "L5");
             joined.step_aside();
@@ -673,7 +708,7 @@ mod tests {
     #[test]
     fn a_window_whose_end_was_missed_is_not_judged() {
         let Some(all) = two_processors() else { return };
-        let (placement, last) = (Placement::new(), last_of(&all));
+        let (placement, last) = (Placement::new(Mover::default()), last_of(&all));
         with_member(&placement, |_, window| {
             window(last);
             let busy = placement.state.lock();
