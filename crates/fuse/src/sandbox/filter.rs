@@ -1,16 +1,25 @@
-//! The seccomp filter of a confined server (X1, X3).
+//! The seccomp filter of a confined server (X1, X3, X6).
+//!
+//! A call without pointers to names and without process ids is allowed whole. Every other call is allowed with certain
+//! arguments only. `tests/injected_calls.rs` makes all calls in a confined process, and has the list of those that pass.
 
 use std::collections::BTreeMap;
 
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
 };
 
-pub(super) fn filter_calls() -> Result<(), String> {
+/// Applies the filter of the server to all threads.
+pub(super) fn filter_server() -> Result<(), String> {
+    filter_calls(server_rules().map_err(|error| error.to_string())?)
+}
+
+fn filter_calls(rules: Rules) -> Result<(), String> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let denied = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error().unsigned_abs());
-    let filter = SeccompFilter::new(rules().map_err(|error| text(&error))?, denied, SeccompAction::Allow, arch);
+    let filter = SeccompFilter::new(rules, denied, SeccompAction::Allow, arch);
     let program: BpfProgram = filter.map_err(|error| text(&error))?.try_into().map_err(|error| format!("{error}"))?;
     // A filter cannot see the flags of clone3, so clone3 fails with ENOSYS. The C library then uses clone, whose flags
     // the filter checks. A filter has only one error number for its denials, so ENOSYS needs a second filter. If the
@@ -23,55 +32,117 @@ pub(super) fn filter_calls() -> Result<(), String> {
     seccompiler::apply_filter_all_threads(&program).map_err(|error| text(&error))
 }
 
-/// The allowed system calls: reading and writing open files, memory, threads, locks, clocks, and exiting.
-fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
-    let flag = |flag: i32| SeccompCmpOp::MaskedEq(u64::from(flag.unsigned_abs()));
-    let argument = |index, op, value: i32| {
-        SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, u64::from(value.unsigned_abs()))
-    };
-    // clone may create threads but not processes.
-    let thread = libc::CLONE_THREAD;
-    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![argument(0, flag(thread), thread)?])?]);
+/// Allowed calls. A call with rules is allowed if its arguments match one of them.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// The calls that the server may make: reading and writing open files, memory, threads, locks, clocks, and exiting.
+fn server_rules() -> Result<Rules, BackendError> {
+    let mut rules: Rules = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Signals may go only to this process, because other processes of the same user may exist.
-    let own = u64::from(std::process::id());
-    let to_itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, own)?;
-    rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![to_itself])?]);
-    // Only the listed ioctls are allowed. None of them types into a terminal or queries one.
-    let ioctl = |number: u64| {
-        let is_it = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, number)?;
-        SeccompRule::new(vec![is_it])
-    };
-    rules.insert(libc::SYS_ioctl, IOCTLS.iter().map(|number| ioctl(*number)).collect::<Result<_, _>>()?);
-    // A thread may enable its io_uring, which was made before confinement and is restricted to certain operations. All
-    // other calls of io_uring_register are denied.
-    let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
-    rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
-    // A thread may lower its own priority.
-    let of_itself = || {
-        Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![
-            argument(0, SeccompCmpOp::Eq, 0)?,
-            argument(1, SeccompCmpOp::Eq, 0)?,
-        ])?])
-    };
-    rules.insert(libc::SYS_getpriority, of_itself()?);
-    rules.insert(libc::SYS_setpriority, of_itself()?);
-    // No memory may be mapped as executable, or made executable later.
-    let no_exec =
-        || Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![argument(2, flag(libc::PROT_EXEC), 0)?])?]);
-    rules.insert(libc::SYS_mmap, no_exec()?);
-    rules.insert(libc::SYS_mprotect, no_exec()?);
+    rules.extend(rules_on_arguments()?);
     Ok(rules)
 }
 
-const IORING_REGISTER_ENABLE_RINGS: u64 = 12;
+/// The calls that are allowed with certain arguments only (X6). Each rule of a call allows it.
+fn rules_on_arguments() -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
+    let rule = |conditions: Vec<Condition>| SeccompRule::new(conditions.into_iter().collect::<Result<_, _>>()?);
+    let one_of = |index, values: &[i32]| {
+        values.iter().map(|value| rule(vec![equals(index, *value)])).collect::<Result<Vec<_>, _>>()
+    };
+    Ok(vec![
+        // Signals may go only to this process, because other processes of the same user may exist.
+        (libc::SYS_tgkill, vec![rule(vec![equals(0, std::process::id().cast_signed())])?]),
+        // A thread may lower its own priority, and may choose its own processors; 0 stands for the calling thread.
+        (libc::SYS_getpriority, vec![rule(vec![equals(0, 0), equals(1, 0)])?]),
+        (libc::SYS_setpriority, vec![rule(vec![equals(0, 0), equals(1, 0)])?]),
+        (libc::SYS_sched_setaffinity, vec![rule(vec![equals(0, 0)])?]),
+        // Threads may be made, but neither processes nor namespaces.
+        (libc::SYS_clone, vec![rule(vec![masked(0, !THREAD_FLAGS | libc::CLONE_THREAD, libc::CLONE_THREAD)])?]),
+        // No memory may be mapped as executable, or made executable later.
+        (libc::SYS_mmap, vec![rule(vec![masked(2, libc::PROT_EXEC, 0)])?]),
+        (libc::SYS_mprotect, vec![rule(vec![masked(2, libc::PROT_EXEC, 0)])?]),
+        (libc::SYS_madvise, one_of(2, &ADVICE)?),
+        (libc::SYS_prctl, one_of(0, &PRCTLS)?),
+        // The denied commands of fcntl choose the process that gets the signals of a file, lock files, and lease them.
+        (libc::SYS_fcntl, one_of(1, &[libc::F_GETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC])?),
+        // The denied ioctls type into terminals, query them, and choose the process that gets the signals of a file.
+        (libc::SYS_ioctl, one_of(1, &IOCTLS)?),
+        // A thread may enable its io_uring, which was made before confinement and is restricted to certain operations.
+        (libc::SYS_io_uring_register, one_of(1, &[IORING_REGISTER_ENABLE_RINGS])?),
+        // A message may go only to the other end of a connection. A datagram socket, such as that of the system log,
+        // could send to every socket whose name it gives. For this reason, sendmsg is denied: the filter cannot see the
+        // name that its argument points to.
+        (libc::SYS_sendto, vec![rule(vec![equals_pointer(4, 0)])?]),
+        (
+            libc::SYS_socketpair,
+            vec![rule(vec![equals(0, libc::AF_UNIX), masked(1, SOCK_TYPE_MASK, libc::SOCK_STREAM)])?],
+        ),
+        (
+            libc::SYS_getsockopt,
+            [libc::SO_PEERCRED, libc::SO_ERROR]
+                .map(|option| rule(vec![equals(1, libc::SOL_SOCKET), equals(2, option)]))
+                .into_iter()
+                .collect::<Result<_, _>>()?,
+        ),
+    ])
+}
+
+type Condition = Result<SeccompCondition, BackendError>;
+
+fn equals(index: u8, value: i32) -> Condition {
+    SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(value.cast_unsigned()))
+}
+
+fn equals_pointer(index: u8, value: u64) -> Condition {
+    SeccompCondition::new(index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)
+}
+
+fn masked(index: u8, mask: i32, value: i32) -> Condition {
+    let op = SeccompCmpOp::MaskedEq(u64::from(mask.cast_unsigned()));
+    SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, u64::from(value.cast_unsigned()))
+}
+
+/// The flags with which C libraries make a thread.
+const THREAD_FLAGS: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_SETTID
+    | libc::CLONE_CHILD_CLEARTID
+    | libc::CLONE_DETACHED;
+
+/// Advice of allocators and C libraries about memory: to free it, to use huge pages for it, and to guard stacks.
+const ADVICE: [i32; 6] = [
+    libc::MADV_DONTNEED,
+    libc::MADV_FREE,
+    libc::MADV_HUGEPAGE,
+    libc::MADV_NOHUGEPAGE,
+    MADV_GUARD_INSTALL,
+    MADV_GUARD_REMOVE,
+];
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
+
+/// The allowed operations of prctl: to name threads and memory, and to read the auxiliary vector.
+const PRCTLS: [i32; 3] = [libc::PR_SET_NAME, libc::PR_SET_VMA, PR_GET_AUXV];
+const PR_GET_AUXV: i32 = 0x4155_5856;
+
+const IORING_REGISTER_ENABLE_RINGS: i32 = 12;
+/// The part of the second argument of socketpair that is not flags.
+const SOCK_TYPE_MASK: i32 = 0xf;
 
 /// The allowed ioctls: discarding blocks of a device, and making sockets blocking or non-blocking.
-const IOCTLS: [u64; 2] = [BLKDISCARD, libc::FIONBIO];
+const IOCTLS: [i32; 2] = [BLKDISCARD, FIONBIO];
 /// `_IO(0x12, 119)` of linux/fs.h.
-const BLKDISCARD: u64 = 0x1277;
+const BLKDISCARD: i32 = 0x1277;
+/// The number of asm-generic/ioctls.h.
+const FIONBIO: i32 = 0x5421;
 
+/// The calls that are allowed with any arguments.
 const ALLOWED: &[i64] = &[
     // Calls on open descriptors: devices, /dev/fuse, pipes, the control socket and the system log.
     libc::SYS_read,
@@ -82,31 +153,20 @@ const ALLOWED: &[i64] = &[
     libc::SYS_pwrite64,
     libc::SYS_preadv,
     libc::SYS_pwritev,
-    libc::SYS_preadv2,
-    libc::SYS_pwritev2,
-    libc::SYS_splice,
     libc::SYS_lseek,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
-    libc::SYS_sync_file_range,
     libc::SYS_fallocate,
-    libc::SYS_fadvise64,
     libc::SYS_ftruncate,
-    libc::SYS_flock,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
     libc::SYS_close,
     libc::SYS_dup3,
     libc::SYS_accept4,
     libc::SYS_getsockopt,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_shutdown,
-    libc::SYS_socketpair,
-    libc::SYS_pipe2,
     libc::SYS_ppoll,
     libc::SYS_epoll_pwait,
     libc::SYS_io_uring_enter,
@@ -114,7 +174,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_madvise,
     libc::SYS_mlock,
     libc::SYS_membarrier,
     // Threads and signals.
@@ -123,7 +182,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_rseq,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
     libc::SYS_sigaltstack,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
@@ -131,7 +189,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_restart_syscall,
     libc::SYS_gettid,
     libc::SYS_getpid,
-    libc::SYS_prctl,
     libc::SYS_getcpu,
     // Clocks, random numbers, ids of the process, and exiting.
     libc::SYS_clock_gettime,
