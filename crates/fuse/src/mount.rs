@@ -556,10 +556,11 @@ pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_once(dir, lazy)
 }
 
-const BUSY_TRIES: u32 = 10;
-const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+pub(crate) const BUSY_TRIES: u32 = 10;
+pub(crate) const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 
-fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
+/// Tries once to unmount.
+pub(crate) fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let shown = || dir.display().to_string();
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {

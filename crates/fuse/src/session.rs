@@ -141,10 +141,13 @@ impl Session {
     /// Gives up every right that serving does not need. If this process runs as root, it runs as `identity` afterwards.
     /// In every case, `unmounter` unmounts for it from then on.
     pub fn confine(&mut self, unmounter: PrivilegedHelper, identity: Identity) -> Confinement {
+        let knows = unmounter.mounted();
         let unmounter = Arc::new(unmounter);
         self.groups.ask(Arc::clone(&unmounter));
         self.unmounter = Some(unmounter);
-        sandbox::confine(identity)
+        let mut done = sandbox::confine(identity);
+        done.missing.extend(knows.err());
+        done
     }
 
     /// Serves until the mount is gone, commits, closes the image, and sends the result to `umount`.

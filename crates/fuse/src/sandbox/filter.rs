@@ -15,6 +15,11 @@ pub(super) fn filter_server() -> Result<(), String> {
     filter_calls(server_rules().map_err(|error| error.to_string())?)
 }
 
+/// Applies the filter of the helper process of root's server.
+pub(super) fn filter_helper() -> Result<(), String> {
+    filter_calls(helper_rules().map_err(|error| error.to_string())?)
+}
+
 fn filter_calls(rules: Rules) -> Result<(), String> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
     let text = |error: &dyn std::fmt::Display| error.to_string();
@@ -40,6 +45,19 @@ fn server_rules() -> Result<Rules, BackendError> {
     let mut rules: Rules = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     rules.insert(libc::SYS_clone3, Vec::new());
     rules.extend(rules_on_arguments()?);
+    Ok(rules)
+}
+
+/// The calls that the helper process may make: answering, reading /proc, unmounting, and moving threads. It opens files
+/// for reading only: also the claim of a device needs no more.
+fn helper_rules() -> Result<Rules, BackendError> {
+    let mut rules: Rules = HELPER_ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
+    rules.insert(libc::SYS_clone3, Vec::new());
+    let with_arguments =
+        [libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_madvise, libc::SYS_prctl, libc::SYS_fcntl, libc::SYS_tgkill];
+    rules.extend(rules_on_arguments()?.into_iter().filter(|(call, _)| with_arguments.contains(call)));
+    let reads_only = masked(2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY)?;
+    rules.insert(libc::SYS_openat, vec![SeccompRule::new(vec![reads_only])?]);
     Ok(rules)
 }
 
@@ -213,4 +231,47 @@ const ALLOWED: &[i64] = &[
     libc::SYS_epoll_wait,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_time,
+];
+
+/// The calls that the helper process may make with any arguments.
+const HELPER_ALLOWED: &[i64] = &[
+    libc::SYS_umount2,
+    libc::SYS_sched_setaffinity,
+    // Questions, answers and /proc.
+    libc::SYS_read,
+    libc::SYS_pread64,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_readlinkat,
+    libc::SYS_getdents64,
+    libc::SYS_close,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    // The only thread, and its end.
+    libc::SYS_futex,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_restart_syscall,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_getrandom,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
 ];

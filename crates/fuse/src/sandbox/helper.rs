@@ -1,21 +1,43 @@
 //! [`PrivilegedHelper`]: the process that acts for a confined server, which has given up the rights to act itself.
+//!
+//! ```text
+//! server: starts the helper --> mounts --MOUNTED--> confines itself --questions--> ends
+//! helper: limits itself -----------------> remembers the mount ----answers-------> ends with the server
+//! ```
+//!
+//! The image can have taken over the server, so a question is untrusted.
+//!
+//! - H1. The helper unmounts the mount that was on the directory when the server asked [`MOUNTED`], and no other: neither
+//!   a mount that covers it, nor a mount that has its directory or its number later. It answers [`MOUNTED`] once.
+//! - H2. About processes, the helper tells what /proc shows to every user (groups, umask, capabilities, the processor, a
+//!   pending kill). About open files, it tells only of files of the mount.
+//! - H3. It moves only threads of the server to other processors, and claims only the device that it was started for.
+//! - H4. It refuses unknown questions. No question has the effect of another one.
+//! - H5. A helper of root keeps only the capabilities [`KEPT`], cannot get others, and its seccomp filter allows only the
+//!   calls that it needs. An ordinary user's helper has no rights to give up: it needs the setuid program fusermount3.
 
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::unistd::setgroups;
 use parking_lot::Mutex;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::process::Pid;
-use rustix::thread::CpuSet;
+use rustix::thread::{CapabilitySet, CapabilitySets, CpuSet};
 use ubtrfs_control::{FileId, LocalProcesses, Processes};
 
+use super::filter;
 use crate::lent_device::Place;
 use crate::mount::{self, MountError};
+use crate::mount_table::{self, MountInfo};
+use crate::other_user::MountPoint;
 
-/// A process that acts for the confined server (X4): it unmounts one directory, claims one block device, and looks up
-/// groups, umasks, capabilities and open files of processes.
+/// A process that acts for the confined server (X4): it unmounts one mount, claims one block device, moves threads of
+/// the server, and looks up groups, umasks, capabilities and open files of processes.
 ///
 /// A question consists of one byte for its kind and three numbers of four bytes each. An answer has two bytes; the
 /// answer to [`FILE`] has more.
@@ -24,7 +46,11 @@ pub struct PrivilegedHelper {
     child: Mutex<Child>,
 }
 
+/// Question: remember the mount that is on the directory now. The answer is "ok", or [`UNLIMITED`].
+const MOUNTED: u8 = b'm';
+/// Question: unmount lazily.
 const LAZY: u8 = b'l';
+/// Question: unmount.
 const PLAIN: u8 = b'p';
 /// Question: is the process in the group, and are all its user ids equal to the given id? With [`ANYBODY`], the user
 /// ids do not matter.
@@ -33,11 +59,11 @@ const GROUP: u8 = b'g';
 const UMASK: u8 = b'u';
 /// Question: does the process have the capability?
 const CAPABILITY: u8 = b'c';
-/// Question: the file that the process has open as the descriptor. The answer "ok" is followed by the device and the
-/// inode, 8 bytes each.
+/// Question: the file of the mount that the process has open as the descriptor. The answer "ok" is followed by the
+/// device and the inode, 8 bytes each.
 const FILE: u8 = b'f';
-/// Question: is every file that the process has open on the device (two numbers, the low half first) open through a
-/// read-only mount?
+/// Question: is every file that the process has open on the device of the mount (two numbers, the low half first) open
+/// through a read-only mount?
 const READ_ONLY: u8 = b'r';
 /// Question: is the thread being killed?
 const DYING: u8 = b'k';
@@ -60,7 +86,16 @@ const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
 /// The answer to an unmount of what is not mounted.
 const GONE: u16 = u16::from_le_bytes(*b"go");
+/// The answer "yes" of a helper that could not give up its rights.
+const UNLIMITED: u16 = u16::from_le_bytes(*b"un");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
+
+/// The capabilities of root's helper: to unmount, to see the descriptors of other users' processes, to reach the device
+/// and the mount point, and to move the threads of a server that runs as another user.
+const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::SYS_NICE);
 
 impl PrivilegedHelper {
     /// Starts the process; `command` must run a program that calls [`serve_unmounts`].
@@ -68,6 +103,17 @@ impl PrivilegedHelper {
         // The helper gets a process group of its own, because signals from the terminal are meant for the server.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         Ok(Self { child: Mutex::new(command.spawn()?) })
+    }
+
+    /// Tells the process that the directory is mounted now, so that it can unmount this mount later. Must be called
+    /// before confinement. Returns what the process could not give up.
+    pub(crate) fn mounted(&self) -> Result<(), String> {
+        match self.ask(MOUNTED, [0; 3]) {
+            Ok(YES) => Ok(()),
+            Ok(UNLIMITED) => Err("its helper process keeps all rights of root".to_owned()),
+            Ok(_) => Err("its helper process does not find the mount, so it will not unmount".to_owned()),
+            Err(error) => Err(format!("its helper process has ended: {error}")),
+        }
     }
 
     /// Unmounts on behalf of the server.
@@ -185,44 +231,15 @@ fn halves(number: u64) -> [u32; 2] {
 }
 
 /// Runs the helper process for the mount of `device` on `dir`: answers questions from standard input on standard output
-/// until the server is gone.
+/// until the server, which must be the parent process, is gone.
 pub fn serve_unmounts(device: &Path, dir: &Path) {
-    let server = rustix::process::getppid();
-    let mut taken = Vec::new();
+    let Some(mut helper) = Helper::new(device, dir) else { return };
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut kind = [0];
     let mut numbers = [[0; 4]; 3];
     while ask.read_exact(&mut kind).and_then(|()| ask.read_exact(numbers.as_flattened_mut())).is_ok() {
-        let [pid, number, user] = numbers.map(u32::from_le_bytes);
-        let yes = |is_so: bool| if is_so { YES } else { NO };
-        let processes = LocalProcesses;
         let [kind] = kind;
-        let file = if kind == FILE { processes.file_of(pid, number) } else { None };
-        let answered = match kind {
-            GROUP => yes(processes.is_in_group(pid, number, Some(user).filter(|user| *user != ANYBODY))),
-            CAPABILITY => processes.has_capability(pid, number).map_or(UNKNOWN, yes),
-            READ_ONLY => {
-                let device = u64::from(user) << 32 | u64::from(number);
-                processes.is_read_only_for(pid, device).map_or(UNKNOWN, yes)
-            }
-            DYING => processes.is_dying(pid).map_or(UNKNOWN, yes),
-            PROCESSOR => {
-                let number = crate::transport::processor_of(pid).and_then(|number| u16::try_from(number).ok());
-                number.filter(|number| *number < NO).unwrap_or(UNKNOWN)
-            }
-            MOVE => yes(server.is_some_and(|server| move_thread(server, pid, number))),
-            UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
-            FILE => yes(file.is_some()),
-            TAKE_DEVICE => {
-                let rdev = u64::from(user) << 32 | u64::from(number);
-                taken.extend(Place { device: device.to_owned(), rdev, dir: dir.to_owned() }.take());
-                yes(!taken.is_empty())
-            }
-            kind => match mount::unmount(dir, kind == LAZY) {
-                Err(MountError::NotMounted(_)) => GONE,
-                unmounted => yes(unmounted.is_ok()),
-            },
-        };
+        let (answered, file) = helper.answer(kind, numbers.map(u32::from_le_bytes));
         let mut bytes = answered.to_le_bytes().to_vec();
         if let Some(file) = file {
             bytes.extend([file.device, file.ino].map(u64::to_le_bytes).as_flattened());
@@ -233,21 +250,176 @@ pub fn serve_unmounts(device: &Path, dir: &Path) {
     }
 }
 
-/// Lets a thread of the server run on the processor with this number, or [`EVERYWHERE`].
-fn move_thread(server: Pid, thread: u32, processor: u32) -> bool {
-    let Some(thread) = Pid::from_raw(thread.cast_signed()).filter(|thread| *thread != server) else {
-        return false;
-    };
-    let is_of_server = std::fs::exists(format!("/proc/{}/task/{}", server.as_raw_nonzero(), thread.as_raw_nonzero()));
-    let processors = match usize::try_from(processor) {
-        _ if processor == EVERYWHERE => rustix::thread::sched_getaffinity(Some(server)).ok(),
-        Ok(nr) if nr < CpuSet::MAX_CPU => {
-            let mut set = CpuSet::new();
-            set.set(nr);
-            Some(set)
+/// The state of the helper process.
+#[derive(Debug)]
+struct Helper {
+    device: PathBuf,
+    /// The number of the device, if it is a block device.
+    rdev: Option<u64>,
+    dir: PathBuf,
+    server: Pid,
+    is_limited: bool,
+    mount: Option<OwnMount>,
+    /// The claim of the device, or the mount that has it.
+    taken: Option<std::fs::File>,
+}
+
+/// The mount that the helper may unmount (H1).
+#[derive(Debug)]
+struct OwnMount {
+    /// The number in the table of mounts, which another mount may have later.
+    id: u64,
+    /// The number that no other mount ever has, if this kernel has such numbers (Linux 6.8).
+    unique: Option<u64>,
+    /// The number of the filesystem (`st_dev`).
+    device: u64,
+    is_unmounted: bool,
+}
+
+impl Helper {
+    /// Gives up what the process does not need (H5).
+    fn new(device: &Path, dir: &Path) -> Option<Self> {
+        let rdev = std::fs::metadata(device).ok().map(|meta| meta.rdev()).filter(|rdev| *rdev != 0);
+        let (device, dir, server) = (device.to_owned(), dir.to_owned(), rustix::process::getppid()?);
+        let is_limited = !mount::is_root() || limit().is_ok();
+        Some(Self { device, rdev, dir, server, is_limited, mount: None, taken: None })
+    }
+
+    /// The answer to a question; for [`FILE`], with the file.
+    fn answer(&mut self, kind: u8, numbers: [u32; 3]) -> (u16, Option<FileId>) {
+        let [pid, number, user] = numbers;
+        let yes = |is_so: bool| if is_so { YES } else { NO };
+        let known = |is_so: Option<bool>| is_so.map_or(UNKNOWN, yes);
+        let long = u64::from(user) << 32 | u64::from(number);
+        let is_of_mount = |device: u64| self.mount.as_ref().is_some_and(|mount| mount.device == device);
+        let processes = LocalProcesses;
+        let answered = match kind {
+            MOUNTED => self.mounted(),
+            LAZY | PLAIN => self.unmount(kind == LAZY),
+            GROUP => yes(processes.is_in_group(pid, number, Some(user).filter(|user| *user != ANYBODY))),
+            CAPABILITY => known(processes.has_capability(pid, number)),
+            READ_ONLY if is_of_mount(long) => known(processes.is_read_only_for(pid, long)),
+            READ_ONLY => UNKNOWN,
+            DYING => known(processes.is_dying(pid)),
+            PROCESSOR => {
+                let number = crate::transport::processor_of(pid).and_then(|number| u16::try_from(number).ok());
+                number.filter(|number| *number < NO).unwrap_or(UNKNOWN)
+            }
+            MOVE => yes(self.move_thread(pid, number)),
+            UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
+            FILE => match processes.file_of(pid, number).filter(|file| is_of_mount(file.device)) {
+                Some(file) => return (YES, Some(file)),
+                None => NO,
+            },
+            TAKE_DEVICE => yes(self.take_device(long)),
+            _ => UNKNOWN,
+        };
+        (answered, None)
+    }
+
+    /// Remembers the mount.
+    fn mounted(&mut self) -> u16 {
+        if self.mount.is_some() {
+            return NO;
         }
-        _ => None,
-    };
-    let Some(processors) = processors.filter(|_| is_of_server.unwrap_or(false)) else { return false };
-    rustix::thread::sched_setaffinity(Some(thread), &processors).is_ok()
+        let found = mount_table::find_mount(&self.dir).filter(MountInfo::is_of_ubtrfs);
+        let Some((id, device)) = found.and_then(|found| Some((found.id, found.device_number()?))) else { return NO };
+        self.mount = Some(OwnMount { id, unique: unique_id(&self.dir), device, is_unmounted: false });
+        if self.is_limited { YES } else { UNLIMITED }
+    }
+
+    fn unmount(&mut self, lazy: bool) -> u16 {
+        let Some(own) = &mut self.mount else { return NO };
+        for _ in 0..=mount::BUSY_TRIES {
+            match own.unmount_once(lazy, self.is_limited) {
+                Err(MountError::Busy(_)) => std::thread::sleep(mount::BUSY_PAUSE),
+                Ok(()) => return YES,
+                Err(MountError::NotMounted(_)) => return GONE,
+                Err(_) => return NO,
+            }
+        }
+        NO
+    }
+
+    /// Lets a thread of the server run on the processor with this number, or [`EVERYWHERE`] (H3).
+    fn move_thread(&self, thread: u32, processor: u32) -> bool {
+        let server = self.server.as_raw_nonzero();
+        let Some(thread) = Pid::from_raw(thread.cast_signed()).filter(|thread| *thread != self.server) else {
+            return false;
+        };
+        let is_of_server = std::fs::exists(format!("/proc/{server}/task/{}", thread.as_raw_nonzero()));
+        let processors = match usize::try_from(processor) {
+            _ if processor == EVERYWHERE => rustix::thread::sched_getaffinity(Some(self.server)).ok(),
+            Ok(nr) if nr < CpuSet::MAX_CPU => {
+                let mut set = CpuSet::new();
+                set.set(nr);
+                Some(set)
+            }
+            _ => None,
+        };
+        let Some(processors) = processors.filter(|_| is_of_server.unwrap_or(false)) else { return false };
+        rustix::thread::sched_setaffinity(Some(thread), &processors).is_ok()
+    }
+
+    fn take_device(&mut self, rdev: u64) -> bool {
+        if self.taken.is_none() && self.rdev == Some(rdev) {
+            let place = Place { device: self.device.clone(), rdev, dir: self.dir.clone() };
+            self.taken = place.take().ok();
+        }
+        self.taken.is_some() && self.rdev == Some(rdev)
+    }
+}
+
+impl OwnMount {
+    /// Unmounts this mount where it is now, if no other mount covers it (H1).
+    fn unmount_once(&mut self, lazy: bool, is_limited: bool) -> Result<(), MountError> {
+        let is_it = |mount: &MountInfo| mount.id == self.id && mount.device_number() == Some(self.device);
+        let found = mount_table::mounts().into_iter().find(|mount| is_it(mount) && !self.is_unmounted);
+        let Some(found) = found else { return Err(MountError::NotMounted(String::new())) };
+        let dir = found.dir.display().to_string();
+        let covered = |_| MountError::Busy(dir.clone());
+        let point = MountPoint::open(&found).map_err(covered)?;
+        if self.unique.is_some() && unique_id(&point.path()) != self.unique {
+            return Err(MountError::NotMounted(dir));
+        }
+        // A path through the opened directory leads nowhere else if another process exchanges directories meanwhile. The
+        // program fusermount3, which unmounts for ordinary users, needs the plain path.
+        let path = if is_limited && mount::is_root() { point.path() } else { found.dir };
+        mount::unmount_once(&path, lazy)?;
+        self.is_unmounted = true;
+        Ok(())
+    }
+}
+
+/// The unique number of the mount at this path, without a question to its server; `None` if this kernel has no such
+/// numbers.
+fn unique_id(path: &Path) -> Option<u64> {
+    let wanted = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+    let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(CWD, path, how, wanted).ok()?;
+    (found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id)
+}
+
+/// A constant of linux/stat.h.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
+
+/// Gives up the rights of root that the helper does not need (H5).
+fn limit() -> Result<(), String> {
+    let failed = |errno: rustix::io::Errno| errno.to_string();
+    // As in a container whose root may not mount. Only the setuid program fusermount3 can unmount then.
+    if !rustix::thread::capabilities(None).map_err(failed)?.effective.contains(CapabilitySet::SYS_ADMIN) {
+        return Err("root has no CAP_SYS_ADMIN".to_owned());
+    }
+    setgroups(&[]).map_err(|error| error.to_string())?;
+    rustix::thread::clear_ambient_capability_set().map_err(failed)?;
+    for bit in 0..u64::BITS {
+        let capability = CapabilitySet::from_bits_retain(1 << bit);
+        if !KEPT.contains(capability) && rustix::thread::capability_is_in_bounding_set(capability) == Ok(true) {
+            rustix::thread::remove_capability_from_bounding_set(capability).map_err(failed)?;
+        }
+    }
+    let sets = CapabilitySets { effective: KEPT, permitted: KEPT, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets).map_err(failed)?;
+    rustix::thread::set_no_new_privs(true).map_err(failed)?;
+    filter::filter_helper()
 }
