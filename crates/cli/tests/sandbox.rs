@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{ok, ubtrfs};
+use common::{NOBODY, let_users_mount, ok, ubtrfs};
 use tempfile::TempDir;
 use ubtrfs_testkit::capability;
 
@@ -82,6 +82,13 @@ fn mounts_on(dir: &Path) -> Vec<String> {
     let table = fs::read_to_string("/proc/mounts").unwrap();
     let words = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     words.filter(|words| words[1] == text(dir)).map(|words| words[2].to_owned()).collect()
+}
+
+/// The options of the mount on a directory.
+fn options_of(dir: &Path) -> Vec<String> {
+    let table = fs::read_to_string("/proc/mounts").unwrap();
+    let found = table.lines().rfind(|line| line.split(' ').nth(1) == Some(text(dir))).unwrap();
+    found.split(' ').nth(3).unwrap().split(',').map(str::to_owned).collect()
 }
 
 /// A helper process, whose server is this process.
@@ -301,4 +308,62 @@ fn the_helper_moves_the_threads_of_a_confined_server() {
         false
     }));
     ok(ubtrfs(["umount", text(&dir)]));
+}
+
+#[test]
+fn devices_and_set_user_id_programs_of_an_untrusted_image_do_not_work() {
+    if !ready() {
+        return;
+    }
+    let bed = Bed::new();
+    let has = |option: &str| options_of(&bed.join("a")).iter().any(|given| given == option);
+    let umount = || drop(ok(ubtrfs(["umount", text(&bed.join("a"))])));
+    for (args, nodev, nosuid) in [
+        (&["--sandbox"][..], true, true),
+        (&["--sandbox", "-o", "dev"], false, true),
+        (&["--sandbox", "-o", "suid,dev"], false, false),
+        (&[], false, false),
+    ] {
+        let dir = bed.mount(args);
+        assert_eq!((has("nodev"), has("nosuid")), (nodev, nosuid), "{args:?}");
+        let null = dir.join("null");
+        if !null.exists() {
+            sh(&["mknod", text(&null), "c", "1", "3"]);
+        }
+        assert_eq!(File::open(&null).is_err(), nodev, "{args:?}");
+        umount();
+    }
+    let dir = bed.mount(&["--sandbox"]);
+    ok(ubtrfs(["mount", "-o", "remount,ro", text(&bed.image()), text(&dir)]));
+    assert!(has("nodev") && has("nosuid") && has("ro"), "a remount keeps what it does not mention");
+    ok(ubtrfs(["mount", "-o", "remount,dev,suid", text(&bed.image()), text(&dir)]));
+    assert!(!has("nodev") && !has("nosuid"));
+    umount();
+}
+
+#[test]
+fn an_ordinary_user_is_told_that_dev_and_suid_have_no_effect() {
+    if !ready() {
+        return;
+    }
+    let_users_mount();
+    let bed = Bed::new();
+    sh(&["chmod", "755", text(bed.dir.path())]);
+    sh(&["chown", "nobody", text(&bed.image()), text(&bed.join("a"))]);
+    let as_nobody = |args: &[&str]| {
+        let (program, args) = (env!("CARGO_BIN_EXE_ubtrfs"), args.to_vec());
+        let image = bed.image();
+        let dir = bed.join("a");
+        Command::new(NOBODY[0]).args(&NOBODY[1..]).arg(program).args(args).args([image, dir]).output().unwrap()
+    };
+    let output = as_nobody(&["mount", "-o", "suid,dev"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("'dev,suid' has no effect") && said.contains("mount as root"), "{said}");
+    let options = options_of(&bed.join("a"));
+    assert!(["nodev", "nosuid"].iter().all(|flag| options.iter().any(|option| option == flag)), "{options:?}");
+    ok(ubtrfs(["umount", text(&bed.join("a"))]));
+    let output = as_nobody(&["mount", "-o", "nosuid,dev,nodev"]);
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+    ok(ubtrfs(["umount", text(&bed.join("a"))]));
 }

@@ -27,6 +27,7 @@ use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
 
+use self::options::Trust;
 use super::offline::open_devices;
 use super::place::await_server;
 use crate::common::{Shown, parse_memory, parse_size, warn};
@@ -57,14 +58,14 @@ pub(crate) struct Args {
     /// caches, threads and allocation.
     ///
     /// Options of the mount point: allow_other (the default for root), noallow_other, default_permissions, nonempty,
-    /// nodev, nosuid, noexec, dirsync, fsname=NAME (default: the device), threads=N (threads that take requests from
-    /// /dev/fuse, 1 to 64; default: 4), memory=SIZE (as --memory), writeback_cache (the kernel collects small writes; a
-    /// lack of space is then reported only at fsync and close), noio_uring (take requests from /dev/fuse),
-    /// idle_poll=auto|on|off (keep an idle processor awake while many requests arrive; default: auto), noxattr (fewer
-    /// requests; no extended attributes, ACLs and capabilities of files), noopen (fewer requests; a file that cannot be
-    /// written fails at write instead of at open), idmap (allow idmapped mounts of this mount; only root and the user who
-    /// mounted can then run commands on it), fuseblk (for root's mounts of block devices: sync and umount wait for the
-    /// commit).
+    /// dev and suid (the default for root without --sandbox), nodev, nosuid, noexec, dirsync, fsname=NAME (default: the
+    /// device), threads=N (threads that take requests from /dev/fuse, 1 to 64; default: 4), memory=SIZE (as --memory),
+    /// writeback_cache (the kernel collects small writes; a lack of space is then reported only at fsync and close),
+    /// noio_uring (take requests from /dev/fuse), idle_poll=auto|on|off (keep an idle processor awake while many
+    /// requests arrive; default: auto), noxattr (fewer requests; no extended attributes, ACLs and capabilities of
+    /// files), noopen (fewer requests; a file that cannot be written fails at write instead of at open), idmap (allow
+    /// idmapped mounts of this mount; only root and the user who mounted can then run commands on it), fuseblk (for
+    /// root's mounts of block devices: sync and umount wait for the commit).
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only
@@ -87,9 +88,12 @@ pub(crate) struct Args {
     /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// Confine the server after mounting (seccomp, Landlock): it cannot open files, make network connections or run
-    /// programs, and it runs as the owner of the image file, or as nobody, instead of root. Default when an ordinary
-    /// user mounts an image file
+    /// For images from other people: confine the server after mounting (seccomp, Landlock), and mount nodev and nosuid,
+    /// unless -o dev or suid is given. Default when an ordinary user mounts an image file
+    ///
+    /// The server then cannot open files, make network connections or run programs, and it runs as the owner of the image
+    /// file, or as nobody, instead of root. Root's mounts without this option, like Linux's own, let device files and
+    /// set-user-id programs in the image work. Mounts of ordinary users never do.
     #[arg(long, conflicts_with = "no_sandbox")]
     sandbox: bool,
     /// Do not confine the server
@@ -150,6 +154,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut session = Session::mount_device(fs, &dir, &config, block_device)?;
     if let Err(reason) = session.is_fuseblk() {
         warn(&format!("warning: the option fuseblk has no effect: {reason}"));
+    }
+    if let Some(text) = options::not_granted(&args.options, &config) {
+        warn(&text);
     }
     if let Some(file) = timeline {
         file.keep().context("cannot write the timeline")?;
@@ -255,6 +262,7 @@ fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions
         options.compress = MountOptions::parse(&format!("compress={method}"))?.compress;
     }
     config.sandbox = args.sandbox || (!args.no_sandbox && is_image_of_ordinary_user(&args.device));
+    options::distrust(&args.options, config, if args.sandbox { Trust::Nothing } else { Trust::Image });
     if args.create.is_some() && options.read_only {
         bail!(
             "--create makes an empty filesystem, which cannot be used read-only; omit --create or the read-only option"

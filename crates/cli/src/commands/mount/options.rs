@@ -19,6 +19,39 @@ pub(super) fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
 }
 
+/// What a mount allows an image to do to the programs of this system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// Device files and set-user-id programs of the image work, as in Linux's own mounts.
+    Image,
+    /// They do not work, unless the options `dev` and `suid` say so.
+    Nothing,
+}
+
+/// Completes the flags of a mount that its options do not mention.
+pub(super) fn distrust(lists: &[String], config: &mut MountConfig, trust: Trust) {
+    let mentions =
+        |flags: [&str; 2]| lists.iter().flat_map(|list| list.split(',')).any(|option| flags.contains(&option));
+    if trust == Trust::Nothing {
+        config.nodev |= !mentions(["dev", "nodev"]);
+        config.nosuid |= !mentions(["suid", "nosuid"]);
+    }
+}
+
+/// The options of an ordinary user which fusermount3 does not grant, as a warning.
+pub(super) fn not_granted(lists: &[String], config: &MountConfig) -> Option<String> {
+    let wanted = [("dev", config.nodev), ("suid", config.nosuid)].map(|(option, is_off)| {
+        lists.iter().flat_map(|list| list.split(',')).find(|given| *given == option && !is_off)
+    });
+    let wanted: Vec<&str> = wanted.into_iter().flatten().collect();
+    (!wanted.is_empty() && !ubtrfs_fuse::is_root()).then(|| {
+        format!(
+            "warning: mount option '{}' has no effect: mounts of ordinary users are always nodev,nosuid; mount as root",
+            wanted.join(",")
+        )
+    })
+}
+
 /// Applies the `-o` arguments of a remount. Only flags that the kernel enforces can change, because the server is not
 /// started again. Options that the mount already has are accepted, because mount(8) passes all options of /etc/fstab and
 /// of /proc/mounts. `given` are the options of the mount as the user gave them, if its server tells them.
@@ -198,6 +231,22 @@ mod tests {
         }
         let both = parse(&["ro".to_owned(), "rw".to_owned()]).unwrap();
         assert!(!both.config.read_only && !both.options.read_only);
+    }
+
+    #[test]
+    fn an_untrusted_image_gets_no_devices_and_no_set_user_id_programs() {
+        let flags = |given: &str, trust| {
+            let given = [given.to_owned()];
+            let mut config = parse(&given).unwrap().config;
+            distrust(&given, &mut config, trust);
+            (config.nodev, config.nosuid)
+        };
+        assert_eq!(flags("noatime", Trust::Nothing), (true, true));
+        assert_eq!(flags("dev", Trust::Nothing), (false, true));
+        assert_eq!(flags("suid,noatime", Trust::Nothing), (true, false));
+        assert_eq!(flags("suid,dev,nosuid", Trust::Nothing), (false, true), "the last one counts");
+        assert_eq!(flags("noatime", Trust::Image), (false, false));
+        assert_eq!(flags("nodev", Trust::Image), (true, false));
     }
 
     #[test]
