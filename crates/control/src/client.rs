@@ -134,6 +134,11 @@ impl<'f> Channel<'f> {
         }
     }
 
+    /// Whether the channel leads to the server that listens on the socket `name`.
+    pub fn is_at(&self, name: &[u8]) -> bool {
+        matches!(self, Self::Mount(mount) if mount.name == name)
+    }
+
     /// Returns a channel to the server that listens on the socket `name`; `file` stands for an open file of its mount.
     /// For tests of the server.
     #[doc(hidden)]

@@ -23,6 +23,7 @@
 //! | `seek`       | data and holes of files that are being written              |
 //! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
 //! | `lost_pages` | files with written pages that could not be stored            |
+//! | `remaining_mounts` | bind mounts and other uses that remain after an unmount   |
 //! | `running_programs` | files that are open for execution, which cannot be truncated |
 //! | `sandbox`    | seccomp, Landlock and giving up root                        |
 //! | `activity`   | commits when a burst of changes ends                        |
@@ -45,6 +46,7 @@ mod name_cache;
 mod node;
 mod other_user;
 pub mod protocol;
+mod remaining_mounts;
 mod running_programs;
 mod sandbox;
 mod seek;

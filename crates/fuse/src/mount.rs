@@ -228,18 +228,17 @@ pub enum MountError {
         /// The reason.
         source: io::Error,
     },
-    /// The mount is also in another mount namespace, so the server goes on.
-    #[error(
-        "{dir} is unmounted, but {process} still has it mounted in another mount namespace; \
-         the last commit follows when that mount ends, too, or with: kill {server}"
-    )]
-    MountedElsewhere {
+    /// The filesystem is also in use elsewhere, so the server goes on.
+    #[error("{dir} is unmounted, but {used}; {committed}; {remedy}")]
+    InUseElsewhere {
         /// The mount point.
         dir: String,
-        /// A process in that namespace.
-        process: String,
-        /// The process id of the server.
-        server: i32,
+        /// The other use.
+        used: String,
+        /// Whether the server has committed.
+        committed: String,
+        /// How to end the other use.
+        remedy: String,
     },
     /// The final commit failed, or its result is unknown.
     #[error("{dir} is unmounted, but its last changes may be lost: {reason}")]

@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Uid};
-use ubtrfs_format::print::escaped;
 
 use crate::mount::SUBTYPE;
+use crate::remaining_mounts::User;
 
 /// One line of /proc/self/mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,9 +78,9 @@ pub(crate) fn mounts_of_device(device: &[u8]) -> Vec<MountInfo> {
     mounts().into_iter().filter(|mount| mount.device == device).collect()
 }
 
-/// A process in another mount namespace in which this filesystem is mounted, as "process 12 (name)". Only processes are
-/// found whose mounts the caller may see.
-pub(crate) fn user_in_other_namespace(unmounted: &MountInfo) -> Option<String> {
+/// A process in another mount namespace in which this filesystem is mounted. Only processes are found whose mounts the
+/// caller may see.
+pub(crate) fn user_in_other_namespace(unmounted: &MountInfo) -> Option<User> {
     let namespace = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
     let mut seen: Vec<PathBuf> = namespace(Path::new("/proc/self")).into_iter().collect();
     for process in std::fs::read_dir("/proc").ok()?.flatten() {
@@ -92,9 +92,9 @@ pub(crate) fn user_in_other_namespace(unmounted: &MountInfo) -> Option<String> {
         }
         seen.push(found);
         let is_same = |mount: &MountInfo| mount.device == unmounted.device && mount.kind == unmounted.kind;
-        if mounts_of_process(&path).iter().any(is_same) {
-            let name = std::fs::read(path.join("comm")).unwrap_or_default();
-            return Some(format!("process {pid} ({})", escaped(name.trim_ascii_end())));
+        if let Some(mount) = mounts_of_process(&path).into_iter().find(is_same) {
+            let below = mount.dir.strip_prefix("/").unwrap_or(&mount.dir);
+            return Some(User::new(pid, &path, path.join("root").join(below)));
         }
     }
     None

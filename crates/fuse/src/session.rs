@@ -6,7 +6,10 @@
 //!                 +-- panic in any thread, another program has the device --> read-only: nothing is committed any more
 //! ```
 //!
-//! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed.
+//! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed. If the filesystem stays
+//!     in use elsewhere, `umount` commits, and fails with the other use.
+//! R2. A signal that ends the session unmounts all mounts of the filesystem in this mount namespace, and commits, even if
+//!     the session has to go on because the filesystem is in use.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,8 +17,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_control::{Canceller, Peers, Server as Control};
@@ -29,10 +32,11 @@ use crate::interrupt::Interrupts;
 use crate::lent_device::LentDevice;
 use crate::lost_pages::LostPages;
 use crate::mount::{self, MountConfig, MountError};
-use crate::mount_table;
+use crate::mount_table::{self, MountInfo};
 use crate::name_cache::NameCache;
 use crate::other_user::{self, Helper, control_name};
 use crate::protocol::Limits;
+use crate::remaining_mounts::{self, Remaining};
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::seek::PageFlusher;
 use crate::server::{self, Server};
@@ -155,14 +159,17 @@ impl Session {
         let Self { dir, fs, activity, control, connection, server, lost_pages, is_read_only, unmounter, lent, .. } =
             self;
         let shown = dir.display().to_string();
-        unmount_on_signals(
-            dir.clone(),
-            unmounter.clone(),
-            control.canceller(),
-            server.interrupts(),
-            connection.session_end(),
-        )
-        .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
+        let to_commit = Arc::new(Mutex::new(Some(fs.clone())));
+        let signalled = Signalled {
+            dir: dir.clone(),
+            unmounter: unmounter.clone(),
+            canceller: control.canceller(),
+            interrupts: server.interrupts(),
+            session: connection.session_end(),
+            activity: activity.clone(),
+            fs: to_commit.clone(),
+        };
+        signalled.listen().map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
             let (activity, fs) = (activity.clone(), fs.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
@@ -182,6 +189,8 @@ impl Session {
             lent.reclaim(&fs, unmounter.as_deref());
         }
         let lost = lost_pages.describe(&fs);
+        // R1: wait for a commit after a signal, which holds the filesystem.
+        drop(to_commit.lock().take());
         let mut failure = fs.close().err().map(|error| error.to_string());
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only).or(lost);
@@ -214,47 +223,69 @@ fn abort_on_panic(fs: Weak<Fs>) {
     }));
 }
 
-/// On SIGTERM, SIGINT or SIGHUP, unmounts as `umount` does. A busy mount is detached, so that this process ends with
-/// everything committed. If the mount is only left in other mount namespaces, ends the session.
-fn unmount_on_signals(
+/// What signals act on.
+struct Signalled {
     dir: PathBuf,
     unmounter: Option<Arc<PrivilegedHelper>>,
     canceller: Canceller,
     interrupts: Interrupts,
     session: SessionEnd,
-) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        for _ in &mut signals {
-            // Cancel running commands and ioctls, because they have files open, which keep the mount busy.
-            canceller.cancel_all();
-            interrupts.cancel_all();
-            match unmount_by(unmounter.as_deref(), &dir, false) {
-                Ok(()) => return,
-                Err(MountError::NotMounted(_)) => {
-                    session.end();
-                    return;
-                }
-                Err(error) => tracing::warn!("{error}; detaching it"),
-            }
-            if let Err(error) = unmount_by(unmounter.as_deref(), &dir, true) {
-                tracing::error!("{error}");
-            }
-        }
-    })?;
-    Ok(())
+    activity: Arc<Activity>,
+    /// The filesystem; `None` once the session closes it.
+    fs: Arc<Mutex<Option<Arc<Fs>>>>,
 }
 
-/// Unmounts, through the helper process if the server is confined.
-fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> Result<(), MountError> {
-    match unmounter {
-        Some(unmounter) => unmounter.unmount(dir, lazy),
-        None => mount::unmount(dir, lazy),
+impl Signalled {
+    /// On SIGTERM, SIGINT or SIGHUP, unmounts and commits (R2). Busy mounts are detached, so that this process ends with
+    /// everything committed once nothing uses them. If there is nothing to unmount any more, because the filesystem is
+    /// only in use in other mount namespaces or in detached mounts, ends the session.
+    fn listen(self) -> std::io::Result<()> {
+        let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+        thread::Builder::new().name("signals".into()).spawn(move || {
+            for _ in &mut signals {
+                // Cancel running commands and ioctls, because they have files open, which keep the mount busy.
+                self.canceller.cancel_all();
+                self.interrupts.cancel_all();
+                match unmount_by(self.unmounter.as_deref(), &self.dir, false) {
+                    Ok(()) => {}
+                    Err(MountError::NotMounted(_)) => {
+                        self.session.end();
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::warn!("{error}; detaching it");
+                        if let Err(error) = unmount_by(self.unmounter.as_deref(), &self.dir, true) {
+                            tracing::error!("{error}");
+                        }
+                    }
+                }
+                self.commit();
+            }
+        })?;
+        Ok(())
+    }
+
+    fn commit(&self) {
+        let fs = self.fs.lock();
+        let Some(fs) = fs.as_ref().filter(|fs| fs.read_only().is_none()) else { return };
+        if let Err(error) = self.activity.sync(fs) {
+            tracing::error!("commit failed: {error}");
+        }
     }
 }
 
-/// Unmounts `dir` and returns when the server's last commit is durable, or at once if the filesystem is still mounted
-/// somewhere else. Fails if it is still mounted in another mount namespace, unless `lazy` is true. Waits without a limit for the server, also if another user runs it.
+/// Unmounts `dir` and the bind mounts of its filesystem, through the helper process if the server is confined.
+fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> Result<(), MountError> {
+    match unmounter {
+        Some(unmounter) => unmounter.unmount(dir, lazy),
+        None => remaining_mounts::unmount_all(dir, lazy),
+    }
+}
+
+/// Unmounts `dir` and returns when the server's last commit is durable. If the filesystem is still mounted somewhere
+/// else, makes the server commit, and fails with [`MountError::InUseElsewhere`]. If it is still in use in another mount
+/// namespace or in a detached mount, waits for that if `lazy` is true, and otherwise fails in the same way. Waits without
+/// a limit for the server, also if another user runs it.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     unmount_by_asking(dir, lazy, None)
 }
@@ -270,7 +301,7 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
     // If the mount's server is dead, the path cannot be resolved.
     let full = other_user::full_path(dir).ok().or_else(|| other_user::without_entering(dir));
     let full = full.unwrap_or_else(|| dir.to_owned());
-    let Some(found) = mount_table::find_mount(&full).filter(mount_table::MountInfo::is_of_ubtrfs) else {
+    let Some(found) = mount_table::find_mount(&full).filter(MountInfo::is_of_ubtrfs) else {
         return Err(MountError::NotMounted(shown));
     };
     let is_of_other_user = other_user::other_user_of(&found).is_some();
@@ -280,6 +311,7 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
         true => Some(other_user::MountPoint::open(&found).map_err(changed)?),
         false => None,
     };
+    let before = remaining_mounts::others(&found);
     // Connecting fails if the server is dead, and then no commit is awaited.
     let peers = Peers::of_owner(found.user().map(|(uid, _)| uid.as_raw()));
     let server =
@@ -301,14 +333,18 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
         MountError::NotDurable { dir: shown.clone(), reason }
     };
     match server {
-        // The filesystem is mounted elsewhere too: the server continues.
-        Ok((_, name)) if is_mounted_elsewhere(&found, &name, helper) => Ok(()),
-        Ok((server, _)) => {
-            if !lazy {
-                check_other_namespaces(&found, &server, &shown)?;
+        Ok((server, name)) => {
+            let is_foreign = helper.is_some() && is_of_other_user;
+            if let Some(remaining) = Remaining::here(&found, &before, |other| is_of(other, &name, helper)) {
+                return Err(remaining.commit(&shown, &name, is_foreign));
             }
-            let is_limited = helper.is_some() && is_of_other_user;
-            match ubtrfs_control::await_unmount(server, is_limited.then_some(COMMIT_PATIENCE)) {
+            if !lazy
+                && !ends_soon(&server)
+                && let Some(remaining) = Remaining::elsewhere(&found, &server)
+            {
+                return Err(remaining.commit(&shown, &name, is_foreign));
+            }
+            match ubtrfs_control::await_unmount(server, is_foreign.then_some(COMMIT_PATIENCE)) {
                 Ok(None) => Ok(()),
                 Ok(Some(reason)) => Err(not_durable(reason)),
                 Err(error) => Err(not_durable(error.to_string())),
@@ -321,38 +357,21 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
     }
 }
 
-/// Fails if the server goes on because the filesystem is mounted in another mount namespace, too.
-fn check_other_namespaces(
-    unmounted: &mount_table::MountInfo,
-    server: &UnixStream,
-    dir: &str,
-) -> Result<(), MountError> {
+/// Whether the server ends, or reports its end, within [`USE_PATIENCE`].
+fn ends_soon(server: &UnixStream) -> bool {
     let mut ends = [PollFd::new(server, PollFlags::IN)];
-    if poll(&mut ends, Some(&NAMESPACE_PATIENCE)).is_ok_and(|nr_ready| nr_ready > 0) {
-        return Ok(());
-    }
-    let process = mount_table::user_in_other_namespace(unmounted);
-    let server = socket_peercred(server).map(|peer| peer.pid.as_raw_nonzero().get());
-    match (process, server) {
-        (Some(process), Ok(server)) => Err(MountError::MountedElsewhere { dir: dir.to_owned(), process, server }),
-        _ => Ok(()),
-    }
+    poll(&mut ends, Some(&USE_PATIENCE)).is_ok_and(|nr_ready| nr_ready > 0)
 }
 
-/// How long a server may go on until the cause is searched for in other mount namespaces.
-const NAMESPACE_PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+/// How long a server may go on until other uses of the filesystem are searched for.
+const USE_PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// How long another user's server may take to end.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether the filesystem of the server with this control socket is also mounted on another directory, by `mount
-/// --bind`. The device number does not identify the server, because Linux may already have given the number to another
-/// filesystem.
-fn is_mounted_elsewhere(unmounted: &mount_table::MountInfo, name: &[u8], helper: Option<Helper<'_>>) -> bool {
-    mount_table::mounts_of_device(&unmounted.device)
-        .iter()
-        .filter(|other| other.kind == unmounted.kind)
-        .any(|other| control_name(&other.dir, helper).is_ok_and(|other| other == name))
+/// Whether the server with this control socket serves a mount.
+fn is_of(mount: &MountInfo, name: &[u8], helper: Option<Helper<'_>>) -> bool {
+    control_name(&mount.dir, helper).is_ok_and(|other| other == name)
 }
 
 #[cfg(test)]
@@ -387,8 +406,10 @@ mod tests {
         // `umount` unmounts our filesystem and then searches for other mounts with its device number. If another
         // filesystem is mounted in between and gets the same device number, the search finds that filesystem.
         let found = mount_table::find_mount(next.dir.path()).unwrap();
-        assert!(!is_mounted_elsewhere(&found, &name(&ours), None));
-        assert!(is_mounted_elsewhere(&found, &name(&next), None), "a place that is ours is found");
+        let unmounted = MountInfo { id: u64::MAX, ..found.clone() };
+        let remaining = |name: &[u8]| Remaining::here(&unmounted, &[], |other| is_of(other, name, None));
+        assert!(remaining(&name(&ours)).is_none());
+        assert!(remaining(&name(&next)).is_some(), "a place that is ours is found");
         for Served { dir, server } in [ours, next] {
             unmount(dir.path(), false).unwrap();
             server.join().unwrap().unwrap();

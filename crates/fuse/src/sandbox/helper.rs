@@ -7,8 +7,9 @@
 //!
 //! The image can have taken over the server, so a question is untrusted.
 //!
-//! - H1. The helper unmounts the mount that was on the directory when the server asked [`MOUNTED`], and no other: neither
-//!   a mount that covers it, nor a mount that has its directory or its number later. It answers [`MOUNTED`] once.
+//! - H1. The helper unmounts the mount that was on the directory when the server asked [`MOUNTED`], and with it the bind
+//!   mounts of its filesystem, but no other: neither a mount that covers it, nor a mount that has its directory or its
+//!   number later. It answers [`MOUNTED`] once.
 //! - H2. About processes, the helper tells what /proc shows to every user (groups, umask, capabilities, the processor, a
 //!   pending kill). About open files, it tells only of files of the mount.
 //! - H3. It moves only threads of the server to other processors, and claims only the device that it was started for.
@@ -35,6 +36,7 @@ use crate::lent_device::Place;
 use crate::mount::{self, MountError};
 use crate::mount_table::{self, MountInfo};
 use crate::other_user::MountPoint;
+use crate::remaining_mounts;
 
 /// A process that acts for the confined server (X4): it unmounts one mount, claims one block device, moves threads of
 /// the server, and looks up groups, umasks, capabilities and open files of processes.
@@ -384,9 +386,12 @@ impl OwnMount {
         }
         // A path through the opened directory leads nowhere else if another process exchanges directories meanwhile. The
         // program fusermount3, which unmounts for ordinary users, needs the plain path.
-        let path = if is_limited && mount::is_root() { point.path() } else { found.dir };
+        let by_descriptor = is_limited && mount::is_root();
+        let others = remaining_mounts::others(&found);
+        let path = if by_descriptor { point.path() } else { found.dir };
         mount::unmount_once(&path, lazy)?;
         self.is_unmounted = true;
+        remaining_mounts::unmount_others(&others, by_descriptor);
         Ok(())
     }
 }
