@@ -338,7 +338,7 @@ fn umount_names_a_file_whose_mapped_pages_found_no_space() {
     };
     let dir = mount(image.path());
     fill_and_map(dir.path());
-    refused(&umount(dir.path()), &["is unmounted", "pages of '/sparse'", "No space left"]);
+    refused(&umount(dir.path()), &["is unmounted", "pages of '/sparse'", "from offset", "No space left"]);
     btrfs_check(image.path()).unwrap();
     // Nothing is lost if the file is deleted.
     let dir = mount(image.path());
@@ -349,6 +349,47 @@ fn umount_names_a_file_whose_mapped_pages_found_no_space() {
     std::fs::remove_file(dir.path().join("sparse")).unwrap();
     ok(umount(dir.path()));
     btrfs_check(image.path()).unwrap();
+}
+
+/// The program that stored the pages gets no error, so the loss is told in other ways as soon as the server knows it.
+#[test]
+fn stats_and_the_log_name_the_file_and_the_range_of_lost_pages_at_once() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("python3") {
+        return;
+    }
+    let image = Image::kernel_made(160 << 20, &[]).unwrap();
+    let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    let mut server = Command::new(UBTRFS);
+    server.args([OsStr::new("mount"), OsStr::new("-f"), image.path().as_os_str(), dir.path().as_os_str()]);
+    let mut server = server.stderr(Stdio::piped()).spawn().unwrap();
+    let stats = || ubtrfs([OsStr::new("stats"), OsStr::new("--json"), dir.path().as_os_str()]);
+    let begun = Instant::now();
+    while !stats().status.success() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ok(Command::new("python3").args(["-c", FILL_AND_MAP]).current_dir(dir.path()).output().unwrap());
+    let told: serde_json::Value = serde_json::from_str(&ok(stats())).unwrap();
+    let shown = ok(ubtrfs([OsStr::new("stats"), dir.path().as_os_str()]));
+    let mut log = BufReader::new(server.stderr.take().unwrap()).lines();
+    let (send, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = send.send(log.next());
+        log.for_each(drop);
+    });
+    let line = lines.recv_timeout(Duration::from_secs(20));
+    refused(&umount(dir.path()), &["pages of '/sparse'"]);
+    server.wait().unwrap();
+    let line = line.expect("the log names the file before the unmount").unwrap().unwrap();
+    for word in ["pages of '/sparse'", "from offset", "No space left"] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+    assert_eq!(told["files_with_lost_pages"], 1.0);
+    let file = &told["files"][0];
+    assert_eq!((&file["file"], file["error"].as_str().unwrap().contains("No space left")), (&"/sparse".into(), true));
+    let [bytes, start, end] = ["lost_bytes", "lost_start", "lost_end"].map(|name| file[name].as_f64().unwrap());
+    assert!(0.0 < bytes && start < end && end <= f64::from(8 << 20), "{told}");
+    assert!(shown.contains("/sparse"), "{shown}");
 }
 
 /// A FUSE server that mounts as the user nobody and then reads all requests, but answers none of them.
@@ -396,7 +437,9 @@ impl SilentMount {
     }
 
     fn is_mounted(&self) -> bool {
-        std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&*self.dir.path().to_string_lossy())
+        // Other mounts may have names that are not UTF-8.
+        let table = std::fs::read("/proc/self/mounts").unwrap();
+        String::from_utf8_lossy(&table).contains(&*self.dir.path().to_string_lossy())
     }
 }
 

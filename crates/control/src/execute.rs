@@ -92,8 +92,8 @@ pub trait Host: Send + Sync {
     /// the lock of a directory.
     fn settle(&self) {}
 
-    /// The host's own counters, as Prometheus text.
-    fn stats(&self) -> String {
+    /// The host's own counters, as Prometheus text. `names_files` tells whether the text may name files.
+    fn stats(&self, _names_files: bool) -> String {
         String::new()
     }
 }

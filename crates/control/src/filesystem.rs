@@ -2,7 +2,8 @@
 //!
 //! | command     | needs                                                                                  |
 //! |-------------|----------------------------------------------------------------------------------------|
-//! | sync, stats | nothing but a file of the filesystem                                                   |
+//! | sync        | nothing but a file of the filesystem                                                   |
+//! | stats       | nothing but a file of the filesystem; only administrators see names of files           |
 //! | info, label, mount options | nothing but a file of the filesystem                                    |
 //! | usage       | nothing but a file of the filesystem; only administrators see what each device holds   |
 //! | set label, trim | the rights of an administrator ([`Context::require_admin`])                        |
@@ -149,7 +150,10 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             context.host.sync(context.fs)?;
             Ok(Response::Done)
         }
-        Request::Stats => Ok(Response::Stats(context.fs.metrics_text() + &context.host.stats())),
+        Request::Stats => {
+            let names_files = context.require_admin().is_ok();
+            Ok(Response::Stats(context.fs.metrics_text() + &context.host.stats(names_files)))
+        }
         Request::Info => Ok(Response::Info(info(context))),
         Request::Usage => usage(context).map(Response::Usage),
         Request::MountOptions => Ok(Response::MountOptions(context.host.mount_options())),

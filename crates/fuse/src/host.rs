@@ -198,11 +198,13 @@ impl Host for MountHost {
         self.names.settle();
     }
 
-    fn stats(&self) -> String {
+    fn stats(&self, names_files: bool) -> String {
         let has_rings = f64::from(u8::from(self.has_rings.get().copied().unwrap_or(false)));
         let help = "Requests come in rings of io_uring (1) or through /dev/fuse (0).";
         let mut metrics = vec![Metric::gauge("fuse_io_uring", help, has_rings)];
         metrics.extend(self.counts.get().map(RequestCounts::metrics).unwrap_or_default());
+        let fs = self.fs.upgrade();
+        metrics.extend(fs.map(|fs| self.lost_pages.metrics(&fs, names_files)).unwrap_or_default());
         prometheus_text(&metrics)
     }
 }

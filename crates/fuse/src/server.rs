@@ -311,10 +311,10 @@ impl Handler for Server {
                 Err(Errno::IO)
             }
         };
-        if let (Err(errno), Operation::Write { from_cache: true, .. }) = (answer, &request.operation)
+        if let (Err(errno), Operation::Write { from_cache: true, offset, data, .. }) = (answer, &request.operation)
             && let Ok(id) = self.id(request.node)
         {
-            self.host.lost_pages.note(id, errno);
+            self.host.lost_pages.note(&self.fs, id, *offset, data.len(), errno);
         }
         answer
     }

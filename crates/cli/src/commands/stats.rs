@@ -135,7 +135,7 @@ fn to_json(samples: &[Sample]) -> Value {
         let name = short(&sample.name);
         // Labels except `le` distinguish the objects of one list; `le` is the upper bound of a histogram bucket.
         let labels: BTreeMap<&String, &String> = sample.labels.iter().filter(|(label, _)| *label != "le").collect();
-        let Some(list) = ["tree", "phase"]
+        let Some(list) = ["tree", "phase", "file"]
             .into_iter()
             .find(|label| sample.labels.contains_key(*label))
             .or_else(|| labels.keys().next().map(|label| label.as_str()))
@@ -173,7 +173,7 @@ fn mount_text(samples: &[Sample]) -> String {
     let (phases, others): (Vec<&Sample>, Vec<&Sample>) =
         samples.iter().partition(|sample| sample.name.starts_with("ubtrfs_phase_seconds"));
     let mut text = String::new();
-    for label in ["tree", "state", "kind", "opcode"] {
+    for label in ["file", "tree", "state", "kind", "opcode"] {
         text += &table(label, &others);
     }
     for sample in others.iter().filter(|sample| sample.labels.is_empty()) {
