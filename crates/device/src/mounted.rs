@@ -125,7 +125,7 @@ pub(crate) fn open_exclusive(node: &Path) -> io::Result<File> {
 }
 
 /// Names of the loop devices over this file, and of their partitions.
-fn loop_devices_of(dev: u64, ino: u64) -> Vec<String> {
+pub(crate) fn loop_devices_of(dev: u64, ino: u64) -> Vec<String> {
     let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };
     let mut names = Vec::new();
     for entry in devices.flatten() {

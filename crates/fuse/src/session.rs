@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_control::{Canceller, Peers, Server as Control};
-use ubtrfs_device::Device;
+use ubtrfs_device::{Device, LoopEvent, LoopWatch};
 use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
@@ -58,6 +58,7 @@ pub struct Session {
     unmounter: Option<Arc<PrivilegedHelper>>,
     lent: Arc<OnceLock<LentDevice>>,
     is_fuseblk: Result<bool, String>,
+    loop_watch: Option<LoopWatch>,
 }
 
 impl Session {
@@ -127,6 +128,7 @@ impl Session {
                     unmounter,
                     lent,
                     is_fuseblk,
+                    loop_watch: None,
                 })
             }
             Err(source) => {
@@ -140,6 +142,13 @@ impl Session {
     /// device, returns the reason.
     pub fn is_fuseblk(&self) -> Result<bool, &str> {
         self.is_fuseblk.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Watches for loop devices over the mounted image file: claims them, so that the kernel does not mount them, and stops
+    /// writing if the kernel has mounted one. Failures are ignored, because the watch only protects against mistakes.
+    pub fn watch_image(&mut self, image: &Path) {
+        let (fs, dir) = (Arc::downgrade(&self.fs), self.dir.clone());
+        self.loop_watch = LoopWatch::start(image, move |event| on_loop_device(&fs, &dir, &event)).ok();
     }
 
     /// Gives up every right that serving does not need. If this process runs as root, it runs as `identity` afterwards.
@@ -156,8 +165,20 @@ impl Session {
 
     /// Serves until the mount is gone, commits, closes the image, and sends the result to `umount`.
     pub fn run(self) -> Result<(), MountError> {
-        let Self { dir, fs, activity, control, connection, server, lost_pages, is_read_only, unmounter, lent, .. } =
-            self;
+        let Self {
+            dir,
+            fs,
+            activity,
+            control,
+            connection,
+            server,
+            lost_pages,
+            is_read_only,
+            unmounter,
+            lent,
+            loop_watch,
+            ..
+        } = self;
         let shown = dir.display().to_string();
         let to_commit = Arc::new(Mutex::new(Some(fs.clone())));
         let signalled = Signalled {
@@ -195,7 +216,7 @@ impl Session {
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only).or(lost);
         }
-        drop((fs, lent));
+        drop((fs, lent, loop_watch));
         control.finish(failure.as_deref());
         match (failure, served) {
             (Some(reason), _) => Err(MountError::NotDurable { dir: shown, reason }),
@@ -209,6 +230,41 @@ impl Session {
 pub(crate) fn abort(fs: &Fs, reason: &str) {
     tracing::error!("the filesystem has turned read-only: {reason}");
     fs.abort(reason.to_owned());
+}
+
+/// Tells of a loop device over the mounted image. If the kernel has mounted it and can write to it, nothing is written any
+/// more, because the kernel and this process would overwrite each other's blocks.
+fn on_loop_device(fs: &Weak<Fs>, dir: &Path, event: &LoopEvent) {
+    let dir = dir.display();
+    match event {
+        LoopEvent::Claimed(node) => tracing::warn!(
+            "the loop device {0} was attached to the image, which is mounted on {dir}; it is claimed, so that nothing mounts \
+             it, too; detach it with: losetup -d {0}",
+            node.display()
+        ),
+        LoopEvent::Unclaimed(node) => tracing::warn!(
+            "the loop device {0} was attached to the image, which is mounted on {dir}; do not mount it, but detach it with: \
+             losetup -d {0}",
+            node.display()
+        ),
+        LoopEvent::Mounted { node, at, is_writable } => {
+            let at = at.as_ref().map_or_else(String::new, |at| format!(" on {}", at.display()));
+            let node = node.display();
+            match fs.upgrade().filter(|fs| *is_writable && fs.read_only().is_none()) {
+                Some(fs) => abort(
+                    &fs,
+                    &format!(
+                        "the kernel has mounted the image{at}, too, through {node}; unmount both, and run `ubtrfs check` on \
+                         the image"
+                    ),
+                ),
+                None => tracing::warn!(
+                    "the kernel has mounted the image{at}, too, through {node}; unmount it there, because it does not see \
+                     later changes"
+                ),
+            }
+        }
+    }
 }
 
 /// Makes every panic, in any thread and even if it is caught, turn the filesystem read-only ([`abort`]): after a panic,

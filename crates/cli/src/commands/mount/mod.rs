@@ -171,6 +171,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         for missing in &done.missing {
             warn(&format!("the server is not fully confined: {missing}"));
         }
+    } else if !is_block_device(&args.device) {
+        session.watch_image(&args.device);
     }
     tell_of_rings(&config);
     if args.serve {

@@ -1,0 +1,156 @@
+//! Tests of loop devices that are attached to an image while ubtrfs has it mounted. If the kernel mounted such a device,
+//! too, both would overwrite each other's blocks.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{btrfs_check, capability};
+
+use common::{ok, refused, text, ubtrfs};
+
+/// An image that a server in the foreground has mounted.
+struct Mounted {
+    scratch: TempDir,
+    server: Child,
+    /// The lines of the server's log.
+    log: Receiver<String>,
+}
+
+impl Mounted {
+    fn new() -> Option<Self> {
+        if !capability::fuse() || !capability::kernel_oracle() || !capability::program("losetup") {
+            return None;
+        }
+        let scratch = TempDir::with_prefix("ubtrfs-loop-").unwrap();
+        let path = |name: &str| text(&scratch.path().join(name));
+        for name in ["m", "linux"] {
+            std::fs::create_dir(path(name)).unwrap();
+        }
+        ok(ubtrfs(["mkfs", "-q", "-b", "256M", &path("e.img")]));
+        let mut server = common::command(["mount", "-f", &path("e.img"), &path("m")]);
+        let mut server = server.stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(server.stderr.take().unwrap()).lines();
+        let (send, log) = mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
+        let begun = Instant::now();
+        while !ubtrfs(["sync", &path("m")]).status.success() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Some(Self { scratch, server, log })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    fn image(&self) -> String {
+        text(&self.path("e.img"))
+    }
+
+    /// The next line of the server's log.
+    fn told(&self) -> String {
+        self.log.recv_timeout(Duration::from_secs(20)).expect("the server says something at once")
+    }
+
+    fn umount(&mut self) -> Output {
+        let output = ubtrfs(["umount", &text(&self.path("m"))]);
+        self.server.wait().unwrap();
+        output
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        for name in ["linux", "m"] {
+            let _ = rustix::mount::unmount(self.path(name), rustix::mount::UnmountFlags::DETACH);
+        }
+        let _ = self.server.wait();
+    }
+}
+
+fn linux(words: &[&str]) -> Output {
+    Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Whether a loop device has the image as its file.
+fn has_loop_device(image: &Path) -> bool {
+    !ok(linux(&["losetup", "-j", &text(image)])).is_empty()
+}
+
+#[test]
+fn a_loop_device_over_a_mounted_image_is_claimed_and_told_of_at_once() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let node = ok(linux(&["losetup", "-f", "--show", &mounted.image()])).trim().to_owned();
+    let line = mounted.told();
+    assert!(line.contains(&node) && line.contains("losetup -d"), "{line}");
+    let at = text(&mounted.path("linux"));
+    for words in [&["mount", &*node, &*at][..], &["mount", "-o", "ro", &*node, &*at]] {
+        let refusal = linux(words);
+        assert!(!refusal.status.success(), "{words:?}");
+        assert!(String::from_utf8_lossy(&refusal.stderr).contains("busy"), "{refusal:?}");
+    }
+    // Detaching works while the image is mounted.
+    ok(linux(&["losetup", "-d", &node]));
+    let begun = Instant::now();
+    while has_loop_device(&mounted.path("e.img")) {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::fs::write(mounted.path("m/file"), "content").unwrap();
+    ok(mounted.umount());
+    assert_eq!(ok(ubtrfs(["cat", &format!("{}:/file", mounted.image())])), "content");
+    btrfs_check(&mounted.path("e.img")).unwrap();
+}
+
+#[test]
+fn a_loop_device_is_free_when_the_image_is_unmounted() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let node = ok(linux(&["losetup", "-f", "--show", &mounted.image()])).trim().to_owned();
+    mounted.told();
+    ok(mounted.umount());
+    let at = text(&mounted.path("linux"));
+    ok(linux(&["mount", &node, &at]));
+    ok(linux(&["umount", &at]));
+    ok(linux(&["losetup", "-d", &node]));
+}
+
+/// `mount -o loop` attaches the device and mounts it at once. If the claim comes too late, the server stops writing.
+#[test]
+fn linux_and_the_server_do_not_both_write_to_an_image() {
+    let (mut nr_refused, mut nr_mounted) = (0, 0);
+    for _ in 0..5 {
+        let Some(mut mounted) = Mounted::new() else { return };
+        std::fs::write(mounted.path("m/before"), "content").unwrap();
+        ok(ubtrfs(["sync", &text(&mounted.path("m"))]));
+        let at = text(&mounted.path("linux"));
+        let mount = linux(&["mount", "-o", "loop", &mounted.image(), &at]);
+        let line = mounted.told();
+        if mount.status.success() {
+            nr_mounted += 1;
+            assert!(line.contains("the kernel has mounted the image") && line.contains("read-only"), "{line}");
+            assert!(std::fs::write(mounted.path("m/file"), "content").is_err());
+            std::fs::write(mounted.path("linux/file"), "of Linux").unwrap();
+            ok(linux(&["umount", &at]));
+            refused(&mounted.umount(), &["may be lost", "the kernel has mounted the image"]);
+            assert_eq!(ok(ubtrfs(["cat", &format!("{}:/file", mounted.image())])), "of Linux");
+        } else {
+            nr_refused += 1;
+            assert!(line.contains("is claimed"), "{line}");
+            std::fs::write(mounted.path("m/file"), "content").unwrap();
+            ok(mounted.umount());
+            assert_eq!(ok(ubtrfs(["cat", &format!("{}:/file", mounted.image())])), "content");
+        }
+        assert_eq!(ok(ubtrfs(["cat", &format!("{}:/before", mounted.image())])), "content");
+        btrfs_check(&mounted.path("e.img")).unwrap();
+    }
+    eprintln!("mount -o loop: {nr_refused} refused, {nr_mounted} mounted, with the server read-only");
+}
