@@ -3,9 +3,9 @@
 //! - I1. The lock (`exclusive_use`) is taken before the size of an existing file or block device is read or changed.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, IoSlice, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -80,6 +80,16 @@ impl FileDevice {
         Ok(device)
     }
 
+    /// Opens an existing image file or block device for reading without a lock, although another process may write to it.
+    /// The content can change at any time.
+    pub fn open_beside_writer(path: &Path) -> Result<Self, OpenError> {
+        let access = Access::ReadOnly;
+        let file = File::open(path).map_err(|source| classify(path, access, source))?;
+        let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
+        check_kind(path, &metadata)?;
+        Self::from_locked(file, path, access, Vec::new(), &metadata)
+    }
+
     /// Creates a sparse image file of `size_bytes` and opens it read-write. An existing file is refused if
     /// `exclusive_new` is set, and resized otherwise. A block device must be large enough.
     pub fn create(path: &Path, size_bytes: u64, exclusive_new: bool) -> Result<Self, OpenError> {
@@ -131,6 +141,19 @@ impl FileDevice {
             true => parts,
             false => claim_image(path, access, &metadata)?,
         };
+        Self::from_locked(file, path, access, held, &metadata)
+    }
+
+    /// Makes the device of an open file. `held` are the files that are held open for their locks.
+    fn from_locked(
+        file: File,
+        path: &Path,
+        access: Access,
+        held: Vec<File>,
+        metadata: &Metadata,
+    ) -> Result<Self, OpenError> {
+        let wrap = |source| OpenError::Io { path: path.to_owned(), source };
+        let is_block = metadata.file_type().is_block_device();
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
         // Check the limit on file sizes now. Otherwise the first write past the limit would fail, long after the

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Gid, Uid};
 
 use crate::mount::SUBTYPE;
+use crate::other_user::other_user_of;
 use crate::remaining_mounts::User;
 
 /// One line of /proc/self/mountinfo.
@@ -71,6 +72,16 @@ pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
 pub fn mount_point_of(image: &Path) -> Option<PathBuf> {
     let full = std::fs::canonicalize(image).ok()?;
     mounts().into_iter().find(|mount| mount.is_of_ubtrfs() && Path::new(&mount.source) == full).map(|mount| mount.dir)
+}
+
+/// The image or device that is mounted at a path in a mount of ubtrfs; `None` for another user's mount, because that user
+/// chose the path.
+pub fn image_mounted_at(path: &Path) -> Option<PathBuf> {
+    let full = std::fs::canonicalize(path).ok()?;
+    let holding = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir));
+    let found = holding.max_by_key(|mount| mount.dir.as_os_str().len())?;
+    let is_ours = found.is_of_ubtrfs() && other_user_of(&found).is_none();
+    Some(PathBuf::from(found.source)).filter(|source| is_ours && source.is_absolute())
 }
 
 /// All mounts of the device with this number: `mount --bind` shows one filesystem in several places.

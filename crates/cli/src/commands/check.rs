@@ -16,6 +16,7 @@ use ubtrfs_check::{Code, Limits, Options, Problem, Progress, Report};
 use ubtrfs_device::{Access, Device};
 use ubtrfs_format::print::json_line;
 
+use super::committed::Committed;
 use super::offline::open_device;
 use crate::common::{format_size, is_broken_pipe, print_error, print_out, progress_bytes};
 
@@ -29,6 +30,9 @@ pub(crate) struct Args {
     /// The image file, or all devices of the filesystem
     #[arg(value_name = "IMAGE", required = true)]
     devices: Vec<PathBuf>,
+    /// Check an image that is mounted or in use: its last commit, without the log of later fsyncs
+    #[arg(long)]
+    force: bool,
     /// Read all data too, and compare every copy with its checksums
     #[arg(long)]
     check_data_csum: bool,
@@ -67,15 +71,21 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
              check --repair on the rest, copy the image"
         );
     }
+    if args.force {
+        let mut committed = Committed::open(&args.devices)?;
+        if committed.has_writer() {
+            return checked_beside_writer(args, &mut committed, started);
+        }
+    }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for path in &args.devices {
-        devices.push(Arc::new(open_device(path, Access::ReadOnly)?));
+        devices.push(Arc::new(open_device(path, Access::ReadOnly).map_err(with_force)?));
     }
     let options = Options { data_csums: args.check_data_csum, limits: Limits { per_code: args.max_problems } };
     let bar = Bar::default();
     let mut printed = Ok(());
     let mut tell = |problem: Problem| {
-        let line = if args.json { format!("{}\n", json_line(&to_json(&problem))) } else { format!("{problem}\n") };
+        let line = line_of(&problem, args.json);
         let mut print = || print_out(&line);
         if printed.is_ok() {
             printed = bar.suspend(&mut print);
@@ -86,6 +96,36 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
     printed?;
     print_out(&summary(&report, started.elapsed(), args.json))?;
     Ok(report.is_clean())
+}
+
+/// Checks the last commit of a filesystem that another process may write to. Problems are printed only when no newer commit
+/// explains them.
+fn checked_beside_writer(args: &Args, committed: &mut Committed, started: Instant) -> anyhow::Result<bool> {
+    let (lines, report) = committed.read_consistently(|devices| {
+        let options = Options { data_csums: args.check_data_csum, limits: Limits { per_code: args.max_problems } };
+        let (bar, mut lines) = (Bar::default(), String::new());
+        let mut tell = |problem: Problem| lines.push_str(&line_of(&problem, args.json));
+        let checked = ubtrfs_check::check(devices, options, &bar, &mut tell);
+        bar.finish();
+        let report = checked?;
+        let is_damaged = !report.is_clean();
+        Ok(((lines, report), is_damaged))
+    })?;
+    print_out(&lines)?;
+    print_out(&summary(&report, started.elapsed(), args.json))?;
+    Ok(report.is_clean())
+}
+
+/// Adds the advice to check the last commit, if an image is in use.
+fn with_force(error: anyhow::Error) -> anyhow::Error {
+    match error.to_string() {
+        text if text.contains("is in use by") => anyhow::anyhow!("{text}, or check its last commit with: --force"),
+        _ => error,
+    }
+}
+
+fn line_of(problem: &Problem, as_json: bool) -> String {
+    if as_json { format!("{}\n", json_line(&to_json(problem))) } else { format!("{problem}\n") }
 }
 
 fn to_json(problem: &Problem) -> Value {

@@ -1,9 +1,10 @@
-//! The commands. Most modules have `Args` (clap) and a function `run`, which returns the exit status. `place`,
+//! The commands. Most modules have `Args` (clap) and a function `run`, which returns the exit status. `committed`, `place`,
 //! `served` and some modules of `offline` are shared by several commands.
 
 pub(crate) mod background;
 pub(crate) mod balance;
 pub(crate) mod check;
+pub(crate) mod committed;
 pub(crate) mod device;
 pub(crate) mod filesystem;
 pub(crate) mod inspect;

@@ -70,6 +70,17 @@ impl Target {
         }
     }
 
+    /// Takes the mount of an image that ubtrfs has mounted for the image itself, for commands on a whole filesystem.
+    pub(crate) fn or_its_mount(self) -> Self {
+        match &self {
+            Self::Image(at) if at.names().is_empty() => match ubtrfs_fuse::mount_point_of(&at.image) {
+                Some(dir) if await_server(&dir).is_ok() && Channel::mount(&dir).is_ok() => Self::Mounted(dir),
+                _ => self,
+            },
+            _ => self,
+        }
+    }
+
     /// Whether both paths are in one image, or both are in mounts.
     pub(crate) fn shares_filesystem_with(&self, other: &Self) -> bool {
         match (self, other) {

@@ -62,7 +62,7 @@ impl Common {
     }
 
     fn usage(&self) -> anyhow::Result<Usage> {
-        let target = self.target.clone().or_image();
+        let target = self.target.clone().or_image().or_its_mount();
         with_channel(&target, &self.image, Use::Read, |channel| {
             match call(channel, &target, "read the space of", Request::Usage)? {
                 Response::Usage(usage) => Ok(usage),
@@ -149,7 +149,7 @@ fn usage_text(args: &Common, usage: &Usage) -> Result<String, std::fmt::Error> {
 
 pub(super) fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let common = &args.common;
-    let target = common.target.clone().or_image();
+    let target = common.target.clone().or_image().or_its_mount();
     let (info, usage) = with_channel(&target, &common.image, Use::Read, |channel| {
         let info = info(channel, &target)?;
         match call(channel, &target, "read the space of", Request::Usage)? {

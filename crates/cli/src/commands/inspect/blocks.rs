@@ -6,11 +6,10 @@
 //! - I2. A walk ends on any input: it visits each address at most once, and levels only descend.
 
 use std::collections::{HashSet, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use ubtrfs_device::{Access, Device};
+use ubtrfs_device::Device;
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::item::{ChunkItem, DevItem};
 use ubtrfs_format::node::{NodeView, verify_csum};
@@ -18,8 +17,6 @@ use ubtrfs_format::print::PrintOptions;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_volumes::{OpenOptions, Volumes};
-
-use crate::commands::offline::open_device;
 
 /// The tree blocks of one filesystem.
 pub(super) struct Blocks {
@@ -58,12 +55,8 @@ pub(super) enum Order {
 }
 
 impl Blocks {
-    /// Opens the devices, and reads as much of the chunk tree as possible.
-    pub(super) fn open(paths: &[PathBuf]) -> anyhow::Result<Self> {
-        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-        for path in paths {
-            devices.push(Arc::new(open_device(path, Access::ReadOnly)?));
-        }
+    /// Opens the filesystem on these devices, and reads as much of the chunk tree as possible.
+    pub(super) fn open(devices: Vec<Arc<dyn Device>>) -> anyhow::Result<Self> {
         let volumes = Volumes::open(devices, OpenOptions { read_only: true })?;
         let nodesize = usize::try_from(volumes.superblock().nodesize).context("the node size is checked")?;
         let blocks = Self { volumes, nodesize };

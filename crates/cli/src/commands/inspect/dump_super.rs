@@ -2,14 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::bail;
 use serde_json::{Value, json};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Device, FileDevice};
+use ubtrfs_format::node::verify_csum;
 use ubtrfs_format::print::{insert_name, print_superblock, superblock_json};
-use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
-use crate::commands::offline::open_device;
+use crate::commands::committed::Committed;
 use crate::common::{Shown, print_json, print_out};
 
 /// Print the superblock of a device
@@ -54,9 +56,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     let mut values = Vec::new();
     for path in &args.devices {
-        let device = open_device(path, Access::ReadOnly)?;
+        let committed = Committed::open(std::slice::from_ref(path))?;
+        let Some(device) = committed.devices.first() else { continue };
+        let path = device.path();
         for offset in args.offsets() {
-            match read(&device, offset)? {
+            match read_complete(device, offset, committed.has_writer())? {
                 // A mirror past the end of the device does not exist.
                 None if args.all => {}
                 None => bail!("{} ends before {offset}; choose another mirror", path.shown()),
@@ -77,6 +81,28 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     Ok(status)
 }
+
+/// Reads a superblock. Beside a writer, reads again while the checksum is wrong, because the writer may be writing it.
+fn read_complete(device: &FileDevice, offset: u64, has_writer: bool) -> anyhow::Result<Option<Vec<u8>>> {
+    let mut raw = read(device, offset)?;
+    for _ in 0..TRIES {
+        let is_complete = raw.as_deref().is_none_or(has_right_csum);
+        if !has_writer || is_complete {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        raw = read(device, offset)?;
+    }
+    Ok(raw)
+}
+
+fn has_right_csum(raw: &[u8]) -> bool {
+    let csum_type = Superblock::decode(raw).ok().and_then(|superblock| superblock.csum_type());
+    csum_type.is_some_and(|csum_type| verify_csum(raw, csum_type).is_ok())
+}
+
+/// How often a superblock is read that is not valid.
+const TRIES: u32 = 20;
 
 fn read(device: &FileDevice, offset: u64) -> anyhow::Result<Option<Vec<u8>>> {
     let mut raw = vec![0; SUPERBLOCK_SIZE];

@@ -2,11 +2,16 @@
 //!
 //! The order is: root tree, chunk tree, log root tree, then the trees in the root tree, then the logs.
 
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use anyhow::Context;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use serde_json::json;
+use ubtrfs_device::Device;
 use ubtrfs_format::item::RootItem;
 use ubtrfs_format::node::NodeView;
 use ubtrfs_format::print::{KeyText, PrintOptions, ToJson, node_json, print_node, superblock_json};
@@ -15,6 +20,7 @@ use ubtrfs_format::{Key, KeyType, Logical, RootId};
 use super::blocks::{Block, Blocks, Order, Pointer};
 use super::json_stream::JsonStream;
 use super::trees;
+use crate::commands::committed::Committed;
 use crate::common::{OUTPUT_LOST, stdout, warn};
 
 /// Print the trees of a filesystem
@@ -52,28 +58,54 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Prints the trees.
+/// Prints the trees. Beside a writer, prints only a dump that is complete.
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let blocks = Blocks::open(&args.devices)?;
+    let mut committed = Committed::open(&args.devices)?;
+    let is_damaged = if committed.has_writer() {
+        let (mut spool, lines, is_damaged) = committed.read_consistently(|devices| {
+            let (spool, mut lines) = (unnamed_file()?, Vec::new());
+            let is_damaged = dump(&args, devices, BufWriter::new(&spool), &mut |line| lines.push(line.to_owned()))
+                .context("cannot keep the dump in a temporary file")?;
+            Ok(((spool, lines, is_damaged), is_damaged))
+        })?;
+        let mut out = stdout();
+        spool.rewind().and_then(|()| io::copy(&mut spool, &mut out)).and_then(|_| out.flush()).context(OUTPUT_LOST)?;
+        lines.iter().for_each(|line| warn(line));
+        is_damaged
+    } else {
+        dump(&args, committed.as_devices(), BufWriter::new(stdout()), &mut warn)?
+    };
+    Ok(if is_damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A file without a name in the directory for temporary files.
+fn unnamed_file() -> anyhow::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR);
+    let opened = opened.or_else(|_| rustix::fs::memfd_create("dump", MemfdFlags::CLOEXEC));
+    Ok(File::from(opened.context("cannot make a temporary file")?))
+}
+
+/// Writes the trees to `out`, and calls `tell` with a line for each damaged block. Returns whether there is damage.
+fn dump(
+    args: &Args,
+    devices: Vec<Arc<dyn Device>>,
+    out: impl Write,
+    tell: &mut dyn FnMut(&str),
+) -> anyhow::Result<bool> {
+    let blocks = Blocks::open(devices)?;
     let options = PrintOptions {
         hide_names: args.hide_names,
         csum_headers: args.csum_headers,
         csum_items: args.csum_items,
         ..blocks.print_options()
     };
-    let stdout = BufWriter::new(stdout());
     let order = if args.dfs { Order::DepthFirst } else { Order::BreadthFirst };
-    let output: Box<dyn Output + '_> = if args.json {
-        Box::new(JsonOutput::new(stdout, options))
-    } else {
-        Box::new(TextOutput { out: stdout, options })
-    };
-    let mut dump = Dump { blocks: &blocks, output, order, is_damaged: false };
-    match dump.all(&args) {
-        Err(error) => Err(anyhow::Error::new(error).context(OUTPUT_LOST)),
-        Ok(()) if dump.is_damaged => Ok(ExitCode::FAILURE),
-        Ok(()) => Ok(ExitCode::SUCCESS),
-    }
+    let output: Box<dyn Output + '_> =
+        if args.json { Box::new(JsonOutput::new(out, options)) } else { Box::new(TextOutput { out, options }) };
+    let mut dump = Dump { blocks: &blocks, output, order, is_damaged: false, tell };
+    dump.all(args).context(OUTPUT_LOST)?;
+    Ok(dump.is_damaged)
 }
 
 /// A tree to print: its root, and the key of its root item.
@@ -88,6 +120,8 @@ struct Dump<'a> {
     output: Box<dyn Output + 'a>,
     order: Order,
     is_damaged: bool,
+    /// Takes a line for each damaged block.
+    tell: &'a mut dyn FnMut(&str),
 }
 
 impl Dump<'_> {
@@ -102,7 +136,7 @@ impl Dump<'_> {
             let wanted: Vec<&Tree> = trees.iter().filter(|tree| is_wanted(tree, args.tree)).collect();
             if wanted.is_empty() {
                 let name = args.tree.unwrap_or_default();
-                warn(&format!("there is no tree {name} here; without -t all trees are printed"));
+                (self.tell)(&format!("there is no tree {name} here; without -t all trees are printed"));
                 self.is_damaged = true;
             }
             for tree in wanted {
@@ -119,9 +153,9 @@ impl Dump<'_> {
 
     fn walk_blocks(&mut self, root: Pointer, follow: bool) -> io::Result<()> {
         if follow {
-            let Self { blocks, output, order, is_damaged } = self;
+            let Self { blocks, output, order, is_damaged, tell } = self;
             return blocks.walk(root, *order, &mut |pointer, block| {
-                *is_damaged |= print_damage(block);
+                *is_damaged |= print_damage(block, *tell);
                 output.block(pointer, block)
             });
         }
@@ -129,7 +163,7 @@ impl Dump<'_> {
             Ok(block) => block,
             Err(error) => Block { raw: Vec::new(), damage: Some(format!("block {}: {error}", root.bytenr)) },
         };
-        self.is_damaged |= print_damage(&block);
+        self.is_damaged |= print_damage(&block, self.tell);
         self.output.block(&root, &block)
     }
 
@@ -195,10 +229,10 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
     trees
 }
 
-/// Prints the damage of a block as one line on stderr. Returns whether the block is damaged.
-fn print_damage(block: &Block) -> bool {
+/// Passes on the damage of a block as one line. Returns whether the block is damaged.
+fn print_damage(block: &Block, tell: &mut dyn FnMut(&str)) -> bool {
     if let Some(damage) = &block.damage {
-        warn(&damage.to_string());
+        tell(damage);
     }
     block.damage.is_some()
 }

@@ -7,6 +7,7 @@ use ubtrfs_format::{KeyType, RootId};
 
 use super::blocks::{Blocks, Order};
 use super::dump_tree;
+use crate::commands::committed::Committed;
 
 /// Statistics of one tree.
 #[derive(Clone, Debug, Default)]
@@ -62,9 +63,16 @@ impl TreeStats {
 
 /// Walks all trees of an image or device.
 pub(crate) fn tree_stats(device: &Path) -> anyhow::Result<Vec<TreeStats>> {
-    let blocks = Blocks::open(&[device.to_owned()])?;
+    Committed::open(&[device.to_owned()])?.read_consistently(|devices| {
+        let found = walk(&Blocks::open(devices)?);
+        let is_damaged = found.iter().any(|tree| tree.damaged > 0);
+        Ok((found, is_damaged))
+    })
+}
+
+fn walk(blocks: &Blocks) -> Vec<TreeStats> {
     let mut found = Vec::new();
-    for (id, title, root) in dump_tree::roots(&blocks) {
+    for (id, title, root) in dump_tree::roots(blocks) {
         let mut stats = TreeStats { id, title, ..TreeStats::default() };
         let walked: Result<(), std::convert::Infallible> = blocks.walk(root, Order::BreadthFirst, &mut |_, block| {
             match &block.damage {
@@ -76,5 +84,5 @@ pub(crate) fn tree_stats(device: &Path) -> anyhow::Result<Vec<TreeStats>> {
         let Ok(()) = walked;
         found.push(stats);
     }
-    Ok(found)
+    found
 }

@@ -187,11 +187,13 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDev
     await_server(path)?;
     FileDevice::open(path, access).map_err(|error| match &error {
         OpenError::Locked { path, by: Some(by) } => match ubtrfs_fuse::mount_point_of(path) {
-            Some(dir) => anyhow::anyhow!(
-                "{} is in use by {by}, which has mounted it on {1}; name a path in {1}, or unmount it with: ubtrfs umount {1}",
-                path.shown(),
-                dir.shown()
-            ),
+            Some(dir) => {
+                let dir = dir.shown();
+                anyhow::anyhow!(
+                    "{}; use {dir} in place of the image, or unmount it with: ubtrfs umount {dir}",
+                    in_use(&error)
+                )
+            }
             None => match Channel::open_image(path, false).and_then(|channel| channel.image_work()) {
                 Some(work) => anyhow::anyhow!("{} is in use by {by}, which {}", path.shown(), advice(work, path)),
                 None => error.into(),
@@ -199,6 +201,16 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDev
         },
         _ => error.into(),
     })
+}
+
+/// Tells which process uses a device that cannot be opened, and where it is mounted.
+pub(crate) fn in_use(error: &OpenError) -> String {
+    let OpenError::Locked { path, by } = error else { return error.to_string() };
+    let by = by.as_deref().unwrap_or("another process");
+    match ubtrfs_fuse::mount_point_of(path) {
+        Some(dir) => format!("{} is in use by {by}, which has mounted it on {}", path.shown(), dir.shown()),
+        None => format!("{} is in use by {by}", path.shown()),
+    }
 }
 
 /// Names the work of the process that serves an image, and the commands that end it.
