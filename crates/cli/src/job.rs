@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use ubtrfs_format::print::escaped_line;
 use ubtrfs_transaction::Job;
 
 use crate::common::{Unit, progress_style, progress_without_total};
@@ -79,7 +80,8 @@ fn show(bar: &indicatif::ProgressBar, unit: Unit, what: &'static str, job: &Job,
         }
         bar.set_position(progress.done);
         if !progress.step.is_empty() {
-            bar.set_message(format!("{what}: {}", progress.step));
+            // The server may be a stranger, and the text goes to a terminal.
+            bar.set_message(format!("{what}: {}", escaped_line(progress.step.as_bytes())));
         }
     }
     bar.finish_and_clear();
