@@ -31,9 +31,14 @@ pub(crate) enum KernelUse {
     Exclusive,
 }
 
+/// The table of mounts. Users choose the sources of their mounts, which may have any bytes.
+fn mountinfo() -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read("/proc/self/mountinfo").ok()?).into_owned())
+}
+
 /// Returns how the kernel uses the block device with this number.
 pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
-    let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mountinfo = mountinfo()?;
     if let Some(point) = mount_points(&mountinfo).find(|mount| mount.rdev() == Some(rdev)) {
         return Some(match point.kind.starts_with("fuse") {
             true => KernelUse::Served { at: point.target, kind: point.kind },
@@ -220,7 +225,7 @@ pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
 /// not answer.
 pub fn find_server(path: &Path, wanted: &dyn Fn(u32) -> bool) -> Option<u32> {
     let full = std::path::absolute(path).ok()?;
-    let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mountinfo = mountinfo()?;
     let mounts: Vec<Mount> = mount_points(&mountinfo).filter(|mount| mount.kind.starts_with("fuse")).collect();
     let mut nr_links_left = LINKS_MAX;
     server_on_the_way(&full, &mounts, wanted, &mut nr_links_left)
