@@ -6,7 +6,7 @@
 //! (`default_permissions`) unless that is pointless ([`MountConfig::checks_permissions`]). The server answers every
 //! request that arrives, also those of the kernel's own writeback.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -369,8 +369,7 @@ pub struct Mounted {
     /// The user who mounted, if this is neither the user of this process nor root. The server of such a mount need not
     /// answer.
     pub other_user: Option<u32>,
-    source: OsString,
-    options: Vec<String>,
+    info: MountInfo,
 }
 
 impl Mounted {
@@ -394,12 +393,12 @@ impl Mounted {
             ..MountConfig::default()
         };
         let other_user = other_user::other_user_of(&info);
-        Ok(Self { dir: full, config, other_user, source: info.source, options: info.options })
+        Ok(Self { dir: full, config, other_user, info })
     }
 
     /// Whether /proc/mounts shows this option.
     pub fn shows(&self, option: &str) -> bool {
-        self.options.iter().any(|shown| shown == option)
+        self.info.options.iter().any(|shown| shown == option)
     }
 
     /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server's own settings stay
@@ -409,16 +408,18 @@ impl Mounted {
     ///
     /// Fails if another device is mounted, or if the kernel refuses the change.
     pub fn remount(&self, device: &Path) -> Result<(), MountError> {
-        let same_file = || std::fs::canonicalize(device).is_ok_and(|full| full.as_os_str() == self.source);
-        if device.as_os_str() != self.source && !same_file() {
+        let same_file = || std::fs::canonicalize(device).is_ok_and(|full| full.as_os_str() == self.info.source);
+        if device.as_os_str() != self.info.source && !same_file() {
             return Err(MountError::OtherDevice {
                 dir: self.dir.display().to_string(),
-                mounted: other_user::harmless(&Path::new(&self.source).display().to_string()),
+                mounted: other_user::harmless(&Path::new(&self.info.source).display().to_string()),
                 given: device.display().to_string(),
             });
         }
         let failed = |source: io::Error| MountError::Mount { dir: self.dir.display().to_string(), source };
-        rustix::mount::mount_remount(&self.dir, mount_flags(&self.config), c"").map_err(|errno| failed(errno.into()))
+        // Q3 of `other_user.rs`
+        let point = other_user::MountPoint::open(&self.info).map_err(failed)?;
+        rustix::mount::mount_remount(point.path(), mount_flags(&self.config), c"").map_err(|errno| failed(errno.into()))
     }
 }
 

@@ -7,8 +7,8 @@
 //! - Q2. The child enters a copy of the mount that belongs to no directory, so the mount itself is not busy even if the
 //!   child waits forever.
 //! - Q3. While a server is asked, its user may unmount it and put another directory, or a symbolic link, in the place of
-//!   one on the way. Therefore root unmounts in a directory that was opened before ([`MountPoint`]), and only if the same
-//!   mount is still there.
+//!   one on the way; so may the owner of a directory above root's own mount. Therefore root unmounts and remounts in a
+//!   directory that was opened before ([`MountPoint`]), and only if the same mount is still there.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};

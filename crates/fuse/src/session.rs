@@ -363,7 +363,7 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
     let is_of_other_user = other_user::other_user_of(&found).is_some();
     let changed = |source| MountError::Unmount { dir: shown.clone(), source };
     // Q3 of `other_user.rs`
-    let point = match is_of_other_user && mount::is_root() {
+    let point = match mount::is_root() {
         true => Some(other_user::MountPoint::open(&found).map_err(changed)?),
         false => None,
     };
