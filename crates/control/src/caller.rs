@@ -68,13 +68,13 @@ impl Caller {
     }
 
     /// Whether the caller has a capability. On an image, every caller has all (C1). On a socket, only root can have any
-    /// (C2). If the process is not visible, root counts as having all.
+    /// (C2). A process that has ended has none. Root in a pid namespace that this process cannot see has all.
     pub fn is_capable(&self, capability: u32) -> bool {
         let Some(process) = &self.process else { return true };
         if self.uid != 0 && !process.waits {
             return false;
         }
-        process.processes.has_capability(process.pid, capability).unwrap_or(self.uid == 0)
+        process.processes.has_capability(process.pid, capability).unwrap_or(self.uid == 0 && process.pid == 0)
     }
 
     /// Whether the caller is exempt from modes and ACLs.
@@ -124,8 +124,8 @@ mod tests {
     use super::*;
     use crate::process::FileId;
 
-    /// A test double: every process is in every group if the call names no user, and every process but 0 (a process
-    /// that the server cannot see) has every capability.
+    /// A test double: every process is in every group if the call names no user, and every process has every capability
+    /// but 0 (a process that the server cannot see) and 1 (a process that has ended).
     #[derive(Debug)]
     struct Mighty;
 
@@ -135,7 +135,7 @@ mod tests {
         }
 
         fn has_capability(&self, pid: u32, _capability: u32) -> Option<bool> {
-            (pid != 0).then_some(true)
+            (pid > 1).then_some(true)
         }
 
         fn umask_of(&self, _pid: u32) -> Option<u32> {
@@ -161,6 +161,7 @@ mod tests {
         assert!(!peer(7, 100).is_admin() && !peer(7, 0).is_admin() && !peer(7, 100).is_in_group(8));
         assert!(!peer(7, 100).is_owner_of(8) && !peer(7, 100).overrides_modes() && peer(7, 100).is_owner_of(7));
         assert!(peer(0, 100).is_admin() && peer(0, 0).is_admin() && peer(7, 100).is_in_group(7));
+        assert!(!peer(0, 1).is_admin(), "root without capabilities may end, and its child go on");
         let waiting = Caller::of_request(7, 7, 100, Arc::new(Mighty));
         assert!(waiting.is_admin() && waiting.is_in_group(8) && waiting.is_owner_of(8));
         assert!(Caller::of_image(7, 7).is_admin() && Caller::of_image(7, 7).overrides_modes());

@@ -7,6 +7,8 @@
 use std::fmt::Debug;
 use std::os::unix::fs::FileExt;
 
+use ubtrfs_format::print::escaped;
+
 /// Looks up processes: in /proc, or through a helper process if the server is confined.
 pub trait Processes: Debug + Send + Sync {
     /// Whether a process is in a supplementary group. If `uid` is given, all four user ids of the process must equal
@@ -25,8 +27,9 @@ pub trait Processes: Debug + Send + Sync {
     /// `len` bytes of the memory of a process; `None` if the memory is not readable, or if this process may not read it.
     fn memory_of(&self, pid: u32, address: u64, len: usize) -> Option<Vec<u8>>;
 
-    /// Whether every descriptor that a process has open on this device (`st_dev`) was opened through a read-only mount;
-    /// `None` if the process has no such descriptor or is not visible.
+    /// Whether no descriptor that a process has open on this device (`st_dev`) was opened through a writable mount;
+    /// `None` if the process has no such descriptor or is not visible. Descriptors of mounts that the process does not
+    /// see any more count as if they were of this device and read-only.
     fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool>;
 }
 
@@ -91,9 +94,17 @@ impl Processes for LocalProcesses {
     fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
         let table = std::fs::read(format!("/proc/{pid}/mountinfo")).ok()?;
         let mut found = None;
+        // A mount that is not in the table belongs to another mount namespace, or is detached, and may be this device's.
         for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?.flatten() {
             let Ok(info) = std::fs::read_to_string(entry.path()) else { continue };
-            let Some(mount) = field(&info, "mnt_id:").and_then(|id| mount_of(&table, id)) else { continue };
+            let Some(mount) = field(&info, "mnt_id:").and_then(|id| mount_of(&table, id)) else {
+                // Pipes, sockets and the like are in no table of mounts either.
+                let link = std::fs::read_link(format!("/proc/{pid}/fd/{}", entry.file_name().to_str()?));
+                if link.is_ok_and(|link| link.is_absolute() || link.starts_with("(unreachable)")) {
+                    found = Some(true);
+                }
+                continue;
+            };
             if mount.device == device {
                 if !mount.is_read_only {
                     return Some(false);
@@ -152,8 +163,15 @@ fn mount_of(table: &[u8], id: &str) -> Option<MountLine> {
     })
 }
 
+/// The status of a process. The process chooses its name, which may have any bytes; they are escaped.
 fn status(pid: u32) -> Option<String> {
-    std::fs::read_to_string(format!("/proc/{pid}/status")).ok()
+    Some(lines_of(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
+}
+
+/// The lines of a text. Lines that are not UTF-8 are escaped.
+fn lines_of(text: &[u8]) -> String {
+    let line = |line: &[u8]| std::str::from_utf8(line).map_or_else(|_| escaped(line), str::to_owned) + "\n";
+    text.split(|byte| *byte == b'\n').map(line).collect()
 }
 
 fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
@@ -193,6 +211,12 @@ mod tests {
         assert_eq!(effective_capabilities("CapPrm:\tff\nCapEff:\t0000000000000208\n"), Some(0x208));
         assert_eq!(effective_capabilities("CapPrm:\tff\n"), None);
         assert_eq!(LocalProcesses.has_capability(u32::MAX, 3), None);
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_hides_nothing() {
+        let status = lines_of(b"Name:\t\xff\xfe\nCapEff:\t0000000000000208\n");
+        assert_eq!(effective_capabilities(&status), Some(0x208));
     }
 
     #[test]
