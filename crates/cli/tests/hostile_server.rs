@@ -46,7 +46,8 @@ const HOSTILE: u32 = 65534;
 const OTHER: u32 = 1;
 
 /// Names in the root of the hostile mount.
-const NAMES: [&str; 9] = [".", "file", "dir", "link", "dirlink", "flip", "device", "fifo", "missing"];
+const NAMES: [&str; 11] =
+    [".", "file", "dir", "link", "dirlink", "flip", "device", "fifo", "missing", "image", "flipimage"];
 
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
@@ -56,6 +57,7 @@ const DIRLINK: u64 = 5;
 const DEVICE: u64 = 6;
 const FIFO: u64 = 7;
 const MADE: u64 = 8;
+const IMAGE: u64 = 9;
 
 /// The server of the mount.
 struct HostileServer {
@@ -64,13 +66,14 @@ struct HostileServer {
     /// The targets of the links.
     file: PathBuf,
     dir: PathBuf,
+    image: PathBuf,
     lookups: AtomicU64,
 }
 
 fn attr(ino: u64) -> Attr {
     let (mode, rdev) = match ino {
         ROOT | DIR => (0o040_777, 0),
-        LINK | DIRLINK => (0o120_777, 0),
+        LINK | DIRLINK | IMAGE => (0o120_777, 0),
         // /dev/zero
         DEVICE => (0o020_666, 0x105),
         FIFO => (0o010_666, 0),
@@ -95,6 +98,9 @@ impl Handler for HostileServer {
                     b"dirlink" => DIRLINK,
                     b"device" => DEVICE,
                     b"fifo" => FIFO,
+                    b"image" => IMAGE,
+                    b"flipimage" if nr % 3 > 0 => IMAGE,
+                    b"flipimage" => FILE,
                     b"flip" if nr.is_multiple_of(2) => LINK,
                     b"flip" if nr.is_multiple_of(3) => DIR,
                     b"flip" => FILE,
@@ -103,7 +109,11 @@ impl Handler for HostileServer {
             }
             Operation::Getattr | Operation::Setattr(_) => reply.attr(Duration::ZERO, &attr(req.node)),
             Operation::Readlink => {
-                let target = if req.node == LINK { &self.file } else { &self.dir };
+                let target = match req.node {
+                    LINK => &self.file,
+                    IMAGE => &self.image,
+                    _ => &self.dir,
+                };
                 reply.data(target.as_os_str().as_encoded_bytes());
             }
             Operation::Create { .. } => reply.created(&entry(MADE), 0, 0),
@@ -358,6 +368,7 @@ impl Victims {
         std::fs::create_dir(dir.path().join("dir")).unwrap();
         std::fs::write(dir.path().join("dir/other"), "other").unwrap();
         std::fs::write(dir.path().join("secret"), "a secret of root").unwrap();
+        common::ok(common::ubtrfs(["mkfs", "-q", "-b", "128M", dir.path().join("image").to_str().unwrap()]));
         std::fs::set_permissions(dir.path().join("secret"), std::fs::Permissions::from_mode(0o600)).unwrap();
         Self { dir }
     }
@@ -365,12 +376,13 @@ impl Victims {
     /// The state of all files.
     fn state(&self) -> String {
         let mut all = String::new();
-        for path in ["", "dir", "dir/other", "secret"] {
+        for path in ["", "dir", "dir/other", "secret", "image"] {
             let path = self.dir.path().join(path);
             let meta = path.symlink_metadata().unwrap();
             let times = (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
             let names = std::fs::read_dir(&path).map(|list| list.count());
-            let content = std::fs::read(&path).unwrap_or_default();
+            // A write changes the times, too.
+            let content = if path.ends_with("image") { Vec::new() } else { std::fs::read(&path).unwrap_or_default() };
             all += &format!("{path:?} {:o} {} {times:?} {names:?} {content:?}\n", meta.mode(), meta.uid());
         }
         all
@@ -443,26 +455,20 @@ const ON_MOUNTS: &[&str] = &[
     "inspect subvolid-resolve 5 {}",
     "inspect rootid {}",
     "inspect min-dev-size {}",
+    "inspect dump-super {}",
+    "inspect dump-tree {}",
+    "check {}",
+    "rescue super-recover {}",
+    "mkfs -f {}",
+    "mkdir {}:/new",
+    "rm -r {}:/",
+    "ls {}:/",
+    "cp /etc/hostname {}:/new",
     "umount {}",
 ];
 
 /// Commands that work on images or on the host alone.
-const NOT_ON_MOUNTS: &[&str] = &[
-    "mkfs",
-    "mount",
-    "check",
-    "rescue super-recover",
-    "inspect dump-super",
-    "inspect dump-tree",
-    "import",
-    "export",
-    "ls",
-    "cat",
-    "stat",
-    "cp",
-    "rm",
-    "mkdir",
-];
+const NOT_ON_MOUNTS: &[&str] = &["mount", "import", "export", "cat", "stat"];
 
 #[test]
 fn every_command_is_tried_on_a_hostile_mount() {
@@ -533,6 +539,7 @@ fn hostile_server(socket: &[u8], victims: &Victims) -> HostileServer {
         socket: socket.to_vec(),
         file: victims.dir.path().join("secret"),
         dir: victims.dir.path().join("dir"),
+        image: victims.dir.path().join("image"),
         lookups: AtomicU64::new(0),
     }
 }
@@ -563,7 +570,7 @@ fn a_hostile_mount_gets_its_own_files_only() {
             let names: &[&str] = if manner == Manner::Real { &NAMES } else { &[".", "file", "flip"] };
             for name in names.iter().filter(|name| !line.starts_with("umount") || **name != ".") {
                 for user in [0, OTHER] {
-                    if user == OTHER && (manner != Manner::Real || !matches!(*name, "." | "link" | "flip")) {
+                    if user == OTHER && (manner != Manner::Real || !matches!(*name, "." | "link" | "flip" | "image")) {
                         continue;
                     }
                     let shown = format!("{line} on {name} by user {user} ({manner:?})");

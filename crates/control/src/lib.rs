@@ -83,9 +83,9 @@ pub use client::{
 pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
 pub use failure::{Failure, Result};
 pub use message::{Request, Response};
-pub use mount_file::MountFile;
 #[doc(hidden)]
 pub use mount_file::unchecked_mount_file;
+pub use mount_file::{MountFile, names_of_others, open_image};
 pub use open_image::{ImageId, ImageWork, OpenImage};
 pub use peer::Peers;
 pub use process::{FileId, LocalProcesses, Processes, stopped_process};

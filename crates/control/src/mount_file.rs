@@ -16,10 +16,13 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, openat};
 use rustix::io::Errno;
+
+use crate::process::mount_maker;
 
 /// A file of a mount, open for reading, writing or both.
 #[derive(Debug)]
@@ -159,15 +162,73 @@ fn again(found: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
 
 const FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Opens an image: a regular file or a block device.
-pub(crate) fn open_image(path: &Path, writes: bool) -> io::Result<MountFile> {
+/// Opens an image without an effect on any other file (F1).
+///
+/// # Errors
+/// `EINVAL` if it is neither a regular file nor a block device.
+pub fn open_image(path: &Path, writes: bool) -> io::Result<OwnedFd> {
     let found = find(CWD, path.as_os_str(), OFlags::empty())?;
     match FileType::from_raw_mode(fstat(&found)?.st_mode) {
         FileType::RegularFile | FileType::BlockDevice => {}
         _ => return Err(Errno::INVAL.into()),
     }
-    Ok(MountFile { file: again(&found, if writes { OFlags::RDWR } else { OFlags::RDONLY })? })
+    again(&found, if writes { OFlags::RDWR } else { OFlags::RDONLY })
 }
+
+/// Opens an image for the process that has the image open.
+pub(crate) fn open_image_to_send(path: &Path, writes: bool) -> io::Result<MountFile> {
+    open_image(path, writes).map(|file| MountFile { file })
+}
+
+/// Whether the way to a file leads through names in a FUSE mount of a user other than root and the current user: returns
+/// that user, or `Some(None)` if the mount is not visible in this mount namespace. Such a user can make the names lead
+/// anywhere at any time, so the path must not be taken for that of an image.
+///
+/// # Errors
+/// The path does not lead to a file.
+pub fn names_of_others(path: &Path) -> io::Result<Option<Option<u32>>> {
+    let own = rustix::process::geteuid().as_raw();
+    let root = || find(CWD, OsStr::new("/"), OFlags::DIRECTORY);
+    let names = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
+    let mut at = find(CWD, OsStr::new("."), OFlags::DIRECTORY)?;
+    let (mut left, mut nr_links) = (names(path), 0);
+    while let Some(name) = left.pop() {
+        if name == "/" {
+            at = root()?;
+            continue;
+        }
+        let mut found = find(&at, &name, OFlags::NOFOLLOW)?;
+        // The server of such a mount is not asked anything, because it need not answer.
+        let maker = mount_maker(found.as_raw_fd());
+        if maker.is_some_and(|maker| maker != 0 && maker != own) {
+            return Ok(Some(maker));
+        }
+        let id = MountId::of(&found)?;
+        if id.is_fuse() && maker.is_none() {
+            return Ok(Some(None));
+        }
+        if FileType::from_raw_mode(fstat(&found)?.st_mode).is_symlink() {
+            nr_links += 1;
+            if nr_links > LINKS_MAX {
+                return Err(Errno::LOOP.into());
+            }
+            // The text of a link in /proc need not be its target.
+            if id.kind != PROC_MAGIC {
+                let target = rustix::fs::readlinkat(&found, c"", Vec::new())?;
+                left.extend(names(Path::new(OsStr::from_bytes(target.as_bytes()))));
+                continue;
+            }
+            found = find(&at, &name, OFlags::empty())?;
+        }
+        at = found;
+    }
+    Ok(None)
+}
+
+/// The number of links that Linux follows on the way to a file.
+const LINKS_MAX: u32 = 40;
+/// The type of procfs in `statfs`.
+const PROC_MAGIC: u64 = 0x9fa0;
 
 /// Takes any descriptor for a file of a mount. For tests of the server.
 #[doc(hidden)]
@@ -202,6 +263,24 @@ mod tests {
         assert_eq!(errno(open("fifo", Access::Write)), Errno::INVAL);
         assert_eq!(errno(open("nothing", Access::Read)), Errno::NOENT);
         assert!(!here.is_fuse());
+    }
+
+    #[test]
+    fn the_way_to_a_file_is_followed_as_the_kernel_does() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("d")).unwrap();
+        std::fs::write(dir.path().join("file"), "text").unwrap();
+        symlink("../file", dir.path().join("d/up")).unwrap();
+        symlink(dir.path().join("d"), dir.path().join("absolute")).unwrap();
+        symlink("loop", dir.path().join("loop")).unwrap();
+        let way =
+            |name: &str| names_of_others(&dir.path().join(name)).map_err(|error| Errno::from_io_error(&error).unwrap());
+        for name in ["file", "d/up", "absolute/up", "d/../absolute/./up"] {
+            assert_eq!(way(name), Ok(None), "{name}");
+        }
+        assert_eq!(names_of_others(Path::new("/proc/self/cwd")).unwrap(), None);
+        assert_eq!(way("loop"), Err(Errno::LOOP));
+        assert_eq!(way("absolute/none"), Err(Errno::NOENT));
     }
 
     #[test]

@@ -2,8 +2,7 @@
 //!
 //! - P1. The socket's name starts with the identity of the image and the work that is done on it. Clients find it in
 //!   /proc/net/unix, so the name also has a random part, and nobody else can take it first.
-//! - P2. A client sends its descriptor of the image. So it connects only to servers of root, of its own user, or of the
-//!   user who owns the image, who can read and change the image anyway.
+//! - P2. A client sends its descriptor of the image. So it connects only to servers of root or of its own user.
 //! - P3. The server obeys the clients that a mount of the same user would obey: root and that user. They must send a
 //!   descriptor of the image, open for writing if the command changes something.
 
@@ -17,7 +16,7 @@ use ubtrfs_fs::{Fs, InodeId};
 
 use crate::execute::{Host, OpenFile};
 use crate::failure::{Failure, Result};
-use crate::mount_file::{MountFile, open_image};
+use crate::mount_file::{MountFile, open_image_to_send};
 use crate::peer::Peers;
 
 /// The identity of an image file or block device.
@@ -90,10 +89,10 @@ pub(crate) struct Sockets {
 
 /// Finds the sockets of an image.
 pub(crate) fn sockets_of(path: &Path, writes: bool) -> io::Result<Sockets> {
-    let image = open_image(path, writes)?;
+    let image = open_image_to_send(path, writes)?;
     let prefix = ImageId::of(&image)?.socket_prefix();
-    let peers = Peers::of_owner(Some(fstat(&image)?.st_uid));
-    Ok(Sockets { image, names: names_in(&std::fs::read("/proc/net/unix")?, prefix.as_bytes()), peers })
+    let names = names_in(&std::fs::read("/proc/net/unix")?, prefix.as_bytes());
+    Ok(Sockets { image, names, peers: Peers::of_owner(None) })
 }
 
 /// The names with this start in the text of /proc/net/unix. The name of an abstract socket is the last word of its

@@ -5,7 +5,8 @@
 //! it. A server that gave up root has listened before.
 //!
 //! - A1. Root and the client's own user may answer, because they can do everything that the client can. The user who made
-//!   a mount, or owns an image, may answer for it, because that user controls its content.
+//!   a mount may answer for it, because that user controls its content. The owner of an image may not: a file may give
+//!   more rights to the user who opened it than to its owner.
 //! - A2. A client sends nothing to any other process.
 
 use std::io;
@@ -27,9 +28,15 @@ pub struct Peers {
 impl Peers {
     /// The users who may answer for something that `owner` controls; `None` if the owner is not known.
     pub fn of_owner(owner: Option<u32>) -> Self {
-        // A user without a number in this user namespace is shown by this number, and so are all others like it.
-        let owner = owner.filter(|owner| *owner != OVERFLOW_USER || LocalProcesses.sees_all_users());
-        Self { users: [Some(0), Some(rustix::process::geteuid().as_raw()), owner].into_iter().flatten().collect() }
+        let mut users = vec![0, rustix::process::geteuid().as_raw()];
+        if LocalProcesses.sees_all_users() {
+            users.extend(owner);
+        } else {
+            // In a user namespace, the table of mounts shows users by the numbers of the namespace that mounted, which may
+            // be other users here. And all users without a number here are shown by one number.
+            users.retain(|user| *user != OVERFLOW_USER);
+        }
+        Self { users }
     }
 
     /// The users who may answer for the mount of an open file. The owner is not known if the mount is not visible, as in
@@ -70,7 +77,9 @@ mod tests {
     #[test]
     fn root_the_client_and_the_owner_may_answer() {
         let own = rustix::process::geteuid().as_raw();
-        assert_eq!(Peers::of_owner(Some(7)).users, [0, own, 7]);
+        if LocalProcesses.sees_all_users() {
+            assert_eq!(Peers::of_owner(Some(7)).users, [0, own, 7]);
+        }
         assert_eq!(Peers::of_owner(None).users, [0, own]);
         let (near, _far) = UnixStream::pair().unwrap();
         assert!(Peers::of_owner(None).include(&near));

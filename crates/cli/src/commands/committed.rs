@@ -13,7 +13,7 @@ use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 
 use super::offline::{in_use, open_device};
-use super::place::await_server;
+use super::place::{await_server, refuse_names_of_others};
 use crate::common::{Shown, warn};
 
 /// The devices of a filesystem, opened for reading.
@@ -34,6 +34,7 @@ impl Committed {
         for path in paths {
             let path = image_of(path)?;
             await_server(&path)?;
+            refuse_names_of_others(&path)?;
             let device = match FileDevice::open(&path, Access::ReadOnly) {
                 Ok(device) => device,
                 Err(error @ (OpenError::Locked { .. } | OpenError::BackingInUse { .. })) => {

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Display};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
-use ubtrfs_control::{Channel, ConnectError, OpenedFile, stopped_process};
+use ubtrfs_control::{Channel, ConnectError, OpenedFile, names_of_others, open_image, stopped_process};
 use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
@@ -170,7 +171,25 @@ impl Target {
 
 /// Whether a path names an image, even if the image is a file in a mount.
 fn is_image(path: &Path) -> bool {
-    is_file_or_device(path) && (holds_btrfs(path) || !is_in_mount(path))
+    is_file_or_device(path) && refuse_names_of_others(path).is_ok() && (holds_btrfs(path) || !is_in_mount(path))
+}
+
+/// Fails if the way to a path leads through names in a FUSE mount of another user, who can make them lead anywhere at any
+/// time.
+pub(crate) fn refuse_names_of_others(path: &Path) -> anyhow::Result<()> {
+    match names_of_others(path) {
+        Ok(Some(Some(user))) => bail!(
+            "{} leads through a mount of user {user}, whose names may lead anywhere; copy the file, or act as that user, \
+             for example with: setpriv --reuid={user} --clear-groups",
+            path.shown()
+        ),
+        Ok(Some(None)) => bail!(
+            "{} leads through a FUSE mount of another mount namespace, whose names may lead anywhere; copy the file",
+            path.shown()
+        ),
+        // Whatever opens the path reports the error.
+        Ok(None) | Err(_) => Ok(()),
+    }
 }
 
 fn is_file_or_device(path: &Path) -> bool {
@@ -184,9 +203,13 @@ pub(crate) fn is_in_mount(path: &Path) -> bool {
 
 /// Whether a file has btrfs's magic number at the offset where the first superblock has it.
 fn holds_btrfs(path: &Path) -> bool {
-    let magic_at = SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64;
+    open_image(path, false).is_ok_and(|file| is_btrfs(&File::from(file)))
+}
+
+/// Works like [`holds_btrfs`], for a file that is open.
+pub(crate) fn is_btrfs(file: &File) -> bool {
     let mut found = [0; MAGIC.len()];
-    let read = std::fs::File::open(path).and_then(|file| file.read_exact_at(&mut found, magic_at));
+    let read = file.read_exact_at(&mut found, SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64);
     read.is_ok() && found == MAGIC
 }
 

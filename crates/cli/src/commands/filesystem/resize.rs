@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::device::{NewSize, Request, Response};
-use ubtrfs_control::{Channel, ImageWork};
+use ubtrfs_control::{Channel, ImageWork, open_image};
 use ubtrfs_format::DevId;
 
 use crate::commands::offline::{ImageOptions, Use};
-use crate::commands::place::Target;
+use crate::commands::place::{Target, is_btrfs};
 use crate::commands::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, parse_size, print_out};
 use crate::job::with_progress_in_bytes;
@@ -68,7 +68,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if let (Target::Image(at), Some(bytes)) = (&target, wanted(channel, devid, to)) {
             let image = &at.image;
             let cannot = || format!("cannot make {} larger", image.shown());
-            let file = File::options().write(true).open(image).with_context(cannot)?;
+            // By now, another file may have the image's name.
+            let file = File::from(open_image(image, true).with_context(cannot)?);
+            if !is_btrfs(&file) {
+                return Err(anyhow!("another file took its name")).with_context(cannot);
+            }
             let metadata = file.metadata().with_context(cannot)?;
             if metadata.is_file() && metadata.len() < bytes {
                 file.set_len(bytes).with_context(cannot)?;

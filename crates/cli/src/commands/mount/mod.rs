@@ -29,7 +29,7 @@ use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
 
 use self::options::Trust;
 use super::offline::open_devices;
-use super::place::await_server;
+use super::place::{await_server, refuse_names_of_others};
 use crate::common::{Shown, parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
 use crate::logging;
@@ -126,6 +126,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
+    refuse_names_of_others(&args.device)?;
     if !args.foreground && !args.serve {
         return start_server(&args, &dir);
     }

@@ -30,7 +30,7 @@ use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
-use super::place::{await_server, is_in_mount};
+use super::place::{await_server, is_in_mount, refuse_names_of_others};
 use crate::common::{Shown, parse_memory};
 
 /// `IMAGE:/path`: a file in an image, split at the last `:/`.
@@ -185,6 +185,7 @@ pub(crate) fn open_devices(
 /// mounted. Fails if the path is in a mount whose server is stopped.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
     await_server(path)?;
+    refuse_names_of_others(path)?;
     FileDevice::open(path, access).map_err(|error| match &error {
         OpenError::Locked { path, by: Some(by) } => match ubtrfs_fuse::mount_point_of(path) {
             Some(dir) => {
