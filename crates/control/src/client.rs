@@ -362,7 +362,7 @@ impl Channel<'_> {
     #[doc(hidden)]
     pub fn send_only(&self, request: &Request) -> io::Result<UnixStream> {
         let Self::Mount(mount) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        let wire = Wire::new(connect(&mount.name)?)?;
+        let wire = Wire::of_client(connect(&mount.name)?)?;
         wire.send(&encode_request(request).map_err(io::Error::other)?, &[mount.file.as_fd()])?;
         Ok(wire.into_stream())
     }
@@ -404,7 +404,7 @@ impl MountChannel {
             // A request that a stopped server receives would be executed when the server continues.
             await_continued(server)?;
             let server = server.filter(|_| !waits);
-            let wire = Wire::new(stream).map_err(lost)?;
+            let wire = Wire::of_client(stream).map_err(lost)?;
             // Sending fails if the server has already refused the connection, but the server's answer can still be
             // read.
             let sent = wire.send(&frame, &descriptors);
@@ -525,7 +525,7 @@ fn control_name(file: &MountFile) -> Result<Vec<u8>, ConnectError> {
 pub fn connect_to_unmount(name: &[u8], peers: &Peers) -> io::Result<UnixStream> {
     let stream = connect(name)?;
     peers.check(&stream).map_err(io::Error::other)?;
-    let wire = Wire::new(stream)?;
+    let wire = Wire::of_client(stream)?;
     let frame = encode_request(&Request::AwaitUnmount).map_err(io::Error::other)?;
     wire.send(&frame, &[])?;
     Ok(wire.into_stream())
@@ -537,13 +537,14 @@ pub fn connect_to_unmount(name: &[u8], peers: &Peers) -> io::Result<UnixStream> 
 pub fn await_unmount(stream: UnixStream, patience: Option<Duration>) -> io::Result<Option<String>> {
     let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended without an answer");
     let until = patience.map(|patience| Instant::now() + patience);
-    let received = Wire::new(stream)?.receive(ANSWER_MAX, until).map_err(|error| match (error.kind(), patience) {
-        (io::ErrorKind::TimedOut, Some(patience)) => {
-            let text = format!("the server did not report its last commit within {} s", patience.as_secs());
-            io::Error::new(io::ErrorKind::TimedOut, text)
-        }
-        _ => error,
-    });
+    let received =
+        Wire::of_client(stream)?.receive(ANSWER_MAX, until).map_err(|error| match (error.kind(), patience) {
+            (io::ErrorKind::TimedOut, Some(patience)) => {
+                let text = format!("the server did not report its last commit within {} s", patience.as_secs());
+                io::Error::new(io::ErrorKind::TimedOut, text)
+            }
+            _ => error,
+        });
     let frame = received?.ok_or_else(ended)?;
     match decode_answer(&frame.bytes) {
         Ok(Answer::Done(_)) => Ok(None),

@@ -19,6 +19,7 @@
 //! | `message`    | the messages on the socket                                              |
 //! | `wire`       | frames: a length, JSON, descriptors                                     |
 //! | `server`     | the mount's end of the socket                                           |
+//! | `sent_files` | the files of a request, which may never answer                          |
 //! | `open_image` | the socket of an image that a process has open without a mount          |
 //! | `client`     | the command line's end of the socket                                    |
 //! | `mount_file` | files of a mount, opened for a command without leaving the mount        |
@@ -72,6 +73,7 @@ mod relay;
 pub mod resolve;
 pub mod search;
 pub mod send;
+mod sent_files;
 mod server;
 pub mod subvolume;
 mod wire;

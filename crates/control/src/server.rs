@@ -46,6 +46,7 @@ use crate::failure::{Failure, Result};
 use crate::message::{Answer, Progress, Request, Response, decode_request, encode_answer};
 use crate::open_image::{ImageId, ImageWork};
 use crate::process::Processes;
+use crate::sent_files::{Examined, Files, Slot};
 use crate::wire::{Frame, Outgoing, REQUEST_MAX, Wire};
 
 /// The mount's end of the control socket.
@@ -215,14 +216,13 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
         }
         state.connected.push(user);
     }
-    let guard = ConnectionSlot { shared: Arc::clone(shared), user };
+    let guard = Arc::new(ConnectionSlot { shared: Arc::clone(shared), user });
     let pid = u32::try_from(peer.pid()).unwrap_or(0);
     let peer = Peer { uid: user, gid: peer.gid(), pid };
     let thread = thread::Builder::new().name("control-client".to_owned());
     // If no thread can be started, `guard` and `wire` are dropped, which closes the connection.
     let _ = thread.spawn(move || {
-        let guard = guard;
-        handle_connection(wire, peer, &guard.shared);
+        handle_connection(wire, peer, &guard);
     });
 }
 
@@ -262,8 +262,10 @@ fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
 }
 
 /// Receives and answers the request of a connection.
-fn handle_connection(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
-    let received = wire.receive(REQUEST_MAX, Some(Instant::now() + REQUEST_TIMEOUT));
+fn handle_connection(wire: Wire, peer: Peer, slot: &Arc<ConnectionSlot>) {
+    let shared = &slot.shared;
+    let files = Files::counted_by(Arc::clone(slot) as Slot);
+    let received = wire.receive_with(files, REQUEST_MAX, Some(Instant::now() + REQUEST_TIMEOUT));
     let failed = |text: &str| Err(Failure::new(Errno::PROTO, text));
     let (request, frame) = match received {
         Ok(Some(frame)) => (decode_request(&frame.bytes), frame),
@@ -298,13 +300,12 @@ fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Shared) {
     }
 }
 
-fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, mut frame: Frame) -> Result<Response> {
+fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame: Frame) -> Result<Response> {
     let unmounted = || Failure::new(Errno::NOTCONN, "it is being unmounted; open the image instead");
     let served = shared.state.lock().served.clone().ok_or_else(unmounted)?;
     // A descriptor may belong to another filesystem that never answers, so the files are looked up before the command
     // starts to hold this filesystem (K5).
-    let stream = if request.takes_stream() { frame.files.pop() } else { None };
-    let opened = frame.files.iter().map(|file| served.host.file(file.as_fd())).collect::<Result<Vec<_>>>()?;
+    let Examined { opened, files, stream } = frame.files.examine(&served.host, request.takes_stream())?;
     if opened.is_empty() {
         return Err(Failure::new(Errno::BADF, "a command has to come with an open file of the mount"));
     }
@@ -326,7 +327,7 @@ fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, mut f
                 host.settle();
             }
             drop(fs);
-            drop(frame.files);
+            drop(files);
             drop(stream);
             drop(running);
             done.unwrap_or_else(|_| Err(Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs")))

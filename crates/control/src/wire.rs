@@ -6,10 +6,12 @@
 //!   connection.
 //! - W2. Memory grows with the bytes that have arrived, not with the length that the other end announces.
 //! - W3. A frame that is too long or has too many descriptors is an error, and its descriptors are closed.
+//! - W4. A client receives no descriptors. Closing one can wait forever: a file of a FUSE mount is closed when the mount's
+//!   server answers.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
+
+use crate::sent_files::Files;
 
 /// The greatest length of a request.
 pub(crate) const REQUEST_MAX: usize = 64 << 10;
@@ -35,19 +39,25 @@ const PIECE: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: UnixStream,
+    takes_files: bool,
 }
 
 /// A frame and its files.
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) files: Vec<OwnedFd>,
+    pub(crate) files: Files,
 }
 
 impl Wire {
     pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream })
+        Ok(Self { stream, takes_files: true })
+    }
+
+    /// The client's end of a connection (W4).
+    pub(crate) fn of_client(stream: UnixStream) -> io::Result<Self> {
+        Ok(Self { takes_files: false, ..Self::new(stream)? })
     }
 
     #[cfg(test)]
@@ -71,7 +81,12 @@ impl Wire {
 
     /// Receives a frame of at most `max` bytes; `None` if the other end has closed before the frame's first byte.
     pub(crate) fn receive(&self, max: usize, until: Option<Instant>) -> io::Result<Option<Frame>> {
-        let mut frame = Frame::default();
+        self.receive_with(Files::default(), max, until)
+    }
+
+    /// Works like [`Self::receive`]; the files of the frame are added to `files`.
+    pub(crate) fn receive_with(&self, files: Files, max: usize, until: Option<Instant>) -> io::Result<Option<Frame>> {
+        let mut frame = Frame { bytes: Vec::new(), files };
         let mut head = [0; 4];
         if !self.fill(&mut head, &mut frame.files, until)? {
             return Ok(None);
@@ -91,11 +106,13 @@ impl Wire {
     }
 
     /// Reads exactly this many bytes; `false` if the other end closed before the first byte.
-    fn fill(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>, until: Option<Instant>) -> io::Result<bool> {
+    fn fill(&self, bytes: &mut [u8], files: &mut Files, until: Option<Instant>) -> io::Result<bool> {
         let mut at = 0;
         while at < bytes.len() {
             let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
+            // Without room for descriptors, the kernel drops them.
+            let space = if self.takes_files { &mut space[..] } else { &mut [] };
+            let mut control = RecvAncillaryBuffer::new(space);
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             match recvmsg(&self.stream, &mut [IoSliceMut::new(&mut bytes[at..])], &mut control, flags) {
                 Ok(got) => {
@@ -104,7 +121,8 @@ impl Wire {
                             files.extend(received);
                         }
                     }
-                    if files.len() > FILES_MAX || got.flags.contains(rustix::net::ReturnFlags::CTRUNC) {
+                    let is_cut = self.takes_files && got.flags.contains(rustix::net::ReturnFlags::CTRUNC);
+                    if files.len() > FILES_MAX || is_cut {
                         return Err(io::Error::new(io::ErrorKind::InvalidData, "too many files come with the message"));
                     }
                     match got.bytes {
@@ -239,7 +257,7 @@ mod tests {
             let first = far.receive(REQUEST_MAX, soon()).unwrap().unwrap();
             assert_eq!((first.bytes.as_slice(), first.files.len()), (&b"first"[..], 1));
             let second = far.receive(ANSWER_MAX, soon()).unwrap().unwrap();
-            assert!(second.bytes == big && second.files.is_empty());
+            assert!(second.bytes == big && second.files.len() == 0);
         });
         assert!(!far.has_ended());
         drop(near);
@@ -272,6 +290,19 @@ mod tests {
             }
         };
         assert!(matches!(refused.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut), "{refused}");
+    }
+
+    #[test]
+    fn a_client_receives_no_files() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (server, client) = (Wire::new(near).unwrap(), Wire::of_client(far).unwrap());
+        let (mut read, write) = io::pipe().unwrap();
+        server.send(b"answer", &[write.as_fd()]).unwrap();
+        drop(write);
+        let frame = client.receive(ANSWER_MAX, soon()).unwrap().unwrap();
+        assert_eq!((frame.bytes.as_slice(), frame.files.len()), (&b"answer"[..], 0));
+        // Nobody has the writing end open any more.
+        assert_eq!(io::Read::read(&mut read, &mut [0]).unwrap(), 0);
     }
 
     #[test]

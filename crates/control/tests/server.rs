@@ -83,6 +83,24 @@ impl Bed {
     }
 }
 
+#[test]
+fn a_file_that_never_answers_holds_up_neither_other_files_nor_the_end() {
+    let bed = Bed::new();
+    let silent = tempfile::tempfile().unwrap();
+    let ino = rustix::fs::fstat(&silent).unwrap().st_ino;
+    bed.host.silent.lock().push(ino);
+    let (good, silent) = (bed.host.open(bed.fs.root()), unchecked_mount_file(silent.into()));
+    let begun = Instant::now();
+    let files = [OpenedFile::Descriptor(good), OpenedFile::Descriptor(silent)];
+    let asked = bed.channel().call(long(), &[&files[0], &files[1]]);
+    assert_eq!(asked.unwrap_err().errno(), Errno::TIMEDOUT);
+    assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+    bed.works();
+    let host = bed.host.clone();
+    bed.end();
+    host.silent.lock().clear();
+}
+
 /// A long request: freeing the space of deleted subvolumes.
 fn long() -> Request {
     Request::Subvolume(subvolume::Request::Sync)

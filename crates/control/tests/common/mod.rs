@@ -36,6 +36,8 @@ pub(crate) fn dir(fs: &Fs, name: &str, uid: u32, mode: u32) -> InodeId {
 pub(crate) struct TestHost {
     owner: Option<u32>,
     files: Mutex<HashMap<u64, OpenFile>>,
+    /// Inode numbers of descriptors that never answer.
+    pub(crate) silent: Mutex<Vec<u64>>,
     /// Called before a command that changes something.
     pub(crate) before_change: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
@@ -61,6 +63,9 @@ impl Host for TestHost {
 
     fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile> {
         let ino = rustix::fs::fstat(file).map_err(|errno| Failure::new(errno, "fstat"))?.st_ino;
+        while self.silent.lock().contains(&ino) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
         let other = || Failure::new(Errno::XDEV, "the file is not in this mount");
         self.files.lock().get(&ino).copied().ok_or_else(other)
     }
