@@ -56,8 +56,13 @@ fn helper_rules() -> Result<Rules, BackendError> {
     let with_arguments =
         [libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_madvise, libc::SYS_prctl, libc::SYS_fcntl, libc::SYS_tgkill];
     rules.extend(rules_on_arguments()?.into_iter().filter(|(call, _)| with_arguments.contains(call)));
-    let reads_only = masked(2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY)?;
-    rules.insert(libc::SYS_openat, vec![SeccompRule::new(vec![reads_only])?]);
+    let reads_only = |index| {
+        let flags = masked(index, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY)?;
+        Ok::<_, BackendError>(vec![SeccompRule::new(vec![flags])?])
+    };
+    rules.insert(libc::SYS_openat, reads_only(2)?);
+    #[cfg(target_arch = "x86_64")]
+    rules.insert(libc::SYS_open, reads_only(1)?);
     Ok(rules)
 }
 
