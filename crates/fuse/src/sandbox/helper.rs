@@ -346,7 +346,8 @@ impl Helper {
     /// Lets a thread of the server run on the processor with this number, or [`EVERYWHERE`] (H3).
     fn move_thread(&self, thread: u32, processor: u32) -> bool {
         let server = self.server.as_raw_nonzero();
-        let Some(thread) = Pid::from_raw(thread.cast_signed()).filter(|thread| *thread != self.server) else {
+        let Some(thread) = i32::try_from(thread).ok().and_then(Pid::from_raw).filter(|thread| *thread != self.server)
+        else {
             return false;
         };
         let is_of_server = std::fs::exists(format!("/proc/{server}/task/{}", thread.as_raw_nonzero()));
