@@ -36,9 +36,12 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// Lets another thread of this process run only on the given processors. Returns whether it does.
+/// Lets another thread of this process run only on the given processors.
 #[derive(Clone)]
-pub struct Mover(Arc<dyn Fn(Pid, &CpuSet) -> bool + Send + Sync>);
+pub struct Mover(Arc<Moves>);
+
+/// Returns whether the thread runs there.
+type Moves = dyn Fn(Pid, &CpuSet) -> bool + Send + Sync;
 
 impl Mover {
     /// Makes a mover of a function that moves the threads of this process.
