@@ -11,7 +11,8 @@
 //!   mounts of its filesystem, but no other: neither a mount that covers it, nor a mount that has its directory or its
 //!   number later. It answers [`MOUNTED`] once.
 //! - H2. About processes, the helper tells what /proc shows to every user (groups, umask, capabilities, the processor, a
-//!   pending kill). About open files, it tells only of files of the mount.
+//!   pending kill). About open files, it tells only of files of the mount; of other files, only that
+//!   they are open.
 //! - H3. It moves only threads of the server to other processors, and claims only the device that it was started for.
 //! - H4. It refuses unknown questions. No question has the effect of another one.
 //! - H5. A helper of root keeps only the capabilities [`KEPT`], cannot get others, and its seccomp filter allows only the
@@ -88,9 +89,14 @@ const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
 /// The answer to an unmount of what is not mounted.
 const GONE: u16 = u16::from_le_bytes(*b"go");
+/// The answer to [`FILE`] if the file is not of the mount.
+const ELSEWHERE: u16 = u16::from_le_bytes(*b"el");
 /// The answer "yes" of a helper that could not give up its rights.
 const UNLIMITED: u16 = u16::from_le_bytes(*b"un");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
+
+/// Stands for a file of which the helper tells nothing. No device has this number.
+const NOT_OF_MOUNT: FileId = FileId { device: u64::MAX, ino: 0 };
 
 /// The capabilities of root's helper: to unmount, to see the descriptors of other users' processes, to reach the device
 /// and the mount point, and to move the threads of a server that runs as another user.
@@ -190,12 +196,16 @@ impl PrivilegedHelper {
         self.ask(UMASK, [pid, 0, 0]).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
-    /// The file that a process has open under a descriptor number.
+    /// The file that a process has open under a descriptor number; [`NOT_OF_MOUNT`] for files outside the mount.
     pub(crate) fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
         let mut child = self.child.lock();
-        let answer = ask(&mut child, FILE, [pid, descriptor, 0]).ok().filter(|answer| *answer == YES);
+        match ask(&mut child, FILE, [pid, descriptor, 0]).ok()? {
+            YES => {}
+            ELSEWHERE => return Some(NOT_OF_MOUNT),
+            _ => return None,
+        }
         let mut numbers = [[0; 8]; 2];
-        child.stdout.as_mut().filter(|_| answer.is_some())?.read_exact(numbers.as_flattened_mut()).ok()?;
+        child.stdout.as_mut()?.read_exact(numbers.as_flattened_mut()).ok()?;
         let [device, ino] = numbers.map(u64::from_le_bytes);
         Some(FileId { device, ino })
     }
@@ -309,8 +319,9 @@ impl Helper {
             }
             MOVE => yes(self.move_thread(pid, number)),
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
-            FILE => match processes.file_of(pid, number).filter(|file| is_of_mount(file.device)) {
-                Some(file) => return (YES, Some(file)),
+            FILE => match processes.file_of(pid, number) {
+                Some(file) if is_of_mount(file.device) => return (YES, Some(file)),
+                Some(_) => ELSEWHERE,
                 None => NO,
             },
             TAKE_DEVICE => yes(self.take_device(long)),
