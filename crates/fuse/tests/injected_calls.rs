@@ -360,6 +360,7 @@ impl Confined {
         let numbers: Vec<u64> = line.unwrap().split(' ').skip(1).filter_map(|word| word.parse().ok()).collect();
         let &[process, thread, socket, far, connected, memory, name_len] = numbers.as_slice() else {
             let _ = child.kill();
+            let _ = child.wait();
             return unable("seccomp and Landlock");
         };
         // The rest of the child's output is not read.
