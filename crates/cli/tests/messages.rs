@@ -471,3 +471,16 @@ fn the_owner_of_a_source_is_told_apart_from_the_owner_of_its_snapshot() {
     refused(&command.output().unwrap(), &["cannot make mnt/open/snap: mnt/s belongs to another user"]);
     ok(bed.run("umount mnt"));
 }
+
+#[test]
+fn a_missing_device_is_never_answered_with_advice_to_format() {
+    let bed = Bed::new();
+    for line in ["check nope", "mount nope mnt", "ls nope", "inspect dump-super nope", "mkfs nope"] {
+        let output = bed.run(line);
+        assert!(stderr(&output).contains("nope does not exist; check the path"), "{line}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("mkfs -b") || line == "mkfs nope", "{line}: {}", stderr(&output));
+    }
+    for tag in ["UUID=1234", "LABEL=backup", "PARTUUID=5", "PARTLABEL=x"] {
+        refused(&bed.run(&format!("mount {tag} mnt")), &["name the device", &format!("blkid -o device -t {tag}")]);
+    }
+}

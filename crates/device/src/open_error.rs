@@ -122,9 +122,14 @@ pub enum OpenError {
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Missing { path } => {
-                write!(f, "{} does not exist; check the path, or make an image with `ubtrfs mkfs -b SIZE`", shown(path))
-            }
+            Self::Missing { path } => match tag(path) {
+                Some(tag) => write!(
+                    f,
+                    "{0} is no path of a device; name the device, which this command prints: blkid -o device -t {tag}",
+                    shown(path)
+                ),
+                None => write!(f, "{} does not exist; check the path", shown(path)),
+            },
             Self::NoDirectory { path } => {
                 write!(f, "the directory {} does not exist; check the path, or create the directory", shown(path))
             }
@@ -193,6 +198,13 @@ impl std::fmt::Display for OpenError {
             Self::Io { path, source } => write!(f, "cannot open {}: {source}", shown(path)),
         }
     }
+}
+
+/// The text of a path that is a tag of a device, such as `UUID=...` in /etc/fstab; `None` for all other paths.
+fn tag(path: &Path) -> Option<String> {
+    const TAGS: [&str; 4] = ["UUID=", "LABEL=", "PARTUUID=", "PARTLABEL="];
+    let text = shown(path);
+    TAGS.iter().any(|tag| text.starts_with(tag)).then_some(text)
 }
 
 /// The text of a path, escaped for a terminal.

@@ -196,6 +196,9 @@ impl Target {
         {
             return Ok(Self::Missing(NewImage::create(path, size)?));
         }
+        if std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            bail!("{} does not exist; check the path, or give the size of a new image file: -b SIZE", path.shown());
+        }
         let device = open_device(path, Access::ReadWrite)?;
         let path = path.to_owned();
         if device.len_bytes() > 0 {
