@@ -116,7 +116,11 @@ impl FileDevice {
         let mut options = File::options();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => OpenError::NoDirectory { path: parent(shown).to_owned() },
+            io::ErrorKind::NotFound if !parent(shown).exists() => {
+                OpenError::NoDirectory { path: parent(shown).to_owned() }
+            }
+            // Some directories of the system, such as /proc, take no new files.
+            io::ErrorKind::NotFound => OpenError::Io { path: shown.to_owned(), source },
             _ => wrap(source),
         })?;
         let sized =
