@@ -1,13 +1,14 @@
 //! The options by which btrfs-progs chooses the unit of sizes.
 
-/// The unit of printed sizes.
+/// The unit of printed sizes. As in btrfs-progs, `-h` of a command with these options asks for sizes, not for help.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[command(disable_help_flag = true)]
 pub(crate) struct Units {
     /// Print sizes in bytes
     #[arg(short = 'b', long, visible_alias = "bytes")]
     raw: bool,
     /// Print sizes in the largest unit that fits; the default
-    #[arg(long)]
+    #[arg(short = 'h', long, overrides_with = "raw")]
     human_readable: bool,
     /// Use 1024 as the base of units (KiB, MiB, GiB, TiB); the default
     #[arg(long, overrides_with = "si")]
@@ -27,6 +28,9 @@ pub(crate) struct Units {
     /// Print sizes in TiB, or in TB with --si
     #[arg(long, group = "unit")]
     tbytes: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 }
 
 impl Units {

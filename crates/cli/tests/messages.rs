@@ -484,3 +484,20 @@ fn a_missing_device_is_never_answered_with_advice_to_format() {
         refused(&bed.run(&format!("mount {tag} mnt")), &["name the device", &format!("blkid -o device -t {tag}")]);
     }
 }
+
+/// As in btrfs-progs, `-h` of commands that print sizes is an option for the unit.
+#[test]
+fn h_asks_for_readable_sizes_where_sizes_are_printed() {
+    let bed = Bed::new();
+    for line in ["filesystem df", "filesystem usage", "filesystem du", "subvolume show"] {
+        let at = if line.starts_with("filesystem d") || line.contains("usage") { "a.img" } else { "a.img:/" };
+        let at = if line == "filesystem du" { "a.img:/f" } else { at };
+        let (short, long) = (bed.run(&format!("{line} -h {at}")), bed.run(&format!("{line} --human-readable {at}")));
+        assert_eq!(ok(short), ok(long), "{line}");
+        let raw = ok(bed.run(&format!("{line} -b {at}")));
+        assert_eq!(ok(bed.run(&format!("{line} -b -h {at}"))), ok(bed.run(&format!("{line} {at}"))), "{line}: {raw}");
+        assert!(ok(bed.run(&format!("{line} --help"))).contains("Usage:"), "{line}");
+    }
+    ok(bed.run("quota enable a.img"));
+    assert_eq!(ok(bed.run("qgroup show -h a.img")), ok(bed.run("qgroup show a.img")));
+}
