@@ -181,8 +181,8 @@ pub(crate) fn print_err(lines: &str) {
 }
 
 /// Prints a message of clap. `--help` and `--version` are printed unchanged; an error is printed with its tips, the
-/// usage, and a hint to the help.
-pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
+/// usage, and a hint to the help. `tip` takes the place of clap's tips about unknown commands, which are guesses.
+pub(crate) fn print_usage(error: &clap::Error, commands: &str, tip: Option<&str>) -> ExitCode {
     use clap::error::{ContextKind, ErrorKind};
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match print_clap(error) {
@@ -200,9 +200,14 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
                 // Leave out clap's tip on passing an option as a value, because no command takes such a value.
                 let misleads =
                     line.trim_start().starts_with("tip: to pass '") && error.get(ContextKind::InvalidArg).is_some();
-                if !misleads && !line.starts_with("For more information") {
+                let guesses = line.trim_start().starts_with("tip: ") && line.contains(" similar subcommand");
+                if !misleads && !guesses && !line.starts_with("For more information") {
                     lines.push(line);
                 }
+            }
+            let tip = tip.map(|tip| format!("  tip: {tip}"));
+            if let Some(tip) = &tip {
+                lines.insert(lines.len().min(1), tip);
             }
             let what = lines.join("\n");
             let what = what.strip_prefix("error: ").unwrap_or(&what);

@@ -18,6 +18,7 @@ mod job;
 mod logging;
 mod new_image;
 mod sort;
+mod suggest;
 mod units;
 
 use std::ffi::OsString;
@@ -117,7 +118,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let named = named_commands(&args);
-            let status = common::print_usage(&error, &named);
+            let status = common::print_usage(&error, &named, meant(&error, &args).as_deref());
             // For wrong arguments, these commands do not exit with status 1, because their status 1 is an answer: a
             // damaged filesystem, or a balance.
             return match named.as_str() {
@@ -182,6 +183,14 @@ fn with_format(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
         }
     }
     Ok(rest)
+}
+
+/// Returns a tip about an unknown command.
+fn meant(error: &clap::Error, args: &[OsString]) -> Option<String> {
+    use clap::CommandFactory;
+    use clap::error::{ContextKind, ContextValue};
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    suggest::command_meant(&Cli::command(), &named_command(args).0, word)
 }
 
 /// Returns the command that the arguments name, such as `ubtrfs subvolume list`.

@@ -501,3 +501,24 @@ fn h_asks_for_readable_sizes_where_sizes_are_printed() {
     ok(bed.run("quota enable a.img"));
     assert_eq!(ok(bed.run("qgroup show -h a.img")), ok(bed.run("qgroup show a.img")));
 }
+
+#[test]
+fn an_unknown_command_is_answered_with_the_one_that_was_meant() {
+    let bed = Bed::new();
+    for (line, tip) in [
+        ("restore a.img .", "ubtrfs cp -r IMAGE:/PATH"),
+        ("scrub start mnt", "ubtrfs check --check-data-csum IMAGE"),
+        ("filesytem df mnt", "did you mean: ubtrfs filesystem\n"),
+        ("df mnt", "did you mean: ubtrfs filesystem df\n"),
+        ("snapshot mnt mnt/s", "did you mean: ubtrfs subvolume snapshot\n"),
+        ("subvolume lsit mnt", "did you mean: ubtrfs subvolume list\n"),
+        ("device usage mnt", "did you mean: ubtrfs filesystem usage\n"),
+    ] {
+        let said = stderr(&bed.run(line));
+        assert!(said.contains(tip) && said.matches("tip:").count() == 1, "{line}: {said}");
+    }
+    for line in ["frobnicate", "resq", "reset", "subvolume frobnicate"] {
+        let said = stderr(&bed.run(line));
+        assert!(said.contains("unrecognized subcommand") && !said.contains("tip:"), "{line}: {said}");
+    }
+}
