@@ -85,7 +85,12 @@ pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
 
 /// Formats an error as `ubtrfs: outer: inner: ...` in one line.
 pub(crate) fn error_line(error: &anyhow::Error) -> String {
-    let mut line = String::from("ubtrfs: ");
+    format!("ubtrfs: {}", error_text(error))
+}
+
+/// Formats an error as `outer: inner: ...` in one line.
+pub(crate) fn error_text(error: &anyhow::Error) -> String {
+    let mut line = String::new();
     let mut previous = String::new();
     for (index, cause) in error.chain().enumerate() {
         let text = match has_server_ended(cause) {

@@ -522,3 +522,32 @@ fn an_unknown_command_is_answered_with_the_one_that_was_meant() {
         assert!(said.contains("unrecognized subcommand") && !said.contains("tip:"), "{line}: {said}");
     }
 }
+
+#[test]
+fn damage_that_prevents_opening_is_answered_with_check() {
+    let bed = Bed::new();
+    // Tree blocks, but neither the superblock nor the system chunks in it, are overwritten.
+    let image = fs::File::options().write(true).open(bed.join("a.img")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&image, &vec![0; 50 << 20], 1 << 20).unwrap();
+    for line in ["mount a.img mnt", "ls a.img:/"] {
+        refused(&bed.run(line), &["corrupt", "; copy the image, and see what is damaged with: ubtrfs check a.img\n"]);
+    }
+    let checked = bed.run("check a.img");
+    assert_eq!(checked.status.code(), Some(1));
+}
+
+#[test]
+fn advice_to_list_subvolumes_names_the_filesystem() {
+    let bed = Bed::new();
+    for line in
+        ["subvolume show a.img:/f", "send a.img:/f", "subvolume delete -i 999 a.img", "ls -o subvol=none a.img:/"]
+    {
+        let said = stderr(&bed.run(line));
+        let advised =
+            said.trim_end().rsplit_once("list them with: ubtrfs ").unwrap_or_else(|| panic!("{line}: {said}"));
+        ok(bed.run(advised.1));
+    }
+    for line in ["qgroup show a.img", "qgroup create 1/1 a.img"] {
+        refused(&bed.run(line), &["quotas are disabled; enable them with: ubtrfs quota enable a.img\n"]);
+    }
+}

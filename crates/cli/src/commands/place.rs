@@ -16,7 +16,7 @@ use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
 use super::offline::{ImageOptions, ImagePath, Use, child_path, join, os_string, with_image};
-use crate::common::{Shown, calling_user};
+use crate::common::{Shown, calling_user, error_text};
 
 // This struct has no doc comment, because it would become the help of every command that uses the struct.
 #[derive(clap::Args)]
@@ -230,6 +230,45 @@ pub(crate) fn with_channel<T>(
 
 /// Works like [`with_channel`], but new files of an image belong to `owner`.
 pub(crate) fn with_channel_of<T>(
+    target: &Target,
+    options: &ImageOptions,
+    usage: Use,
+    owner: (u32, u32),
+    work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    in_filesystem(target, options, usage, owner, work).map_err(|error| with_place(error, target))
+}
+
+/// Completes advice to run a command on the filesystem with its path, which the engine and the server do not know.
+fn with_place(error: anyhow::Error, target: &Target) -> anyhow::Error {
+    const COMMANDS: [&str; 2] = ["ubtrfs subvolume list", "ubtrfs quota enable"];
+    let text = error_text(&error);
+    match COMMANDS.iter().any(|command| text.ends_with(command)) {
+        true => anyhow::Error::new(Placed { text: format!("{text} {}", target.filesystem()), cause: error }),
+        false => error,
+    }
+}
+
+/// An error whose text is complete.
+#[derive(Debug)]
+struct Placed {
+    text: String,
+    cause: anyhow::Error,
+}
+
+impl Display for Placed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Placed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.chain().next()
+    }
+}
+
+fn in_filesystem<T>(
     target: &Target,
     options: &ImageOptions,
     usage: Use,

@@ -28,7 +28,7 @@ use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
 
 use self::options::Trust;
-use super::offline::open_devices;
+use super::offline::{not_opened, open_devices};
 use super::place::{await_server, refuse_names_of_others};
 use crate::common::{Shown, parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
@@ -384,7 +384,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
     options.track_lookups = true;
     let shown = args.device.shown();
     let wanted_read_only = options.read_only;
-    let fs = Fs::open(devices, options).with_context(|| format!("cannot mount {shown}"))?;
+    let fs = Fs::open(devices, options).map_err(|error| not_opened("mount", &args.device, error))?;
     fs.resume_balance_in_background();
     if let Some(reason) = fs.read_only().filter(|_| !wanted_read_only) {
         warn(&format!("{shown} is mounted read-only: {reason}"));

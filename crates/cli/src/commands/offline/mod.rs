@@ -214,6 +214,40 @@ pub(crate) fn in_use(error: &OpenError) -> String {
     }
 }
 
+/// The error for a filesystem that cannot be opened or mounted, with the next step.
+pub(crate) fn not_opened(verb: &str, image: &Path, cause: ubtrfs_fs::Error) -> anyhow::Error {
+    let shown = image.shown();
+    let text = cause.to_string();
+    let text = match &cause {
+        ubtrfs_fs::Error::Engine(ubtrfs_error::Error::Corrupt(_)) => {
+            format!("{text}; copy the image, and see what is damaged with: ubtrfs check {shown}")
+        }
+        // The engine knows no paths of the host.
+        _ if text.ends_with("ubtrfs subvolume list") => format!("{text} {shown}"),
+        _ => text,
+    };
+    anyhow::Error::new(NotOpened { text, cause }).context(format!("cannot {verb} {shown}"))
+}
+
+/// An error of `fs` with advice.
+#[derive(Debug)]
+struct NotOpened {
+    text: String,
+    cause: ubtrfs_fs::Error,
+}
+
+impl fmt::Display for NotOpened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for NotOpened {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
 /// Names the work of the process that serves an image, and the commands that end it.
 fn advice(work: ImageWork, image: &Path) -> String {
     let image = image.shown();
@@ -243,7 +277,7 @@ fn with_shared_devices<T>(
     usage: Use,
     work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let fs = Fs::open(devices, options).with_context(|| format!("cannot open {}", image.shown()))?;
+    let fs = Fs::open(devices, options).map_err(|error| not_opened("open", image, error))?;
     let guard = CloseOnDrop(&fs);
     let worked = match fs.read_only() {
         Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown())),

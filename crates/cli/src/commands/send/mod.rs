@@ -171,7 +171,7 @@ pub(crate) fn subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Resul
     let file = open(channel, target)?;
     match channel.subvolume_of(&file).with_context(|| format!("cannot read {target}"))? {
         (info, true) => Ok(info),
-        _ => Err(anyhow!("{target} is not a subvolume; list them with: ubtrfs subvolume list")),
+        _ => Err(anyhow!("{target} is not a subvolume; list them with: ubtrfs subvolume list {}", target.filesystem())),
     }
 }
 

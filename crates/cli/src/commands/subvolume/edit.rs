@@ -156,7 +156,10 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
     let shown = format!("subvolume {id} of {}", target.filesystem());
     with_channel(&target, &args.image, Use::Write, |channel| {
         channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| match failure.errno() {
-            Errno::NOENT => anyhow!("cannot delete {shown}: it does not exist; list them with: ubtrfs subvolume list"),
+            Errno::NOENT => {
+                let path = target.filesystem();
+                anyhow!("cannot delete {shown}: it does not exist; list them with: ubtrfs subvolume list {path}")
+            }
             _ => explain(DELETE, &shown, failure),
         })?;
         if args.commits() {
@@ -213,7 +216,11 @@ pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
         [path] => (None, path),
         [id, path] => match id.to_str().and_then(|id| id.parse().ok()) {
             Some(id) => (Some(id), path),
-            None => bail!("'{}' is not a subvolume id; list the ids with: ubtrfs subvolume list", id.shown()),
+            None => bail!(
+                "'{}' is not a subvolume id; list the ids with: ubtrfs subvolume list {}",
+                id.shown(),
+                Target::from(path.clone()).filesystem()
+            ),
         },
         _ => bail!("name a subvolume"),
     };

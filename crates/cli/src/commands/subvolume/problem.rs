@@ -6,8 +6,10 @@ use anyhow::anyhow;
 use rustix::io::Errno;
 use ubtrfs_control::Failure;
 
-pub(super) fn not_a_subvolume(what: impl Display) -> anyhow::Error {
-    anyhow!("{what} is not a subvolume; list them with: ubtrfs subvolume list")
+use crate::commands::place::Target;
+
+pub(super) fn not_a_subvolume(what: &Target) -> anyhow::Error {
+    anyhow!("{what} is not a subvolume; list them with: ubtrfs subvolume list {}", what.filesystem())
 }
 
 /// Makes an error with the message `cannot VERB WHAT: why; what to do`.

@@ -66,7 +66,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
             list => list.map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))?,
         };
         let missing = |what: String| {
-            anyhow!("{} has no subvolume {what}; list them with: ubtrfs subvolume list -u", target.filesystem())
+            let shown = target.filesystem();
+            anyhow!("{shown} has no subvolume {what}; list them with: ubtrfs subvolume list -u {shown}")
         };
         let info = match (of_path, args.rootid, args.uuid) {
             (Some(info), ..) => info,
