@@ -551,3 +551,24 @@ fn advice_to_list_subvolumes_names_the_filesystem() {
         refused(&bed.run(line), &["quotas are disabled; enable them with: ubtrfs quota enable a.img\n"]);
     }
 }
+
+#[test]
+fn a_path_in_an_image_without_its_first_slash_is_called_so() {
+    let bed = Bed::new();
+    for line in ["ls a.img:none", "cat a.img:f", "stat a.img:f", "rm a.img:f", "send a.img:f", "subvolume show a.img:f"]
+    {
+        let path = line.split(' ').next_back().unwrap().replace(':', ":/");
+        refused(&bed.run(line), &[&format!("a path in an image starts with a slash: {path}")]);
+    }
+    refused(&bed.run("cat a.img"), &["'a.img' names no file in an image; write IMAGE:/path, for example a.img:/"]);
+}
+
+#[test]
+fn an_archive_is_unpacked_into_an_image_that_is_named_alone() {
+    let bed = Bed::new();
+    fs::write(bed.join("new"), "from the archive").unwrap();
+    sh("tar", ["-C".as_ref(), bed.0.path().as_os_str(), "-cf".as_ref(), bed.join("t.tar").as_os_str(), "new".as_ref()])
+        .unwrap();
+    ok(bed.run("import t.tar a.img"));
+    assert_eq!(ok(bed.run("cat a.img:/new")), "from the archive");
+}

@@ -15,7 +15,7 @@ use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
-use super::offline::{ImageOptions, ImagePath, Use, child_path, join, os_string, with_image};
+use super::offline::{ImageOptions, ImagePath, Use, child_path, join, lacks_slash, os_string, with_image};
 use crate::common::{Shown, calling_user, error_text};
 
 // This struct has no doc comment, because it would become the help of every command that uses the struct.
@@ -310,6 +310,9 @@ const STOPPED_PATIENCE: Duration = Duration::from_secs(1);
 /// Connects to the mount that holds a path.
 fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
     await_server(path)?;
+    if let Some(advice) = lacks_slash(&path.shown()).filter(|_| !path.exists()) {
+        bail!("{advice}");
+    }
     Channel::mount(path).map_err(|error| match error {
         ConnectError::NotOurs => not_ours(path),
         ConnectError::Open(source) => anyhow::Error::from(match ubtrfs_fuse::cannot_open(path, source) {

@@ -11,7 +11,7 @@ use ubtrfs_archive::{Archive, Event, ImportOptions, ImportReport};
 use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, mount_options, with_devices, with_image};
+use super::{ImageOptions, ImagePath, ImagePathParser, Use, misplaced, mount_options, with_devices, with_image};
 use crate::common::{Shown, calling_user, format_size, parse_size, print_out, progress_bytes, warn};
 use crate::interrupt;
 use crate::new_image::NewImage;
@@ -23,8 +23,8 @@ use crate::new_image::NewImage;
 pub(crate) struct Args {
     /// Archive, plain or compressed with gzip, xz or zstd; - for standard input
     tar: PathBuf,
-    /// Image and directory to unpack into; a missing directory is made
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default())]
+    /// Image and directory to unpack into, by default the root directory; a missing directory is made
+    #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true })]
     target: ImagePath,
     /// Make and format the image if it does not exist, with this size in bytes or with K, M, G or T
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -51,6 +51,11 @@ pub(crate) struct Args {
 pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if !args.same_owner && !rustix::process::geteuid().is_root() {
         args.owner.get_or_insert_with(calling_user);
+    }
+    if !args.target.image.is_file()
+        && let Some(text) = misplaced(&args.target.image, &args.target.image.shown())
+    {
+        bail!("{text}");
     }
     let started = Instant::now();
     // Start reading the archive before the image is made, so that an unreadable archive does not leave a new image.

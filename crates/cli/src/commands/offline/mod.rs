@@ -77,7 +77,11 @@ impl clap::builder::TypedValueParser for ImagePathParser {
         _arg: Option<&clap::Arg>,
         value: &OsStr,
     ) -> Result<Self::Value, clap::Error> {
+        let lacks_slash = lacks_slash(&value.shown()).filter(|_| !Path::new(value).exists());
         let alone = || {
+            if lacks_slash.is_some() {
+                return None;
+            }
             let mut image = value.as_bytes();
             while let Some(rest) = image.strip_suffix(b":") {
                 image = rest;
@@ -90,7 +94,7 @@ impl clap::builder::TypedValueParser for ImagePathParser {
             if let Some(text) = misplaced(Path::new(value), &shown) {
                 return clap::Error::raw(clap::error::ErrorKind::ValueValidation, text);
             }
-            let text = format!("'{shown}' does not name a file; give a path that ends in a name in an image; write IMAGE:/path, for example {image}:/etc");
+            let text = format!("'{shown}' names no file in an image; write IMAGE:/path, for example {image}:/etc");
             clap::Error::raw(clap::error::ErrorKind::ValueValidation, text)
         })
     }
@@ -105,6 +109,11 @@ fn misplaced(path: &Path, shown: &str) -> Option<String> {
              mount, use the programs of the system, such as ls, cat, cp, rm, mkdir, stat and tar"
         ));
     }
+    lacks_slash(shown)
+}
+
+/// The advice for the path of a file in an image whose first slash is missing, such as `disk.img:etc`.
+pub(crate) fn lacks_slash(shown: &str) -> Option<String> {
     let (image, inside) =
         shown.rsplit_once(':').filter(|(image, inside)| !inside.is_empty() && Path::new(image).is_file())?;
     Some(format!("a path in an image starts with a slash: {image}:/{inside}"))
