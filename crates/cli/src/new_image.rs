@@ -51,6 +51,11 @@ impl NewImage {
         &self.device
     }
 
+    /// The path that the image gets when it is complete.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The current, temporary path of the file.
     pub(crate) fn temporary(&self) -> &Path {
         &self.temporary

@@ -572,3 +572,24 @@ fn an_archive_is_unpacked_into_an_image_that_is_named_alone() {
     ok(bed.run("import t.tar a.img"));
     assert_eq!(ok(bed.run("cat a.img:/new")), "from the archive");
 }
+
+#[test]
+fn temporary_names_do_not_appear_in_messages() {
+    if !kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new();
+    let host = bed.join("host");
+    fs::create_dir(&host).unwrap();
+    fs::create_dir(bed.join("large")).unwrap();
+    fs::write(bed.join("large/f"), vec![b'x'; 150 << 20]).unwrap();
+    sh(
+        "mount",
+        ["-t".as_ref(), "tmpfs".as_ref(), "-o".as_ref(), "size=8M".as_ref(), "none".as_ref(), host.as_os_str()],
+    )
+    .unwrap();
+    let output = bed.run("mkfs -q -b 300M -r large host/new.img");
+    refused(&output, &["'host/new.img:/f'", "No space left"]);
+    assert!(!stderr(&output).contains(".ubtrfs-"), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(&host).unwrap().count(), 0);
+}

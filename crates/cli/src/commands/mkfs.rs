@@ -225,6 +225,14 @@ impl Target {
         }
     }
 
+    /// The path that the user named.
+    fn named_path(&self) -> &Path {
+        match self {
+            Self::Missing(image) => image.path(),
+            Self::Empty { path, .. } | Self::Content { path, .. } => path,
+        }
+    }
+
     fn keep(self) -> anyhow::Result<()> {
         match self {
             Self::Missing(image) => image.keep(),
@@ -244,8 +252,9 @@ impl Target {
 
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
 fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
-    let work = |fs: &Fs| copy::fill(fs, target.path(), dir).with_context(|| format!("cannot copy {}", dir.shown()));
-    with_devices(target.path(), vec![device], MountOptions::default(), Use::Write, work)
+    let fill = |fs: &Fs| copy::fill(fs, target.path(), target.named_path(), dir);
+    let work = |fs: &Fs| fill(fs).with_context(|| format!("cannot copy {}", dir.shown()));
+    with_devices(target.named_path(), vec![device], MountOptions::default(), Use::Write, work)
 }
 
 /// Returns a size with ample room for the directory's content. The image is sparse, so a large size costs nothing.

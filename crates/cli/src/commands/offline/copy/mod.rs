@@ -231,7 +231,8 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
 
 /// Copies the content of a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Prints each
 /// file that cannot be copied, and returns the number of these files. Fails if the image accepts no more data.
-pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
+/// Messages name the image by `shown_image`, because a new image has a temporary path.
+pub(crate) fn fill(fs: &Fs, image: &Path, shown_image: &Path, dir: &Path) -> anyhow::Result<u64> {
     let args = Args {
         paths: Vec::new(),
         recursive: true,
@@ -242,7 +243,7 @@ pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
         image: ImageOptions::default(),
     };
     let path = dir.as_os_str().as_bytes().to_vec();
-    let to = Image::new(fs, image);
+    let to = Image::new(fs, shown_image);
     let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
     let mut copy = Copy::new(&args, &Host, &to, false);
     copy.image = identity_of(image);
