@@ -593,3 +593,13 @@ fn temporary_names_do_not_appear_in_messages() {
     assert!(!stderr(&output).contains(".ubtrfs-"), "{}", stderr(&output));
     assert_eq!(fs::read_dir(&host).unwrap().count(), 0);
 }
+
+#[test]
+fn sizes_in_advice_are_written_as_options_take_them() {
+    let bed = Bed::new();
+    let output = bed.run("mkfs -q -b 10M b.img");
+    let said = stderr(&output);
+    let size = said.split("needs at least ").nth(1).and_then(|rest| rest.split(';').next()).unwrap().to_owned();
+    assert!(size.ends_with('M'), "{said}");
+    ok(bed.run(&format!("mkfs -q -b {size} b.img")));
+}

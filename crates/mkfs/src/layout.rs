@@ -58,12 +58,19 @@ pub(crate) fn plan(options: &MkfsOptions, total_bytes: u64) -> Result<Vec<Chunk>
         return Ok(small.chunks);
     }
     Err(Error::Refused {
-        what: format!("the size is too small: this filesystem needs at least {} bytes", min_size(options)),
+        what: format!("the size is too small: this filesystem needs at least {}", size_text(min_size(options))),
         hint: match options.metadata_profile.is_empty() && options.data_profile.is_empty() {
             true => "give a larger device or size",
             false => "give a larger device or size, or the single profile",
         },
     })
+}
+
+/// A size as it is written on a command line, such as `28M`.
+pub(crate) fn size_text(bytes: u64) -> String {
+    const UNITS: [(u32, &str); 3] = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = UNITS.iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    unit.map_or_else(|| format!("{bytes} bytes"), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
 /// The smallest size in bytes of a device for a filesystem with these options.
