@@ -603,3 +603,16 @@ fn sizes_in_advice_are_written_as_options_take_them() {
     assert!(size.ends_with('M'), "{said}");
     ok(bed.run(&format!("mkfs -q -b {size} b.img")));
 }
+
+#[test]
+fn check_explains_its_codes_itself() {
+    let bed = Bed::new();
+    assert_eq!(
+        ok(bed.run("check --explain e-block-csum")),
+        "E-BLOCK-CSUM: No copy of a tree block has a correct checksum.\n"
+    );
+    let all = ok(bed.run("check --explain"));
+    assert!(all.lines().count() > 50 && all.lines().all(|line| line.contains(": ")), "{all}");
+    let wrong = bed.run("check --explain E-NOTHING");
+    assert!(stderr(&wrong).contains("ubtrfs check --explain\n") && wrong.status.code() == Some(2), "{wrong:?}");
+}

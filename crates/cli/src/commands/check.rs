@@ -18,21 +18,24 @@ use ubtrfs_format::print::json_line;
 
 use super::committed::Committed;
 use super::offline::open_device;
-use crate::common::{format_size, is_broken_pipe, print_error, print_out, progress_bytes};
+use crate::common::{Shown, format_size, is_broken_pipe, print_error, print_out, progress_bytes};
 
 /// Check an unmounted filesystem for damage, without changing it
 ///
-/// Prints a line for each problem, which begins with a code (docs/check.md explains them). There is no --repair. Exit
-/// status: 0 if the filesystem is undamaged, 1 if problems were found, 2 if it could not be checked or an argument was
-/// wrong.
+/// Prints a line for each problem, which begins with a code (--explain CODE says what it means). There is no --repair.
+/// Exit status: 0 if the filesystem is undamaged, 1 if problems were found, 2 if it could not be checked or an argument
+/// was wrong.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The image file, or all devices of the filesystem
-    #[arg(value_name = "IMAGE", required = true)]
+    #[arg(value_name = "IMAGE", required_unless_present = "explain")]
     devices: Vec<PathBuf>,
     /// Check an image that is mounted or in use: its last commit, without the log of later fsyncs
     #[arg(long)]
     force: bool,
+    /// Print the meaning of a code, or of all codes, and check nothing
+    #[arg(long, value_name = "CODE", num_args = 0..=1, default_missing_value = "all", conflicts_with = "devices")]
+    explain: Option<String>,
     /// Read all data too, and compare every copy with its checksums
     #[arg(long)]
     check_data_csum: bool,
@@ -65,6 +68,10 @@ pub(crate) fn run(args: Args) -> ExitCode {
 /// Checks the filesystem, and returns whether it is clean.
 fn checked(args: &Args) -> anyhow::Result<bool> {
     let started = Instant::now();
+    if let Some(code) = &args.explain {
+        print_out(&explanation(code)?)?;
+        return Ok(true);
+    }
     if args.repair {
         anyhow::bail!(
             "--repair does not exist, and nothing was checked; `ubtrfs rescue super-recover` repairs superblocks, and before you try btrfs \
@@ -128,6 +135,17 @@ fn line_of(problem: &Problem, as_json: bool) -> String {
     if as_json { format!("{}\n", json_line(&to_json(problem))) } else { format!("{problem}\n") }
 }
 
+/// The meaning of a code, or of all codes.
+fn explanation(wanted: &str) -> anyhow::Result<String> {
+    let is_wanted = |code: &&Code| wanted == "all" || code.as_str().eq_ignore_ascii_case(wanted);
+    let lines: Vec<String> =
+        Code::ALL.iter().filter(is_wanted).map(|code| format!("{code}: {}\n", code.meaning())).collect();
+    if lines.is_empty() {
+        anyhow::bail!("'{}' is not a code of a problem; list the codes with: ubtrfs check --explain", wanted.shown());
+    }
+    Ok(lines.concat())
+}
+
 fn to_json(problem: &Problem) -> Value {
     json!({
         "code": problem.code.as_str(),
@@ -171,8 +189,9 @@ fn summary(report: &Report, elapsed: Duration, as_json: bool) -> String {
         (false, _) if !report.complete => text.push_str(&format!(
             "damaged: the chunk tree or the root tree cannot be read ({list}); copy the image before anything else"
         )),
-        (false, _) => text
-            .push_str(&format!("damaged ({list}); docs/check.md explains the codes; copy the image before any repair")),
+        (false, _) => text.push_str(&format!(
+            "damaged ({list}); for the meaning of a code: ubtrfs check --explain CODE; copy the image before any repair"
+        )),
     }
     if report.counts.keys().any(|code| *code == Code::SuperMirror) {
         text.push_str("; `ubtrfs rescue super-recover` writes bad superblocks anew");
