@@ -68,11 +68,41 @@ fn an_image_grows_and_shrinks() {
 }
 
 #[test]
+fn a_filesystem_shrinks_to_its_least_size_and_its_image_with_it() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(2048 * MIB, &[]).unwrap();
+    let path = image.path().to_str().unwrap();
+    let file_len = || fs::metadata(path).unwrap().len();
+    let least: u64 = ok(ubtrfs(["inspect", "min-dev-size", path])).split(' ').next().unwrap().parse().unwrap();
+    refused(&ubtrfs(["filesystem", "resize", "2:min", path]), &["no device 2"]);
+    let shrunk = ok(ubtrfs(["filesystem", "resize", "min", path]));
+    assert!(shrunk.starts_with("device 1: 2147483648 -> "), "{shrunk}");
+    let now = total_bytes(image.path());
+    assert!(now <= least && file_len() == 2048 * MIB, "{now} {least}");
+    btrfs_check(image.path()).unwrap();
+    // Nothing is left to shrink, but the file is still long.
+    let same = format!("device 1: {now} -> {now} bytes\n");
+    assert_eq!(ok(ubtrfs(["filesystem", "resize", "--truncate", "min", path])), same);
+    assert_eq!((total_bytes(image.path()), file_len()), (now, now));
+    btrfs_check(image.path()).unwrap();
+    ok(ubtrfs(["filesystem", "resize", "1G", path]));
+    ok(ubtrfs(["filesystem", "resize", "--truncate", "700M", path]));
+    assert_eq!((total_bytes(image.path()), file_len()), (700 * MIB, 700 * MIB));
+    btrfs_check(image.path()).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    mount.scrub().unwrap();
+    mount.close().unwrap();
+}
+
+#[test]
 fn a_mount_is_resized_and_its_files_defragmented() {
     let Some((image, dir)) = mounted(512 * MIB) else { return };
     let (path, mount) = (image.path().to_str().unwrap(), dir.path().to_str().unwrap());
     refused(&ubtrfs(["filesystem", "resize", "1G", mount]), &["has 536870912 bytes", "truncate"]);
     fs::File::options().write(true).open(path).unwrap().set_len(1 << 30).unwrap();
+    refused(&ubtrfs(["filesystem", "resize", "--truncate", "max", mount]), &["is in a mount", "without --truncate"]);
     assert_eq!(ok(ubtrfs(["filesystem", "resize", "max", mount])), "device 1: 536870912 -> 1073741824 bytes\n");
 
     // Write every second block first, so that the file is fragmented.

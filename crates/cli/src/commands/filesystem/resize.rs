@@ -1,15 +1,19 @@
-//! `ubtrfs filesystem resize [DEVID:][+|-]SIZE|max|cancel PATH|IMAGE`
+//! `ubtrfs filesystem resize [DEVID:][+|-]SIZE|max|min|cancel PATH|IMAGE`
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::device::{NewSize, Request, Response};
 use ubtrfs_control::{Channel, ImageWork, open_image};
+use ubtrfs_device::Access;
 use ubtrfs_format::DevId;
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
-use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::offline::{ImageOptions, Use, open_device};
 use crate::commands::place::{Target, is_btrfs};
 use crate::commands::served::{until_closed, with_running, with_served};
 use crate::common::{Shown, parse_size, print_out};
@@ -19,13 +23,17 @@ use crate::job::with_progress_in_bytes;
 #[derive(clap::Args)]
 #[command(
     after_help = "An image file grows as needed if it is not mounted. A mounted one must be made larger first: truncate -s \
-                        SIZE IMAGE. After the filesystem shrank, unmount it and truncate the image to the new size: truncate -s SIZE IMAGE."
+                        SIZE IMAGE. An image file keeps its length when the filesystem shrinks, unless --truncate is given; after \
+                        a mounted filesystem shrank, unmount it and repeat the command with --truncate on the image."
 )]
 pub(crate) struct Args {
-    /// New size of device DEVID (default 1): a size such as 10G, a change such as +1G or -1G, or max; cancel ends the
-    /// resize that is running
-    #[arg(value_name = "[DEVID:][+|-]SIZE|[DEVID:]max|cancel", allow_hyphen_values = true)]
+    /// New size of device DEVID (default 1): a size such as 10G, a change such as +1G or -1G, max, or min, the size that
+    /// `inspect min-dev-size` prints; cancel ends the resize that is running
+    #[arg(value_name = "[DEVID:][+|-]SIZE|[DEVID:]max|[DEVID:]min|cancel", allow_hyphen_values = true)]
     size: String,
+    /// Shorten the image file to the new size; not for mounts and block devices
+    #[arg(long)]
+    truncate: bool,
     /// A directory in a mount, or an image that is not mounted
     #[arg(value_name = "PATH|IMAGE")]
     path: Target,
@@ -37,14 +45,25 @@ pub(crate) struct Args {
     json: bool,
 }
 
-fn parse(text: &str) -> anyhow::Result<(u64, NewSize)> {
+/// The wanted size of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Size(NewSize),
+    /// The smallest size that moves of whole block groups reach.
+    Min,
+}
+
+fn parse(text: &str) -> anyhow::Result<(u64, Wanted)> {
     let (devid, size) = match text.split_once(':') {
         Some((devid, size)) => {
             (devid.parse().map_err(|_| anyhow!("'{devid}' is not a device id; see: ubtrfs filesystem show"))?, size)
         }
         None => (1, text),
     };
-    let bytes = |text: &str| parse_size(text).map_err(|error| anyhow!("{error}; examples: 10G, +512M, -1G, max"));
+    if size == "min" {
+        return Ok((devid, Wanted::Min));
+    }
+    let bytes = |text: &str| parse_size(text).map_err(|error| anyhow!("{error}; examples: 10G, +512M, -1G, max, min"));
     let size = match size {
         "max" => NewSize::Max,
         _ => match (size.strip_prefix('+'), size.strip_prefix('-')) {
@@ -53,7 +72,7 @@ fn parse(text: &str) -> anyhow::Result<(u64, NewSize)> {
             _ => NewSize::To(bytes(size)?),
         },
     };
-    Ok((devid, size))
+    Ok((devid, Wanted::Size(size)))
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -62,35 +81,110 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let (devid, to) = parse(&args.size)?;
     let target = filesystem(args)?;
-    with_served(&target, &ImageOptions::default(), ImageWork::Resize, |channel| {
-        // Make the image file larger if necessary. The image is open and locked, so no other program changes it
-        // meanwhile.
-        if let (Target::Image(at), Some(bytes)) = (&target, wanted(channel, devid, to)) {
-            let image = &at.image;
-            let cannot = || format!("cannot make {} larger", image.shown());
-            // By now, another file may have the image's name.
-            let file = File::from(open_image(image, true).with_context(cannot)?);
-            if !is_btrfs(&file) {
-                return Err(anyhow!("another file took its name")).with_context(cannot);
+    let image = image_to_truncate(args, &target)?;
+    let now = with_served(&target, &ImageOptions::default(), ImageWork::Resize, |channel| {
+        let (before, now) = match to {
+            Wanted::Size(size) => {
+                enlarge_file(channel, &target, devid, size)?;
+                resize(channel, &target, devid, size)?
             }
-            let metadata = file.metadata().with_context(cannot)?;
-            if metadata.is_file() && metadata.len() < bytes {
-                file.set_len(bytes).with_context(cannot)?;
-            }
-        }
-        let request = ubtrfs_control::Request::Device(Request::Resize { devid, to });
-        let done =
-            with_progress_in_bytes("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
-        let done = done.map_err(|failure| anyhow!("cannot resize {}: {failure}", target.filesystem()))?;
-        let ubtrfs_control::Response::Device(Response::Resized { before, now }) = done else {
-            bail!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs");
+            Wanted::Min => shrink_to_least(channel, &target, devid)?,
         };
         print_out(&match args.json {
             true => format!("{}\n", json!({ "devid": devid, "before_bytes": before, "now_bytes": now })),
             false => format!("device {devid}: {before} -> {now} bytes\n"),
-        })
+        })?;
+        Ok(now)
     })?;
+    if let Some(image) = image {
+        truncate(image, devid, now)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the file of an image larger if the new size needs it. The image is open and locked, so no other program changes
+/// it meanwhile.
+fn enlarge_file(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize) -> anyhow::Result<()> {
+    let (Target::Image(at), Some(bytes)) = (target, wanted(channel, devid, to)) else { return Ok(()) };
+    let image = &at.image;
+    let cannot = || format!("cannot make {} larger", image.shown());
+    // By now, another file may have the image's name.
+    let file = File::from(open_image(image, true).with_context(cannot)?);
+    if !is_btrfs(&file) {
+        return Err(anyhow!("another file took its name")).with_context(cannot);
+    }
+    let metadata = file.metadata().with_context(cannot)?;
+    if metadata.is_file() && metadata.len() < bytes {
+        file.set_len(bytes).with_context(cannot)?;
+    }
+    Ok(())
+}
+
+/// Resizes a device, and returns its size before and now.
+fn resize(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize) -> anyhow::Result<(u64, u64)> {
+    let request = ubtrfs_control::Request::Device(Request::Resize { devid, to });
+    let done =
+        with_progress_in_bytes("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
+    match done.map_err(|failure| anyhow!("cannot resize {}: {failure}", target.filesystem()))? {
+        ubtrfs_control::Response::Device(Response::Resized { before, now }) => Ok((before, now)),
+        _ => Err(unexpected(target)),
+    }
+}
+
+/// Shrinks a device until no move of whole block groups makes it smaller. Returns its size before and now.
+fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<(u64, u64)> {
+    let least = || match channel.call(ubtrfs_control::Request::Device(Request::MinSize { devid }), &[]) {
+        Ok(ubtrfs_control::Response::Device(Response::MinSize(bytes))) => Ok(bytes),
+        Ok(_) => Err(unexpected(target)),
+        Err(failure) => Err(anyhow!("cannot resize {}: {failure}", target.filesystem())),
+    };
+    let (before, mut now) = resize(channel, target, devid, NewSize::To(least()?))?;
+    for _ in 0..ROUNDS_MAX {
+        let bytes = least()?;
+        if bytes >= now {
+            break;
+        }
+        now = resize(channel, target, devid, NewSize::To(bytes))?.1;
+    }
+    Ok((before, now))
+}
+
+fn unexpected(target: &Target) -> anyhow::Error {
+    anyhow!("the server of {target} gave an unexpected answer; unmount and mount with this ubtrfs")
+}
+
+/// The image file that is truncated after the resize; `None` if that was not asked for.
+fn image_to_truncate<'t>(args: &Args, target: &'t Target) -> anyhow::Result<Option<&'t Path>> {
+    match target {
+        _ if !args.truncate => Ok(None),
+        Target::Image(at) if std::fs::metadata(&at.image).is_ok_and(|meta| !meta.is_file()) => {
+            bail!("{} is not a file, so it cannot be truncated; omit --truncate", at.image.shown())
+        }
+        Target::Image(at) => Ok(Some(&at.image)),
+        Target::Mounted(_) => {
+            bail!(
+                "{target} is in a mount; resize it without --truncate, unmount it, and repeat the command on the image"
+            )
+        }
+    }
+}
+
+/// Shortens an image file to the size of its filesystem. The image was closed after the resize, so another process may
+/// have resized it again; then the file stays as it is.
+fn truncate(image: &Path, devid: u64, now: u64) -> anyhow::Result<()> {
+    let cannot = || format!("cannot truncate {}", image.shown());
+    let _locked = open_device(image, Access::ReadWrite).with_context(cannot)?;
+    let file = File::from(open_image(image, true).with_context(cannot)?);
+    let mut raw = vec![0; SUPERBLOCK_SIZE];
+    file.read_exact_at(&mut raw, SUPERBLOCK_OFFSETS[0]).with_context(cannot)?;
+    let device = Superblock::decode(&raw).with_context(cannot)?.dev_item;
+    if (device.devid.0, device.total_bytes) != (devid, now) {
+        bail!("{}: it is not device {devid} with {now} bytes any more; nothing was truncated", cannot());
+    }
+    if file.metadata().with_context(cannot)?.len() > now {
+        file.set_len(now).and_then(|()| file.sync_all()).with_context(cannot)?;
+    }
+    Ok(())
 }
 
 /// The filesystem to resize. As in btrfs-progs, a path in a mount must be a directory, because a file could be meant as
@@ -129,16 +223,24 @@ fn wanted(channel: &Channel<'_>, devid: u64, to: NewSize) -> Option<u64> {
     }
 }
 
+/// The most times that `min` shrinks again after moves made room.
+const ROUNDS_MAX: usize = 8;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn sizes_are_absolute_or_relative() {
-        assert_eq!(parse("10G").unwrap(), (1, NewSize::To(10 << 30)));
-        assert_eq!(parse("2:+1M").unwrap(), (2, NewSize::Add(1 << 20)));
-        assert_eq!(parse("-4096").unwrap(), (1, NewSize::Sub(4096)));
-        assert_eq!(parse("1:max").unwrap(), (1, NewSize::Max));
+        for (text, devid, size) in [
+            ("10G", 1, NewSize::To(10 << 30)),
+            ("2:+1M", 2, NewSize::Add(1 << 20)),
+            ("-4096", 1, NewSize::Sub(4096)),
+            ("1:max", 1, NewSize::Max),
+        ] {
+            assert_eq!(parse(text).unwrap(), (devid, Wanted::Size(size)));
+        }
+        assert_eq!(parse("3:min").unwrap(), (3, Wanted::Min));
         for wrong in ["", "x:1G", "1:", "ten", "--1G", "+", "max:1"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
