@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::device::{NewSize, Request, Response};
-use ubtrfs_control::{Channel, ImageWork, open_image};
+use ubtrfs_control::{Channel, Failure, ImageWork, filesystem, open_image};
 use ubtrfs_device::Access;
 use ubtrfs_format::DevId;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -27,8 +28,8 @@ use crate::job::with_progress_in_bytes;
                         a mounted filesystem shrank, unmount it and repeat the command with --truncate on the image."
 )]
 pub(crate) struct Args {
-    /// New size of device DEVID (default 1): a size such as 10G, a change such as +1G or -1G, max, or min, the size that
-    /// `inspect min-dev-size` prints; cancel ends the resize that is running
+    /// New size of device DEVID (default 1): a size such as 10G, a change such as +1G or -1G, max, or min, at most
+    /// what `inspect min-dev-size` prints; cancel ends the resize that is running
     #[arg(value_name = "[DEVID:][+|-]SIZE|[DEVID:]max|[DEVID:]min|cancel", allow_hyphen_values = true)]
     size: String,
     /// Shorten the image file to the new size; not for mounts and block devices
@@ -49,7 +50,7 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Size(NewSize),
-    /// The smallest size that moves of whole block groups reach.
+    /// The smallest size that can be reached.
     Min,
 }
 
@@ -122,29 +123,63 @@ fn enlarge_file(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize)
 
 /// Resizes a device, and returns its size before and now.
 fn resize(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize) -> anyhow::Result<(u64, u64)> {
+    try_resize(channel, target, devid, to)?
+        .map_err(|failure| anyhow!("cannot resize {}: {failure}", target.filesystem()))
+}
+
+/// Works like [`resize`], and returns the failure of the resize apart from other errors.
+fn try_resize(
+    channel: &Channel<'_>,
+    target: &Target,
+    devid: u64,
+    to: NewSize,
+) -> anyhow::Result<Result<(u64, u64), Failure>> {
     let request = ubtrfs_control::Request::Device(Request::Resize { devid, to });
     let done =
         with_progress_in_bytes("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
-    match done.map_err(|failure| anyhow!("cannot resize {}: {failure}", target.filesystem()))? {
-        ubtrfs_control::Response::Device(Response::Resized { before, now }) => Ok((before, now)),
-        _ => Err(unexpected(target)),
+    match done {
+        Ok(ubtrfs_control::Response::Device(Response::Resized { before, now })) => Ok(Ok((before, now))),
+        Ok(_) => Err(unexpected(target)),
+        Err(failure) => Ok(Err(failure)),
     }
 }
 
-/// Shrinks a device until no move of whole block groups makes it smaller. Returns its size before and now.
+/// Shrinks a device until nothing makes it smaller, and returns its size before and now. The first step moves whole block
+/// groups. Further steps try the size that the block groups need if they lie one after the other. For that, extents move
+/// into the free space of other block groups. Such a step may fail, but the block groups that it emptied are gone.
 fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<(u64, u64)> {
+    let cannot = |failure| anyhow!("cannot resize {}: {failure}", target.filesystem());
     let least = || match channel.call(ubtrfs_control::Request::Device(Request::MinSize { devid }), &[]) {
         Ok(ubtrfs_control::Response::Device(Response::MinSize(bytes))) => Ok(bytes),
         Ok(_) => Err(unexpected(target)),
-        Err(failure) => Err(anyhow!("cannot resize {}: {failure}", target.filesystem())),
+        Err(failure) => Err(cannot(failure)),
+    };
+    let packed = || match channel.call(ubtrfs_control::Request::Filesystem(filesystem::Request::Usage), &[]) {
+        Ok(ubtrfs_control::Response::Filesystem(filesystem::Response::Usage(usage))) => {
+            let device = usage.devices.iter().find(|device| device.devid == devid);
+            Ok(device.map_or(u64::MAX, |device| device.allocated.saturating_add(DEVICE_RESERVED)))
+        }
+        Ok(_) => Err(unexpected(target)),
+        Err(failure) => Err(cannot(failure)),
     };
     let (before, mut now) = resize(channel, target, devid, NewSize::To(least()?))?;
     for _ in 0..ROUNDS_MAX {
+        let last = now;
+        let wanted = packed()?;
+        if wanted < now {
+            match try_resize(channel, target, devid, NewSize::To(wanted))? {
+                Ok((_, reached)) => now = reached,
+                Err(failure) if matches!(failure.errno(), Errno::NOSPC | Errno::INVAL) => {}
+                Err(failure) => return Err(cannot(failure)),
+            }
+        }
         let bytes = least()?;
-        if bytes >= now {
+        if bytes < now {
+            now = resize(channel, target, devid, NewSize::To(bytes))?.1;
+        }
+        if now == last {
             break;
         }
-        now = resize(channel, target, devid, NewSize::To(bytes))?.1;
     }
     Ok((before, now))
 }
@@ -223,6 +258,8 @@ fn wanted(channel: &Channel<'_>, devid: u64, to: NewSize) -> Option<u64> {
     }
 }
 
+/// Bytes at the start of a device that no block group uses.
+const DEVICE_RESERVED: u64 = 1 << 20;
 /// The most times that `min` shrinks again after moves made room.
 const ROUNDS_MAX: usize = 8;
 
