@@ -39,6 +39,7 @@ use crate::extents::free_space_tree;
 use crate::handle::root_change::RootChange;
 use crate::handle::running::EndedTransaction;
 use crate::health::stats::Span;
+use crate::nodes::threads::nr_threads;
 use crate::per_thread::Closed;
 use crate::race::race_point;
 use crate::relocation::step::RelocationStep;
@@ -491,8 +492,7 @@ impl Engine {
     /// Checks nodes (sorted by address) and writes them in large contiguous pieces, on several threads.
     fn write_nodes(&self, nodes: &[Arc<Node>]) -> Result<()> {
         let _write = self.stats.span(Span::WriteNodes);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
-        let share = nodes.len().div_ceil(threads).max(MIN_NODES_PER_WRITER);
+        let share = nodes.len().div_ceil(nr_threads()).max(MIN_NODES_PER_WRITER);
         std::thread::scope(|scope| {
             let writers: Vec<_> =
                 nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part, false))).collect();
@@ -629,7 +629,6 @@ impl Drop for AbortOnUnwind<'_> {
 
 /// Maximum number of rounds. Three to six rounds are usual; reaching the maximum is a bug.
 const MAX_ROUNDS: usize = 64;
-const MAX_WRITERS: usize = 8;
 const MIN_NODES_PER_WRITER: usize = 64;
 /// Maximum number of bytes in one write to the device.
 const RUN_BYTES: usize = 4 << 20;
