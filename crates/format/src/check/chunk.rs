@@ -5,6 +5,7 @@ use super::{CheckContext, bad};
 use crate::ids::{RootId, objectid};
 use crate::item::{BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, Stripe};
 use crate::key::KeyType;
+use crate::profile::Profile;
 use crate::superblock::Incompat;
 
 pub(super) fn check_chunk_item(item: &Item<'_>) -> Check {
@@ -84,21 +85,13 @@ fn check_types(what: &'static str, flags: BlockGroupFlags, ctx: &CheckContext) -
 }
 
 fn check_stripes(flags: BlockGroupFlags, num_stripes: u16, sub_stripes: u16) -> Check {
-    let profile = flags & BlockGroupFlags::PROFILES;
-    let fits = match profile {
-        BlockGroupFlags::RAID0 => num_stripes >= 1,
-        BlockGroupFlags::RAID1 | BlockGroupFlags::DUP => num_stripes == 2,
-        BlockGroupFlags::RAID1C3 => num_stripes == 3,
-        BlockGroupFlags::RAID1C4 => num_stripes == 4,
-        BlockGroupFlags::RAID10 => num_stripes >= 2 && num_stripes.is_multiple_of(2),
-        BlockGroupFlags::RAID5 => num_stripes >= 2,
-        BlockGroupFlags::RAID6 => num_stripes >= 3,
-        _ => num_stripes == 1,
-    };
-    if !fits {
+    let fits = |profile: &Profile| profile.allows_stripes(num_stripes.into());
+    let profile = Profile::of(flags);
+    if !profile.is_some_and(fits) {
         return Err(bad("ChunkItem", "num_stripes", num_stripes, "expected a number that the profile allows"));
     }
-    if profile == BlockGroupFlags::RAID10 && sub_stripes != 2 {
+    // Linux checks the field of this profile only.
+    if flags.contains(BlockGroupFlags::RAID10) && profile.is_some_and(|profile| profile.sub_stripes != sub_stripes) {
         return Err(bad("ChunkItem", "sub_stripes", sub_stripes, "expected 2 for RAID10"));
     }
     Ok(())

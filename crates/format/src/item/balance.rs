@@ -3,6 +3,7 @@
 use bitflags::bitflags;
 
 use crate::disk_struct;
+use crate::profile::Profile;
 
 bitflags! {
     /// Bits that say which filters of [`BalanceArgs`] apply.
@@ -105,6 +106,11 @@ disk_struct! {
 impl BalanceArgs {
     /// Stands for the profile single, which has no bit in the flags of a block group.
     pub const SINGLE: u64 = 1 << 48;
+
+    /// The bit that stands for a profile in `profiles` and `target`.
+    pub fn profile_bit(profile: &Profile) -> u64 {
+        if profile.flag.is_empty() { Self::SINGLE } else { profile.flag.bits() }
+    }
 
     /// No filters.
     pub const NONE: Self = Self {

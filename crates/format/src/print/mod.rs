@@ -22,6 +22,7 @@ use crate::csum::CsumType;
 use crate::error::FormatError;
 use crate::item::{BlockGroupFlags, ChunkItem};
 use crate::node::{HEADER_FLAG_RELOC, HEADER_FLAG_WRITTEN, HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, NodeView};
+use crate::profile::Profile;
 use crate::superblock::Superblock;
 
 /// Options for printing blocks.
@@ -130,17 +131,10 @@ fn block_group_flags(flags: BlockGroupFlags) -> String {
         (BlockGroupFlags::METADATA.bits(), "METADATA"),
         (BlockGroupFlags::SYSTEM.bits(), "SYSTEM"),
     ];
-    let profiles = [
-        (BlockGroupFlags::RAID0.bits(), "RAID0"),
-        (BlockGroupFlags::RAID1.bits(), "RAID1"),
-        (BlockGroupFlags::DUP.bits(), "DUP"),
-        (BlockGroupFlags::RAID10.bits(), "RAID10"),
-        (BlockGroupFlags::RAID5.bits(), "RAID5"),
-        (BlockGroupFlags::RAID6.bits(), "RAID6"),
-        (BlockGroupFlags::RAID1C3.bits(), "RAID1C3"),
-        (BlockGroupFlags::RAID1C4.bits(), "RAID1C4"),
-    ];
-    format!("{}|{}", text::flags(flags.bits(), &types, ""), text::flags(flags.bits(), &profiles, "single"))
+    let profiles = Profile::ALL.map(|profile| (profile.flag.bits(), profile.name));
+    // Without the first row, single, which has no bit.
+    let profiles = &profiles[1..];
+    format!("{}|{}", text::flags(flags.bits(), &types, ""), text::flags(flags.bits(), profiles, Profile::ALL[0].name))
 }
 
 fn print_chunk(chunk: &ChunkItem, out: &mut dyn Write) -> fmt::Result {
