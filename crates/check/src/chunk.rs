@@ -117,7 +117,7 @@ impl<'a> Checker<'a> {
         let mut extents = std::mem::take(&mut self.device_extents.extents);
         self.compare_devices(&extents);
         for (start, chunk) in self.volumes.chunks() {
-            let len = self.volumes.stripe_len_bytes(start).unwrap_or_default();
+            let len = chunk.device_extent_len();
             for stripe in &chunk.stripes {
                 let place = Place { bytenr: Some(start.0), ..Place::tree(RootId::CHUNK_TREE) };
                 let (devid, offset) = (stripe.devid.0, stripe.offset.0);

@@ -8,7 +8,8 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_error::Error as EngineError;
-use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
+use ubtrfs_format::Profile;
+use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem};
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{BalanceFailure, BalanceReport, Error, Fs};
 
@@ -337,9 +338,8 @@ impl Filters {
 }
 
 fn profile_named(name: &str) -> Result<u64> {
-    let found = PROFILES.iter().find(|(known, _)| *known == name).map(|(_, bit)| *bit);
-    found.ok_or_else(|| {
-        let known: Vec<&str> = PROFILES.iter().map(|(name, _)| *name).collect();
+    Profile::named(name).map(BalanceArgs::profile_bit).ok_or_else(|| {
+        let known: Vec<String> = Profile::ALL.iter().map(|profile| profile.name.to_lowercase()).collect();
         Failure::new(Errno::INVAL, format!("there is no profile '{name}'; use one of {}", known.join(", ")))
     })
 }
@@ -347,13 +347,14 @@ fn profile_named(name: &str) -> Result<u64> {
 /// The names of the profiles with these bits. Without names there would be no filter, so bits that no profile has get
 /// the name [`NO_PROFILE`].
 fn names_of_profiles(bits: u64) -> Vec<String> {
-    let named = PROFILES.iter().filter(|(_, bit)| bits & bit != 0).map(|(name, _)| *name);
-    let names: Vec<String> = named.map(str::to_owned).collect();
+    let named = Profile::ALL.iter().filter(|profile| bits & BalanceArgs::profile_bit(profile) != 0);
+    let names: Vec<String> = named.map(|profile| profile.name.to_lowercase()).collect();
     if names.is_empty() { vec![NO_PROFILE.to_owned()] } else { names }
 }
 
 fn name_of_profile(bits: u64) -> String {
-    PROFILES.iter().find(|(_, bit)| *bit == bits).map_or_else(|| format!("{bits:#x}"), |(name, _)| (*name).to_owned())
+    let profile = Profile::ALL.iter().find(|profile| BalanceArgs::profile_bit(profile) == bits);
+    profile.map_or_else(|| format!("{bits:#x}"), |profile| profile.name.to_lowercase())
 }
 
 impl From<BalanceReport> for Report {
@@ -384,19 +385,6 @@ fn shown(id: ubtrfs_fs::InodeId, path: Option<Vec<u8>>) -> String {
 
 /// The filter `profiles` with this name selects no block group.
 const NO_PROFILE: &str = "none";
-
-/// Names of the profiles, as in btrfs-progs.
-const PROFILES: &[(&str, u64)] = &[
-    ("single", BalanceArgs::SINGLE),
-    ("dup", BlockGroupFlags::DUP.bits()),
-    ("raid0", BlockGroupFlags::RAID0.bits()),
-    ("raid1", BlockGroupFlags::RAID1.bits()),
-    ("raid1c3", BlockGroupFlags::RAID1C3.bits()),
-    ("raid1c4", BlockGroupFlags::RAID1C4.bits()),
-    ("raid10", BlockGroupFlags::RAID10.bits()),
-    ("raid5", BlockGroupFlags::RAID5.bits()),
-    ("raid6", BlockGroupFlags::RAID6.bits()),
-];
 
 #[cfg(test)]
 mod tests {

@@ -157,7 +157,7 @@ impl ChunkItem {
     /// Length of each device extent of the chunk ([`Profile::stripe_len`]); the chunk's length if its profile is
     /// invalid.
     pub fn device_extent_len(&self) -> u64 {
-        let nr_stripes = self.stripes.len() as u64;
+        let nr_stripes = u64::try_from(self.stripes.len()).unwrap_or(u64::MAX);
         Profile::of(self.flags).map_or(self.length, |profile| profile.stripe_len(self.length, nr_stripes))
     }
 }

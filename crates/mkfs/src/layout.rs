@@ -23,7 +23,7 @@
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
-use ubtrfs_format::{Physical, RootId};
+use ubtrfs_format::{Physical, Profile, RootId};
 use ubtrfs_volumes::DEVICE_RESERVED;
 
 use crate::{DEVID, MkfsOptions};
@@ -93,7 +93,8 @@ impl<'o> Layout<'o> {
 
     /// Adds a chunk after the last one.
     fn push(&mut self, flags: BlockGroupFlags, length: u64) {
-        let nr_stripes = if flags.contains(BlockGroupFlags::DUP) { 2 } else { 1 };
+        // All stripes lie on one device.
+        let nr_stripes = Profile::of(flags).map_or(1, |profile| profile.dev_stripes.into());
         let stripe =
             |n| Stripe { devid: DEVID, offset: Physical(self.end + n * length), dev_uuid: self.options.device_uuid };
         let item = ChunkItem {

@@ -1,10 +1,9 @@
 //! Options of a new filesystem, and checks of their combinations.
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::CsumType;
 use ubtrfs_format::item::{BlockGroupFlags, Timespec};
 use ubtrfs_format::superblock::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, CompatRo, Incompat, LABEL_LEN_MAX};
-use ubtrfs_volumes::profile_name;
+use ubtrfs_format::{CsumType, Profile};
 use uuid::Uuid;
 
 /// Options of a new filesystem. The default options are those of mkfs.btrfs 6.2.
@@ -115,9 +114,9 @@ impl MkfsOptions {
             );
         }
         for profile in [self.data_profile, self.metadata_profile] {
-            if !profile.is_empty() && profile != BlockGroupFlags::DUP {
+            if !Profile::of(profile).is_some_and(Profile::fits_one_device) {
                 return refuse(
-                    format!("the profile {} needs several devices", profile_name(profile)),
+                    format!("the profile {} needs several devices", Profile::name_of(profile)),
                     "on one device, give single or dup",
                 );
             }

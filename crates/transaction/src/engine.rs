@@ -402,11 +402,6 @@ impl Engine {
         self.volumes.chunk_at(start).filter(|(logical, _)| *logical == start).map(|(_, chunk)| chunk)
     }
 
-    /// Bytes of each device extent of a chunk.
-    pub fn stripe_bytes(&self, chunk: &ChunkItem) -> u64 {
-        crate::extents::chunk_alloc::stripe_length(chunk)
-    }
-
     /// Sets the label. A label has at most [`LABEL_LEN_MAX`] bytes, none of them zero. The label is durable on return.
     ///
     /// # Errors
@@ -432,8 +427,8 @@ impl Engine {
     /// Bytes of device extents, for each device and for each combination of type and profile bits.
     pub fn allocated_by_device(&self) -> BTreeMap<(DevId, u64), u64> {
         let mut bytes = BTreeMap::new();
-        for (logical, chunk) in self.volumes.chunks() {
-            let len = self.volumes.stripe_len_bytes(logical).unwrap_or(0);
+        for (_, chunk) in self.volumes.chunks() {
+            let len = chunk.device_extent_len();
             for stripe in &chunk.stripes {
                 let sum: &mut u64 = bytes.entry((stripe.devid, chunk.flags.bits())).or_default();
                 *sum = sum.saturating_add(len);
@@ -522,19 +517,6 @@ pub(crate) fn missing_tree(id: RootId) -> Error {
     let expected = "expected this tree to exist";
     let cause = FormatError::Value { what: "RootItem", field: "objectid", value: id.0, expected };
     Error::from(cause).in_tree(RootId::ROOT_TREE)
-}
-
-/// Number of copies of each byte in a profile.
-pub(crate) fn copies(flags: BlockGroupFlags) -> u64 {
-    if flags.contains(BlockGroupFlags::RAID1C4) {
-        4
-    } else if flags.contains(BlockGroupFlags::RAID1C3) {
-        3
-    } else if flags.intersects(BlockGroupFlags::DUP | BlockGroupFlags::RAID1 | BlockGroupFlags::RAID10) {
-        2
-    } else {
-        1
-    }
 }
 
 impl RootState {

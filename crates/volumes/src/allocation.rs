@@ -11,7 +11,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
-use ubtrfs_format::{DevId, Logical, Physical, RootId};
+use ubtrfs_format::{DevId, Logical, Physical, Profile, RootId};
 use uuid::Uuid;
 
 use crate::profile::STRIPE_LEN;
@@ -60,13 +60,10 @@ pub(crate) struct Place {
     pub(crate) unallocated_bytes: u64,
 }
 
-/// Number of stripes of a chunk, or `None` for profiles that this program does not write.
+/// Number of stripes of a chunk, or `None` for profiles that this program does not write: it writes those of one device.
 pub(crate) fn nr_stripes(flags: BlockGroupFlags) -> Option<NonZeroU64> {
-    match flags.intersection(BlockGroupFlags::PROFILES) {
-        BlockGroupFlags::DUP => NonZeroU64::new(2),
-        profile if profile.is_empty() => NonZeroU64::new(1),
-        _ => None,
-    }
+    let profile = Profile::of(flags).filter(|profile| profile.fits_one_device())?;
+    NonZeroU64::new(profile.dev_stripes.into())
 }
 
 /// Largest logical length of a chunk of this type on a filesystem of `total_bytes`.

@@ -30,7 +30,6 @@ mod superblock;
 
 pub use allocation::DEVICE_RESERVED;
 pub use migration::{MIGRATION_PIECE_BYTES, Placement};
-pub use profile::profile_name;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 

@@ -146,7 +146,8 @@ impl Volumes {
         let mut stripes: Vec<Range<u64>> = Vec::new();
         for (_, chunk) in self.chunks().into_iter().rev() {
             let own = chunk.stripes.iter().filter(|stripe| stripe.devid == devid);
-            stripes.extend(own.map(|stripe| stripe.offset.0..stripe.offset.0.saturating_add(chunk.length)));
+            stripes
+                .extend(own.map(|stripe| stripe.offset.0..stripe.offset.0.saturating_add(chunk.device_extent_len())));
         }
         let fits = |end: u64| {
             let mut cut = space.clone();

@@ -1,4 +1,4 @@
-//! Maps a chunk's logical bytes to its stripes, by profile.
+//! Maps a chunk's logical bytes to its stripes, by profile. The facts of the profiles are in `format::Profile`.
 //!
 //! Source: the btrfs on-disk format page ("Chunk item") and the layout that the kernel writes. With `n` stripes,
 //! logical offset `o` in the chunk, element `e = o / 64 KiB`:
@@ -17,66 +17,13 @@ use std::ops::Range;
 
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem};
 use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
-use ubtrfs_format::{FormatError, Logical};
+use ubtrfs_format::{FormatError, Logical, Profile};
 
 /// Bytes of a stripe element.
 pub(crate) const STRIPE_LEN: u64 = ChunkItem::STRIPE_LEN;
 
 /// Largest length of a chunk. The limit keeps sums of lengths within 64 bits; no device is larger.
 const LENGTH_MAX: u64 = 1 << 60;
-
-/// The properties of a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Profile {
-    flag: BlockGroupFlags,
-    /// Minimum number of stripes of a chunk.
-    nr_stripes_min: usize,
-    /// Maximum number of stripes of a chunk.
-    nr_stripes_max: usize,
-    /// Stripes that hold parity.
-    nr_parity: usize,
-    /// Copies of each byte.
-    nr_copies: usize,
-    is_striped: bool,
-}
-
-const PROFILES: [Profile; 9] = [
-    Profile::mirrored(BlockGroupFlags::empty(), 1),
-    Profile::mirrored(BlockGroupFlags::DUP, 2),
-    Profile::mirrored(BlockGroupFlags::RAID1, 2),
-    Profile::mirrored(BlockGroupFlags::RAID1C3, 3),
-    Profile::mirrored(BlockGroupFlags::RAID1C4, 4),
-    Profile::striped(BlockGroupFlags::RAID0, 1, 0, 1),
-    Profile::striped(BlockGroupFlags::RAID10, 2, 0, 2),
-    Profile::striped(BlockGroupFlags::RAID5, 2, 1, 1),
-    Profile::striped(BlockGroupFlags::RAID6, 3, 2, 1),
-];
-
-impl Profile {
-    const fn mirrored(flag: BlockGroupFlags, nr_copies: usize) -> Self {
-        Self { flag, nr_stripes_min: nr_copies, nr_stripes_max: nr_copies, nr_parity: 0, nr_copies, is_striped: false }
-    }
-
-    const fn striped(flag: BlockGroupFlags, nr_stripes_min: usize, nr_parity: usize, nr_copies: usize) -> Self {
-        Self { flag, nr_stripes_min, nr_stripes_max: u16::MAX as usize, nr_parity, nr_copies, is_striped: true }
-    }
-}
-
-/// The name of a profile, as in the output of btrfs-progs.
-pub fn profile_name(flags: BlockGroupFlags) -> &'static str {
-    match flags.intersection(BlockGroupFlags::PROFILES) {
-        BlockGroupFlags::RAID0 => "RAID0",
-        BlockGroupFlags::RAID1 => "RAID1",
-        BlockGroupFlags::DUP => "DUP",
-        BlockGroupFlags::RAID10 => "RAID10",
-        BlockGroupFlags::RAID5 => "RAID5",
-        BlockGroupFlags::RAID6 => "RAID6",
-        BlockGroupFlags::RAID1C3 => "RAID1C3",
-        BlockGroupFlags::RAID1C4 => "RAID1C4",
-        flags if flags.is_empty() => "single",
-        _ => "unknown",
-    }
-}
 
 /// A run of bytes on one stripe of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +39,7 @@ pub(crate) struct Segment {
 /// The layout of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    profile: Profile,
+    profile: &'static Profile,
     nr_stripes: u64,
     /// Number of data stripes (see the table above). A row has one element of each stripe; this many of them hold
     /// different data.
@@ -123,25 +70,19 @@ impl Geometry {
         if !chunk.flags.intersects(BlockGroupFlags::TYPES) {
             return Err(value("type", chunk.flags.bits(), "expected data, metadata or system"));
         }
-        let wanted = chunk.flags.intersection(BlockGroupFlags::PROFILES);
-        let profile = PROFILES.into_iter().find(|profile| profile.flag == wanted).ok_or(value(
-            "type",
-            chunk.flags.bits(),
-            "expected at most one profile",
-        ))?;
+        let profile =
+            Profile::of(chunk.flags).ok_or(value("type", chunk.flags.bits(), "expected at most one profile"))?;
         let nr_stripes = chunk.stripes.len();
-        if !(profile.nr_stripes_min..=profile.nr_stripes_max).contains(&nr_stripes) {
-            return Err(value("num_stripes", nr_stripes as u64, "expected a number that the profile allows"));
-        }
-        let nr_data = match profile.is_striped {
-            true => nr_stripes.saturating_sub(profile.nr_parity).checked_div(profile.nr_copies).unwrap_or(1),
-            false => 1,
-        };
         let is_raid10 = profile.flag == BlockGroupFlags::RAID10;
-        if is_raid10 && (chunk.sub_stripes != 2 || !nr_stripes.is_multiple_of(2)) {
+        if is_raid10 && (chunk.sub_stripes != profile.sub_stripes || !nr_stripes.is_multiple_of(2)) {
             return Err(value("sub_stripes", chunk.sub_stripes.into(), "expected 2 and an even number of stripes"));
         }
-        let geometry = Self { profile, nr_stripes: nr_stripes as u64, nr_data: nr_data as u64, length: chunk.length };
+        if !profile.allows_stripes(nr_stripes) {
+            return Err(value("num_stripes", nr_stripes as u64, "expected a number that the profile allows"));
+        }
+        let nr_stripes = nr_stripes as u64;
+        let nr_data = profile.data_stripes(nr_stripes);
+        let geometry = Self { profile, nr_stripes, nr_data, length: chunk.length };
         let len = geometry.stripe_len_bytes();
         match chunk.stripes.iter().find(|stripe| stripe.offset.checked_add(len).is_none()) {
             Some(stripe) => Err(value("stripe offset", stripe.offset.0, "expected the stripe to end below 2^64")),
@@ -151,17 +92,17 @@ impl Geometry {
 
     /// Number of readable copies of each byte.
     pub(crate) fn nr_copies(&self) -> usize {
-        self.profile.nr_copies
+        self.profile.ncopies.into()
     }
 
     /// Whether each stripe has all bytes of the chunk, at the same offsets.
     pub(crate) fn is_mirrored(&self) -> bool {
-        !self.profile.is_striped
+        !self.profile.is_striped()
     }
 
     /// Whether the profile has parity stripes.
     pub(crate) fn has_parity(&self) -> bool {
-        self.profile.nr_parity > 0
+        self.profile.has_parity()
     }
 }
 
@@ -170,9 +111,11 @@ impl Geometry {
     reason = "I1: the length is at most 2^60, offsets lie inside the chunk, and nr_data is at least 1"
 )]
 impl Geometry {
-    /// Bytes of each stripe on its device: the length of its device extent.
+    /// Bytes of each stripe to which the chunk's bytes are mapped. This is the length of its device extent, except for
+    /// a chunk that does not consist of whole rows, which no known program makes: there, the last row reaches past the
+    /// end that [`Profile::stripe_len`] gives. The map of chunks keeps other chunks out of these bytes too.
     pub(crate) fn stripe_len_bytes(&self) -> u64 {
-        match self.profile.is_striped {
+        match self.profile.is_striped() {
             true => self.length.div_ceil(self.nr_data).next_multiple_of(STRIPE_LEN),
             false => self.length,
         }
@@ -197,7 +140,7 @@ impl Geometry {
     }
 
     fn segment(&self, offset: u64, len_bytes: u64, copy: usize) -> Segment {
-        if !self.profile.is_striped {
+        if !self.profile.is_striped() {
             return Segment { stripe: copy, offset, len_bytes };
         }
         let in_element = offset % STRIPE_LEN;

@@ -23,7 +23,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{Corrupt, DevId, FormatError, Key, KeyType, Logical, check_superblock, objectid};
+use ubtrfs_format::{Corrupt, DevId, FormatError, Key, KeyType, Logical, Profile, check_superblock, objectid};
 use uuid::Uuid;
 
 use crate::allocation::{self, Place, Wish};
@@ -192,13 +192,10 @@ impl Volumes {
     /// The result does not depend on [`OpenOptions::read_only`].
     pub fn write_refusal(&self) -> Option<String> {
         let reason = self.write_refusal.clone().or_else(|| {
-            let is_other = |chunk: &&Arc<Chunk>| {
-                let profile = chunk.item.flags.intersection(BlockGroupFlags::PROFILES);
-                !profile.is_empty() && profile != BlockGroupFlags::DUP
-            };
+            let is_other = |chunk: &&Arc<Chunk>| allocation::nr_stripes(chunk.item.flags).is_none();
             let chunks = self.chunks.all();
             let other = chunks.iter().find(is_other)?;
-            Some(format!("{} chunks are supported for reading only", profile::profile_name(other.item.flags)))
+            Some(format!("{} chunks are supported for reading only", Profile::name_of(other.item.flags)))
         })?;
         Some(match self.missing_devices() {
             Some(missing) => format!("{reason}; {missing}"),
@@ -303,11 +300,6 @@ impl Volumes {
     /// such a walk.
     pub fn nr_walked(&self) -> u64 {
         self.chunks.nr_walked()
-    }
-
-    /// Length of each device extent of this chunk.
-    pub fn stripe_len_bytes(&self, logical: Logical) -> Option<u64> {
-        self.chunks.get(logical).map(|chunk| chunk.geometry.stripe_len_bytes())
     }
 
     /// Plans a new chunk of this type and profile with at most `max_len` logical bytes, without adding it to the map.

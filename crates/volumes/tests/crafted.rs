@@ -70,7 +70,7 @@ fn use_all(volumes: &Volumes, logical: Logical) {
     }
     for (start, item) in volumes.chunks() {
         let _ = volumes.reserved_ranges(start);
-        let _ = volumes.stripe_len_bytes(start);
+        let _ = item.device_extent_len();
         for copy in 0..volumes.num_copies(start) {
             let _ = volumes.read_copy(start, &mut [0; 200_000], copy);
             let last = Logical(start.0 + item.length - 1);

@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::insert_name;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
+use ubtrfs_format::{CsumType, Profile};
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport, Unfinished};
 use uuid::Uuid;
@@ -394,13 +394,10 @@ fn parse_csum(text: &str) -> Result<CsumType, String> {
 }
 
 fn parse_profile(text: &str) -> Result<BlockGroupFlags, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "single" => Ok(BlockGroupFlags::empty()),
-        "dup" => Ok(BlockGroupFlags::DUP),
-        "raid0" | "raid1" | "raid1c3" | "raid1c4" | "raid10" | "raid5" | "raid6" => {
-            Err("that takes several devices; on one device, give single or dup".to_owned())
-        }
-        _ => Err("give single or dup".to_owned()),
+    match Profile::named(text) {
+        Some(profile) if profile.fits_one_device() => Ok(profile.flag),
+        Some(_) => Err("that takes several devices; on one device, give single or dup".to_owned()),
+        None => Err("give single or dup".to_owned()),
     }
 }
 
@@ -438,7 +435,7 @@ fn summary(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> String {
     line("Block group profiles:", "");
     for name in ["Data", "Metadata", "Data+Metadata", "System"] {
         if let Some(group) = report.block_groups.iter().find(|group| type_name(group.flags) == name) {
-            let profile = ubtrfs_volumes::profile_name(group.flags);
+            let profile = Profile::name_of(group.flags);
             line(&format!("  {name}:"), &format!("{profile:<9}{:>16}", format_size(group.len_bytes)));
         }
     }
@@ -466,7 +463,7 @@ fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::
         .map(|group| {
             serde_json::json!({
                 "type": type_name(group.flags),
-                "profile": ubtrfs_volumes::profile_name(group.flags),
+                "profile": Profile::name_of(group.flags),
                 "start": group.start,
                 "length": group.len_bytes,
             })

@@ -2,6 +2,7 @@
 //!
 //! Source: the documentation of `btrfs balance`, and the behaviour of Linux for each filter.
 
+use ubtrfs_format::Profile;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceItem, BlockGroupFlags, ChunkItem};
 use ubtrfs_transaction::BlockGroup;
 
@@ -20,12 +21,12 @@ pub(crate) fn args_for(item: &BalanceItem, flags: BlockGroupFlags) -> Option<&Ba
 
 /// The bit that stands for a block group's profile in filters.
 pub(crate) fn profile_of(flags: BlockGroupFlags) -> u64 {
-    let profile = (flags & BlockGroupFlags::PROFILES).bits();
-    if profile == 0 { BalanceArgs::SINGLE } else { profile }
+    Profile::of(flags).map_or(0, BalanceArgs::profile_bit)
 }
 
 /// Whether the filters, apart from the limit on the number of block groups, select a block group.
-pub(crate) fn takes(args: &BalanceArgs, group: &BlockGroup, chunk: &ChunkItem, stripe_len: u64) -> bool {
+pub(crate) fn takes(args: &BalanceArgs, group: &BlockGroup, chunk: &ChunkItem) -> bool {
+    let stripe_len = chunk.device_extent_len();
     let filters = args.filters();
     let profile = profile_of(group.flags);
     let on_device = |stripe: &&ubtrfs_format::item::Stripe| {
@@ -137,7 +138,7 @@ mod tests {
     fn takes_with(used: u64, filters: BalanceFilters, change: impl FnOnce(&mut BalanceArgs)) -> bool {
         let mut args = BalanceArgs { flags: filters.bits(), ..BalanceArgs::NONE };
         change(&mut args);
-        takes(&args, &group(used), &chunk(), 100 * MIB)
+        takes(&args, &group(used), &chunk())
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
-use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_format::{Key, KeyType, Logical, Profile, RootId, objectid};
 use ubtrfs_transaction::{BlockGroup, ConversionTargets, Job, Placement, RelocationFailure};
 
 use crate::balance::filter::{args_for, for_resumption, has_usage, limits, profile_of, takes};
@@ -343,7 +343,7 @@ impl Fs {
     /// Whether the filters, apart from the limit on the number of block groups, select this block group.
     fn is_taken(&self, group: &BlockGroup, args: &BalanceArgs) -> bool {
         let Some(chunk) = self.engine.chunk_at(group.start) else { return false };
-        takes(args, group, &chunk, self.engine.stripe_bytes(&chunk))
+        takes(args, group, &chunk)
     }
 
     /// Moves one block group, by copying its chunk or by emptying it.
@@ -359,7 +359,7 @@ impl Fs {
         let is_drain = args.filters().intersects(BalanceFilters::DEVID | BalanceFilters::DRANGE);
         let is_full = u128::from(group.used) * 100 >= u128::from(group.len_bytes) * FULL_PERCENT;
         let is_converted = profile_of(profile) != profile_of(group.flags);
-        let is_simple = (group.flags & BlockGroupFlags::PROFILES).difference(BlockGroupFlags::DUP).is_empty();
+        let is_simple = Profile::of(group.flags).is_some_and(Profile::fits_one_device);
         if is_simple && (is_converted || is_drain || is_full) {
             let placement = Placement { profile: target, keeps_stripes: is_converted };
             match self.engine.migrate_chunk(group.start, &placement, job) {
@@ -419,11 +419,8 @@ fn targets_of(item: &BalanceItem) -> ConversionTargets {
 
 /// The target profile of the filters, if a single device can hold it.
 fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
-    match args.target {
-        BalanceArgs::SINGLE => Some(BlockGroupFlags::empty()),
-        dup if dup == BlockGroupFlags::DUP.bits() => Some(BlockGroupFlags::DUP),
-        _ => None,
-    }
+    let target = Profile::ALL.iter().find(|profile| BalanceArgs::profile_bit(profile) == args.target);
+    target.filter(|profile| profile.fits_one_device()).map(|profile| profile.flag)
 }
 
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };

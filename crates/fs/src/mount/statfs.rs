@@ -1,8 +1,8 @@
 //! `statfs`, with the numbers that Linux reports for the same filesystem.
 
-use ubtrfs_format::RootId;
-use ubtrfs_format::item::{BlockGroupFlags, NAME_LEN_MAX};
+use ubtrfs_format::item::NAME_LEN_MAX;
 use ubtrfs_format::superblock::CompatRo;
+use ubtrfs_format::{Profile, RootId};
 
 use crate::Fs;
 use crate::error::Result;
@@ -18,10 +18,11 @@ impl Fs {
         let usage = self.engine.usage();
         let superblock = self.engine.superblock();
         let bsize = u64::from(self.geometry.sectorsize.max(1));
-        let factor = copies(usage.data_flags);
+        let factor = Profile::copies_of(usage.data_flags);
         let blocks = usage.device_bytes / factor / bsize;
         let metadata = if self.geometry.mixed { 0 } else { usage.metadata.used };
-        let raw_used = usage.data.used * factor + (metadata + usage.system.used) * copies(usage.metadata_flags);
+        let raw_used =
+            usage.data.used * factor + (metadata + usage.system.used) * Profile::copies_of(usage.metadata_flags);
         let reserve = self.linux_reserve()? / bsize;
         let bfree = blocks.saturating_sub(raw_used / factor / bsize).saturating_sub(reserve);
         let data_free = usage.data.total.saturating_sub(usage.data.used);
@@ -64,19 +65,6 @@ impl Fs {
         nr_items = nr_items.saturating_add(if free_space_tree { 3 * UNLINK_ITEMS } else { 2 * UNLINK_ITEMS });
         let item_bytes = u64::from(self.geometry.nodesize).saturating_mul(2 * TREE_HEIGHT_MAX);
         Ok(used.max(nr_items.saturating_mul(item_bytes)).min(RESERVE_MAX))
-    }
-}
-
-fn copies(flags: BlockGroupFlags) -> u64 {
-    let two = BlockGroupFlags::DUP | BlockGroupFlags::RAID1 | BlockGroupFlags::RAID10;
-    if flags.contains(BlockGroupFlags::RAID1C4) {
-        4
-    } else if flags.contains(BlockGroupFlags::RAID1C3) {
-        3
-    } else if flags.intersects(two) {
-        2
-    } else {
-        1
     }
 }
 

@@ -147,7 +147,7 @@ impl Engine {
                 append_system_chunk(superblock, &key, &bytes)?;
             }
             chunk_batch.push((key, Some(bytes.into())));
-            let length = stripe_length(&chunk);
+            let length = chunk.device_extent_len();
             for stripe in &chunk.stripes {
                 let extent = DevExtent {
                     chunk_tree: RootId::CHUNK_TREE.0,
@@ -256,7 +256,7 @@ impl Engine {
         for stripe in &chunk.stripes {
             removed.dev_batch.push((Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0), None));
             if let Some(mut item) = self.volumes.dev_item(stripe.devid) {
-                item.bytes_used = item.bytes_used.saturating_sub(stripe_length(&chunk));
+                item.bytes_used = item.bytes_used.saturating_sub(chunk.device_extent_len());
                 self.volumes.set_dev_item(&item)?;
             }
         }
@@ -283,27 +283,6 @@ pub(crate) struct RemovedGroups {
     pub(crate) free_space_batch: Batch,
     pub(crate) chunk_batch: Batch,
     pub(crate) dev_batch: Batch,
-}
-
-/// Bytes of each device extent of a chunk.
-#[allow(clippy::arithmetic_side_effects, reason = "`copies` is at least 1")]
-pub(crate) fn stripe_length(chunk: &ChunkItem) -> u64 {
-    let nr_stripes = chunk.stripes.len() as u64;
-    let flags = chunk.flags;
-    let data_stripes = if flags.contains(BlockGroupFlags::RAID5) {
-        nr_stripes.saturating_sub(1)
-    } else if flags.contains(BlockGroupFlags::RAID6) {
-        nr_stripes.saturating_sub(2)
-    } else {
-        nr_stripes / crate::engine::copies(flags)
-    };
-    if flags
-        .intersects(BlockGroupFlags::RAID0 | BlockGroupFlags::RAID10 | BlockGroupFlags::RAID5 | BlockGroupFlags::RAID6)
-    {
-        chunk.length / data_stripes.max(1)
-    } else {
-        chunk.length
-    }
 }
 
 fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> Result<()> {
@@ -366,6 +345,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use ubtrfs_device::MemoryDevice;
+    use ubtrfs_format::item::Stripe;
 
     use super::*;
     use crate::OpenOptions;
@@ -451,5 +431,67 @@ mod tests {
             engine.trim(&(0..u64::MAX), 0, &crate::job::Job::new()).expect("trimmed");
         });
         assert!(nr_walked <= 2 * engine.volumes.chunks().len() as u64 + 10, "{nr_walked}");
+    }
+
+    /// Adds a RAID0 chunk with two stripes on the only device, whose last row has only one element, and commits it with
+    /// device extents of this length.
+    fn image_with_half_a_row(extent_len: impl Fn(&ChunkItem) -> u64) -> ubtrfs_testkit::Image {
+        let image = ubtrfs_testkit::Image::empty(256 << 20).expect("an image");
+        let open = || -> Arc<dyn ubtrfs_device::Device> {
+            Arc::new(ubtrfs_device::FileDevice::open(image.path(), ubtrfs_device::Access::ReadWrite).expect("free"))
+        };
+        ubtrfs_mkfs::make(&*open(), &ubtrfs_mkfs::MkfsOptions::default()).expect("made");
+        let engine = Engine::open(vec![open()], OpenOptions::default()).expect("opened");
+        let (logical, planned) = engine.volumes.plan_chunk(BlockGroupFlags::DATA, 8 << 20).expect("room");
+        let first = planned.stripes[0];
+        let second = Stripe { offset: first.offset.advance(4 << 20), ..first };
+        let flags = BlockGroupFlags::DATA | BlockGroupFlags::RAID0;
+        let chunk = ChunkItem { length: 33 * ChunkItem::STRIPE_LEN, flags, stripes: vec![first, second], ..planned };
+        engine.volumes.add_chunk(logical, chunk.clone()).expect("added");
+        let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
+        let whole = std::iter::once(logical.0..logical.advance(chunk.length).0).collect();
+        engine.space.insert_block_group(group, whole, Vec::new()).expect("inserted");
+        // A commit removes empty block groups.
+        assert!(engine.space.allocate_exact(Extent::new(logical, 4096)));
+        engine.pending_chunks.list.lock().insert(logical, chunk.clone());
+        engine.commit().expect("committed");
+        // Correct the device extents afterwards, in a commit of their own.
+        let tree = engine.own_tree(RootId::DEV_TREE).expect("there");
+        let op = engine.begin(engine.reserve(8).expect("room"));
+        for stripe in &chunk.stripes {
+            let key = Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0);
+            let mut extent = DevExtent::decode(&tree.get(&key).expect("read").expect("there")).expect("valid");
+            extent.length = extent_len(&chunk);
+            op.put(&tree, key, extent.encode());
+        }
+        drop(op);
+        engine.commit().expect("committed");
+        for stripe in &chunk.stripes {
+            let key = Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0);
+            let found = DevExtent::decode(&tree.get(&key).expect("read").expect("there")).expect("valid");
+            assert_eq!(found.length, extent_len(&chunk));
+        }
+        engine.close().expect("closed");
+        image
+    }
+
+    /// Linux compares the lengths of device extents with those of chunks when it mounts.
+    #[test]
+    fn linux_requires_the_stripe_length_of_the_table() {
+        if !ubtrfs_testkit::capability::kernel_oracle() {
+            return;
+        }
+        let right = image_with_half_a_row(ChunkItem::device_extent_len);
+        ubtrfs_testkit::LoopMount::new(right.path(), "ro").expect("Linux accepts the quotient, rounded down");
+        let rounded_up =
+            image_with_half_a_row(|chunk| chunk.length.div_ceil(2).next_multiple_of(ChunkItem::STRIPE_LEN));
+        let refused = ubtrfs_testkit::LoopMount::new(rounded_up.path(), "ro");
+        assert!(refused.is_err(), "Linux refuses whole elements");
+        ubtrfs_testkit::second_opinion(right.path()).expect("the checker accepts it too");
+        ubtrfs_testkit::second_opinion(rounded_up.path()).expect_err("the checker refuses it too");
+        // The chunk map keeps other chunks out of the whole last row, to which the chunk's last bytes are mapped.
+        let device = ubtrfs_device::FileDevice::open(right.path(), ubtrfs_device::Access::ReadOnly).expect("free");
+        let engine = Engine::open(vec![Arc::new(device)], OpenOptions { read_only: true, ..OpenOptions::default() });
+        assert!(engine.is_ok(), "{:?}", engine.err());
     }
 }

@@ -36,12 +36,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ChunkItem, RootItem};
-use ubtrfs_format::{Key, KeyType, RootId};
+use ubtrfs_format::{Key, KeyType, Profile, RootId};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::delayed::delayed_item::is_name;
 use crate::delayed::item_map::Growth;
-use crate::engine::{BackgroundWork, DirtyData, Engine, copies};
+use crate::engine::{BackgroundWork, DirtyData, Engine};
 use crate::handle::trans_handle::MetadataReservation;
 use crate::health::stats::Span;
 use crate::per_thread::PerThread;
@@ -546,8 +546,8 @@ impl Engine {
     /// Whether the trees still have the room that they need once this data chunk has been allocated on the devices.
     #[allow(clippy::arithmetic_side_effects, reason = "every profile has at least one copy")]
     pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
-        let nr_copies = copies(self.chunk_flags(SpaceKind::Metadata));
-        let lost = chunk.length.saturating_mul(copies(chunk.flags)) / nr_copies;
+        let nr_copies = Profile::copies_of(self.chunk_flags(SpaceKind::Metadata));
+        let lost = chunk.length.saturating_mul(Profile::copies_of(chunk.flags)) / nr_copies;
         self.has_room_for_metadata_and(lost, Purpose::Change)
     }
 

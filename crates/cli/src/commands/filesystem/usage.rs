@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use anyhow::bail;
 use serde_json::json;
 use ubtrfs_control::filesystem::{Group, Request, Response, Usage};
+use ubtrfs_format::Profile;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::{escaped, insert_name};
 
@@ -279,14 +280,7 @@ fn raw_of(usage: &Usage, group: &Group) -> u64 {
             .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
         None => {
             let flags = BlockGroupFlags::from_bits_retain(group.flags);
-            let two = BlockGroupFlags::DUP | BlockGroupFlags::RAID1 | BlockGroupFlags::RAID10;
-            let copies = match () {
-                () if flags.intersects(BlockGroupFlags::RAID1C4) => 4,
-                () if flags.intersects(BlockGroupFlags::RAID1C3) => 3,
-                () if flags.intersects(two) => 2,
-                () => 1,
-            };
-            group.total.saturating_mul(copies)
+            group.total.saturating_mul(Profile::copies_of(flags))
         }
     }
 }
@@ -329,7 +323,7 @@ fn names(flags: u64) -> (&'static str, &'static str) {
         MIXED => "Data+Metadata",
         _ => "unknown",
     };
-    (kind, ubtrfs_volumes::profile_name(flags))
+    (kind, Profile::name_of(flags))
 }
 
 fn path_of(path: Option<&str>) -> String {
