@@ -123,16 +123,23 @@ fn a_loop_device_is_free_when_the_image_is_unmounted() {
     ok(linux(&["losetup", "-d", &node]));
 }
 
-/// `mount -o loop` attaches the device and mounts it at once. If the claim comes too late, the server stops writing.
+/// `mount -o loop` attaches the device and mounts it at once. If the claim comes too late, for example because the server
+/// is stopped, the server writes nothing any more.
 #[test]
 fn linux_and_the_server_do_not_both_write_to_an_image() {
     let (mut nr_refused, mut nr_mounted) = (0, 0);
-    for _ in 0..5 {
+    for is_stopped in [false, false, true] {
         let Some(mut mounted) = Mounted::new() else { return };
         std::fs::write(mounted.path("m/before"), "content").unwrap();
         ok(ubtrfs(["sync", &text(&mounted.path("m"))]));
         let at = text(&mounted.path("linux"));
+        let signal = |name: &str| ok(linux(&["kill", name, &mounted.server.id().to_string()]));
+        if is_stopped {
+            signal("-STOP");
+        }
         let mount = linux(&["mount", "-o", "loop", &mounted.image(), &at]);
+        signal("-CONT");
+        assert!(mount.status.success() || !is_stopped, "{mount:?}");
         let line = mounted.told();
         if mount.status.success() {
             nr_mounted += 1;

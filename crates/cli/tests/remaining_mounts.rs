@@ -293,6 +293,30 @@ fn plain_umount_leaves_the_server_to_the_bind_mount() {
     assert_eq!(scene.content(), "content");
 }
 
+/// umount(8) promises nothing here, because the kernel does not tell the server. The server commits by itself.
+#[test]
+fn the_server_commits_by_itself_soon_after_plain_umount() {
+    for in_use_by_a_shell in [false, true] {
+        let Some(scene) = Scene::new(&[]) else { return };
+        let shell = in_use_by_a_shell.then(|| shell_in(&scene.path("m/h")));
+        if shell.is_none() {
+            scene.bind();
+        }
+        let (server, before) = (scene.server(), nr_commits(&scene.image()));
+        scene.write("m/h/f");
+        run("umount", ["-l", &text(&scene.path("m"))]).unwrap();
+        let begun = Instant::now();
+        while nr_commits(&scene.image()) == before {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(scene.content_after_kill(server), "content");
+        if let Some(shell) = shell {
+            end(shell);
+        }
+    }
+}
+
 #[test]
 fn sigterm_detaches_bind_mounts_too_and_commits() {
     for options in [&[][..], &["--sandbox"]] {

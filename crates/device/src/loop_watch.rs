@@ -109,22 +109,23 @@ impl Watched {
     fn run(mut self, opens: &impl AsFd, tell: &dyn Fn(LoopEvent)) {
         loop {
             let is_idle = self.told.is_empty() && !self.has_open_question;
-            let opened = poll(&mut [PollFd::new(opens, PollFlags::IN)], (!is_idle).then_some(&LOOK_INTERVAL));
+            // If waiting fails, the next look is only early.
+            let _ = poll(&mut [PollFd::new(opens, PollFlags::IN)], (!is_idle).then_some(&LOOK_INTERVAL));
             if self.has_ended() {
                 return;
             }
-            let mut space = [MaybeUninit::uninit(); 1024];
-            let mut events = Reader::new(opens, &mut space);
-            while events.next().is_ok() {}
-            // A program that attaches a loop device opens the file a moment before.
-            let spin = if opened.is_ok_and(|nr| nr > 0) { SPIN } else { Duration::ZERO };
-            let until = Instant::now() + spin;
+            let mut last_open = drain(opens).then(Instant::now);
             loop {
                 self.look(tell);
-                if Instant::now() >= until || self.has_ended() {
-                    break;
+                if drain(opens) {
+                    last_open = Some(Instant::now());
                 }
-                thread::sleep(SPIN_PAUSE);
+                // A program that attaches a loop device opens the file a moment before.
+                let Some(since) = last_open.map(|at| at.elapsed()).filter(|since| *since < LOOK_TIME) else { break };
+                if self.has_ended() {
+                    return;
+                }
+                thread::sleep(if since < CLOSE_LOOK_TIME { CLOSE_LOOK_PAUSE } else { LOOK_PAUSE });
             }
         }
     }
@@ -183,6 +184,17 @@ impl Watched {
     }
 }
 
+/// Takes all waiting events. Returns whether there was one.
+fn drain(opens: &impl AsFd) -> bool {
+    let mut space = [MaybeUninit::uninit(); 1024];
+    let mut events = Reader::new(opens, &mut space);
+    let mut has_event = false;
+    while events.next().is_ok() {
+        has_event = true;
+    }
+    has_event
+}
+
 /// The event of a device whose claim failed; `None` if the reason is not known yet. The kernel claims a loop device for a
 /// moment when a program attaches or mounts it.
 fn event_of(node: &Path, error: &io::Error) -> Option<LoopEvent> {
@@ -198,8 +210,11 @@ fn event_of(node: &Path, error: &io::Error) -> Option<LoopEvent> {
 }
 
 /// How long to look for a new loop device after a program has opened the image.
-const SPIN: Duration = Duration::from_millis(500);
-const SPIN_PAUSE: Duration = Duration::from_micros(200);
+const LOOK_TIME: Duration = Duration::from_millis(500);
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
+/// How long to look as often as `mount -o loop` needs from opening the image to mounting it.
+const CLOSE_LOOK_TIME: Duration = Duration::from_millis(20);
+const CLOSE_LOOK_PAUSE: Duration = Duration::from_micros(200);
 /// The interval of looking while there are loop devices over the image.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long a claim on a loop device lasts that its program has told the kernel to detach after the last use, as `mount

@@ -145,8 +145,12 @@ impl Session {
     }
 
     /// Watches for loop devices over the mounted image file: claims them, so that the kernel does not mount them, and stops
-    /// writing if the kernel has mounted one. Failures are ignored, because the watch only protects against mistakes.
+    /// writing if the kernel has mounted one. Failures are ignored, because the watch only protects against mistakes. A
+    /// read-only mount needs no watch.
     pub fn watch_image(&mut self, image: &Path) {
+        if self.is_read_only {
+            return;
+        }
         let (fs, dir) = (Arc::downgrade(&self.fs), self.dir.clone());
         self.loop_watch = LoopWatch::start(image, move |event| on_loop_device(&fs, &dir, &event)).ok();
     }
@@ -228,8 +232,8 @@ impl Session {
 
 /// Turns the filesystem read-only until it is unmounted; the disk keeps the last commit.
 pub(crate) fn abort(fs: &Fs, reason: &str) {
-    tracing::error!("the filesystem has turned read-only: {reason}");
     fs.abort(reason.to_owned());
+    tracing::error!("the filesystem has turned read-only: {reason}");
 }
 
 /// Tells of a loop device over the mounted image. If the kernel has mounted it and can write to it, nothing is written any
