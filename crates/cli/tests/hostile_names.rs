@@ -229,7 +229,7 @@ fn names_in_json(line: &str, output: &[u8], names: &mut BTreeSet<Vec<u8>>) {
     }
 }
 
-/// Collects the names in JSON as README.md says: `NAME_hex` if there is one, else `NAME`.
+/// Collects the names in JSON as docs/guide/images.md says: `NAME_hex` if there is one, else `NAME`.
 fn collect(value: &Value, names: &mut BTreeSet<Vec<u8>>) {
     let bytes = |hex: &str| -> Vec<u8> {
         (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()

@@ -1,7 +1,7 @@
 //! Devices store the bytes of a filesystem: image files, block devices, and memory for tests.
 //!
-//! This crate offers positioned, exact I/O on one device, a durability barrier, and locks against a second writer. This
-//! crate depends on no other crate of the workspace.
+//! This crate offers positioned, exact I/O on one device, a durability barrier, and locks against a second writer. It
+//! depends on no other crate of the workspace but `format`, which escapes paths in messages.
 //!
 //! Invariants:
 //! - I1. A read or write completes in full or fails, and never touches anything past the device's end.
