@@ -31,6 +31,7 @@ use crate::extents::moved_extents::MovedExtents;
 use crate::extents::trim::FreedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
+use crate::handle::throttle::MemoryPart;
 use crate::health::abort::AbortState;
 use crate::health::metric::Metric;
 use crate::health::stats::Stats;
@@ -38,6 +39,7 @@ use crate::job::Job;
 use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
 use crate::qgroup::state::Quotas;
+use crate::race::race_point;
 use crate::roots::state::Roots;
 use crate::tree_log::{FoundLog, TreeLog};
 
@@ -325,19 +327,51 @@ impl Engine {
     /// Fails if the root tree cannot be read or the root item is corrupt.
     pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
         self.enter();
-        if let Some(tree) = self.roots.get(id) {
-            return Ok(Some(tree));
+        let tree = loop {
+            let nr_unloadings = self.roots.nr_unloadings();
+            if let Some(tree) = self.roots.get(id) {
+                return Ok(Some(tree));
+            }
+            race_point();
+            let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
+            if id.is_subvolume() && item.last_snapshot > Generation(0) {
+                self.roots.note_shared_blocks();
+            }
+            let tree = Arc::new(Tree::new(
+                RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
+                Arc::clone(&self.store),
+                RootState::new(key.offset, item),
+            ));
+            race_point();
+            if let Some(tree) = self.roots.keep_loaded(tree, nr_unloadings) {
+                break tree;
+            }
+        };
+        // During a commit, the commit unloads the trees in the end.
+        if self.roots.are_too_many(self.trees_max())
+            && let Some(_work) = self.commit_state.try_lock()
+        {
+            self.roots.unload_unused();
         }
-        let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
-        if id.is_subvolume() && item.last_snapshot > Generation(0) {
-            self.roots.note_shared_blocks();
+        Ok(Some(tree))
+    }
+
+    /// Unloads trees that nobody uses if there are too many in memory. The caller holds the commit lock.
+    pub(crate) fn unload_unused_trees(&self) {
+        if self.roots.are_too_many(self.trees_max()) {
+            self.roots.unload_unused();
         }
-        let tree = Arc::new(Tree::new(
-            RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
-            Arc::clone(&self.store),
-            RootState::new(key.offset, item),
-        ));
-        Ok(Some(self.roots.keep(tree)))
+    }
+
+    /// Number of trees in memory from which on unused trees are unloaded.
+    fn trees_max(&self) -> usize {
+        let bytes = self.options.memory_part(TREES_PART);
+        usize::try_from(bytes / TREE_BYTES).unwrap_or(usize::MAX).max(TREES_MIN)
+    }
+
+    /// Number of trees in memory.
+    pub fn nr_loaded_trees(&self) -> usize {
+        self.roots.nr_trees()
     }
 
     /// Returns the current root item of a tree, or `None` if the tree does not exist.
@@ -511,6 +545,13 @@ impl Engine {
         self.store.cache_stats()
     }
 }
+
+/// Memory of the trees of subvolumes.
+const TREES_PART: MemoryPart = (1, 32);
+/// Estimated memory of a tree without delayed items, in bytes: root item, view, locks.
+const TREE_BYTES: u64 = 2048;
+/// The share above is at least this number of trees.
+const TREES_MIN: usize = 256;
 
 /// The error for a missing tree that must exist.
 pub(crate) fn missing_tree(id: RootId) -> Error {

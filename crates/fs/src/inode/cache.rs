@@ -47,6 +47,8 @@ struct ShardMap {
     /// For each subvolume, the number of its entries in `inodes` and in `users` together. So the deletion of a subvolume
     /// does not search the shards without any (I4).
     of_root: HashMap<RootId, usize, IdHash>,
+    /// Number of users of unlinked inodes.
+    nr_unlinked: usize,
     /// The next eviction of unused inodes waits until the shard has at least this many inodes.
     sweep_at: usize,
 }
@@ -176,19 +178,13 @@ impl InodeCache {
     /// Notes that an inode lost its last link. Returns true if the inode is in use, so that its last user deletes it.
     pub(crate) fn mark_unlinked(&self, id: InodeId) -> bool {
         race_point();
-        match self.shard(id).map.lock().users.get_mut(&id) {
-            Some(users) => {
-                users.unlinked = true;
-                true
-            }
-            None => false,
-        }
+        self.shard(id).map.lock().mark_unlinked(id).is_some()
     }
 
     /// Notes that an inode in use was made without a name and may get one.
     pub(crate) fn mark_without_name(&self, id: InodeId) {
-        if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
-            (users.unlinked, users.linkable) = (true, true);
+        if let Some(users) = self.shard(id).map.lock().mark_unlinked(id) {
+            users.linkable = true;
         }
     }
 
@@ -252,6 +248,25 @@ impl InodeCache {
         let of_shard = |shard: &Shard| shard.map.lock().users.values().any(|users| users.unlinked && users.opens == 0);
         // An inode moves from the users to the deletions, so the users are looked at first.
         self.shards.iter().any(of_shard) || self.nr_deleting.load(Ordering::Acquire) > 0
+    }
+
+    /// Removes the inodes of these subvolumes from memory that nobody uses.
+    pub(crate) fn evict_unused_of(&self, roots: &HashSet<RootId>) {
+        for shard in &self.shards {
+            shard.map.lock().evict_unused(|id| roots.contains(&id.root));
+        }
+    }
+
+    /// The subvolumes of the unlinked inodes that lookups or opens refer to.
+    pub(crate) fn roots_with_unlinked(&self) -> HashSet<RootId> {
+        let mut roots = HashSet::new();
+        for shard in &self.shards {
+            let map = shard.map.lock();
+            if map.nr_unlinked > 0 {
+                roots.extend(map.users.iter().filter(|(_, users)| users.unlinked).map(|(id, _)| id.root));
+            }
+        }
+        roots
     }
 
     /// Whether lookups or opens refer to the inode.
@@ -321,16 +336,7 @@ impl ShardMap {
 
     fn insert(&mut self, inode: &Arc<Inode>, wanted: bool, limit: usize) {
         if self.inodes.len() >= limit.max(self.sweep_at) {
-            let Self { inodes, users, of_root, .. } = self;
-            inodes.retain(|id, cached| {
-                let stays = Arc::strong_count(&cached.inode) > 1
-                    || users.get(id).is_some_and(|users| users.opens > 0)
-                    || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names());
-                if !stays {
-                    uncount(of_root, id.root);
-                }
-                stays
-            });
+            self.evict_unused(|_| true);
             self.sweep_at = self.inodes.len().saturating_mul(2);
         }
         if self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted }).is_none() {
@@ -355,7 +361,24 @@ impl ShardMap {
     fn remove_users(&mut self, id: InodeId) -> Option<Users> {
         let removed = self.users.remove(&id)?;
         uncount(&mut self.of_root, id.root);
+        self.nr_unlinked = self.nr_unlinked.saturating_sub(usize::from(removed.unlinked));
         Some(removed)
+    }
+
+    /// Removes the inodes from memory that `is_wanted` selects and that nobody uses, except large directories whose names
+    /// are known.
+    fn evict_unused(&mut self, is_wanted: impl Fn(&InodeId) -> bool) {
+        let Self { inodes, users, of_root, .. } = self;
+        inodes.retain(|id, cached| {
+            let stays = !is_wanted(id)
+                || Arc::strong_count(&cached.inode) > 1
+                || users.get(id).is_some_and(|users| users.opens > 0)
+                || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names());
+            if !stays {
+                uncount(of_root, id.root);
+            }
+            stays
+        });
     }
 
     /// Adds an inode to the young inodes. If there are too many young inodes and the oldest is unused, removes the
@@ -380,6 +403,13 @@ impl ShardMap {
             return false;
         }
         self.remove_users(id).is_some_and(|users| users.unlinked)
+    }
+
+    fn mark_unlinked(&mut self, id: InodeId) -> Option<&mut Users> {
+        let users = self.users.get_mut(&id)?;
+        self.nr_unlinked = self.nr_unlinked.saturating_add(usize::from(!users.unlinked));
+        users.unlinked = true;
+        Some(users)
     }
 }
 

@@ -70,6 +70,7 @@ impl Fs {
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {
+            self.subvolumes.note_use(&inode.home);
             return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
         // Get the subvolume before loading the inode: the first use of a subvolume loads and deletes its orphans.

@@ -3,21 +3,22 @@
 //! - I1. If an inode existed at any time since the filesystem was opened, or exists in the last commit, no other inode
 //!   gets its number. The tree log identifies inodes by number, and would take the new inode for the committed one. So
 //!   the highest number is looked up when the subvolume is loaded, before any inode, orphans included, can be deleted.
+//!   If the subvolume leaves memory, its highest number is kept ([`crate::subvolume::state`]).
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use ubtrfs_format::item::{RootFlags, RootItem};
-use ubtrfs_format::{RootId, objectid};
+use ubtrfs_format::{Generation, RootId, objectid};
 use ubtrfs_transaction::{INODES_PER_ROW, Tree};
 
 use crate::error::{Error, Result};
 use crate::inode::change_gate::ChangeGate;
 use crate::types::LAST_INO;
 
-/// A subvolume that was entered (loaded into memory) since the filesystem was opened.
+/// A subvolume that was entered (loaded into memory).
 #[derive(Debug)]
 pub(crate) struct Subvolume {
     pub(crate) id: RootId,
@@ -35,6 +36,17 @@ pub(crate) struct Subvolume {
     last_ino: Mutex<Option<u64>>,
     /// Whether this mount has tried to delete the orphans of earlier mounts. Locked while it does.
     pub(crate) orphans_deleted: Mutex<bool>,
+    /// The tree's generation and the highest inode number when the subvolume was entered.
+    entered: (Generation, Option<u64>),
+    /// The time of the last use, in entered subvolumes.
+    pub(crate) last_used: AtomicU64,
+}
+
+/// What stays in memory of a subvolume that left memory and had changed since it was first entered. Its orphans of
+/// earlier mounts were deleted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    last_ino: u64,
 }
 
 /// The choice of numbers for new inodes. A row is a group of [`INODES_PER_ROW`] consecutive numbers; the delayed items
@@ -87,13 +99,37 @@ impl Subvolume {
         });
         Self {
             id,
+            entered: (tree.root_generation(), last_ino),
             tree,
             changes: ChangeGate::new(read_only),
             deleted: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             last_ino: Mutex::new(last_ino),
             orphans_deleted: Mutex::new(false),
+            last_used: AtomicU64::new(0),
         }
+    }
+
+    /// Continues where the subvolume was when it left memory. Called before the subvolume is used.
+    pub(crate) fn continue_from(&self, left: Left) {
+        let mut last = self.last_ino.lock();
+        *last = last.map(|last| last.max(left.last_ino));
+        *self.orphans_deleted.lock() = true;
+    }
+
+    /// Whether the subvolume can be entered again from what is in the trees, and from the returned number. The caller
+    /// makes sure that nobody uses the subvolume.
+    pub(crate) fn may_leave(&self) -> Option<Option<Left>> {
+        if self.is_deleted() || !self.tree.is_settled() || self.tree.is_marked_read_only() != self.is_read_only() {
+            return None;
+        }
+        let last_ino = *self.last_ino.try_lock()?;
+        if last_ino.is_none() && !self.is_read_only() {
+            // The highest number could not be read, and inodes may have been deleted since (I1).
+            return None;
+        }
+        let is_unchanged = self.entered == (self.tree.root_generation(), last_ino);
+        Some(last_ino.filter(|_| !is_unchanged).map(|last_ino| Left { last_ino }))
     }
 
     /// Whether the subvolume is read-only.

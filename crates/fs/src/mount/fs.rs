@@ -100,7 +100,7 @@ impl Fs {
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: Names::new(budget.inode_bytes / 2),
-            subvolumes: Subvolumes::default(),
+            subvolumes: Subvolumes::new(budget.subvolume_bytes),
             commit_thread: CommitThread::new(options.commit_secs),
             root: InodeId::root_of(root),
             stream_bytes: budget.stream_bytes,

@@ -7,6 +7,7 @@
 //! | reads | a sixteenth of the rest | read-ahead |
 //! | engine | half of the rest, and the part of the quarter above that exceeds [`DIRTY_MAX`] | node cache, and delayed items of two transactions (if both are full, they exceed this share by a sixteenth) |
 //! | inodes | a sixteenth of the rest | inodes that are not in use |
+//! | subvolumes | a thirty-second of the rest | subvolumes that are not in use; their trees take a thirty-second of the engine's share, and both are at least about a MiB |
 //! | names | a thirty-second of the rest | hashes of the names of directories |
 //! | stream | a thirty-second of the total, at least [`STREAM_MIN`] and at most [`STREAM_MAX`] | each of two shares of a receive: commands that wait; what its stores know of directories and of the state that `--verify` expects |
 //!
@@ -24,6 +25,8 @@ pub(crate) struct MemoryBudget {
     pub engine_bytes: u64,
     /// Cached inodes.
     pub inode_bytes: u64,
+    /// Subvolumes in memory.
+    pub subvolume_bytes: u64,
     /// Each of two shares of a receive.
     pub stream_bytes: u64,
 }
@@ -38,6 +41,7 @@ impl MemoryBudget {
             read_bytes: rest / 16,
             engine_bytes: (rest / 2).saturating_add((rest / 4).saturating_sub(dirty_bytes)),
             inode_bytes: rest / 16,
+            subvolume_bytes: rest / 32,
             stream_bytes: (total_bytes / 32).clamp(STREAM_MIN, STREAM_MAX),
         }
     }
@@ -76,6 +80,7 @@ mod tests {
                     + budget.read_bytes
                     + budget.engine_bytes
                     + budget.inode_bytes
+                    + budget.subvolume_bytes
                     + 2 * budget.stream_bytes
                     < mib << 20,
                 "{mib}: {budget:?}"

@@ -73,6 +73,11 @@ impl CommitState {
         self.work.lock()
     }
 
+    /// The commit lock, if it is free.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, CommitWork>> {
+        self.work.try_lock()
+    }
+
     /// The generation of the last transaction on disk.
     pub(crate) fn committed(&self) -> Generation {
         Generation(self.committed.load(Ordering::Acquire))

@@ -13,11 +13,13 @@
 //! - I2. An item moves only from active to frozen to the tree, so a reader that looks in this order misses nothing.
 //! - I3. If a shard deletes names, its names are frozen with its rows: a tree never has the names of a directory
 //!   without the directory's inode.
+//! - I4. A shard takes memory only from its first change or watch until it is frozen as a whole, so a tree without
+//!   changes takes little memory. Thousands of subvolumes may be in memory at the same time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 use ubtrfs_format::{Key, KeyType};
@@ -53,10 +55,14 @@ struct ActiveShard {
     touched: BTreeSet<Key>,
 }
 
+/// A shard, or nothing if the shard has no changes and no watches (I4).
+type ShardSlot = RwLock<Option<Box<ActiveShard>>>;
+
 /// The active changes of one tree.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct DelayedItems {
-    shards: Box<[RwLock<ActiveShard>]>,
+    /// Made by the first change or watch (I4).
+    shards: OnceLock<Box<[ShardSlot]>>,
     nr_touched: AtomicUsize,
 }
 
@@ -64,14 +70,15 @@ pub(crate) struct DelayedItems {
 #[derive(Debug)]
 pub(crate) struct LockedItems<'d> {
     number: usize,
-    shard: RwLockWriteGuard<'d, ActiveShard>,
+    shard: RwLockWriteGuard<'d, Option<Box<ActiveShard>>>,
     nr_touched: &'d AtomicUsize,
 }
 
 /// The changes of one tree that a running apply is merging into it.
 #[derive(Debug, Default)]
 pub(crate) struct FrozenItems {
-    shards: Vec<Shard>,
+    /// Empty if the tree had no shards.
+    shards: Vec<Option<Box<Shard>>>,
 }
 
 /// Frozen changes in the order of their keys.
@@ -90,14 +97,32 @@ enum FrozenPage<'f> {
 
 impl DelayedItems {
     pub(crate) fn new() -> Self {
-        let shards = (0..NR_SHARDS).map(|_| RwLock::default()).collect();
-        Self { shards, nr_touched: AtomicUsize::new(0) }
+        Self::default()
+    }
+
+    fn make_shards(&self) -> &[ShardSlot] {
+        self.shards.get_or_init(|| (0..NR_SHARDS).map(|_| RwLock::default()).collect())
+    }
+
+    /// The shards that were made; none if nothing changed yet.
+    fn made_shards(&self) -> &[ShardSlot] {
+        self.shards.get().map_or(&[], |shards| shards)
+    }
+
+    /// Runs `read` on a shard that has changes or watches.
+    fn with_shard<T>(&self, number: usize, read: impl FnOnce(&ActiveShard) -> T) -> Option<T> {
+        self.made_shards().get(number)?.read().as_deref().map(read)
+    }
+
+    /// Whether there are no changes and no watches. Returns false if another thread uses a shard.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.made_shards().iter().all(|shard| shard.try_read().is_some_and(|shard| shard.is_none()))
     }
 
     /// Locks the shard of a key, for several changes.
     pub(crate) fn lock(&self, key: &Key) -> LockedItems<'_> {
         let number = shard_of(key);
-        LockedItems { number, shard: self.shards[number].write(), nr_touched: &self.nr_touched }
+        LockedItems { number, shard: self.make_shards()[number].write(), nr_touched: &self.nr_touched }
     }
 
     /// Records a change.
@@ -108,25 +133,26 @@ impl DelayedItems {
 
     /// The change of this key, if there is one.
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
-        self.shards[shard_of(key)].read().changes.get(key)
+        self.with_shard(shard_of(key), |shard| shard.changes.get(key)).flatten()
     }
 
     /// Returns up to `limit` changes of `start..=end` in ascending order.
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
-        let of_shard = |number: usize| self.shards[number].read().changes.range(start, end, limit);
-        merge_ranges(shards_between(start, end).map(of_shard), limit)
+        let of_shard = |number| self.with_shard(number, |shard| shard.changes.range(start, end, limit));
+        merge_ranges(shards_between(start, end).filter_map(of_shard), limit)
     }
 
     /// Returns the changes of `start..=end` in descending order of their keys. Stops after the first change that is not
     /// a deletion, or after `limit` changes.
     pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
-        let of_shard = |number: usize| self.shards[number].read().changes.backwards(start, end, limit);
-        join_backwards(shards_between(start, end).map(of_shard), limit)
+        let of_shard = |number| self.with_shard(number, |shard| shard.changes.backwards(start, end, limit));
+        join_backwards(shards_between(start, end).filter_map(of_shard), limit)
     }
 
     /// Takes all changes and ends all watches. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze(&self) -> FrozenItems {
-        let frozen = self.shards.iter().map(|shard| std::mem::take(&mut *shard.write()).changes).collect();
+        let freeze = |shard: &ShardSlot| Some(Box::new(shard.write().take()?.changes));
+        let frozen = self.made_shards().iter().map(freeze).collect();
         self.nr_touched.store(0, Ordering::Relaxed);
         FrozenItems { shards: frozen }
     }
@@ -135,8 +161,9 @@ impl DelayedItems {
     /// bytes of memory that the taken names occupy. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
         let mut names_bytes = 0_isize;
-        let freeze = |shard: &RwLock<ActiveShard>| {
-            let mut shard = shard.write();
+        let freeze = |slot: &ShardSlot| {
+            let mut slot = slot.write();
+            let shard = slot.as_mut()?;
             let mut frozen = Shard {
                 rows: std::mem::take(&mut shard.changes.rows),
                 names: NameMap::default(),
@@ -148,9 +175,13 @@ impl DelayedItems {
             }
             let Shard { names, objectids, .. } = &mut shard.changes;
             names.dirs().for_each(|dir| objectids.add(dir));
-            frozen
+            let is_unused = objectids.is_empty() && shard.watched.is_empty();
+            if is_unused {
+                *slot = None;
+            }
+            Some(Box::new(frozen))
         };
-        let shards = self.shards.iter().map(freeze).collect();
+        let shards = self.made_shards().iter().map(freeze).collect();
         (FrozenItems { shards }, names_bytes)
     }
 
@@ -159,9 +190,10 @@ impl DelayedItems {
         let (start, end) = (Key::new(objectid, KeyType(0), 0), Key::new(objectid, KeyType(u8::MAX), u64::MAX));
         let mut keys = Vec::new();
         for number in shards_between(&start, &end) {
-            let shard = self.shards[number].read();
-            keys.extend(shard.changes.rows.keys(&start, &end));
-            keys.extend(shard.changes.names.keys(&start, &end));
+            self.with_shard(number, |shard| {
+                keys.extend(shard.changes.rows.keys(&start, &end));
+                keys.extend(shard.changes.names.keys(&start, &end));
+            });
         }
         keys.sort_unstable();
         keys
@@ -170,7 +202,7 @@ impl DelayedItems {
     /// Records which keys of an objectid change, until the next [`Self::freeze`].
     pub(crate) fn watch(&self, objectid: u64) {
         for number in [row_shard(objectid), entry_shard(objectid)] {
-            self.shards[number].write().watched.insert(objectid);
+            self.make_shards()[number].write().get_or_insert_default().watched.insert(objectid);
         }
     }
 
@@ -179,7 +211,8 @@ impl DelayedItems {
         if self.nr_touched.swap(0, Ordering::Relaxed) == 0 {
             return Vec::new();
         }
-        self.shards.iter().flat_map(|shard| std::mem::take(&mut shard.write().touched)).collect()
+        let take = |shard: &ShardSlot| shard.write().as_mut().map(|shard| std::mem::take(&mut shard.touched));
+        self.made_shards().iter().filter_map(take).flatten().collect()
     }
 }
 
@@ -190,35 +223,45 @@ impl LockedItems<'_> {
     }
 
     /// Records a change in the locked shard.
+    #[allow(clippy::arithmetic_side_effects, reason = "sizes of memory")]
     pub(crate) fn set(&mut self, key: Key, value: Option<&[u8]>) -> Growth {
         debug_assert!(self.has(&key), "I1: {key:?} is kept elsewhere");
-        let shard = &mut *self.shard;
+        let is_unused = self.shard.is_none();
+        let shard = &mut **self.shard.get_or_insert_default();
         if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
             self.nr_touched.fetch_add(1, Ordering::Relaxed);
         }
         let is_name = NameMap::takes(&key);
         shard.deletes_names |= is_name && value.is_none();
         shard.changes.objectids.add(key.objectid);
-        match is_name {
+        let mut growth = match is_name {
             true => shard.changes.names.set(&key, value),
             false => shard.changes.rows.set(&key, value),
+        };
+        if is_unused {
+            growth.memory_bytes += SHARD_BYTES;
         }
+        growth
     }
 }
 
 impl FrozenItems {
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
-        self.shards.get(shard_of(key))?.get(key)
+        self.shard(shard_of(key))?.get(key)
+    }
+
+    fn shard(&self, number: usize) -> Option<&Shard> {
+        self.shards.get(number)?.as_deref()
     }
 
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
-        let of_shard = |number: usize| Some(self.shards.get(number)?.range(start, end, limit));
+        let of_shard = |number: usize| Some(self.shard(number)?.range(start, end, limit));
         merge_ranges(shards_between(start, end).filter_map(of_shard), limit)
     }
 
     /// See [`DelayedItems::backwards`].
     pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
-        let of_shard = |number: usize| Some(self.shards.get(number)?.backwards(start, end, limit));
+        let of_shard = |number: usize| Some(self.shard(number)?.backwards(start, end, limit));
         join_backwards(shards_between(start, end).filter_map(of_shard), limit)
     }
 
@@ -230,7 +273,7 @@ impl FrozenItems {
     pub(crate) fn batch(&self) -> FrozenBatch<'_> {
         let mut pages = Vec::new();
         let mut places = Vec::with_capacity(2 * self.shards.len());
-        for shard in &self.shards {
+        for shard in self.shards.iter().flatten() {
             let first = pages.len();
             pages.extend(shard.rows.pages().map(FrozenPage::Rows));
             let middle = pages.len();
@@ -327,6 +370,10 @@ impl Objectids {
     fn may_have(&self, objectid: u64) -> bool {
         let (word, bit) = Self::place(objectid);
         self.bits.as_ref().is_some_and(|bits| bits[word] & bit != 0)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bits.is_none()
     }
 
     fn place(objectid: u64) -> (usize, u64) {
@@ -464,6 +511,8 @@ fn is_entry(item_type: KeyType) -> bool {
 }
 
 const NR_SHARDS: u64 = 64;
+/// Estimated memory of a shard without its items, in bytes.
+const SHARD_BYTES: isize = (size_of::<ActiveShard>() + OBJECTID_WORDS * size_of::<u64>()) as isize;
 /// Number of words in a set of objectids: enough bits for a few thousand objectids.
 const OBJECTID_WORDS: usize = 128;
 /// Number of inodes in a row of inodes, which is the range of inode numbers from one multiple of this number to the
@@ -474,6 +523,31 @@ pub const INODES_PER_ROW: u64 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_shards_with_changes_take_memory() {
+        let items = DelayedItems::new();
+        let nr_shards =
+            |items: &DelayedItems| items.made_shards().iter().filter(|shard| shard.read().is_some()).count();
+        assert_eq!(items.get(&Key::new(256, KeyType::INODE_ITEM, 0)), None);
+        assert!(items.made_shards().is_empty() && items.is_unused(), "I4: a tree that is only read has no shards");
+        // A new file in a root directory.
+        let keys = [(256, KeyType::DIR_ITEM), (256, KeyType::DIR_INDEX), (257, KeyType::INODE_ITEM)];
+        let mut memory_bytes = 0;
+        for (objectid, item_type) in keys {
+            memory_bytes += items.set(Key::new(objectid, item_type, 7), Some(&[0; 160])).memory_bytes;
+        }
+        assert_eq!(nr_shards(&items), 2, "I4");
+        assert!(memory_bytes >= 2 * SHARD_BYTES, "the throttle counts the shards: {memory_bytes}");
+        assert!(!items.is_unused());
+        let (frozen, _) = items.freeze_rows();
+        assert_eq!(nr_shards(&items), 1, "the names stay");
+        assert_eq!(frozen.batch().len(), 2);
+        assert_eq!(items.freeze().batch().len(), 1);
+        assert!(items.is_unused(), "I4");
+        items.watch(256);
+        assert!(!items.is_unused(), "a watch must not get lost");
+    }
 
     #[test]
     fn changes_are_found_after_rows_were_frozen() {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::RootItem;
+use ubtrfs_format::item::{RootFlags, RootItem};
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, Value};
 
@@ -400,6 +400,35 @@ impl Tree {
         view.sealed = true;
         // The new version cancels announced readahead.
         view.version = self.store.hints.new_version();
+    }
+
+    /// Whether the nodes and the root item in memory hold the whole tree: nothing is delayed. Returns false if another
+    /// thread uses the tree. Changes need the commit lock or a delayed item, so the answer stays true while the caller
+    /// holds the commit lock and nobody else has the tree. The root item may still have to be written.
+    pub fn is_settled(&self) -> bool {
+        !self.listed.load(Ordering::Acquire)
+            && self.active.is_unused()
+            && self.view.try_read().is_some_and(|view| view.frozen.is_none() && !view.sealed)
+            && self.root.try_lock().is_some()
+    }
+
+    /// Ends announced readahead of a tree that leaves memory: the nodes of the tree may change later without a new
+    /// version here. Returns false if readahead is reading a node of the tree.
+    pub(crate) fn end_readahead(&self) -> bool {
+        let Some(mut view) = self.view.try_write() else { return false };
+        view.version = self.store.hints.new_version();
+        true
+    }
+
+    /// The generation of the tree's root node, which changes with every change of the tree that is applied.
+    pub fn root_generation(&self) -> Generation {
+        self.view.read().root.generation
+    }
+
+    /// Whether the root item says that the subvolume is read-only.
+    pub fn is_marked_read_only(&self) -> bool {
+        let flags = self.root.lock().item.as_ref().map_or(0, |item| item.flags);
+        RootFlags::from_bits_retain(flags).contains(RootFlags::RDONLY)
     }
 
     /// Whether the tree was sealed.
