@@ -342,6 +342,11 @@ impl HandleLoad {
         counts.nr_changes += u64::from(item_bytes > 0) + if is_extent { EXTRA_CHANGES_PER_EXTENT } else { 0 };
     }
 
+    /// Adds the first change of a tree, which keeps `bytes` of memory from then on.
+    pub(crate) fn add_tree(&mut self, bytes: u64) {
+        self.rows.memory_bytes = self.rows.memory_bytes.saturating_add_unsigned(bytes);
+    }
+
     fn add_load(&mut self, other: &Self) {
         self.rows.add(&other.rows);
         self.names.add(&other.names);

@@ -62,13 +62,21 @@ impl RunningTransaction {
         self.gate.close()
     }
 
-    /// Adds a tree to the list of trees with delayed items. The caller has entered the gate.
-    pub(crate) fn list(&self, tree: &Tree) {
+    /// Adds a tree to the list of trees with delayed items, and returns whether it was not in the list. The caller has
+    /// entered the gate.
+    pub(crate) fn list(&self, tree: &Tree) -> bool {
         // Read first: the flag is nearly always set, and a read leaves the other processors' cached copies valid. The
         // entered gate keeps the flag set.
-        if !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel) {
+        let is_new = !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel);
+        if is_new {
             self.listed.lock().push(tree.id());
         }
+        is_new
+    }
+
+    /// Number of trees with delayed items, or with items that were applied since the last commit.
+    pub(crate) fn nr_listed(&self) -> usize {
+        self.listed.lock().len()
     }
 
     /// The trees with delayed items.

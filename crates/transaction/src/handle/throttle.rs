@@ -20,8 +20,10 @@
 //!   (The writer may be the commit thread itself, which writes file data back before it commits.)
 //! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, plus about a MiB
 //!   of operations that are under way or not counted yet ([`crate::handle::metadata_reservation`]).
-//! - I3. An apply of rows leaves delayed refs, data extents and checksums for the commit. When many of these wait, the
-//!   flush is a commit.
+//! - I3. An apply of rows leaves delayed refs, data extents and checksums for the commit, and the changed trees with
+//!   their new nodes. When many of these wait, the flush is a commit.
+//! - I4. Each changed tree counts, with one node, from its first change on: a transaction may change thousands of small
+//!   subvolumes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -158,11 +160,18 @@ impl Engine {
     /// delayed refs of earlier applies.
     pub(crate) fn rows_are_worth_an_apply(&self, nr_refs: usize) -> bool {
         let waiting = (nr_refs.saturating_add(self.ledger.nr_put()) as u64).saturating_mul(WAITING_BYTES);
-        waiting < self.memory_part(WAITING_PART)
+        let trees = (self.running.nr_listed() as u64).saturating_mul(self.changed_tree_bytes());
+        waiting.saturating_add(trees) < self.memory_part(WAITING_PART)
             && self.admission.load.name_memory_bytes() < self.memory_part(NAMES_PART)
             && self.admission.load.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
             && !self.tree_log.was_used_lately(self.generation())
             && self.has_ample_room_for_metadata()
+    }
+
+    /// Estimated memory of a changed tree until the commit, without its delayed items: the tree, its subvolume, and a new
+    /// node (I4).
+    pub(crate) fn changed_tree_bytes(&self) -> u64 {
+        CHANGED_TREE_BYTES.saturating_add(self.geometry.nodesize.into())
     }
 
     /// Waits until the active items are below their limit again: the next flush freezes them, or the end of the running
@@ -223,6 +232,8 @@ const ROWS_START_MAX: MemoryPart = (8, 16);
 const WAITING_PART: MemoryPart = (8, 16);
 /// Estimated memory of a delayed ref, or of a data extent with its checksums in the ledger, until its commit ends.
 const WAITING_BYTES: u64 = 256;
+/// Estimated memory of a changed tree and its subvolume, without nodes.
+const CHANGED_TREE_BYTES: u64 = 8192;
 /// Memory of active items below which writers are not slowed.
 const FREE_PART: MemoryPart = (1, 16);
 

@@ -167,7 +167,11 @@ impl TransHandle<'_> {
 
     /// Begins several changes of one tree.
     pub fn changes<'o>(&'o self, tree: &'o Tree) -> TreeChanges<'o> {
-        self.engine.running.list(tree);
+        if self.engine.running.list(tree) {
+            let mut load = self.load.get();
+            load.add_tree(self.engine.changed_tree_bytes());
+            self.load.set(load);
+        }
         TreeChanges { op: self, tree, items: None }
     }
 
