@@ -347,19 +347,25 @@ impl Engine {
                 break tree;
             }
         };
-        // During a commit, the commit unloads the trees in the end.
-        if self.roots.are_too_many(self.trees_max())
-            && let Some(_work) = self.commit_state.try_lock()
-        {
-            self.roots.unload_unused();
-        }
+        self.unload_trees();
         Ok(Some(tree))
     }
 
-    /// Unloads trees that nobody uses if there are too many in memory. The caller holds the commit lock.
-    pub(crate) fn unload_unused_trees(&self) {
-        if self.roots.are_too_many(self.trees_max()) {
-            self.roots.unload_unused();
+    /// Unloads trees that nobody uses if there are too many in memory. During a commit, the commit unloads them in the
+    /// end.
+    pub fn unload_trees(&self) {
+        if self.roots.are_too_many(self.trees_max())
+            && let Some(_work) = self.commit_state.try_lock()
+        {
+            self.roots.unload_unused(self.trees_max());
+        }
+    }
+
+    /// Unloads trees as [`Self::unload_trees`] does, at the end of a commit, before which changed trees could not be
+    /// unloaded. The caller holds the commit lock.
+    pub(crate) fn unload_committed_trees(&self) {
+        if self.roots.nr_trees() > self.trees_max() {
+            self.roots.unload_unused(self.trees_max());
         }
     }
 

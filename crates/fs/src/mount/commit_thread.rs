@@ -126,6 +126,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         shared.idle.store(false, Ordering::Release);
         if let Some(done) = do_requested(shared, &fs) {
+            fs.evict_committed_subvolumes();
             if let Err(error) = done {
                 tracing::error!("the commit failed: {error}");
             }

@@ -179,6 +179,7 @@ impl Fs {
         let flushed = self.flush_all_data();
         // Commit even if some data could not be written.
         self.engine.commit()?;
+        self.evict_committed_subvolumes();
         flushed
     }
 

@@ -122,11 +122,11 @@ impl Subvolumes {
         Some(Arc::clone(kept))
     }
 
-    /// If there are too many subvolumes in memory, the ones whose last use was longest ago.
-    fn oldest(&self) -> Option<HashSet<RootId>> {
+    /// If there are more than `limit` subvolumes in memory, the ones whose last use was longest ago.
+    fn oldest(&self, limit: usize) -> Option<HashSet<RootId>> {
         let entered = self.entered.read();
         let nr_wanted = self.max - self.max / 4;
-        if entered.subvolumes.len() <= self.leave_at.load(Ordering::Relaxed) {
+        if entered.subvolumes.len() <= limit {
             return None;
         }
         let last_used = |subvolume: &Arc<Subvolume>| (subvolume.last_used.load(Ordering::Relaxed), subvolume.id);
@@ -155,7 +155,7 @@ impl Subvolumes {
         }
         let nr_left = subvolumes.len();
         drop(entered);
-        self.leave_at.store(self.max.max(nr_left.saturating_add(nr_left / 4)), Ordering::Relaxed);
+        self.leave_at.store(self.max.max(nr_left.saturating_add(self.max / 4)), Ordering::Relaxed);
         drop(evicted);
     }
 
@@ -189,7 +189,7 @@ impl Fs {
                 break subvolume;
             }
         };
-        self.evict_subvolumes();
+        self.evict_subvolumes(self.subvolumes.leave_at.load(Ordering::Relaxed));
         if takes_changes {
             // A failed deletion does not prevent use of the subvolume.
             if let Err(error) = self.delete_orphans(&subvolume) {
@@ -199,15 +199,22 @@ impl Fs {
         Ok(subvolume)
     }
 
-    /// If there are too many subvolumes in memory, removes those that were not used for the longest time and are not in
-    /// use, with their unused inodes.
-    fn evict_subvolumes(&self) {
-        let Some(unwanted) = self.subvolumes.oldest() else { return };
+    /// Removes unused subvolumes from memory, as when a subvolume is entered. Called after a commit, before which changed
+    /// subvolumes could not leave.
+    pub(crate) fn evict_committed_subvolumes(&self) {
+        self.evict_subvolumes(self.subvolumes.max);
+    }
+
+    /// If there are more than `limit` subvolumes in memory, removes those that were not used for the longest time and are
+    /// not in use, with their unused inodes and trees.
+    fn evict_subvolumes(&self, limit: usize) {
+        let Some(unwanted) = self.subvolumes.oldest(limit) else { return };
         race_point();
         self.inodes.evict_unused_of(&unwanted);
         let kept = self.inodes.roots_with_unlinked();
         race_point();
         self.subvolumes.evict(&unwanted, &kept);
+        self.engine.unload_trees();
     }
 }
 

@@ -190,7 +190,7 @@ impl Engine {
         self.note_extent_tree_bytes();
         self.end_frozen_load();
         self.forget_chunks(&removed_chunks);
-        self.unload_unused_trees();
+        self.unload_committed_trees();
         Ok(())
     }
 

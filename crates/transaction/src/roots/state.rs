@@ -115,8 +115,9 @@ impl Roots {
         self.trees.read().len() > limit.max(self.unload_at.load(Ordering::Relaxed))
     }
 
-    /// Removes the subvolumes' trees that nobody uses (I1). The caller holds the commit lock.
-    pub(crate) fn unload_unused(&self) {
+    /// Removes the subvolumes' trees that nobody uses (I1). `limit` is the number of trees that fit into memory. The
+    /// caller holds the commit lock.
+    pub(crate) fn unload_unused(&self, limit: usize) {
         let mut unused = Vec::new();
         let changed = self.changed.lock().clone();
         let mut trees = self.trees.write();
@@ -134,7 +135,7 @@ impl Roots {
         });
         let nr_left = trees.len();
         trees.shrink_to(nr_left.saturating_mul(2));
-        self.unload_at.store(nr_left.saturating_add(nr_left / 4), Ordering::Relaxed);
+        self.unload_at.store(nr_left.saturating_add(limit / 4), Ordering::Relaxed);
         drop(trees);
         // Dropping thousands of trees takes time, so no lock is held.
         drop(unused);
