@@ -65,6 +65,7 @@ pub mod filesystem;
 mod message;
 mod mount_file;
 mod open_image;
+mod output;
 mod peer;
 mod process;
 pub mod quota;

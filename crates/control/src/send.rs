@@ -6,24 +6,19 @@
 //! |                      | their owners may read                                                                         |
 //!
 //! So root may send from every mount. An ordinary user may send from their own mounts and images. The stream of a
-//! request to a mount is a pipe that the client made and reads: the server writes to nothing else.
-//!
-//! - O1. A client that does not read, or that goes away, does not block the mount: the pipe is non-blocking, and the
-//!   command ends when it is cancelled or the pipe is closed.
+//! request to a mount is a pipe that the client made and reads: the server writes to nothing else ([`Output`]).
 
 use std::io::{self, BufWriter, Write};
-use std::os::fd::BorrowedFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::print::{insert_name, insert_names, json_line};
 use ubtrfs_format::{Generation, RootId};
-use ubtrfs_fs::{Change, ChangeKind, Error, Job, SendRequest};
+use ubtrfs_fs::{Change, ChangeKind, Error, SendRequest};
 
 use crate::execute::Context;
 use crate::failure::{Failure, Result};
+use crate::output::Output;
 
 /// A command that writes a stream. Subvolumes are named by their ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,12 +66,7 @@ pub struct Response {
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
     context.require_admin()?;
     let (fs, job) = (context.fs, context.job);
-    let stream = context.stream()?;
-    let is_image = context.host.owner().is_none();
-    if !is_image {
-        check_pipe(stream)?;
-    }
-    let mut output = Output { stream, job, bytes: 0 };
+    let mut output = Output::of(context)?;
     match request {
         Request::Send(what) => {
             let ids = |ids: Vec<u64>| ids.into_iter().map(RootId).collect();
@@ -102,7 +92,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             write_lines(&mut output, |line| fs.find_new(RootId(subvolume), Generation(generation), job, line))?
         }
     }
-    Ok(Response { bytes: output.bytes })
+    Ok(Response { bytes: output.bytes() })
 }
 
 /// Buffers the bytes that `write` passes on, and writes them to `output`.
@@ -144,52 +134,4 @@ fn failure_of(error: Error) -> Failure {
     }
 }
 
-/// Fails unless the stream is a pipe that does not block (O1).
-fn check_pipe(stream: BorrowedFd<'_>) -> Result<()> {
-    let is_pipe = fstat(stream).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
-    let is_open = fcntl_getfl(stream).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-    if is_pipe && is_open {
-        return Ok(());
-    }
-    Err(Failure::new(Errno::BADF, "the stream of the request is not a pipe that does not block"))
-}
-
-/// Writes to a descriptor only when it accepts bytes (O1).
-struct Output<'o> {
-    stream: BorrowedFd<'o>,
-    job: &'o Job,
-    bytes: u64,
-}
-
-impl Write for Output<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            if self.job.progress().is_cancelled {
-                return Err(io::Error::other("the send was cancelled"));
-            }
-            let mut files = [PollFd::new(&self.stream, PollFlags::OUT)];
-            match poll(&mut files, Some(&PAUSE)) {
-                Ok(0) | Err(Errno::INTR) => continue,
-                // poll also reports files that do not support polling, and files with an error, as ready. The next
-                // write then succeeds or returns the error.
-                Ok(_) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-            match rustix::io::write(self.stream, bytes) {
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                Ok(done) => {
-                    self.bytes += done as u64;
-                    return Ok(done);
-                }
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const BUFFER: usize = 64 << 10;
