@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileType};
-use ubtrfs_fs::{Error, ExtentKind, InodeId, SharedExtents};
+use ubtrfs_fs::{Error, ExtentKind, InodeId};
 
 use crate::access::can_read;
 use crate::execute::{Context, FileNr};
@@ -109,7 +109,6 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         uses: Vec::new(),
         seen: HashSet::new(),
         unreadable: 0,
-        known: SharedExtents::default(),
         shared: BTreeMap::new(),
     };
     walk.visit(id)?;
@@ -144,7 +143,6 @@ struct Walk<'c, 'a> {
     /// Files that were visited (U1).
     seen: HashSet<InodeId>,
     unreadable: u64,
-    known: SharedExtents,
     /// The ranges on disk of shared extents: maps the start of each range to its end.
     shared: BTreeMap<u64, u64>,
 }
@@ -236,7 +234,7 @@ impl Walk<'_, '_> {
         let mut extents: Vec<(Logical, u64)> = uses.iter().map(|found| found.extent).collect();
         extents.sort_unstable();
         extents.dedup();
-        let shared = self.context.fs.extents_are_shared(&mut self.known, &extents)?;
+        let shared = self.context.fs.extents_are_shared(&extents)?;
         let shared: HashSet<Logical> =
             extents.into_iter().zip(shared).filter(|(_, shared)| *shared).map(|((bytenr, _), _)| bytenr).collect();
         for Use { node, len_bytes, at, extent } in uses {

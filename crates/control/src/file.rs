@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::Logical;
 use ubtrfs_format::print::escaped;
-use ubtrfs_fs::{Error, ExtentInfo, ExtentKind, InodeId, SharedExtents, XattrFlags, mode};
+use ubtrfs_fs::{Error, ExtentInfo, ExtentKind, InodeId, XattrFlags, mode};
 
 use crate::caller::permit;
 use crate::execute::{Context, FileNr, OpenFile};
@@ -191,7 +191,7 @@ fn shared_among(context: &Context<'_>, found: &[ExtentInfo]) -> Result<HashSet<L
     let mut extents: Vec<_> = on_disk.map(|info| (info.disk_bytenr, info.disk_len_bytes)).collect();
     extents.sort_unstable();
     extents.dedup();
-    let shared = context.fs.extents_are_shared(&mut SharedExtents::default(), &extents)?;
+    let shared = context.fs.extents_are_shared(&extents)?;
     Ok(extents.into_iter().zip(shared).filter(|(_, is_shared)| *is_shared).map(|((at, _), _)| at).collect())
 }
 
@@ -292,8 +292,8 @@ pub fn without_set_id(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
 }
 
 const COMPRESSION: &[u8] = b"btrfs.compression";
-/// The largest number of extents in one answer.
-const PAGE: usize = 10_000;
+/// The largest number of extents in one answer, which take about 150 KiB.
+const PAGE: usize = 1000;
 
 #[cfg(test)]
 mod tests {

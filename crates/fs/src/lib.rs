@@ -62,6 +62,6 @@ pub use types::{
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
     BlockGroup, ExtentUse, Job, Metric, MigratedChunk, Placement, Progress, QgroupId, QgroupInfo, QuotaKind,
-    QuotaStatus, RelocatedGroup, RelocationFailure, SharedExtents,
+    QuotaStatus, RelocatedGroup, RelocationFailure,
 };
 pub use writeback::errors::Descriptor;

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::{LABEL_LEN_MAX, LABEL_SIZE, Superblock};
@@ -19,6 +20,7 @@ use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::{DeviceSummary, Volumes};
 use uuid::Uuid;
 
+use crate::backref::shared::SharedExtents;
 use crate::commit::state::CommitState;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
@@ -211,6 +213,8 @@ pub struct Engine {
     pub(crate) quotas: Quotas,
     pub(crate) stats: Stats,
     pub(crate) abort_state: AbortState,
+    /// Which extents are shared. Taken under the commit lock.
+    pub(crate) shared_extents: Mutex<SharedExtents>,
     flusher: OnceLock<Weak<dyn Flusher>>,
 }
 
@@ -242,6 +246,7 @@ impl Engine {
             (None, false) => None,
         };
         let engine = Arc::new(Self {
+            shared_extents: Mutex::new(SharedExtents::of(&parts.options)),
             volumes: parts.volumes,
             store: parts.store,
             space: parts.space,

@@ -51,7 +51,6 @@ mod test_tree;
 mod tree_log;
 
 pub use backref::inodes::ExtentUse;
-pub use backref::shared::SharedExtents;
 pub use delayed::delayed_item::INODES_PER_ROW;
 #[cfg(debug_assertions)]
 pub use delayed::tree_view::take_nr_steps;

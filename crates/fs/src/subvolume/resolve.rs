@@ -2,7 +2,7 @@
 
 use ubtrfs_format::item::{InodeExtref, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, Logical};
-use ubtrfs_transaction::{ExtentUse, SharedExtents};
+use ubtrfs_transaction::ExtentUse;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -59,8 +59,7 @@ impl Fs {
     }
 
     /// Whether each of these data extents, given by address and length, has several users, as of the last commit.
-    /// `known` keeps what was found for the next call.
-    pub fn extents_are_shared(&self, known: &mut SharedExtents, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
-        Ok(self.engine.extents_are_shared(known, extents)?)
+    pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
+        Ok(self.engine.extents_are_shared(extents)?)
     }
 }

@@ -43,13 +43,29 @@ pub(crate) fn extent_refs(
     len_bytes: u64,
     is_tree: bool,
 ) -> Result<Option<ExtentRefs>> {
+    Ok(first_refs(source, extent_root, (bytenr, len_bytes), is_tree, usize::MAX)?.map(|(extent, _)| extent))
+}
+
+/// Reads the references of an extent as [`extent_refs`] does, but ends after about `most` of them. Also returns whether
+/// there are more.
+///
+/// # Errors
+///
+/// As for [`extent_refs`].
+pub(crate) fn first_refs(
+    source: &dyn NodeSource,
+    extent_root: &RootPtr,
+    (bytenr, len_bytes): (Logical, u64),
+    is_tree: bool,
+    most: usize,
+) -> Result<Option<(ExtentRefs, bool)>> {
     let mut cursor = Cursor::new(source, *extent_root);
     let mut key = cursor.seek_ge(&Key::new(bytenr.0, KeyType::EXTENT_ITEM, 0))?;
     while let Some(found) = key.filter(|key| key.objectid == bytenr.0 && key.item_type <= KeyType::METADATA_ITEM) {
         let skinny = is_tree && found.item_type == KeyType::METADATA_ITEM;
         if skinny || (found.item_type == KeyType::EXTENT_ITEM && found.offset == len_bytes) {
-            let extent = read_refs(&mut cursor, &found, len_bytes)?;
-            return Ok(Some(extent).filter(|extent| extent.level.is_some() == is_tree));
+            let read = read_first_refs(&mut cursor, &found, len_bytes, most)?;
+            return Ok(Some(read).filter(|(extent, _)| extent.level.is_some() == is_tree));
         }
         key = cursor.next()?;
     }
@@ -59,6 +75,11 @@ pub(crate) fn extent_refs(
 /// Reads all references of the extent whose item the cursor is at. Leaves the cursor after the extent's items.
 /// `len_bytes` is the extent's length, which the key of a skinny item does not contain.
 pub(crate) fn read_refs(cursor: &mut Cursor<'_>, key: &Key, len_bytes: u64) -> Result<ExtentRefs> {
+    Ok(read_first_refs(cursor, key, len_bytes, usize::MAX)?.0)
+}
+
+/// As [`read_refs`], but ends after about `most` references, and returns whether there are more.
+fn read_first_refs(cursor: &mut Cursor<'_>, key: &Key, len_bytes: u64, most: usize) -> Result<(ExtentRefs, bool)> {
     let bytenr = Logical(key.objectid);
     let corrupt = |cause: FormatError| Error::from(Corrupt::new(cause).in_tree(RootId::EXTENT_TREE).at(bytenr));
     let item = ExtentItem::decode(key.item_type, cursor.data().unwrap_or_default()).map_err(corrupt)?;
@@ -82,6 +103,9 @@ pub(crate) fn read_refs(cursor: &mut Cursor<'_>, key: &Key, len_bytes: u64) -> R
     let mut next = cursor.next()?;
     while let Some(found) = next.filter(|found| found.objectid == bytenr.0 && is_keyed_ref(found.item_type)) {
         let keyed = InlineRef::decode_keyed(&found, cursor.data().unwrap_or_default()).map_err(corrupt)?;
+        if extent.refs.len() >= most {
+            return Ok((extent, true));
+        }
         extent.note(&keyed, &mut sum);
         next = cursor.next()?;
     }
@@ -89,7 +113,7 @@ pub(crate) fn read_refs(cursor: &mut Cursor<'_>, key: &Key, len_bytes: u64) -> R
         let expected = "expected the sum of all references";
         return Err(corrupt(FormatError::Value { what: "ExtentItem", field: "refs", value: extent.nr_refs, expected }));
     }
-    Ok(extent)
+    Ok((extent, false))
 }
 
 impl ExtentRefs {

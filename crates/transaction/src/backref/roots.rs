@@ -41,11 +41,28 @@ pub(crate) struct RootsOf<'v> {
 }
 
 /// The sets of subvolumes found so far, by tree block, in one version of the trees.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RootsCache {
     blocks: HashMap<Logical, RootSet>,
     /// Number of ids in sets that no other block shares.
     nr_ids: usize,
+    blocks_max: usize,
+    ids_max: usize,
+}
+
+impl Default for RootsCache {
+    fn default() -> Self {
+        Self { blocks: HashMap::new(), nr_ids: 0, blocks_max: BLOCKS_MAX, ids_max: IDS_MAX }
+    }
+}
+
+impl RootsCache {
+    /// A cache that takes about `max_bytes`.
+    pub(crate) fn with_max_bytes(max_bytes: u64) -> Self {
+        let half = usize::try_from(max_bytes / 2).unwrap_or(usize::MAX);
+        let (blocks_max, ids_max) = (half / BLOCK_BYTES, half / size_of::<RootId>());
+        Self { blocks_max: blocks_max.min(BLOCKS_MAX), ids_max: ids_max.min(IDS_MAX), ..Self::default() }
+    }
 }
 
 /// File extent items of one leaf that refer to an extent.
@@ -266,8 +283,8 @@ impl<'v> RootsOf<'v> {
     fn remember(&mut self, bytenr: Logical, found: Found) -> RootSet {
         let set = found.into_set();
         let cache = &mut self.cache;
-        if cache.blocks.len() >= BLOCKS_MAX || cache.nr_ids >= IDS_MAX {
-            *cache = RootsCache::default();
+        if cache.blocks.len() >= cache.blocks_max || cache.nr_ids >= cache.ids_max {
+            (cache.blocks, cache.nr_ids) = Default::default();
         }
         if Arc::strong_count(&set) == 1 {
             cache.nr_ids = cache.nr_ids.saturating_add(set.len());
@@ -380,5 +397,7 @@ fn wrong(bytenr: Logical, field: &'static str, value: u64, expected: &'static st
 const MAX_EXTENT_BYTES: u64 = 128 << 20;
 /// Maximum number of blocks whose sets are cached.
 const BLOCKS_MAX: usize = 1 << 20;
+/// Estimated bytes of a cached block without the ids of its set.
+const BLOCK_BYTES: usize = 64;
 /// Maximum number of ids in all cached sets; they take 32 MiB.
 const IDS_MAX: usize = 4 << 20;

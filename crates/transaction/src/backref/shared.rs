@@ -1,10 +1,12 @@
 //! [`SharedExtents`]: whether data extents have several users.
 //!
 //! A snapshot shares all extents of a file, so a walk through many snapshots meets the same extents and the same tree
-//! blocks again and again. The answers are therefore kept from one call to the next.
+//! blocks again and again. The answers are therefore kept from one call to the next, for all callers together.
 //!
 //! Invariants:
 //! - I1. All kept answers are those of one commit. A call after another commit drops them first.
+//! - I2. The answers take a share of the engine's memory ([`SHARED_PART`]). Of an extent with very many references, only
+//!   the first ones are read.
 
 use std::collections::HashSet;
 
@@ -13,23 +15,43 @@ use ubtrfs_format::{Generation, Logical};
 use ubtrfs_space::RefKey;
 
 use super::inodes::inodes_of;
-use super::refs::{ExtentRefs, extent_refs};
+use super::refs::{ExtentRefs, first_refs};
 use super::roots::{RootsCache, RootsOf};
 use super::view::TreesView;
-use crate::engine::Engine;
+use crate::engine::{Engine, OpenOptions};
+use crate::handle::throttle::MemoryPart;
 
-/// Remembers which extents are shared, and which subvolumes reach each block. The memory that it takes is limited.
-#[derive(Debug, Default)]
-pub struct SharedExtents {
+/// Remembers which extents are shared, and which subvolumes reach each block.
+#[derive(Debug)]
+pub(crate) struct SharedExtents {
     /// The commit whose trees were searched (I1).
     commit: Generation,
     blocks: RootsCache,
     /// The address and length of extents that have several users. Extents with one user are not kept: a walk through
     /// files meets them only once.
     shared: HashSet<(Logical, u64)>,
+    shared_max: usize,
+    max_bytes: u64,
 }
 
 impl SharedExtents {
+    /// Makes the memory, which takes about `max_bytes` (I2).
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        let max_bytes = max_bytes.max(MAX_BYTES_MIN);
+        Self {
+            commit: Generation(0),
+            blocks: RootsCache::with_max_bytes(max_bytes / 2),
+            shared: HashSet::new(),
+            shared_max: usize::try_from(max_bytes / 2 / SHARED_BYTES).unwrap_or(usize::MAX),
+            max_bytes,
+        }
+    }
+
+    /// Makes the memory for an engine with these options.
+    pub(crate) fn of(options: &OpenOptions) -> Self {
+        Self::new(options.memory_part(SHARED_PART))
+    }
+
     /// Whether each of these data extents has several users in `view`, the trees of the last commit, which `commit`
     /// made.
     pub(crate) fn search(
@@ -40,18 +62,20 @@ impl SharedExtents {
     ) -> Result<Vec<bool>> {
         if self.commit != commit {
             // I1
-            *self = Self { commit, ..Self::default() };
+            *self = Self { commit, ..Self::new(self.max_bytes) };
         }
         let (source, root) = (view.source(), *view.extent_root());
         let mut roots = RootsOf::with_cache(view, std::mem::take(&mut self.blocks));
         let mut answers = Vec::with_capacity(extents.len());
         for &(bytenr, len_bytes) in extents {
             let is_shared = self.shared.contains(&(bytenr, len_bytes))
-                || match extent_refs(source, &root, bytenr, len_bytes, false)? {
-                    Some(extent) => is_shared(&mut roots, &extent)?,
+                || match first_refs(source, &root, (bytenr, len_bytes), false, REFS_MAX)? {
+                    // So many references belong to several users.
+                    Some((_, has_more)) if has_more => true,
+                    Some((extent, _)) => is_shared(&mut roots, &extent)?,
                     None => false,
                 };
-            if is_shared && self.shared.len() < SHARED_MAX {
+            if is_shared && self.shared.len() < self.shared_max {
                 self.shared.insert((bytenr, len_bytes));
             }
             answers.push(is_shared);
@@ -81,17 +105,27 @@ fn is_shared(roots: &mut RootsOf<'_>, extent: &ExtentRefs) -> Result<bool> {
 
 impl Engine {
     /// Whether each of these data extents, given by address and length, has several users, as of the last commit. An
-    /// extent that does not exist has no users. `known` keeps what was found for the next call.
+    /// extent that does not exist has no users.
     ///
     /// # Errors
     ///
     /// Fails if a tree is corrupt or cannot be read.
-    pub fn extents_are_shared(&self, known: &mut SharedExtents, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
+    pub fn extents_are_shared(&self, extents: &[(Logical, u64)]) -> Result<Vec<bool>> {
         // Blocks of the last commit are reused only after the next commit, and this lock prevents that commit.
         let _work = self.commit_state.lock();
-        known.search(TreesView::committed(self)?, self.commit_state.superblock().generation, extents)
+        self.shared_extents.lock().search(
+            TreesView::committed(self)?,
+            self.commit_state.superblock().generation,
+            extents,
+        )
     }
 }
 
-/// Maximum number of shared extents that are kept; they take about 32 MiB.
-const SHARED_MAX: usize = 1 << 20;
+/// The share of the engine's memory that the answers take.
+const SHARED_PART: MemoryPart = (1, 16);
+/// The answers take at least this number of bytes.
+const MAX_BYTES_MIN: u64 = 256 << 10;
+/// Estimated bytes of a shared extent that is kept.
+const SHARED_BYTES: u64 = 32;
+/// Maximum number of references of an extent that are read.
+const REFS_MAX: usize = 4096;

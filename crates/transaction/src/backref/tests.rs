@@ -226,7 +226,7 @@ fn extents_of_many_snapshots_are_searched_once() {
         walked.below(&view, id, &root.ptr.node_ptr());
     }
     let source = CountingSource { inner: view().source(), nr_visits: AtomicU64::new(0) };
-    let (mut known, mut visits) = (SharedExtents::default(), Vec::new());
+    let (mut known, mut visits) = (SharedExtents::new(64 << 20), Vec::new());
     for of_file in extents.values().filter(|of_file| !of_file.is_empty()) {
         for batch in of_file.chunks(500) {
             let found = known.search(view().with_source(&source), Generation(1), batch).expect("readable");

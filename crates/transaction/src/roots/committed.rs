@@ -14,7 +14,7 @@ use ubtrfs_format::{Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::RefKey;
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 
-use crate::backref::refs::extent_refs;
+use crate::backref::refs::{extent_refs, first_refs};
 use crate::backref::view::TreesView;
 use crate::engine::Engine;
 use crate::nodes::leaf_reader::LeafReader;
@@ -118,9 +118,9 @@ impl Engine {
 }
 
 fn hints_of(view: &TreesView<'_>, bytenr: Logical, len_bytes: u64, most: usize) -> Result<Vec<UseHint>> {
-    let found = extent_refs(view.source(), view.extent_root(), bytenr, len_bytes, false)?;
+    let found = first_refs(view.source(), view.extent_root(), (bytenr, len_bytes), false, most)?;
     let mut hints = Vec::new();
-    for (reference, _) in found.iter().flat_map(|extent| &extent.refs).take(most) {
+    for (reference, _) in found.iter().flat_map(|(extent, _)| &extent.refs).take(most) {
         match *reference {
             RefKey::Data { ino, offset, .. } => hints.push(UseHint { ino, base: offset }),
             RefKey::SharedData(leaf) => hints_in_leaf(view, bytenr, leaf, &mut hints)?,
