@@ -252,19 +252,20 @@ impl<'f> Channel<'f> {
     pub fn call_with_output(
         &self,
         request: Request,
+        files: &[&OpenedFile],
         output: BorrowedFd<'_>,
         replaces: bool,
         job: &Job,
     ) -> Result<Response> {
         match self {
             Self::Mount(mount) => {
-                let files = mount.descriptors(&[])?;
+                let files = mount.descriptors(files)?;
                 relay::with_output(output, replaces, |pipe| mount.call(&request, &files, Some(pipe), job))
             }
-            Self::Image { .. } if replaces => {
-                relay::with_output(output, replaces, |pipe| self.call_in_process(request, &[], Some(pipe.as_fd()), job))
-            }
-            Self::Image { .. } => self.call_in_process(request, &[], Some(output), job),
+            Self::Image { .. } if replaces => relay::with_output(output, replaces, |pipe| {
+                self.call_in_process(request, files, Some(pipe.as_fd()), job)
+            }),
+            Self::Image { .. } => self.call_in_process(request, files, Some(output), job),
         }
     }
 

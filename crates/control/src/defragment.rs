@@ -13,6 +13,7 @@ use ubtrfs_format::item::Compression;
 use ubtrfs_format::print::escaped;
 use ubtrfs_fs::{CompressSpec, Defragment, Error, InodeId};
 
+use crate::dir_part::{check_depth, part_of};
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
 
@@ -64,9 +65,12 @@ pub struct Response {
     pub failed: u64,
     /// The path of the first file that failed, below the given directory, and the reason; `None` if no file failed.
     pub first_failure: Option<String>,
-    /// If the request asks for a list: the examined files, at most [`LISTED_MAX`].
+    /// If the request asks for a list: the first of the examined files.
     #[serde(default)]
     pub listed: Vec<Listed>,
+    /// Bytes of the list so far.
+    #[serde(skip)]
+    listed_bytes: usize,
 }
 
 /// A file that was examined.
@@ -76,9 +80,6 @@ pub struct Listed {
     #[serde(with = "crate::bytes")]
     pub path: Vec<u8>,
 }
-
-/// The largest number of files in a list.
-pub const LISTED_MAX: usize = 100_000;
 
 impl Request {
     fn how(&self) -> Result<Defragment> {
@@ -118,32 +119,48 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
         done.listed.extend(request.lists.then(|| Listed { path: Vec::new() }));
         return Ok(done);
     }
-    // Directories to visit, each with its path below the given directory.
-    let mut dirs = vec![(file.id, Vec::new())];
-    while let Some((dir, path)) = dirs.pop() {
-        let entries = match entries(context, dir) {
-            // The directory was removed during the walk.
-            Err(error) if dir != file.id && is_gone(&error) => continue,
-            entries => entries?,
+    // The open directories, each with the cookie to continue from (`None` after the last entry), and the length of its
+    // path below the given directory.
+    let mut open = vec![(file.id, Some(0), 0)];
+    let mut path = Vec::new();
+    while let Some((dir, cookie, len)) = open.last_mut() {
+        let Some(from) = *cookie else {
+            open.pop();
+            continue;
         };
-        for Entry { id, is_dir, name } in entries {
+        context.job.check().map_err(Error::from)?;
+        let len = *len;
+        path.truncate(len);
+        let part = part_of(context.fs, *dir, from)?;
+        *cookie = part.next;
+        for (id, name) in part.files {
             context.job.check().map_err(Error::from)?;
-            let path = if path.is_empty() { name } else { [path.as_slice(), &name].join(&b'/') };
-            if is_dir {
-                dirs.push((id, path));
-            } else {
-                one(context, id, path, &how, request, &mut done)?;
-            }
+            push_name(&mut path, &name);
+            one(context, id, &path, &how, request, &mut done)?;
+            path.truncate(len);
+        }
+        // A walk does not enter other subvolumes.
+        if let Some((id, name)) = part.dir.filter(|(id, _)| id.root == file.id.root) {
+            check_depth(open.len())?;
+            push_name(&mut path, &name);
+            open.push((id, Some(0), path.len()));
         }
     }
     Ok(done)
+}
+
+fn push_name(path: &mut Vec<u8>, name: &[u8]) {
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
 }
 
 /// Defragments one file of a walk. A failure is recorded in `done` with the file's `path`.
 fn one(
     context: &Context<'_>,
     id: InodeId,
-    path: Vec<u8>,
+    path: &[u8],
     how: &Defragment,
     request: &Request,
     done: &mut Response,
@@ -159,11 +176,16 @@ fn one(
         Err(error) => {
             context.job.check().map_err(Error::from)?;
             done.failed += 1;
-            done.first_failure.get_or_insert_with(|| format!("{}: {}", escaped(&path), Failure::from(error)));
+            done.first_failure.get_or_insert_with(|| format!("{}: {}", escaped(path), Failure::from(error)));
         }
     }
-    if request.lists && done.listed.len() < LISTED_MAX {
-        done.listed.push(Listed { path });
+    let listed_bytes = done.listed_bytes.saturating_add(path.len()).saturating_add(LISTED_OVERHEAD);
+    if request.lists && listed_bytes <= LISTED_BYTES {
+        done.listed.push(Listed { path: path.to_vec() });
+        done.listed_bytes = listed_bytes;
+    } else {
+        // The list ends here, even if shorter paths follow.
+        done.listed_bytes = LISTED_BYTES;
     }
     Ok(())
 }
@@ -182,24 +204,7 @@ fn is_gone(error: &Error) -> bool {
     matches!(error, Error::NotFound | Error::Stale)
 }
 
-/// A regular file or directory in a directory.
-struct Entry {
-    id: InodeId,
-    is_dir: bool,
-    name: Vec<u8>,
-}
-
-/// The regular files and directories in a directory, without other subvolumes.
-fn entries(context: &Context<'_>, dir: InodeId) -> ubtrfs_fs::Result<Vec<Entry>> {
-    use ubtrfs_format::item::FileType;
-    let mut found = Vec::new();
-    context.fs.readdir(dir, 0, &mut |entry| {
-        let is_dir = entry.file_type == FileType::Directory;
-        let is_name = entry.name != b"." && entry.name != b"..";
-        if is_name && entry.id.root == dir.root && (is_dir || entry.file_type == FileType::Regular) {
-            found.push(Entry { id: entry.id, is_dir, name: entry.name.to_vec() });
-        }
-        true
-    })?;
-    Ok(found)
-}
+/// Bytes after which a list ends. The answer takes a few times this memory while it is sent.
+const LISTED_BYTES: usize = 4 << 20;
+/// Estimated bytes of a listed file without its path.
+const LISTED_OVERHEAD: usize = 32;

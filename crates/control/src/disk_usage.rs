@@ -7,90 +7,159 @@
 //!
 //! The numbers are those of btrfs-progs. An extent counts with its length in the file, and is shared if several files,
 //! subvolumes, or places in one file use it. Inline data and data that is not on disk yet are not counted.
+//!
+//! The server walks, and writes what it finds to the request's stream: a line of JSON for each file and directory, and
+//! lines with the shared ranges. The client adds everything up ([`collect`]).
+//!
 //! - U1. A file with several names below the directory is counted once.
+//! - U2. The server holds a few hundred KiB for a request, however many files there are: its position in the open
+//!   directories, and what it has not written yet. Everything that grows with the number of files is in the client.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io::{self, BufRead, BufWriter, Write};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::Logical;
-use ubtrfs_format::item::{Compression, FileType};
+use ubtrfs_format::item::Compression;
 use ubtrfs_fs::{Error, ExtentKind, InodeId};
 
 use crate::access::can_read;
+use crate::dir_part::{check_depth, part_of};
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
+use crate::output::Output;
 
-/// Counts the bytes of a file, or of all files below a directory.
+/// Counts the bytes of a file, or of all files below a directory. [`collect`] reads the stream of the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub struct Request {
     /// The file or directory.
     pub of: FileNr,
-    /// Whether to list everything below the directory.
-    pub lists: bool,
-    /// Whether the list consists of names ([`Response::names`]) instead of paths, whose length grows with the square of
-    /// the depth.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub by_name: bool,
+    /// Whether the stream has the names of files and directories.
+    pub names: bool,
+}
+
+/// The end of a count.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Response {
+    /// The number of files and directories that the caller may not read. They are not counted.
+    pub unreadable: u64,
+}
+
+/// A line of the stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// A file or directory. A directory comes before its content.
+    Entry {
+        /// The number of directories above it, up to the directory of the request.
+        depth: u32,
+        /// The name in the directory that holds it.
+        #[serde(with = "crate::bytes", default, skip_serializing_if = "Vec::is_empty")]
+        name: Vec<u8>,
+        total: u64,
+        exclusive: u64,
+        /// The subvolume and inode number of a file with several names.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        link: Option<(u64, u64)>,
+    },
+    /// Ranges on disk that are shared: start and end of each.
+    Shared(Vec<(u64, u64)>),
 }
 
 /// The bytes of a file or of all files below a directory.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Response {
-    /// Files and directories below the directory; each directory comes after its content.
-    pub entries: Vec<Entry>,
-    /// With `by_name`, files and directories below the directory; each directory comes before its content.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Files and directories below the directory; each directory comes before its content.
     pub names: Vec<NamedEntry>,
     /// Bytes of all files.
     pub total: u64,
-    /// The number of files and directories that the caller may not read. They are not counted.
-    #[serde(default)]
-    pub unreadable: u64,
     /// The part of `total` that is not shared.
     pub exclusive: u64,
     /// Bytes on disk in shared extents that the files use. A byte that several of the files use is counted once.
     pub set_shared: u64,
 }
 
-/// A file or directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// The path below the directory of the request.
-    #[serde(with = "crate::bytes")]
-    pub path: Vec<u8>,
+/// A file or directory by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedEntry {
+    /// The name in the directory that holds it.
+    pub name: Vec<u8>,
+    /// The index of the directory that holds it, in [`Usage::names`]; `None` for the directory of the request.
+    pub parent: Option<u32>,
     /// Bytes of the file, or of all files below the directory.
     pub total: u64,
     /// The part of `total` that is not shared.
     pub exclusive: u64,
 }
 
-/// A file or directory by its name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamedEntry {
-    /// The name in the directory that holds it.
-    #[serde(with = "crate::bytes")]
-    pub name: Vec<u8>,
-    /// The index of the directory that holds it, in [`Response::names`]; `None` for the directory of the request.
-    pub parent: Option<u32>,
-    /// As in [`Entry`].
-    pub total: u64,
-    /// As in [`Entry`].
-    pub exclusive: u64,
+/// Adds up the stream of a count. The result has names if the request asked for them.
+///
+/// # Errors
+///
+/// Fails if reading fails, or if the stream is not understood.
+pub fn collect(mut stream: impl BufRead, names: bool) -> io::Result<Usage> {
+    let wrong = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text.to_owned());
+    let mut usage = Usage::default();
+    let (mut seen, mut shared) = (HashSet::new(), BTreeMap::new());
+    // The index of the last entry of each depth below the directory of the request.
+    let mut open: Vec<u32> = Vec::new();
+    let mut text = Vec::new();
+    loop {
+        text.clear();
+        if stream.read_until(b'\n', &mut text)? == 0 {
+            break;
+        }
+        let line = serde_json::from_slice(&text).map_err(|_| wrong("the server's answer is not understood"))?;
+        let (depth, name, total, exclusive, link) = match line {
+            Line::Shared(ranges) => {
+                ranges.into_iter().for_each(|(start, end)| add_range(&mut shared, start, end));
+                continue;
+            }
+            Line::Entry { depth, name, total, exclusive, link } => (depth as usize, name, total, exclusive, link),
+        };
+        // U1
+        if link.is_some_and(|link| !seen.insert(link)) {
+            continue;
+        }
+        usage.total = usage.total.saturating_add(total);
+        usage.exclusive = usage.exclusive.saturating_add(exclusive);
+        let Some(above) = depth.checked_sub(1).filter(|_| names) else { continue };
+        let parent = match above.checked_sub(1) {
+            None => None,
+            Some(above) => Some(*open.get(above).ok_or_else(|| wrong("an entry has no directory"))?),
+        };
+        let index = u32::try_from(usage.names.len()).map_err(|_| wrong("too many files for one list"))?;
+        open.truncate(above);
+        open.push(index);
+        usage.names.push(NamedEntry { name, parent, total, exclusive });
+    }
+    // Each directory comes before its content. So in reverse order, the sums of a directory's children are complete
+    // before they are added to the directory.
+    for index in (0..usage.names.len()).rev() {
+        let NamedEntry { parent, total, exclusive, .. } = usage.names[index];
+        if let Some(parent) = parent.and_then(|parent| usage.names.get_mut(parent as usize)) {
+            parent.total = parent.total.saturating_add(total);
+            parent.exclusive = parent.exclusive.saturating_add(exclusive);
+        }
+    }
+    usage.set_shared = shared.iter().map(|(start, end): (&u64, &u64)| end.saturating_sub(*start)).sum();
+    Ok(usage)
 }
 
-/// A file or directory of the walk (not a tree block), with the bytes counted for it so far.
-struct Node {
+/// A file or directory that is not written to the stream yet.
+struct Pending {
+    depth: u32,
     name: Vec<u8>,
-    parent: Option<usize>,
     total: u64,
     exclusive: u64,
+    link: Option<(u64, u64)>,
 }
 
-/// A part of an extent that a file uses. `node` is the file's index in [`Walk::nodes`].
+/// A part of an extent that a file uses. `file` is the file's index in [`Walk::pending`].
 struct Use {
-    node: usize,
+    file: usize,
     len_bytes: u64,
     /// The logical address of the part. (For a compressed extent, the address of the extent.)
     at: u64,
@@ -99,82 +168,71 @@ struct Use {
 
 pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
     let id = context.inode(request.of)?;
+    let out = BufWriter::with_capacity(BUFFER, Output::of(context)?);
     if context.fs.read_only().is_none() {
         // Write out dirty data, because only data on disk has extents that can be counted.
         context.fs.sync()?;
     }
     let mut walk = Walk {
         context,
-        nodes: Vec::new(),
+        out,
+        has_names: request.names,
+        pending: Vec::new(),
+        pending_bytes: 0,
         uses: Vec::new(),
-        seen: HashSet::new(),
         unreadable: 0,
-        shared: BTreeMap::new(),
     };
     walk.visit(id)?;
-    walk.settle()?;
-    // In `nodes`, each directory comes before its content. So in reverse order, the sums of a directory's children are
-    // complete before they are added to the directory.
-    for index in (1..walk.nodes.len()).rev() {
-        let Node { parent, total, exclusive, .. } = walk.nodes[index];
-        if let Some(parent) = parent.and_then(|parent| walk.nodes.get_mut(parent)) {
-            parent.total = parent.total.saturating_add(total);
-            parent.exclusive = parent.exclusive.saturating_add(exclusive);
-        }
-    }
-    let set_shared = walk.set_shared();
-    let Some(top) = walk.nodes.first() else { return Ok(Response::default()) };
-    let (total, exclusive, unreadable) = (top.total, top.exclusive, walk.unreadable);
-    let mut response = Response { total, exclusive, set_shared, unreadable, ..Response::default() };
-    match (request.lists, request.by_name) {
-        (false, _) => {}
-        (_, true) => response.names = walk.names()?,
-        (_, false) => response.entries = entries(walk.names()?),
-    }
-    Ok(response)
+    walk.write_pending()?;
+    walk.out.flush().map_err(lost)?;
+    Ok(Response { unreadable: walk.unreadable })
 }
 
 struct Walk<'c, 'a> {
     context: &'c Context<'a>,
-    /// The visited files and directories; each directory comes before its content.
-    nodes: Vec<Node>,
+    out: BufWriter<Output<'c>>,
+    has_names: bool,
+    /// Files and directories that are not written yet; each directory comes before its content.
+    pending: Vec<Pending>,
+    pending_bytes: usize,
     /// Uses of extents that are not counted yet.
     uses: Vec<Use>,
-    /// Files that were visited (U1).
-    seen: HashSet<InodeId>,
     unreadable: u64,
-    /// The ranges on disk of shared extents: maps the start of each range to its end.
-    shared: BTreeMap<u64, u64>,
 }
 
 impl Walk<'_, '_> {
     /// Visits everything below a file or directory.
     fn visit(&mut self, top: InodeId) -> Result<()> {
-        self.nodes.push(Node { name: Vec::new(), parent: None, total: 0, exclusive: 0 });
         if !self.context.fs.getattr(top)?.is_dir() {
-            return self.file(top, 0);
+            return self.file(top, 0, Vec::new());
         }
         if !self.may_read(top)? {
             return Ok(());
         }
-        let mut open = vec![(0, self.entries_of(top)?.into_iter())];
-        while let Some((node, entries)) = open.last_mut() {
-            let Some((id, is_dir, name)) = entries.next() else {
+        self.push(0, Vec::new(), None)?;
+        // The open directories, each with the cookie to continue from; `None` after the last entry.
+        let mut open = vec![(top, Some(0))];
+        while let Some((dir, cookie)) = open.last_mut() {
+            let Some(from) = *cookie else {
                 open.pop();
                 continue;
             };
-            if (!is_dir && !self.seen.insert(id)) || !self.may_read(id)? {
+            self.context.job.check().map_err(Error::from)?;
+            let part = part_of(self.context.fs, *dir, from)?;
+            *cookie = part.next;
+            let depth = u32::try_from(open.len()).unwrap_or(u32::MAX);
+            for (id, name) in part.files {
+                if self.may_read(id)? {
+                    self.file(id, depth, name)?;
+                }
+            }
+            let Some((id, name)) = part.dir else { continue };
+            if !self.may_read(id)? {
                 continue;
             }
-            let parent = *node;
-            self.nodes.push(Node { name, parent: Some(parent), total: 0, exclusive: 0 });
-            let index = self.nodes.len() - 1;
-            if is_dir {
-                self.context.job.check().map_err(Error::from)?;
-                open.push((index, self.entries_of(id)?.into_iter()));
-            } else {
-                self.file(id, index)?;
-            }
+            check_depth(open.len())?;
+            self.push(depth, name, None)?;
+            open.push((id, Some(0)));
         }
         Ok(())
     }
@@ -190,45 +248,69 @@ impl Walk<'_, '_> {
         Ok(may_read)
     }
 
-    /// The directories and regular files in a directory. The root directories of nested subvolumes are included.
-    fn entries_of(&self, dir: InodeId) -> Result<Vec<(InodeId, bool, Vec<u8>)>> {
-        let mut found = Vec::new();
-        let listed = self.context.fs.readdir(dir, 0, &mut |entry| {
-            let is_dir = entry.file_type == FileType::Directory;
-            if entry.name != b"." && entry.name != b".." && (is_dir || entry.file_type == FileType::Regular) {
-                found.push((entry.id, is_dir, entry.name.to_vec()));
-            }
-            true
-        });
-        match listed {
-            // The directory was removed during the walk.
-            Err(Error::NotFound) => Ok(Vec::new()),
-            listed => listed.map(|_| found).map_err(Failure::from),
-        }
-    }
-
-    fn file(&mut self, id: InodeId, node: usize) -> Result<()> {
-        let extents = match self.context.fs.extents(id) {
-            Ok(extents) => extents,
-            Err(Error::NotFound) => return Ok(()),
-            Err(error) => return Err(error.into()),
+    fn file(&mut self, id: InodeId, depth: u32, name: Vec<u8>) -> Result<()> {
+        let gone = |error: Error| match error {
+            Error::NotFound | Error::Stale => Ok(()),
+            error => Err(Failure::from(error)),
         };
-        for extent in extents {
-            if !matches!(extent.kind, ExtentKind::Data | ExtentKind::Prealloc) {
-                continue;
+        let nlink = match self.context.fs.getattr(id) {
+            Ok(attr) => attr.nlink,
+            Err(error) => return gone(error),
+        };
+        self.push(depth, name, (nlink > 1).then_some((id.root.0, id.ino.0)))?;
+        let mut from = Some(0);
+        while let Some(start) = from {
+            let (extents, next) = match self.context.fs.extents_from(id, start, BATCH) {
+                Ok(found) => found,
+                Err(error) => return gone(error),
+            };
+            let file = self.pending.len().saturating_sub(1);
+            for extent in extents.iter().filter(|one| matches!(one.kind, ExtentKind::Data | ExtentKind::Prealloc)) {
+                let skipped = if extent.compression == Compression::None { extent.extent_offset } else { 0 };
+                self.uses.push(Use {
+                    file,
+                    len_bytes: extent.len_bytes,
+                    at: extent.disk_bytenr.0.saturating_add(skipped),
+                    extent: (extent.disk_bytenr, extent.disk_len_bytes),
+                });
             }
-            let skipped = if extent.compression == Compression::None { extent.extent_offset } else { 0 };
-            self.uses.push(Use {
-                node,
-                len_bytes: extent.len_bytes,
-                at: extent.disk_bytenr.0.saturating_add(skipped),
-                extent: (extent.disk_bytenr, extent.disk_len_bytes),
-            });
+            if self.uses.len() >= BATCH {
+                self.settle()?;
+                self.context.job.check().map_err(Error::from)?;
+            }
+            from = next;
         }
-        if self.uses.len() >= BATCH { self.settle() } else { Ok(()) }
+        Ok(())
     }
 
-    /// Adds the bytes of the collected `uses` to the files that use them, and to the shared ranges.
+    fn push(&mut self, depth: u32, name: Vec<u8>, link: Option<(u64, u64)>) -> Result<()> {
+        let name = if self.has_names { name } else { Vec::new() };
+        if self.pending_bytes >= PENDING_BYTES {
+            self.write_pending()?;
+        }
+        self.pending_bytes = self.pending_bytes.saturating_add(name.len()).saturating_add(ENTRY_BYTES);
+        self.pending.push(Pending { depth, name, total: 0, exclusive: 0, link });
+        Ok(())
+    }
+
+    /// Counts everything collected so far, and writes it.
+    fn write_pending(&mut self) -> Result<()> {
+        self.settle()?;
+        self.pending_bytes = 0;
+        for Pending { depth, name, total, exclusive, link } in std::mem::take(&mut self.pending) {
+            self.write(&Line::Entry { depth, name, total, exclusive, link })?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, line: &Line) -> Result<()> {
+        let not_sent = |error| Failure::new(Errno::INVAL, format!("it cannot be sent: {error}"));
+        let mut text = serde_json::to_vec(line).map_err(not_sent)?;
+        text.push(b'\n');
+        self.out.write_all(&text).map_err(lost)
+    }
+
+    /// Adds the bytes of the collected `uses` to the files that use them, and writes the shared ranges.
     fn settle(&mut self) -> Result<()> {
         let uses = std::mem::take(&mut self.uses);
         let mut extents: Vec<(Logical, u64)> = uses.iter().map(|found| found.extent).collect();
@@ -237,35 +319,27 @@ impl Walk<'_, '_> {
         let shared = self.context.fs.extents_are_shared(&extents)?;
         let shared: HashSet<Logical> =
             extents.into_iter().zip(shared).filter(|(_, shared)| *shared).map(|((bytenr, _), _)| bytenr).collect();
-        for Use { node, len_bytes, at, extent } in uses {
-            let node = &mut self.nodes[node];
-            node.total = node.total.saturating_add(len_bytes);
+        let mut ranges = BTreeMap::new();
+        for Use { file, len_bytes, at, extent } in uses {
+            let Some(file) = self.pending.get_mut(file) else { continue };
+            file.total = file.total.saturating_add(len_bytes);
             if shared.contains(&extent.0) {
-                add_range(&mut self.shared, at, at.saturating_add(len_bytes));
+                add_range(&mut ranges, at, at.saturating_add(len_bytes));
             } else {
-                node.exclusive = node.exclusive.saturating_add(len_bytes);
+                file.exclusive = file.exclusive.saturating_add(len_bytes);
             }
+        }
+        if !ranges.is_empty() {
+            self.write(&Line::Shared(ranges.into_iter().collect()))?;
         }
         Ok(())
     }
+}
 
-    fn set_shared(&self) -> u64 {
-        self.shared.iter().map(|(start, end)| end.saturating_sub(*start)).sum()
-    }
-
-    /// Returns everything below the top; each directory comes before its content.
-    fn names(&self) -> Result<Vec<NamedEntry>> {
-        if self.nodes.len() > ENTRIES_MAX {
-            return Err(Failure::new(Errno::TOOBIG, "too many files for one list; use -s to print only the sums"));
-        }
-        // The top has index 0 and no entry.
-        let entry = |Node { name, parent, total, exclusive }: &Node| NamedEntry {
-            name: name.clone(),
-            parent: parent.and_then(|parent| u32::try_from(parent.checked_sub(1)?).ok()),
-            total: *total,
-            exclusive: *exclusive,
-        };
-        Ok(self.nodes.iter().skip(1).map(entry).collect())
+fn lost(error: io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::new(Errno::PIPE, "the reader of the count closed it before its end"),
+        _ => Failure::from(Error::Output(error)),
     }
 }
 
@@ -309,16 +383,6 @@ pub fn visit_paths<E>(
     Ok(())
 }
 
-fn entries(names: Vec<NamedEntry>) -> Vec<Entry> {
-    let mut entries = Vec::with_capacity(names.len());
-    let visit = |path: &[u8], entry: &NamedEntry| {
-        entries.push(Entry { path: path.to_vec(), total: entry.total, exclusive: entry.exclusive });
-        Ok::<(), std::convert::Infallible>(())
-    };
-    let Ok(()) = visit_paths(&names, visit);
-    entries
-}
-
 /// Adds a range to a set of ranges, and merges it with the ranges that it touches.
 fn add_range(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
     while let Some((&from, &to)) = ranges.range(..=end).next_back()
@@ -331,27 +395,76 @@ fn add_range(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
 }
 
 /// The number of uses that are counted at once.
-const BATCH: usize = 4096;
-/// The largest number of entries in a list. An answer with this many entries has about 40 MB.
-const ENTRIES_MAX: usize = 300_000;
+const BATCH: usize = 1024;
+/// Bytes of files and directories that wait to be counted and written.
+const PENDING_BYTES: usize = 64 << 10;
+/// Estimated bytes of a waiting file or directory without its name.
+const ENTRY_BYTES: usize = 96;
+/// Bytes that are written at once.
+const BUFFER: usize = 32 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn paths(names: &[NamedEntry]) -> Vec<(Vec<u8>, u64)> {
+        let mut paths = Vec::new();
+        let add = |path: &[u8], entry: &NamedEntry| {
+            paths.push((path.to_vec(), entry.total));
+            Ok::<(), std::convert::Infallible>(())
+        };
+        let Ok(()) = visit_paths(names, add);
+        paths
+    }
+
+    fn line(depth: u32, name: &str, total: u64, link: Option<(u64, u64)>) -> Line {
+        Line::Entry { depth, name: name.as_bytes().to_vec(), total, exclusive: total, link }
+    }
+
+    fn stream(lines: &[Line]) -> Vec<u8> {
+        let text = |line: &Line| [serde_json::to_vec(line).unwrap(), vec![b'\n']].concat();
+        lines.iter().flat_map(text).collect()
+    }
+
     #[test]
     fn directories_are_visited_after_their_content() {
-        let entry = |(name, parent): &(&str, Option<u32>)| NamedEntry {
-            name: name.as_bytes().to_vec(),
-            parent: *parent,
-            total: 0,
-            exclusive: 0,
-        };
-        // The last two are not below an earlier entry.
-        let names = [("d", None), ("a", Some(0)), ("e", Some(0)), ("b", Some(2)), ("f", None), ("x", Some(9))];
-        let paths: Vec<Vec<u8>> =
-            entries(names.iter().map(entry).collect()).into_iter().map(|entry| entry.path).collect();
-        assert_eq!(paths, [&b"d/a"[..], b"d/e/b", b"d/e", b"d", b"f", b"x"]);
+        let lines = [
+            line(0, "", 0, None),
+            line(1, "d", 0, None),
+            line(2, "a", 1, None),
+            line(2, "e", 0, None),
+            line(3, "b", 2, None),
+            line(1, "f", 4, None),
+        ];
+        let usage = collect(&stream(&lines)[..], true).unwrap();
+        let expected: [(&[u8], u64); 5] = [(b"d/a", 1), (b"d/e/b", 2), (b"d/e", 2), (b"d", 3), (b"f", 4)];
+        assert_eq!(paths(&usage.names), expected.map(|(path, total)| (path.to_vec(), total)));
+        assert_eq!((usage.total, usage.exclusive), (7, 7));
+        let sums = collect(&stream(&lines)[..], false).unwrap();
+        assert_eq!((sums.names.len(), sums.total), (0, 7));
+    }
+
+    #[test]
+    fn files_with_several_names_and_shared_ranges_count_once() {
+        let link = Some((5, 257));
+        let lines = [
+            line(0, "", 0, None),
+            line(1, "a", 10, link),
+            Line::Shared(vec![(0, 10), (30, 40)]),
+            line(1, "b", 10, link),
+            Line::Shared(vec![(5, 15)]),
+            line(1, "c", 1, Some((256, 257))),
+        ];
+        let usage = collect(&stream(&lines)[..], true).unwrap();
+        assert_eq!((usage.total, usage.set_shared), (11, 25), "U1");
+        assert_eq!(paths(&usage.names).len(), 2, "U1");
+    }
+
+    #[test]
+    fn a_stream_that_is_not_understood_is_refused() {
+        for wrong in [&b"{"[..], b"[]\n", &stream(&[line(3, "x", 0, None)])] {
+            assert_eq!(collect(wrong, true).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
     }
 
     #[test]

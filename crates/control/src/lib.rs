@@ -21,6 +21,8 @@
 //! | `server`     | the mount's end of the socket                                           |
 //! | `sent_files` | the files of a request, which may never answer                          |
 //! | `open_image` | the socket of an image that a process has open without a mount          |
+//! | `dir_part`   | walks through directories, in parts                                     |
+//! | `output`     | streams that clients receive through a pipe                             |
 //! | `client`     | the command line's end of the socket                                    |
 //! | `mount_file` | files of a mount, opened for a command without leaving the mount        |
 //! | `peer`       | whose process may answer a client                                       |
@@ -38,7 +40,10 @@
 //!    and shows progress), [`Request::ends_with_client`] (it stops when its client goes away) and [`Request::changes`]
 //!    (it may change the filesystem).
 //! 4. In the command line, open a [`Channel`], open the files with [`Channel::open`], and call [`Channel::call`].
-//! 5. Add tests: a line for each permission in `tests/permissions.rs`, and a run on a mount and on an image that must
+//! 5. Bound the memory of the request: any user can run [`Server`]'s commands in parallel, and memory use has to stay
+//!    within `--memory`. An answer holds at most about a quarter of a MiB. A longer list is answered in pages, or written
+//!    to a stream while it is made. `cli/tests/worst_requests.rs` sends every request in its worst form: add yours.
+//! 6. Add tests: a line for each permission in `tests/permissions.rs`, and a run on a mount and on an image that must
 //!    give equal output.
 //!
 //! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client calls
@@ -57,6 +62,7 @@ mod caller;
 mod client;
 pub mod defragment;
 pub mod device;
+mod dir_part;
 pub mod disk_usage;
 mod execute;
 mod failure;

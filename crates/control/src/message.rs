@@ -92,9 +92,9 @@ impl Request {
         }
     }
 
-    /// Whether the command reads or writes a send stream, whose descriptor comes last with the request.
+    /// Whether the command reads or writes a stream, whose descriptor comes last with the request.
     pub fn takes_stream(&self) -> bool {
-        matches!(self, Self::Receive(_) | Self::Send(_))
+        matches!(self, Self::Receive(_) | Self::Send(_) | Self::DiskUsage(_))
     }
 
     /// Whether the command may change the filesystem.

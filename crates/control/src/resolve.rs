@@ -109,14 +109,15 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             let (mut paths, mut len_bytes) = (Vec::new(), 0);
             is_cut = uses.len() > max;
             for id in inodes {
-                let of_inode = fs.paths_of(id, max.saturating_add(1))?;
-                len_bytes += of_inode.iter().map(Vec::len).sum::<usize>();
-                paths.extend(of_inode);
-                if paths.len() > max || len_bytes > PATHS_BYTES_MAX {
-                    paths.truncate(max);
+                let rest = PATHS_BYTES_MAX.saturating_sub(len_bytes);
+                if rest == 0 || paths.len() == max {
                     is_cut = true;
                     break;
                 }
+                let (of_inode, has_more) = fs.paths_of(id, max.saturating_sub(paths.len()), rest)?;
+                is_cut |= has_more;
+                len_bytes += of_inode.iter().map(|path| path.len() + PATH_OVERHEAD).sum::<usize>();
+                paths.extend(of_inode);
             }
             paths
         }
@@ -127,7 +128,10 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             return Ok(Response::Inodes(uses.iter().map(of).collect()));
         }
         Request::Inode { of, ino } => {
-            fs.paths_of(InodeId { root: context.inode(of)?.root, ino: Ino(ino) }, RESULTS_MAX)?
+            let id = InodeId { root: context.inode(of)?.root, ino: Ino(ino) };
+            let (paths, has_more) = fs.paths_of(id, RESULTS_MAX, PATHS_BYTES_MAX)?;
+            is_cut = has_more;
+            paths
         }
         Request::Subvolume { id } => vec![fs.subvolume_info(RootId(id))?.path],
         Request::RootId { .. } => Vec::new(),
@@ -150,5 +154,7 @@ fn limit(max: Option<u32>) -> usize {
 pub const RESULTS_MAX: usize = 4096;
 /// A request can ask for at most this number of results. The largest buffer of btrfs-progs has room for so many.
 const HIGHEST_MAX: usize = (16 << 20) / 24;
-/// The bytes of paths after which an answer ends. As JSON, they must fit into an answer.
-const PATHS_BYTES_MAX: usize = 8 << 20;
+/// The bytes of paths after which an answer ends. The answer takes a few times this memory while it is sent.
+const PATHS_BYTES_MAX: usize = 1 << 20;
+/// Estimated bytes of a path in memory, besides its names.
+const PATH_OVERHEAD: usize = 32;

@@ -160,7 +160,7 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (receive(), &["/open"], [BADF, BADF, PERM, PERM, PERM]),
         (receive(), &["/closed"], [BADF, ACCES, PERM, PERM, PERM]),
         (Request::Filesystem(whole::Request::Trim { start: 0, len_bytes: u64::MAX, min_bytes: 0 }), &["/"], admins),
-        (Request::DiskUsage(disk_usage::Request { of: 0, lists: true, by_name: false }), &["/open"], everyone),
+        (Request::DiskUsage(disk_usage::Request { of: 0, names: true }), &["/open"], [BADF; 5]),
         (Request::Search(search::Request::Items(items())), &["/"], admins),
         (Request::Search(search::Request::Path { tree: None, inode: 256 }), &["/"], everyone),
         (Request::Search(search::Request::Path { tree: None, inode: 257 }), &["/"], admins),

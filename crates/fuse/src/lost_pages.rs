@@ -38,7 +38,7 @@ impl LostPages {
     /// has doubled, so that the messages for one file are few.
     pub(crate) fn note(&self, fs: &Fs, id: InodeId, offset: u64, len: usize, errno: Errno) {
         let Some(loss) = self.add(id, offset, len as u64, errno) else { return };
-        match fs.paths_of(id, 1).ok().and_then(|mut paths| paths.pop()) {
+        match fs.paths_of(id, 1, 0).ok().and_then(|(mut paths, _)| paths.pop()) {
             Some(path) => tracing::error!("pages of {}", lost_of(&path, &loss)),
             None => tracing::error!("pages of inode {id:?}, which has no name, {}", loss.text()),
         }
@@ -97,7 +97,7 @@ impl LostPages {
 
     fn with_paths(&self, fs: &Fs) -> Vec<(Vec<u8>, Loss)> {
         let files = self.0.lock().clone();
-        files.into_iter().filter_map(|(id, loss)| Some((fs.paths_of(id, 1).ok()?.pop()?, loss))).collect()
+        files.into_iter().filter_map(|(id, loss)| Some((fs.paths_of(id, 1, 0).ok()?.0.pop()?, loss))).collect()
     }
 }
 

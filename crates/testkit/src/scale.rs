@@ -47,7 +47,7 @@ impl Cost {
 
 /// Costs of the stages of one run, in order.
 #[derive(Debug)]
-pub struct Stages {
+pub(crate) struct Stages {
     fs: Arc<Fs>,
     /// Names and costs.
     pub costs: Vec<(&'static str, Cost)>,
@@ -345,7 +345,7 @@ fn links(size: u64) -> Result<Stages> {
     })?;
     stages.run("stat", |fs| (0..size).try_for_each(|number| Ok(fs.lookup(dir, &name_of(number)).map(drop)?)))?;
     stages.run("paths", |fs| {
-        let found = fs.paths_of(file, usize::MAX)?.len() as u64;
+        let found = fs.paths_of(file, usize::MAX, usize::MAX)?.0.len() as u64;
         ensure!(found > size, "{found} paths of {size}");
         Ok(())
     })?;

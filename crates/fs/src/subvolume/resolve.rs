@@ -10,40 +10,46 @@ use crate::items::dir_item::in_tree;
 use crate::types::InodeId;
 
 impl Fs {
-    /// All paths of an inode from the top level, one for each of its names; at most `limit`. Fails if there is no such
-    /// inode.
-    pub fn paths_of(&self, id: InodeId, limit: usize) -> Result<Vec<Vec<u8>>> {
+    /// Paths of an inode from the top level, one for each of its names: at most `limit`, and no more than have
+    /// `len_bytes` together. Also returns whether there are more. Fails if there is no such inode.
+    pub fn paths_of(&self, id: InodeId, limit: usize, len_bytes: usize) -> Result<(Vec<Vec<u8>>, bool)> {
         let Some(tree) = self.engine.tree(id.root)? else { return Err(Error::NotFound) };
         if tree.get(&Key::new(id.ino.0, KeyType::INODE_ITEM, 0))?.is_none() {
             return Err(Error::NotFound);
         }
         if id.ino == Ino::ROOT_DIR {
-            return Ok(vec![self.path_of(id)?]);
+            return Ok((vec![self.path_of(id)?], false));
         }
-        let start = Key::new(id.ino.0, KeyType::INODE_REF, 0);
+        let mut start = Key::new(id.ino.0, KeyType::INODE_REF, 0);
         let end = Key::new(id.ino.0, KeyType::INODE_EXTREF, u64::MAX);
-        let mut links = Vec::new();
-        for (key, item) in tree.range(&start, &end, limit)? {
-            if key.item_type == KeyType::INODE_REF {
+        let (mut paths, mut room) = (Vec::new(), len_bytes);
+        // Item by item, because an inode can have many names.
+        while let Some((key, item)) = tree.first_ge(&start, &end)? {
+            let links: Vec<(Ino, Vec<u8>)> = if key.item_type == KeyType::INODE_REF {
                 let refs = InodeRef::decode_all(&item).map_err(in_tree(&tree))?;
-                links.extend(refs.into_iter().map(|link| (Ino(key.offset), link.name)));
+                refs.into_iter().map(|link| (Ino(key.offset), link.name)).collect()
             } else {
                 let refs = InodeExtref::decode_all(&item).map_err(in_tree(&tree))?;
-                links.extend(refs.into_iter().map(|link| (Ino(link.parent), link.name)));
+                refs.into_iter().map(|link| (Ino(link.parent), link.name)).collect()
+            };
+            for (dir, name) in links {
+                let mut path = self.path_of(InodeId { root: id.root, ino: dir })?;
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend(name);
+                if paths.len() >= limit || (path.len() > room && !paths.is_empty()) {
+                    paths.sort();
+                    return Ok((paths, true));
+                }
+                room = room.saturating_sub(path.len());
+                paths.push(path);
             }
-        }
-        links.truncate(limit);
-        let mut paths = Vec::with_capacity(links.len());
-        for (dir, name) in links {
-            let mut path = self.path_of(InodeId { root: id.root, ino: dir })?;
-            if !path.is_empty() {
-                path.push(b'/');
-            }
-            path.extend(name);
-            paths.push(path);
+            let Some(next) = key.successor() else { break };
+            start = next;
         }
         paths.sort();
-        Ok(paths)
+        Ok((paths, false))
     }
 
     /// The files that use the data at an address, as of the last commit, at most `limit`. With `whole_extent`, also the

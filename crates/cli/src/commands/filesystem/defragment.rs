@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
-use ubtrfs_control::defragment::{LISTED_MAX, Listed, Method, Request, Response};
+use ubtrfs_control::defragment::{Listed, Method, Request, Response};
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
@@ -123,8 +123,9 @@ fn list(target: &Target, done: &Response) -> anyhow::Result<()> {
         path => target.child(path).to_string(),
     };
     print_out(&done.listed.iter().map(|listed| path(listed) + "\n").collect::<String>())?;
-    if done.listed.len() == LISTED_MAX {
-        warn(&format!("only the first {LISTED_MAX} of {} files in {target} are listed", done.files));
+    let nr_listed = done.listed.len();
+    if (nr_listed as u64) < done.files {
+        warn(&format!("only the first {nr_listed} of {} files in {target} are listed", done.files));
     }
     Ok(())
 }

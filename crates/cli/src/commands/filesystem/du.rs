@@ -1,14 +1,17 @@
 //! `ubtrfs filesystem du [-s] [--raw] [--json] PATH|IMAGE:PATH ...`
 
 use std::convert::Infallible;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::thread;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Channel;
-use ubtrfs_control::disk_usage::{NamedEntry, Request, Response, visit_paths};
+use ubtrfs_control::disk_usage::{NamedEntry, Request, Usage, collect, visit_paths};
 use ubtrfs_format::print::insert_name;
+use ubtrfs_fs::Job;
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
@@ -51,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !found.is_empty() {
         show(args, &found)?;
     }
-    for (target, Response { unreadable, .. }) in found.iter().filter(|(_, du)| du.unreadable > 0) {
+    for (target, Found { unreadable, .. }) in found.iter().filter(|(_, du)| du.unreadable > 0) {
         status = print_error(&anyhow!(
             "{target}: you may not read {unreadable} of the files and directories below it, so they were not counted"
         ));
@@ -59,13 +62,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-fn show(args: &Args, found: &[(&Target, Response)]) -> anyhow::Result<()> {
+/// The count of one argument.
+struct Found {
+    usage: Usage,
+    unreadable: u64,
+}
+
+fn show(args: &Args, found: &[(&Target, Found)]) -> anyhow::Result<()> {
     if args.json {
         let all: Vec<_> = found
             .iter()
-            .map(|(target, du)| {
+            .map(|(target, Found { usage: du, unreadable })| {
                 let mut of = json!({
-                    "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared, "unreadable": du.unreadable
+                    "total": du.total, "exclusive": du.exclusive, "set_shared": du.set_shared, "unreadable": unreadable
                 });
                 insert_name(&mut of, "path", &target.bytes());
                 if !args.summarize {
@@ -91,7 +100,7 @@ fn show(args: &Args, found: &[(&Target, Response)]) -> anyhow::Result<()> {
     let mut out = BufWriter::new(stdout());
     let mut print = |line: String| out.write_all(line.as_bytes()).context(OUTPUT_LOST);
     print(format!("{:>10}  {:>10}  {:>10}  {}\n", "Total", "Exclusive", "Set shared", "Filename"))?;
-    for (target, du) in found {
+    for (target, Found { usage: du, .. }) in found {
         visit_paths(&du.names, |path, entry| {
             print(line(entry.total, entry.exclusive, "-", &target.child(path).to_string()))
         })?;
@@ -100,12 +109,23 @@ fn show(args: &Args, found: &[(&Target, Response)]) -> anyhow::Result<()> {
     out.flush().context(OUTPUT_LOST)
 }
 
-fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
+fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Found> {
     let cannot = || format!("cannot count the bytes of {target}");
     let file = open(channel, target)?;
-    let request = ubtrfs_control::Request::DiskUsage(Request { of: 0, lists: !args.summarize, by_name: true });
-    match with_progress("counting", |job| channel.call_with(request, &[&file], job)).with_context(cannot)? {
-        ubtrfs_control::Response::DiskUsage(found) => Ok(found),
-        _ => bail!("the server of {target} answered something else"),
-    }
+    let names = !args.summarize;
+    let request = ubtrfs_control::Request::DiskUsage(Request { of: 0, names });
+    let (from, to) = io::pipe().with_context(cannot)?;
+    let (called, usage) = thread::scope(|scope| {
+        let reader = scope.spawn(move || collect(BufReader::new(from), names));
+        let count = |job: &Job| channel.call_with_output(request, &[&file], to.as_fd(), false, job);
+        let called = with_progress("counting", count);
+        // The stream ends with its last writer.
+        drop(to);
+        (called, reader.join())
+    });
+    let ubtrfs_control::Response::DiskUsage(done) = called.with_context(cannot)? else {
+        bail!("the server of {target} answered something else")
+    };
+    let usage = usage.map_err(|_| anyhow!("the reader of the count failed: this is a bug of ubtrfs"))?;
+    Ok(Found { usage: usage.with_context(cannot)?, unreadable: done.unreadable })
 }

@@ -27,7 +27,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let json = args.json;
         let (done, printed) = thread::scope(|scope| {
             let printer = scope.spawn(move || print(BufReader::new(from), json));
-            let done = with_progress("comparing", |job| channel.call_with_output(request, to.as_fd(), false, job));
+            let done = with_progress("comparing", |job| channel.call_with_output(request, &[], to.as_fd(), false, job));
             drop(to);
             (done, printer.join())
         });

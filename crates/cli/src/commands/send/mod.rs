@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let bar =
             if args.quiet { indicatif::ProgressBar::hidden() } else { crate::common::progress_bytes(None, "sending") };
         let done = with_progress_by(bar, "sending", |job| {
-            channel.call_with_output(AnyRequest::Send(request), output, replaces, job)
+            channel.call_with_output(AnyRequest::Send(request), &[], output, replaces, job)
         });
         if args.file.is_none() && done.as_ref().is_err_and(|failure| failure.errno() == Errno::PIPE) {
             return Err(reader_gone());

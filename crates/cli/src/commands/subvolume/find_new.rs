@@ -41,7 +41,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let found = thread::scope(|scope| {
             // If standard output fails, the pipe breaks, and the search ends.
             let printer = scope.spawn(print);
-            let found = with_progress("searching", |job| channel.call_with_output(request, to.as_fd(), false, job));
+            let found =
+                with_progress("searching", |job| channel.call_with_output(request, &[], to.as_fd(), false, job));
             drop(to);
             match printer.join() {
                 Ok(printed) => printed.map(|()| found).context(OUTPUT_LOST),
