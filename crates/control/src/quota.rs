@@ -183,8 +183,8 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Rescan => fs.start_quota_rescan().map(done)?,
         Request::RescanWait => fs.wait_for_quota_rescan(context.job).map(done)?,
         Request::Groups { from } => {
-            let groups = fs.qgroups()?.into_iter().filter(|group| group.id.0 >= from);
-            Response::Groups(groups.take(PAGE).map(Group::from).collect())
+            let groups = fs.qgroups_from(QgroupId(from), PAGE)?;
+            Response::Groups(groups.into_iter().map(Group::from).collect())
         }
         Request::Create { id } => fs.create_qgroup(QgroupId(id)).map(done)?,
         Request::Destroy { id } => fs.destroy_qgroup(QgroupId(id)).map(done)?,

@@ -154,9 +154,8 @@ fn path(context: &Context<'_>, tree: Option<u64>, inode: u64) -> Result<Response
 
 fn children(context: &Context<'_>, of: FileNr, from: u64) -> Result<Vec<(u64, u64)>> {
     let parent = context.inode(of)?.root;
-    let list = context.fs.subvolumes()?;
-    let of_parent = list.iter().filter(|info| info.parent == Some(parent) && info.id.0 >= from);
-    Ok(of_parent.map(|info| (info.id.0, info.dirid.0)).take(CHILDREN_MAX).collect())
+    let children = context.fs.children_of(parent, RootId(from), CHILDREN_MAX)?;
+    Ok(children.into_iter().map(|(id, dirid)| (id.0, dirid.0)).collect())
 }
 
 fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) -> Result<Response> {
@@ -167,8 +166,8 @@ fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) ->
     }
     // Climb from the directory that holds the name up to file 0. If the climb does not reach file 0, access is denied.
     let mut dir = InodeId { root: top.root, ino: dirid };
-    let mut names = Vec::new();
-    for _ in 0..NESTING_MAX {
+    let (mut names, mut len_bytes) = (Vec::new(), 0);
+    while len_bytes <= PATH_BYTES_MAX {
         if dir == top {
             names.reverse();
             let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
@@ -178,9 +177,10 @@ fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) ->
             break;
         }
         may_read_names(fs, context.caller, dir)?;
-        let path = fs.path_in_subvolume(dir)?;
-        names.push(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec());
-        dir = fs.parent(dir)?;
+        let (above, name) = fs.first_name(dir)?;
+        len_bytes = len_bytes.saturating_add(name.len()).saturating_add(1);
+        names.push(name);
+        dir = above;
     }
     Err(Error::AccessDenied.into())
 }
@@ -189,9 +189,11 @@ fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) ->
 const HEADER_LEN: usize = 32;
 /// The largest number of items in an answer.
 const ITEMS_MAX: usize = 100_000;
-/// The largest number of bytes in an answer.
-const LEN_MAX: usize = 8 << 20;
+/// The largest number of bytes in an answer, which is more than the longest item. The answer takes a few times this
+/// memory while it is sent. A client that wants more continues after the last item, as after a full answer of Linux.
+const LEN_MAX: usize = 256 << 10;
 /// The largest number of children in one answer: one more than the ioctl has room for.
 const CHILDREN_MAX: usize = 256;
-/// The greatest depth of a directory below file 0. Access to names in deeper directories is denied.
-const NESTING_MAX: usize = 4096;
+/// The greatest length of a path below file 0. Access to names with longer paths is denied. (Linux's longest path has
+/// 4096 bytes.)
+const PATH_BYTES_MAX: usize = 64 << 10;

@@ -188,8 +188,8 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     let done = |()| Response::Done;
     match request {
         Request::Info { of } => info(context, of),
-        Request::List { from } => page(context, RootId(from), Fs::subvolumes).map(Response::Page),
-        Request::ListDeleted { from } => page(context, RootId(from), Fs::deleted_subvolumes).map(Response::Page),
+        Request::List { from } => page(context, RootId(from), Fs::subvolumes_from).map(Response::Page),
+        Request::ListDeleted { from } => page(context, RootId(from), Fs::deleted_subvolumes_from).map(Response::Page),
         Request::Create { dir, name, umask, qgroups, limits } => {
             create(context, dir, &name, umask, (&qgroups, limits)).map(done)
         }
@@ -213,11 +213,10 @@ fn info(context: &Context<'_>, of: FileNr) -> Result<Response> {
 fn page(
     context: &Context<'_>,
     from: RootId,
-    list: impl Fn(&Fs) -> ubtrfs_fs::Result<Vec<SubvolumeInfo>>,
+    list: impl Fn(&Fs, RootId, usize) -> ubtrfs_fs::Result<Vec<SubvolumeInfo>>,
 ) -> Result<Vec<Subvolume>> {
     context.require_admin()?;
-    let list = list(context.fs)?;
-    Ok(list.into_iter().filter(|info| info.id >= from).take(PAGE).map(Subvolume::from).collect())
+    Ok(list(context.fs, from, PAGE)?.into_iter().map(Subvolume::from).collect())
 }
 
 fn create(

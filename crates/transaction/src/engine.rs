@@ -385,15 +385,18 @@ impl Engine {
         self.roots.nr_trees()
     }
 
+    /// The root item of a tree that is in memory, which may be newer than the item in the root tree.
+    pub fn loaded_root_item(&self, id: RootId) -> Option<RootItem> {
+        self.roots.get(id)?.root.lock().item.clone()
+    }
+
     /// Returns the current root item of a tree, or `None` if the tree does not exist.
     ///
     /// # Errors
     ///
     /// Fails if the root tree cannot be read or the root item is corrupt.
     pub fn root_item(&self, id: RootId) -> Result<Option<RootItem>> {
-        if let Some(tree) = self.roots.get(id)
-            && let Some(item) = tree.root.lock().item.clone()
-        {
+        if let Some(item) = self.loaded_root_item(id) {
             return Ok(Some(item));
         }
         Ok(self.find_root_item(id)?.map(|(_, item)| item))

@@ -87,6 +87,14 @@ pub(crate) struct Place {
     pub(crate) root_ref: RootRef,
 }
 
+/// A subvolume in the root tree.
+#[derive(Debug)]
+struct Root {
+    id: RootId,
+    item: RootItem,
+    place: Option<Place>,
+}
+
 fn info_without_path(id: RootId, item: &RootItem) -> SubvolumeInfo {
     SubvolumeInfo {
         id,
@@ -109,86 +117,224 @@ fn info_without_path(id: RootId, item: &RootItem) -> SubvolumeInfo {
     }
 }
 
+/// Paths of directories that hold names of subvolumes, for one listing. Most subvolumes lie in a few directories.
+#[derive(Debug, Default)]
+struct KnownPaths {
+    paths: HashMap<InodeId, Vec<u8>>,
+    len_bytes: usize,
+}
+
+impl KnownPaths {
+    fn keep(&mut self, dir: InodeId, path: &[u8]) {
+        if self.len_bytes > KNOWN_PATHS_BYTES {
+            *self = Self::default();
+        }
+        self.len_bytes = self.len_bytes.saturating_add(path.len()).saturating_add(ENTRY_BYTES);
+        self.paths.insert(dir, path.to_vec());
+    }
+}
+
+/// Which subvolumes to list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Living,
+    Deleted,
+}
+
 impl Fs {
     /// All subvolumes, in the order of their ids, the top level first.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        let mut paths = HashMap::from([(RootId::FS_TREE, Vec::new())]);
+        let (mut list, mut from) = (Vec::new(), RootId(0));
+        loop {
+            let page = self.subvolumes_from(from, usize::MAX)?;
+            let Some(last) = page.last() else { return Ok(list) };
+            from = RootId(last.id.0.saturating_add(1));
+            list.extend(page);
+        }
+    }
+
+    /// The subvolumes whose ids are at least `from`, in the order of their ids: at most `limit`, and no more than fit
+    /// into about a quarter of a MiB. Empty after the last subvolume.
+    pub fn subvolumes_from(&self, from: RootId, limit: usize) -> Result<Vec<SubvolumeInfo>> {
+        self.list(from, limit, Wanted::Living)
+    }
+
+    /// Deleted subvolumes whose space is not free yet, as [`Self::subvolumes_from`]. They have no path and no parent.
+    pub fn deleted_subvolumes_from(&self, from: RootId, limit: usize) -> Result<Vec<SubvolumeInfo>> {
+        self.list(from, limit, Wanted::Deleted)
+    }
+
+    fn list(&self, from: RootId, limit: usize, wanted: Wanted) -> Result<Vec<SubvolumeInfo>> {
         let mut list = Vec::new();
-        for id in self.subvolume_ids()? {
-            let Some(item) = self.engine.root_item(id)?.filter(|item| item.refs > 0) else { continue };
-            if self.subvolumes.is_deleted(id) {
-                continue;
+        let mut len_bytes = 0_usize;
+        let mut known = KnownPaths::default();
+        let mut next = Some(from);
+        while let Some(from) = next {
+            let (found, rest) = self.roots_from(from)?;
+            for Root { id, item, place } in found {
+                let item = self.engine.loaded_root_item(id).unwrap_or(item);
+                let is_living = item.refs > 0 && !self.subvolumes.is_deleted(id);
+                if is_living != (wanted == Wanted::Living) {
+                    continue;
+                }
+                if list.len() >= limit || len_bytes >= PAGE_BYTES {
+                    return Ok(list);
+                }
+                let info = match wanted {
+                    Wanted::Living => self.info_of(id, &item, place, &mut known)?,
+                    Wanted::Deleted => info_without_path(id, &item),
+                };
+                len_bytes = len_bytes.saturating_add(info.path.len()).saturating_add(ENTRY_BYTES);
+                list.push(info);
             }
-            list.push(self.info_of(id, &item, &mut paths)?);
+            next = rest;
         }
         Ok(list)
     }
 
-    /// Deleted subvolumes whose space is not free yet, in the order of their ids. They have no path and no parent.
-    pub fn deleted_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        let mut list = Vec::new();
-        for id in self.subvolume_ids()? {
-            let Some(item) = self.engine.root_item(id)? else { continue };
-            if item.refs == 0 || self.subvolumes.is_deleted(id) {
-                list.push(info_without_path(id, &item));
-            }
-        }
-        Ok(list)
-    }
-
-    /// The ids of all subvolumes that have a root item, deleted ones too, the top level first.
-    fn subvolume_ids(&self) -> Result<Vec<RootId>> {
+    /// Reads some root items of subvolumes with their places, in the order of the ids, the top level first. Also returns
+    /// the id to continue from; `None` after the last subvolume.
+    fn roots_from(&self, from: RootId) -> Result<(Vec<Root>, Option<RootId>)> {
         let roots = root_tree(&self.engine)?;
-        let mut ids = vec![RootId::FS_TREE];
-        let mut start = Key::new(objectid::FIRST_FREE, KeyType::ROOT_ITEM, 0);
-        let end = Key::new(objectid::LAST_FREE, KeyType::ROOT_ITEM, u64::MAX);
-        while let Some((key, _)) = roots.first_ge(&start, &end)? {
-            // Skip inodes of the free space cache (v1), which are in the root tree too.
-            start = if key.item_type < KeyType::ROOT_ITEM {
-                Key::new(key.objectid, KeyType::ROOT_ITEM, 0)
-            } else {
-                Key::new(key.objectid.saturating_add(1), KeyType::ROOT_ITEM, 0)
-            };
-            if key.item_type == KeyType::ROOT_ITEM {
-                ids.push(RootId(key.objectid));
+        let first = if from <= RootId::FS_TREE { RootId::FS_TREE } else { from.max(RootId(objectid::FIRST_FREE)) };
+        let start = Key::new(first.0, KeyType::ROOT_ITEM, 0);
+        let end = Key::new(objectid::LAST_FREE, KeyType::ROOT_BACKREF, u64::MAX);
+        let (mut found, mut failure, mut last): (Vec<Root>, Option<Error>, Option<Key>) = (Vec::new(), None, None);
+        let nr_items = roots.visit(&start, &end, ITEMS_AT_ONCE, |key, raw| {
+            last = Some(*key);
+            let id = RootId(key.objectid);
+            if !id.is_subvolume() {
+                return;
             }
+            match key.item_type {
+                KeyType::ROOT_ITEM => match RootItem::decode_any(raw).map_err(in_tree(&roots)) {
+                    // The last root item is the current one.
+                    Ok(item) if found.last().is_some_and(|root| root.id == id) => {
+                        found.last_mut().into_iter().for_each(|root| root.item = item.clone());
+                    }
+                    Ok(item) => found.push(Root { id, item, place: None }),
+                    Err(error) => failure = failure.take().or(Some(error)),
+                },
+                KeyType::ROOT_BACKREF => match RootRef::decode(raw).map_err(in_tree(&roots)) {
+                    Ok(root_ref) => {
+                        if let Some(root) = found.last_mut().filter(|root| root.id == id && root.place.is_none()) {
+                            root.place = Some(Place { parent: RootId(key.offset), root_ref });
+                        }
+                    }
+                    Err(error) => failure = failure.take().or(Some(error)),
+                },
+                _ => {}
+            }
+        })?;
+        if let Some(error) = failure {
+            return Err(error);
         }
-        Ok(ids)
+        let Some(last) = last.filter(|_| nr_items == ITEMS_AT_ONCE) else { return Ok((found, None)) };
+        // The references to children come after the subvolume's own items and may be many, so they are skipped. If the
+        // last subvolume may be incomplete, the next call begins with it.
+        let is_complete = last.item_type > KeyType::ROOT_BACKREF;
+        let is_only = found.len() < 2;
+        if !is_complete && !is_only && found.last().is_some_and(|root| root.id.0 == last.objectid) {
+            found.pop();
+            return Ok((found, Some(RootId(last.objectid))));
+        }
+        Ok((found, Some(RootId(last.objectid.saturating_add(1)))))
+    }
+
+    /// The subvolumes whose names lie in `parent`, in the order of their ids, each with the directory that holds its
+    /// name. At most `limit`, beginning at `from`.
+    pub fn children_of(&self, parent: RootId, from: RootId, limit: usize) -> Result<Vec<(RootId, Ino)>> {
+        let roots = root_tree(&self.engine)?;
+        let mut children = Vec::new();
+        let mut start = Key::new(parent.0, KeyType::ROOT_REF, from.0);
+        let end = Key::new(parent.0, KeyType::ROOT_REF, u64::MAX);
+        while children.len() < limit {
+            let wanted = limit.saturating_sub(children.len());
+            let (mut last, mut failure) = (None, None);
+            let nr_items = roots.visit(&start, &end, wanted, |key, raw| {
+                last = Some(*key);
+                match RootRef::decode(raw).map_err(in_tree(&roots)) {
+                    Ok(root_ref) => children.push((RootId(key.offset), Ino(root_ref.dirid))),
+                    Err(error) => failure = Some(error),
+                }
+            })?;
+            if let Some(error) = failure {
+                return Err(error);
+            }
+            children.retain(|(id, _)| !self.subvolumes.is_deleted(*id));
+            let Some(next) = last.and_then(|last: Key| last.successor()).filter(|_| nr_items == wanted) else { break };
+            start = next;
+        }
+        Ok(children)
     }
 
     /// Information about one subvolume.
     pub fn subvolume_info(&self, id: RootId) -> Result<SubvolumeInfo> {
         let item = self.engine.root_item(id)?.filter(|item| item.refs > 0 && !self.subvolumes.is_deleted(id));
-        let mut paths = HashMap::from([(RootId::FS_TREE, Vec::new())]);
-        self.info_of(id, &item.ok_or(Error::NotFound)?, &mut paths)
+        let item = item.ok_or(Error::NotFound)?;
+        self.info_of(id, &item, self.place_of(id)?, &mut KnownPaths::default())
     }
 
-    fn info_of(&self, id: RootId, item: &RootItem, paths: &mut HashMap<RootId, Vec<u8>>) -> Result<SubvolumeInfo> {
-        let place = self.place_of(id)?;
-        Ok(SubvolumeInfo {
-            path: self.subvolume_path(id, paths, 0)?,
-            parent: place.as_ref().map(|place| place.parent),
-            dirid: place.as_ref().map_or(Ino(0), |place| Ino(place.root_ref.dirid)),
-            ..info_without_path(id, item)
-        })
+    fn info_of(
+        &self,
+        id: RootId,
+        item: &RootItem,
+        place: Option<Place>,
+        known: &mut KnownPaths,
+    ) -> Result<SubvolumeInfo> {
+        let mut info = info_without_path(id, item);
+        if let Some(Place { parent, root_ref }) = place.filter(|_| id != RootId::FS_TREE) {
+            let dir = InodeId { root: parent, ino: Ino(root_ref.dirid) };
+            info.path = self.known_path(dir, known)?;
+            push_name(&mut info.path, &root_ref.name);
+            (info.parent, info.dirid) = (Some(parent), dir.ino);
+        }
+        Ok(info)
     }
 
-    /// Path of a subvolume from the top level. A loop of damaged references ends the path.
-    fn subvolume_path(&self, id: RootId, paths: &mut HashMap<RootId, Vec<u8>>, depth: usize) -> Result<Vec<u8>> {
-        if let Some(path) = paths.get(&id) {
+    fn known_path(&self, dir: InodeId, known: &mut KnownPaths) -> Result<Vec<u8>> {
+        if let Some(path) = known.paths.get(&dir) {
             return Ok(path.clone());
         }
-        let mut path = Vec::new();
-        if let Some(place) = self.place_of(id)?
-            && depth < MAX_NESTING
-        {
-            path = self.subvolume_path(place.parent, paths, depth.saturating_add(1))?;
-            for name in self.names_up(InodeId { root: place.parent, ino: Ino(place.root_ref.dirid) })? {
-                push_name(&mut path, &name);
+        let path = self.path_up(dir, known)?;
+        known.keep(dir, &path);
+        Ok(path)
+    }
+
+    /// The path of an inode from the top level, by first names. A loop of damaged references ends the path. Of a path
+    /// that is longer than [`PATH_BYTES_MAX`], only the last names are returned, because users can nest directories
+    /// without limit.
+    fn path_up(&self, inode: InodeId, known: &KnownPaths) -> Result<Vec<u8>> {
+        let (mut names, mut len_bytes) = (Vec::new(), 0_usize);
+        let mut start = Vec::new();
+        let mut at = inode;
+        for _ in 0..MAX_NESTING.saturating_mul(2) {
+            if let Some(path) = known.paths.get(&at) {
+                start.clone_from(path);
+                break;
             }
-            push_name(&mut path, &place.root_ref.name);
+            let (above, name) = if at.ino == Ino::ROOT_DIR {
+                if at.root == RootId::FS_TREE {
+                    break;
+                }
+                let Some(Place { parent, root_ref }) = self.place_of(at.root)? else { break };
+                (InodeId { root: parent, ino: Ino(root_ref.dirid) }, root_ref.name)
+            } else {
+                let Some(tree) = self.engine.tree(at.root)? else { break };
+                let Some((parent, name)) = dir_item::first_link(&tree, at.ino)? else { break };
+                (InodeId { root: at.root, ino: parent }, name)
+            };
+            len_bytes = len_bytes.saturating_add(name.len()).saturating_add(1);
+            if len_bytes > PATH_BYTES_MAX {
+                break;
+            }
+            names.push(name);
+            at = above;
         }
-        paths.insert(id, path.clone());
+        let mut path = if start.len().saturating_add(len_bytes) > PATH_BYTES_MAX { Vec::new() } else { start };
+        for name in names.iter().rev() {
+            push_name(&mut path, name);
+        }
         Ok(path)
     }
 
@@ -248,11 +394,7 @@ impl Fs {
 
     /// Path of an inode from the top level, by the inode's first name, for messages and listings.
     pub fn path_of(&self, dir: InodeId) -> Result<Vec<u8>> {
-        let mut path = self.subvolume_path(dir.root, &mut HashMap::from([(RootId::FS_TREE, Vec::new())]), 0)?;
-        for name in self.names_up(dir)? {
-            push_name(&mut path, &name);
-        }
-        Ok(path)
+        self.path_up(dir, &KnownPaths::default())
     }
 
     /// The inode that an entry of `dir` points to. If the entry names a subvolume that lies elsewhere (a snapshot
@@ -278,3 +420,13 @@ fn push_name(path: &mut Vec<u8>, name: &[u8]) {
 
 /// Limit on the number of names in a path, which ends loops of damaged references.
 const MAX_NESTING: usize = 4096;
+/// Length in bytes of the longest path that is returned as a whole: sixteen times the longest path that programs use.
+const PATH_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the paths that a listing keeps.
+const KNOWN_PATHS_BYTES: usize = 256 << 10;
+/// A page of a listing ends when it has this many bytes.
+const PAGE_BYTES: usize = 256 << 10;
+/// Estimated bytes of a listed subvolume without its path.
+const ENTRY_BYTES: usize = 256;
+/// Number of items of the root tree that are read at a time.
+const ITEMS_AT_ONCE: usize = 256;

@@ -49,6 +49,11 @@ impl Fs {
         Ok(self.engine.qgroups()?)
     }
 
+    /// The quota groups whose ids are at least `from`, as [`Self::qgroups`], at most `limit`.
+    pub fn qgroups_from(&self, from: QgroupId, limit: usize) -> Result<Vec<QgroupInfo>> {
+        Ok(self.engine.qgroups_from(from, limit)?)
+    }
+
     /// Makes a quota group, durable on return.
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
         self.check_open()?;

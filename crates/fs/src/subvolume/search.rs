@@ -6,6 +6,7 @@ use ubtrfs_format::{Generation, Key, RootId};
 use ubtrfs_transaction::ItemRef;
 
 use crate::error::{Error, Result};
+use crate::items::dir_item::first_link;
 use crate::{Fs, InodeId};
 
 impl Fs {
@@ -45,6 +46,17 @@ impl Fs {
             start = next;
         }
         Ok(())
+    }
+
+    /// The first name of an inode, and the directory that holds it. Both are in one subvolume.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`] if there is no such inode, or it has no name.
+    pub fn first_name(&self, id: InodeId) -> Result<(InodeId, Vec<u8>)> {
+        let subvolume = self.subvolume(id.root)?;
+        let (dir, name) = first_link(&subvolume.tree, id.ino)?.ok_or(Error::NotFound)?;
+        Ok((InodeId { root: id.root, ino: dir }, name))
     }
 
     /// The path of an inode from the root of its subvolume, by its first name; empty for the root itself.

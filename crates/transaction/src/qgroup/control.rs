@@ -185,6 +185,18 @@ impl Engine {
         Ok(state.groups.iter().map(|(id, group)| QgroupInfo::of(id, group)).collect())
     }
 
+    /// The quota groups whose ids are at least `from`, as [`Engine::qgroups`], at most `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are disabled.
+    pub fn qgroups_from(&self, from: QgroupId, limit: usize) -> Result<Vec<QgroupInfo>> {
+        let state = self.quotas.lock();
+        let state = state.as_ref().ok_or_else(quotas_are_off)?;
+        let groups = state.groups.iter().filter(|(id, _)| *id >= from).take(limit);
+        Ok(groups.map(|(id, group)| QgroupInfo::of(id, group)).collect())
+    }
+
     /// Makes a group.
     ///
     /// # Errors
