@@ -54,6 +54,8 @@ const UNSETTLED_TTL: Duration = Duration::from_secs(1);
 const RECENT: i64 = 120;
 /// Longest range that one copy_file_range request copies; the caller repeats the call for the rest.
 const COPY_MAX: u64 = 1 << 30;
+/// The greatest length of a list of extended attributes, as in linux/limits.h.
+const XATTR_LIST_MAX: usize = 64 << 10;
 /// Background requests (readahead, writeback) that the kernel keeps in flight.
 pub(crate) const MAX_BACKGROUND: u16 = 64;
 /// Largest write request, unless the kernel allows more.
@@ -516,7 +518,8 @@ impl Server {
                 reply_sized(&value, size, reply)?;
             }
             Operation::Listxattr { size } => {
-                let names = self.fs.listxattr(self.id(node)?)?;
+                // Linux returns no longer lists.
+                let names = self.fs.first_xattrs(self.id(node)?, XATTR_LIST_MAX)?;
                 let list: Vec<u8> = names.iter().flat_map(|name| name.iter().copied().chain([0])).collect();
                 reply_sized(&list, size, reply)?;
             }

@@ -191,6 +191,13 @@ impl Fs {
 
     /// Returns the names of all attributes.
     pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
+        self.first_xattrs(id, usize::MAX)
+    }
+
+    /// The names of attributes, as [`Self::listxattr`] returns them, but not many more than have `len_bytes` together,
+    /// each with a zero byte at its end.
+    pub fn first_xattrs(&self, id: InodeId, len_bytes: usize) -> Result<Vec<Vec<u8>>> {
+        let mut room = len_bytes;
         let inode = self.inode(id)?;
         let state = inode.read()?;
         if state.xattrs.is_none(&inode)? {
@@ -203,7 +210,13 @@ impl Fs {
             let items = inode.home.tree.range(&start, &end, 64)?;
             for (_, item) in &items {
                 let entries = DirEntry::decode_all(item).map_err(in_tree(&inode.home.tree))?;
-                names.extend(entries.into_iter().map(|entry| entry.name));
+                for entry in entries {
+                    room = room.saturating_sub(entry.name.len().saturating_add(1));
+                    names.push(entry.name);
+                }
+            }
+            if room == 0 {
+                return Ok(names);
             }
             match items.last().and_then(|(last, _)| last.successor()) {
                 Some(next) if items.len() == 64 => start = next,

@@ -182,9 +182,20 @@ impl<'a> Collector<'a> {
         self.set(Key::new(ino, KeyType::INODE_ITEM, 0), Some(value_of(raw)));
         if before.is_none() {
             // A replay deletes the attributes that the log does not have.
-            let (start, end) = (Key::new(ino, KeyType::XATTR_ITEM, 0), Key::new(ino, KeyType::XATTR_ITEM, u64::MAX));
-            for (key, value) in self.tree.range(&start, &end, usize::MAX)? {
-                self.set(key, Some(value_of(value)));
+            let mut start = Key::new(ino, KeyType::XATTR_ITEM, 0);
+            let end = Key::new(ino, KeyType::XATTR_ITEM, u64::MAX);
+            loop {
+                let found = self.tree.range(&start, &end, XATTRS_AT_ONCE)?;
+                let next = found.last().filter(|_| found.len() == XATTRS_AT_ONCE).and_then(|(key, _)| key.successor());
+                for (key, value) in found {
+                    self.set(key, Some(value_of(value)));
+                }
+                // An inode may have any number of attributes, so the log may become too large here.
+                if self.log.item_bytes > MAX_BYTES {
+                    return Err(Stop::Commit("the log would be too large"));
+                }
+                let Some(next) = next else { break };
+                start = next;
             }
         }
         let mut offsets = Vec::new();
@@ -368,6 +379,8 @@ pub(super) fn value_of(item: ItemRef) -> Value {
 
 /// Maximum number of inodes for one write of the log.
 const MAX_INODES: usize = 2000;
+/// Number of attributes that are read at once.
+const XATTRS_AT_ONCE: usize = 64;
 /// Maximum number of bytes in the log of a subvolume.
 const MAX_BYTES: u64 = 16 << 20;
 /// Bytes that are counted for each item in addition to its data.
