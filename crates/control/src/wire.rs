@@ -271,25 +271,45 @@ mod tests {
         assert_eq!(far.receive(REQUEST_MAX, soon()).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
-    #[test]
-    fn too_many_files_are_refused() {
-        let (near, far) = pair();
+    /// Sends bytes with `count` files in one message.
+    fn send_with_files(wire: &Wire, bytes: &[u8], count: usize) {
         let file = std::fs::File::open("/dev/null").unwrap();
-        for _ in 0..FILES_MAX + 1 {
-            let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            let fds = [file.as_fd()];
-            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-            sendmsg(near.stream(), &[IoSlice::new(&[5, 0, 0, 0])], &mut control, SendFlags::empty()).unwrap();
-        }
-        let refused = loop {
-            match far.receive(REQUEST_MAX, soon()) {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("it was accepted"),
-                Err(error) => break error,
+        let fds = vec![file.as_fd(); count];
+        let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX + 1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        assert_eq!(sendmsg(wire.stream(), &[IoSlice::new(bytes)], &mut control, SendFlags::empty()), Ok(bytes.len()));
+    }
+
+    #[test]
+    fn too_many_files_in_several_messages_are_refused() {
+        for count in [FILES_MAX, FILES_MAX + 1] {
+            let (near, far) = pair();
+            // One frame, whose length and bytes each come with a file.
+            let len = u32::try_from(count - 1).unwrap();
+            send_with_files(&near, &len.to_le_bytes(), 1);
+            (1..count).for_each(|_| send_with_files(&near, b"x", 1));
+            let received = far.receive(REQUEST_MAX, soon());
+            if count <= FILES_MAX {
+                assert_eq!(received.unwrap().unwrap().files.len(), count, "W3");
+            } else {
+                assert_eq!(received.unwrap_err().kind(), io::ErrorKind::InvalidData, "W3");
             }
-        };
-        assert!(matches!(refused.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut), "{refused}");
+        }
+    }
+
+    #[test]
+    fn too_many_files_in_one_message_are_refused() {
+        for count in [FILES_MAX, FILES_MAX + 1] {
+            let (near, far) = pair();
+            send_with_files(&near, &[1, 0, 0, 0, b'x'], count);
+            let received = far.receive(REQUEST_MAX, soon());
+            if count <= FILES_MAX {
+                assert_eq!(received.unwrap().unwrap().files.len(), count, "W3");
+            } else {
+                assert_eq!(received.unwrap_err().kind(), io::ErrorKind::InvalidData, "W3: the kernel drops some files");
+            }
+        }
     }
 
     #[test]

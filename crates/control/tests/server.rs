@@ -355,3 +355,79 @@ fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
         assert_eq!(await_unmount(waiter, None).unwrap(), Some("disk on fire".to_owned()));
     }
 }
+
+/// Opens connections as a user, in a process of its own that keeps them until it is dropped. Each connection sends
+/// `frame`. Returns the number of connections that were answered or closed within a second.
+struct Connections(std::process::Child);
+
+impl Connections {
+    fn open(bed: &Bed, user: u32, count: usize, frame: &[u8]) -> (Self, usize) {
+        const PROGRAM: &str = r#"
+import os, select, socket, sys, time
+user, count, name, frame = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]), bytes.fromhex(sys.argv[4])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+socks = [socket.socket(socket.AF_UNIX) for _ in range(count)]
+for sock in socks:
+    sock.connect(b"\0" + name)
+    try:
+        sock.sendall(frame)
+    except OSError:
+        pass
+time.sleep(1)
+print(len(select.select(socks, [], [], 0)[0]), flush=True)
+sys.stdin.read()
+"#;
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", PROGRAM, &user.to_string(), &count.to_string(), &hex(bed.server.name()), &hex(frame)])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line).unwrap();
+        (Self(child), line.trim().parse().unwrap())
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// K2, for connections that send this frame.
+fn users_have_limited_connections(frame: &[u8]) {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "this test needs root");
+        eprintln!("skipped: this test needs root");
+        return;
+    }
+    let bed = Bed::new();
+    let refused = &|user: u32, count: usize| Connections::open(&bed, user, count, frame);
+    let (_of_one, beyond) = refused(65534, 12);
+    assert_eq!(beyond, 12 - 8, "K2: one user");
+    // Seven more users with eight connections each; then all ordinary users together have 64.
+    let others: Vec<_> = thread::scope(|scope| {
+        let started: Vec<_> = (1000..1007).map(|user| scope.spawn(move || refused(user, 8))).collect();
+        started.into_iter().map(|started| started.join().unwrap()).collect()
+    });
+    assert!(others.iter().all(|(_, beyond)| *beyond == 0), "K2: each user has a share");
+    assert_eq!(refused(1007, 3).1, 3, "K2: all ordinary users together");
+    // Root, who is the owner of this mount too, does not share the limit of ordinary users.
+    assert_eq!(refused(0, 140).1, 140 - 128, "K2: root");
+    drop(others);
+}
+
+#[test]
+fn a_user_has_a_limited_number_of_connections() {
+    users_have_limited_connections(b"");
+}
+
+#[test]
+fn a_user_has_a_limited_number_of_connections_that_wait_for_the_unmount() {
+    let request = br#"{"version":1,"request":"await_unmount"}"#;
+    users_have_limited_connections(&[&u32::try_from(request.len()).unwrap().to_le_bytes(), &request[..]].concat());
+}
