@@ -430,3 +430,86 @@ const PAGE_BYTES: usize = 256 << 10;
 const ENTRY_BYTES: usize = 256;
 /// Number of items of the root tree that are read at a time.
 const ITEMS_AT_ONCE: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_device::MemoryDevice;
+
+    use super::*;
+    use crate::types::{Caller, NewInode};
+
+    fn new_fs() -> Arc<Fs> {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        Fs::open(vec![device], MountOptions::default()).unwrap()
+    }
+
+    fn subvolume(fs: &Fs, dir: InodeId, name: &str) -> InodeId {
+        fs.create_subvolume(dir, name.as_bytes(), &Caller::ROOT).unwrap()
+    }
+
+    fn directory(fs: &Fs, dir: InodeId, name: &str) -> InodeId {
+        fs.create(dir, name.as_bytes(), NewInode::dir(0o755), &Caller::ROOT).unwrap().id
+    }
+
+    #[test]
+    fn pages_have_each_subvolume_once() {
+        let fs = new_fs();
+        let dir = directory(&fs, fs.root(), "dir");
+        let mut expected = vec![(RootId::FS_TREE, String::new())];
+        // More children of one subvolume, and more subvolumes, than items are read at a time.
+        let outer = subvolume(&fs, dir, "outer");
+        expected.push((outer.root, "dir/outer".to_owned()));
+        let below = directory(&fs, outer, "below");
+        for number in 0..2 * ITEMS_AT_ONCE {
+            let made = subvolume(&fs, below, &format!("{number}"));
+            expected.push((made.root, format!("dir/outer/below/{number}")));
+        }
+        let (mut at, mut path) = (fs.root(), String::new());
+        for _ in 0..20 {
+            at = subvolume(&fs, at, "s");
+            path = if path.is_empty() { "s".to_owned() } else { path + "/s" };
+            expected.push((at.root, path.clone()));
+        }
+        for number in [0, 7, 300] {
+            fs.delete_subvolume(below, format!("{number}").as_bytes(), None).unwrap();
+            expected.retain(|(_, path)| *path != format!("dir/outer/below/{number}"));
+        }
+        for limit in [1, 7, 100, usize::MAX] {
+            let (mut found, mut from) = (Vec::new(), RootId(0));
+            loop {
+                let page = fs.subvolumes_from(from, limit).unwrap();
+                assert!(page.len() <= limit);
+                let Some(last) = page.last() else { break };
+                from = RootId(last.id.0 + 1);
+                found.extend(page.into_iter().map(|info| (info.id, String::from_utf8(info.path).unwrap())));
+            }
+            assert_eq!(found, expected, "pages of {limit}");
+        }
+        for info in fs.subvolumes().unwrap() {
+            let one = fs.subvolume_info(info.id).unwrap();
+            assert_eq!((one.path, one.parent, one.dirid), (info.path, info.parent, info.dirid));
+        }
+        let children: Vec<_> =
+            fs.subvolumes().unwrap().into_iter().filter(|info| info.parent == Some(outer.root)).collect();
+        assert_eq!(children.len(), 2 * ITEMS_AT_ONCE - 3);
+        let expected: Vec<_> = children.iter().map(|info| (info.id, info.dirid)).collect();
+        assert_eq!(fs.children_of(outer.root, RootId(0), usize::MAX).unwrap(), expected);
+        assert_eq!(fs.children_of(outer.root, expected[100].0, 5).unwrap(), expected[100..105]);
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_very_long_path_loses_its_start() {
+        let fs = new_fs();
+        let name = "d".repeat(250);
+        let last = (0..300).fold(fs.root(), |dir, _| directory(&fs, dir, &name));
+        let inner = subvolume(&fs, subvolume(&fs, last, "outer"), "inner");
+        let path = fs.subvolume_info(inner.root).unwrap().path;
+        assert!(path.len() <= PATH_BYTES_MAX && path.len() > PATH_BYTES_MAX - 300, "{}", path.len());
+        assert!(path.ends_with(b"d/outer/inner"));
+        let listed = fs.subvolumes().unwrap();
+        assert!(listed.iter().all(|info| info.path.len() <= PATH_BYTES_MAX + 300));
+        fs.close().unwrap();
+    }
+}
