@@ -125,7 +125,7 @@ impl Subvolumes {
     /// If there are more than `limit` subvolumes in memory, the ones whose last use was longest ago.
     fn oldest(&self, limit: usize) -> Option<HashSet<RootId>> {
         let entered = self.entered.read();
-        let nr_wanted = self.max - self.max / 4;
+        let nr_wanted = self.max.saturating_sub(self.max / 4);
         if entered.subvolumes.len() <= limit {
             return None;
         }

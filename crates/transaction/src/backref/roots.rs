@@ -60,7 +60,7 @@ impl RootsCache {
     /// A cache that takes about `max_bytes`.
     pub(crate) fn with_max_bytes(max_bytes: u64) -> Self {
         let half = usize::try_from(max_bytes / 2).unwrap_or(usize::MAX);
-        let (blocks_max, ids_max) = (half / BLOCK_BYTES, half / size_of::<RootId>());
+        let (blocks_max, ids_max) = (half / BLOCK_BYTES, half / ID_BYTES);
         Self { blocks_max: blocks_max.min(BLOCKS_MAX), ids_max: ids_max.min(IDS_MAX), ..Self::default() }
     }
 }
@@ -399,5 +399,6 @@ const MAX_EXTENT_BYTES: u64 = 128 << 20;
 const BLOCKS_MAX: usize = 1 << 20;
 /// Estimated bytes of a cached block without the ids of its set.
 const BLOCK_BYTES: usize = 64;
+const ID_BYTES: usize = size_of::<RootId>();
 /// Maximum number of ids in all cached sets; they take 32 MiB.
 const IDS_MAX: usize = 4 << 20;

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut all = Response::default();
     for target in &args.paths {
         let done = with_channel(target, &ImageOptions::default(), Use::Write, |channel| one(args, channel, target));
-        match done.and_then(|done| list(target, &done).map(|()| done)) {
+        match done.and_then(|done| if args.verbose { list(target, &done).map(|()| done) } else { Ok(done) }) {
             Ok(done) => {
                 all.files += done.files;
                 all.bytes += done.bytes;
