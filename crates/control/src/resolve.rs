@@ -155,6 +155,6 @@ pub const RESULTS_MAX: usize = 4096;
 /// A request can ask for at most this number of results. The largest buffer of btrfs-progs has room for so many.
 const HIGHEST_MAX: usize = (16 << 20) / 24;
 /// The bytes of paths after which an answer ends. The answer takes a few times this memory while it is sent.
-const PATHS_BYTES_MAX: usize = 1 << 20;
+const PATHS_BYTES_MAX: usize = 256 << 10;
 /// Estimated bytes of a path in memory, besides its names.
 const PATH_OVERHEAD: usize = 32;

@@ -191,7 +191,7 @@ const HEADER_LEN: usize = 32;
 const ITEMS_MAX: usize = 100_000;
 /// The largest number of bytes in an answer, which is more than the longest item. The answer takes a few times this
 /// memory while it is sent. A client that wants more continues after the last item, as after a full answer of Linux.
-const LEN_MAX: usize = 256 << 10;
+const LEN_MAX: usize = 128 << 10;
 /// The largest number of children in one answer: one more than the ioctl has room for.
 const CHILDREN_MAX: usize = 256;
 /// The greatest length of a path below file 0. Access to names with longer paths is denied. (Linux's longest path has

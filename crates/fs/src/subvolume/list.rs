@@ -154,7 +154,7 @@ impl Fs {
     }
 
     /// The subvolumes whose ids are at least `from`, in the order of their ids: at most `limit`, and no more than fit
-    /// into about a quarter of a MiB. Empty after the last subvolume.
+    /// into about 128 KiB. Empty after the last subvolume.
     pub fn subvolumes_from(&self, from: RootId, limit: usize) -> Result<Vec<SubvolumeInfo>> {
         self.list(from, limit, Wanted::Living)
     }
@@ -425,7 +425,7 @@ const PATH_BYTES_MAX: usize = 64 << 10;
 /// Bytes of the paths that a listing keeps.
 const KNOWN_PATHS_BYTES: usize = 256 << 10;
 /// A page of a listing ends when it has this many bytes.
-const PAGE_BYTES: usize = 256 << 10;
+const PAGE_BYTES: usize = 128 << 10;
 /// Estimated bytes of a listed subvolume without its path.
 const ENTRY_BYTES: usize = 256;
 /// Number of items of the root tree that are read at a time.
