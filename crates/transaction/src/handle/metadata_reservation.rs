@@ -201,11 +201,17 @@ const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of changes that are admitted for a thread in advance: enough for about fifty operations.
 const SHARE_ITEMS: u64 = 1024;
+/// Bytes of memory that a thread's load may have before it is added to the transaction's counts.
+const SHARE_BYTES: i64 = 256 << 10;
 
 impl TransactionLoad {
     /// Adds the load of a handle that ends.
     pub(crate) fn add(&self, load: &HandleLoad) {
-        self.shares.current().lock().load.add_load(load);
+        let mut share = self.shares.current().lock();
+        share.load.add_load(load);
+        if share.load.memory_bytes() >= SHARE_BYTES {
+            self.add_share(&mut share);
+        }
     }
 
     /// Takes changes from this thread's stock ([`Share`]). Returns false, and takes nothing, if the stock is too small.
@@ -345,6 +351,10 @@ impl HandleLoad {
     /// Adds the first change of a tree, which keeps `bytes` of memory from then on.
     pub(crate) fn add_tree(&mut self, bytes: u64) {
         self.rows.memory_bytes = self.rows.memory_bytes.saturating_add_unsigned(bytes);
+    }
+
+    fn memory_bytes(&self) -> i64 {
+        self.rows.memory_bytes.saturating_add(self.names.memory_bytes)
     }
 
     fn add_load(&mut self, other: &Self) {
