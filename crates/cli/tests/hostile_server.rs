@@ -99,7 +99,7 @@ impl Handler for HostileServer {
                     b"device" => DEVICE,
                     b"fifo" => FIFO,
                     b"image" => IMAGE,
-                    b"flipimage" if nr % 3 > 0 => IMAGE,
+                    b"flipimage" if !nr.is_multiple_of(3) => IMAGE,
                     b"flipimage" => FILE,
                     b"flip" if nr.is_multiple_of(2) => LINK,
                     b"flip" if nr.is_multiple_of(3) => DIR,

@@ -107,7 +107,7 @@ impl Dimension {
     pub const ALL: [Self; 8] = [
         Self { name: "files in one directory", base: 50_000, short: 8000, stages: files_in_one },
         Self { name: "files in many directories", base: 50_000, short: 8000, stages: files_in_many },
-        Self { name: "extents of a file", base: 20_000, short: 2000, stages: extents },
+        Self { name: "extents of a file", base: 20_000, short: 16_000, stages: extents },
         Self { name: "block groups", base: 1000, short: 256, stages: block_groups },
         Self { name: "snapshots", base: 250, short: 128, stages: snapshots },
         Self { name: "subvolumes", base: 250, short: 64, stages: subvolumes },

@@ -59,7 +59,7 @@ impl DeviceSpace {
         if extent.is_empty() || !(gap.start <= extent.start && extent.end <= gap.end) {
             return false;
         }
-        self.replace_gaps(&[gap.clone()], &[gap.start..extent.start, extent.end..gap.end]);
+        self.replace_gaps(std::slice::from_ref(&gap), &[gap.start..extent.start, extent.end..gap.end]);
         self.used_bytes = self.used_bytes.saturating_add(len_bytes(&extent));
         self.extents.insert(extent.start, extent.end);
         true

@@ -412,7 +412,9 @@ mod tests {
     fn work_for_one_chunk_walks_no_other_chunks() {
         let engine = engine_with_chunks(100);
         let make = || assert!(engine.add_chunk(SpaceKind::Data).expect("made"));
-        let usage = || drop(engine.usage());
+        let usage = || {
+            let _ = engine.usage();
+        };
         let commit = || {
             make();
             engine.commit().expect("committed");
