@@ -133,6 +133,7 @@ impl InodeCache {
         let mut map = self.shard(inode.id).map.lock();
         map.insert(inode, false, self.shard_limit.load(Ordering::Relaxed));
         if lookups > 0 || opens > 0 {
+            map.remove_users(inode.id);
             *map.users_of(inode.id) = Users { lookups, opens, ..Users::default() };
         }
         let unwanted = map.add_young(inode.id);

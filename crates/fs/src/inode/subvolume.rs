@@ -36,8 +36,9 @@ pub(crate) struct Subvolume {
     last_ino: Mutex<Option<u64>>,
     /// Whether this mount has tried to delete the orphans of earlier mounts. Locked while it does.
     pub(crate) orphans_deleted: Mutex<bool>,
-    /// The tree's generation and the highest inode number when the subvolume was entered.
-    entered: (Generation, Option<u64>),
+    /// The tree's generation and the highest inode number when the subvolume was entered; `None` if the running
+    /// transaction had changed the tree, and may go on changing it without a new generation.
+    entered: Option<(Generation, Option<u64>)>,
     /// The time of the last use, in entered subvolumes.
     pub(crate) last_used: AtomicU64,
 }
@@ -86,10 +87,18 @@ impl Deref for Home {
 }
 
 impl Subvolume {
-    /// Enters a subvolume: loads it into memory. `takes_changes` is whether the filesystem is writable. If the
-    /// filesystem is writable, the highest inode number is read from the tree, so the caller must not have changed
-    /// anything in the subvolume since the filesystem was opened (I1).
-    pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
+    /// Enters a subvolume: loads it into memory. `committed` is the generation of a commit before this call.
+    /// `takes_changes` is whether the filesystem is writable. If the filesystem is writable, the highest inode number is
+    /// read from the tree, so the caller must not have changed anything in the subvolume since the filesystem was opened,
+    /// or continue from what it left ([`Self::continue_from`], I1).
+    pub(crate) fn enter(
+        id: RootId,
+        tree: Arc<Tree>,
+        item: &RootItem,
+        committed: Generation,
+        takes_changes: bool,
+    ) -> Self {
+        let generation = tree.root_generation();
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
             // A failure is only logged: the highest inode number is needed to create inodes, not to read existing ones.
@@ -99,7 +108,7 @@ impl Subvolume {
         });
         Self {
             id,
-            entered: (tree.root_generation(), last_ino),
+            entered: Some((generation, last_ino)).filter(|_| generation <= committed),
             tree,
             changes: ChangeGate::new(read_only),
             deleted: AtomicBool::new(false),
@@ -128,7 +137,7 @@ impl Subvolume {
             // The highest number could not be read, and inodes may have been deleted since (I1).
             return None;
         }
-        let is_unchanged = self.entered == (self.tree.root_generation(), last_ino);
+        let is_unchanged = self.entered == Some((self.tree.root_generation(), last_ino));
         Some(last_ino.filter(|_| !is_unchanged).map(|last_ino| Left { last_ino }))
     }
 

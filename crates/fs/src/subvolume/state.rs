@@ -180,10 +180,11 @@ impl Fs {
         let takes_changes = self.read_only().is_none();
         let subvolume = loop {
             let nr_evictions = self.subvolumes.nr_evictions();
+            let committed = self.engine.committed_generation();
             // The tree stays in memory from here on.
             let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
             let item = self.engine.root_item(root)?.filter(|item| item.refs > 0).ok_or(Error::NotFound)?;
-            let subvolume = Arc::new(Subvolume::enter(root, tree, &item, takes_changes));
+            let subvolume = Arc::new(Subvolume::enter(root, tree, &item, committed, takes_changes));
             race_point();
             if let Some(subvolume) = self.subvolumes.keep(subvolume, nr_evictions) {
                 break subvolume;

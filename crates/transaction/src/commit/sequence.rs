@@ -456,8 +456,18 @@ impl Engine {
 
     /// Writes the root items of the trees whose root or root item changed.
     fn update_root_items(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
+        let changed = self.roots.take_changed();
+        let written = self.write_root_items(&changed, work, transid);
+        if written.is_err() {
+            // A tree must not leave memory before its root item is written.
+            changed.iter().for_each(|tree| self.roots.note_changed(tree.id()));
+        }
+        written
+    }
+
+    fn write_root_items(&self, changed: &[Arc<Tree>], work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let mut batch = Batch::new();
-        for tree in self.roots.take_changed() {
+        for tree in changed {
             let root = tree.root_ptr();
             let mut state = tree.root.lock();
             let key_offset = state.key_offset;
