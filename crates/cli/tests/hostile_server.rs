@@ -545,12 +545,7 @@ fn hostile_server(socket: &[u8], victims: &Victims) -> HostileServer {
 }
 
 fn is_possible() -> bool {
-    if !rustix::process::geteuid().is_root() {
-        assert!(!capability::in_ci(), "this test needs root");
-        eprintln!("SKIPPED: this test needs root");
-        return false;
-    }
-    capability::fuse() && capability::program("setpriv")
+    capability::root() && capability::fuse() && capability::program("setpriv")
 }
 
 #[test]
@@ -651,4 +646,43 @@ fn a_user_who_takes_the_socket_name_in_another_namespace_gets_nothing() {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     common::ok(common::ubtrfs(["umount", mount]));
     assert!(stdout.contains("the imposter got nothing"), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs a function of `programs/less_rights.py`, after these words, on a path.
+fn less_rights(words: &[&str], function: &str, path: &str) -> String {
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/less_rights.py");
+    let (first, words) = words.split_first().unwrap();
+    let output = Command::new(first).args(words).args(["/usr/bin/python3", program, function, path]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_process_gains_no_rights_by_a_name_or_by_leaving_a_namespace() {
+    // Users may not be able to run the first python3 on root's PATH.
+    if !is_possible() || !capability::program("/usr/bin/python3") {
+        return;
+    }
+    let dir = TempDir::with_prefix("ubtrfs-rights-").unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = |name: &str| common::text(&dir.path().join(name));
+    for name in ["mount", "bound"] {
+        std::fs::create_dir(path(name)).unwrap();
+    }
+    common::ok(common::ubtrfs(["mount", "--create", "256M", &path("image"), &path("mount")]));
+    std::fs::create_dir(path("mount/d")).unwrap();
+    std::fs::set_permissions(path("mount/d"), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let run = |words: &[&str]| common::ok(Command::new(words[0]).args(&words[1..]).output().unwrap());
+    run(&["mount", "--bind", &path("mount/d"), &path("bound")]);
+    run(&["mount", "-o", "remount,bind,ro", &path("bound")]);
+    let user = ["setpriv", "--reuid=1", "--regid=1", "--clear-groups"];
+    let read_only = less_rights(&user, "read_only_mount", &path("bound"));
+    let bare_root = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
+    let bare = less_rights(&bare_root, "root_without_capabilities", &path("mount"));
+    let names: Vec<_> = std::fs::read_dir(path("mount/d")).unwrap().collect();
+    run(&["umount", &path("bound")]);
+    common::ok(common::ubtrfs(["umount", &path("mount")]));
+    assert!(matches!(read_only.as_str(), "EROFS EROFS" | "EROFS SKIPPED"), "{read_only}");
+    assert_eq!(bare, "EPERM EPERM");
+    assert!(names.is_empty(), "{names:?}");
 }

@@ -30,6 +30,14 @@ pub fn kernel_oracle() -> bool {
     answer("the kernel's btrfs (root, loop devices, btrfs-progs)", probe)
 }
 
+/// Whether the test runs as root.
+///
+/// # Panics
+/// In CI, if it does not.
+pub fn root() -> bool {
+    answer("root", &if rustix_is_root() { Ok(()) } else { Err("not root".to_owned()) })
+}
+
 /// Whether /dev/fuse can be opened.
 ///
 /// # Panics
