@@ -201,7 +201,7 @@ struct Arrived {
     kind: FileType,
 }
 
-/// What the socket answers.
+/// The answers of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     /// As a real server whose files are all snapshots or one file.

@@ -313,7 +313,7 @@ fn record(options: &str, seed: u64, duration: Duration) -> (Arc<RecordingDevice>
     (device, commits.into_inner().unwrap())
 }
 
-/// What was checked, by kind.
+/// The numbers of checks, by kind.
 type Counts = BTreeMap<&'static str, usize>;
 
 /// Checks what a power cut left.

@@ -20,7 +20,7 @@ use ubtrfs_transaction::Metric;
 #[derive(Debug, Default)]
 pub(crate) struct LostPages(Mutex<BTreeMap<InodeId, Loss>>);
 
-/// What a file lost.
+/// The lost bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loss {
     /// The first reason.

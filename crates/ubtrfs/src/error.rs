@@ -60,7 +60,7 @@ impl Error {
         Self(Box::new(Failure { operation, path: path.to_owned(), reason: cause.into().0 }))
     }
 
-    /// The same reason, as the failure of a larger operation.
+    /// Wraps the reason as the failure of a larger operation.
     pub(crate) fn while_doing(mut self, operation: &'static str, path: &Path) -> Self {
         (self.0.operation, self.0.path) = (operation, path.to_owned());
         self

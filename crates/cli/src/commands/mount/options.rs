@@ -19,7 +19,7 @@ pub(super) fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
 }
 
-/// What a mount allows an image to do to the programs of this system.
+/// The effects of an image on programs of this system that a mount allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
     /// Device files and set-user-id programs of the image work, as in Linux's own mounts.
