@@ -12,6 +12,7 @@ use ubtrfs_device::Device;
 use ubtrfs_fs::Fs;
 
 use super::{ImageOptions, ImagePath, ImagePathParser, Use, misplaced, mount_options, with_devices, with_image};
+use crate::commands::place::await_server;
 use crate::common::{Shown, calling_user, format_size, parse_size, print_out, progress_bytes, warn};
 use crate::interrupt;
 use crate::new_image::NewImage;
@@ -52,6 +53,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if !args.same_owner && !rustix::process::geteuid().is_root() {
         args.owner.get_or_insert_with(calling_user);
     }
+    await_server(&args.target.image)?;
     if !args.target.image.is_file()
         && let Some(text) = misplaced(&args.target.image, &args.target.image.shown())
     {

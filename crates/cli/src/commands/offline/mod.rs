@@ -114,8 +114,11 @@ fn misplaced(path: &Path, shown: &str) -> Option<String> {
 
 /// The advice for the path of a file in an image whose first slash is missing, such as `disk.img:etc`.
 pub(crate) fn lacks_slash(shown: &str) -> Option<String> {
-    let (image, inside) =
-        shown.rsplit_once(':').filter(|(image, inside)| !inside.is_empty() && Path::new(image).is_file())?;
+    let lacks_it = |(image, inside): &(&str, &str)| {
+        let image = Path::new(image);
+        !inside.is_empty() && !inside.starts_with('/') && await_server(image).is_ok() && image.is_file()
+    };
+    let (image, inside) = shown.rsplit_once(':').filter(lacks_it)?;
     Some(format!("a path in an image starts with a slash: {image}:/{inside}"))
 }
 
