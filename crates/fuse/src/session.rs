@@ -365,7 +365,11 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
         return Err(MountError::NotMounted(shown));
     };
     let is_of_other_user = other_user::other_user_of(&found).is_some();
-    let changed = |source| MountError::Unmount { dir: shown.clone(), source };
+    let changed = |source| match mount_table::find_mount(&full) {
+        // Another program has unmounted it. Another user can do that at the right moment, to hide an exchange.
+        None if !is_of_other_user => MountError::NotMounted(shown.clone()),
+        _ => MountError::Unmount { dir: shown.clone(), source },
+    };
     // Q3 of `other_user.rs`
     let point = match mount::is_root() {
         true => Some(other_user::MountPoint::open(&found).map_err(changed)?),
