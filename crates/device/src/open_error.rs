@@ -140,7 +140,7 @@ impl std::fmt::Display for OpenError {
             }
             Self::OpenHere { path } => write!(
                 f,
-                "{} is open in this process already; use the open filesystem, or close it and drop its files first",
+                "{} is in use: this program has it open already; choose another file, or close it first",
                 shown(path)
             ),
             Self::Mounted { path, through, at } => {

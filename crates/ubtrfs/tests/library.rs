@@ -133,7 +133,7 @@ fn an_image_that_is_open_in_this_process_is_called_so() {
     let error = Filesystem::open_image(&image).unwrap_err();
     let text = error.to_string();
     assert_eq!(error.kind(), ErrorKind::ResourceBusy);
-    assert!(text.contains("is open in this process already") && !text.contains("pid"), "{text}");
+    assert!(text.contains("this program has it open already") && !text.contains("pid"), "{text}");
     fs.close().unwrap();
     // The last handle of the filesystem is gone, so the image can be opened again.
     Filesystem::open_image(&image).unwrap().close().unwrap();
