@@ -22,13 +22,16 @@
 //! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for running commands,
 //!   so that the devices are closed when umount gets its answer.
 //! - K6. The descriptors of a request are closed before its answer is sent, because they keep the mount busy.
+//! - K7. Closing a connection can take as long as its client wants: the kernel also closes descriptors that the client
+//!   sent and nobody received, for example a socket that lingers. So neither the acceptor nor a holder of the lock closes
+//!   one. Up to [`CLOSING_MAX`] are closed at once.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -65,6 +68,8 @@ pub struct Canceller(Arc<Shared>);
 struct Shared {
     owner: u32,
     ends: AtomicBool,
+    /// Number of threads that close a connection (K7).
+    nr_closing: AtomicUsize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -86,6 +91,28 @@ struct Served {
     fs: Weak<Fs>,
     host: Arc<dyn Host>,
     processes: Arc<dyn Processes>,
+}
+
+impl Shared {
+    /// Closes connections in a thread of its own (K7).
+    fn close_apart(self: &Arc<Self>, wires: impl IntoIterator<Item = Wire>) {
+        for wire in wires {
+            if self.nr_closing.fetch_add(1, Ordering::SeqCst) >= CLOSING_MAX {
+                drop(wire);
+                self.nr_closing.fetch_sub(1, Ordering::SeqCst);
+                continue;
+            }
+            let shared = Arc::clone(self);
+            let started = thread::Builder::new().name("control-close".to_owned()).spawn(move || {
+                drop(wire);
+                shared.nr_closing.fetch_sub(1, Ordering::SeqCst);
+            });
+            // If no thread can be started, the connection is closed already.
+            if started.is_err() {
+                self.nr_closing.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for Shared {
@@ -115,6 +142,7 @@ impl Server {
         let shared = Arc::new(Shared {
             owner: rustix::process::getuid().as_raw(),
             ends: AtomicBool::new(false),
+            nr_closing: AtomicUsize::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -176,6 +204,7 @@ impl Server {
         };
         for (_, wire) in waiting {
             try_send_answer(&wire, &answer);
+            self.shared.close_apart([wire]);
         }
     }
 }
@@ -212,7 +241,8 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
         if !has_room(state.connected.iter().copied(), user, shared.owner) {
             drop(state);
             let text = "too many commands of this user are running; try again later";
-            return try_send_answer(&wire, &Answer::Failed(Failure::new(Errno::AGAIN, text)));
+            try_send_answer(&wire, &Answer::Failed(Failure::new(Errno::AGAIN, text)));
+            return shared.close_apart([wire]);
         }
         state.connected.push(user);
     }
@@ -289,15 +319,20 @@ fn handle_connection(wire: Wire, peer: Peer, slot: &Arc<ConnectionSlot>) {
 }
 
 /// Adds a connection to the connections that wait for the unmount, if there is room (K2).
-fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Shared) {
+fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
     let mut state = shared.state.lock();
     let users = |state: &State| state.waiting.iter().map(|(user, _)| *user).collect::<Vec<_>>();
+    let mut ended = Vec::new();
     if !has_room(users(&state).into_iter(), peer.uid, shared.owner) {
-        state.waiting.retain(|(_, wire)| !wire.has_ended());
+        ended.extend(state.waiting.extract_if(.., |(_, wire)| wire.has_ended()).map(|(_, wire)| wire));
     }
     if has_room(users(&state).into_iter(), peer.uid, shared.owner) {
         state.waiting.push((peer.uid, wire));
+    } else {
+        ended.push(wire);
     }
+    drop(state);
+    shared.close_apart(ended);
 }
 
 fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame: Frame) -> Result<Response> {
@@ -426,6 +461,8 @@ fn try_send_answer(wire: &Wire, answer: &Answer) {
     }
 }
 
+/// The largest number of threads that close connections (K7).
+const CLOSING_MAX: usize = 64;
 /// The largest number of connections of one ordinary user.
 const USER_MAX: usize = 8;
 /// The largest number of connections of root; the mount's owner may have as many.

@@ -6,6 +6,7 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::{ROOT, TestHost, filesystem};
 use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use ubtrfs_control::{
     Channel, Failure, LocalProcesses, OpenedFile, Peers, Request, Server, await_unmount, connect_to_unmount, subvolume,
     unchecked_mount_file,
@@ -99,6 +101,60 @@ fn a_file_that_never_answers_holds_up_neither_other_files_nor_the_end() {
     let host = bed.host.clone();
     bed.end();
     host.silent.lock().clear();
+}
+
+/// A socket that takes 20 seconds to be closed, because its peer, the second value, reads nothing.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    stream.set_nonblocking(false).unwrap();
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(20))).unwrap();
+    (stream.into(), peer)
+}
+
+/// Sends a byte and the only descriptor of a file.
+fn send_away(to: &UnixStream, file: OwnedFd) {
+    let mut space = [std::mem::MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    // Fails if the other end is closed already.
+    let _ = sendmsg(to, &[std::io::IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL);
+}
+
+#[test]
+fn connections_that_take_long_to_close_hold_up_nobody() {
+    let bed = Bed::new();
+    let works_soon = || {
+        let begun = Instant::now();
+        bed.works();
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    };
+    // More connections than one user may have are refused. Some of them bring a file before they are.
+    let mut held: Vec<_> = (0..128).map(|_| bed.connect()).collect();
+    let lingering_files: Vec<_> = (0..30).map(|_| lingering()).collect();
+    let _peers: Vec<_> = lingering_files
+        .into_iter()
+        .map(|(file, peer)| {
+            let refused = bed.connect();
+            send_away(&refused, file);
+            peer
+        })
+        .collect();
+    held.clear();
+    works_soon();
+    // Connections that wait for the unmount, and have sent more than that. One more makes the server close them.
+    let (file, _second_peer) = lingering();
+    held.extend((0..128).map(|_| connect_to_unmount(bed.server.name(), &Peers::of_owner(None)).unwrap()));
+    send_away(&held[0], file);
+    thread::sleep(Duration::from_millis(300));
+    held.push(connect_to_unmount(bed.server.name(), &Peers::of_owner(None)).unwrap());
+    works_soon();
+    drop(held);
+    bed.end();
 }
 
 /// A long request: freeing the space of deleted subvolumes.
