@@ -67,7 +67,9 @@ struct HostileServer {
     file: PathBuf,
     dir: PathBuf,
     image: PathBuf,
-    lookups: AtomicU64,
+    lookups: Arc<AtomicU64>,
+    /// The name `flaky` is found by each lookup whose number is a multiple of this.
+    period: Arc<AtomicU64>,
 }
 
 fn attr(ino: u64) -> Attr {
@@ -101,6 +103,8 @@ impl Handler for HostileServer {
                     b"image" => IMAGE,
                     b"flipimage" if !nr.is_multiple_of(3) => IMAGE,
                     b"flipimage" => FILE,
+                    b"flaky" if !nr.is_multiple_of(self.period.load(Ordering::Relaxed)) => return Err(Errno::NOENT),
+                    b"flaky" => IMAGE,
                     b"flip" if nr.is_multiple_of(2) => LINK,
                     b"flip" if nr.is_multiple_of(3) => DIR,
                     b"flip" => FILE,
@@ -540,7 +544,8 @@ fn hostile_server(socket: &[u8], victims: &Victims) -> HostileServer {
         file: victims.dir.path().join("secret"),
         dir: victims.dir.path().join("dir"),
         image: victims.dir.path().join("image"),
-        lookups: AtomicU64::new(0),
+        lookups: Arc::default(),
+        period: Arc::new(AtomicU64::new(2)),
     }
 }
 
@@ -579,6 +584,33 @@ fn a_hostile_mount_gets_its_own_files_only() {
         }
     }
     assert!(listener.nr_bytes.load(Ordering::SeqCst) > 0, "the server was asked");
+}
+
+#[test]
+fn no_image_is_opened_by_names_that_fail_when_they_are_checked() {
+    if !is_possible() {
+        return;
+    }
+    let victims = Victims::make();
+    let listener = Listener::start(HOSTILE, None);
+    let server = hostile_server(&listener.name, &victims);
+    let (lookups, period) = (server.lookups.clone(), server.period.clone());
+    let mount = HostileMount::make(HOSTILE, server);
+    let before = victims.state();
+    for line in ["check", "mkfs -f", "inspect dump-super", "filesystem resize max", "rescue super-recover -y"] {
+        for path in ["flaky", "./flaky", "/proc/self/cwd/flaky"] {
+            for (first, every) in (1..7).map(|first| (first, 64)).chain([(0, 1), (0, 2), (0, 3)]) {
+                // The first lookups of the name fail, and the ones after it, or each second or third one succeeds.
+                lookups.store(64 - first, Ordering::SeqCst);
+                period.store(every, Ordering::SeqCst);
+                let mut command = common::command(line.split(' '));
+                let output = command.arg(path).current_dir(mount.dir.path()).output().unwrap();
+                let shown = format!("{line} {path}, {first}/{every}: {output:?}");
+                assert!(!output.status.success(), "{shown}");
+                assert_eq!(victims.state(), before, "{shown}");
+            }
+        }
+    }
 }
 
 #[test]

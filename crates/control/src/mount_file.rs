@@ -182,47 +182,57 @@ pub(crate) fn open_image_to_send(path: &Path, writes: bool) -> io::Result<MountF
 
 /// Whether the way to a file leads through names in a FUSE mount of a user other than root and the current user: returns
 /// that user, or `Some(None)` if the mount is not visible in this mount namespace. Such a user can make the names lead
-/// anywhere at any time, so the path must not be taken for that of an image.
+/// anywhere at any time, so the path must not be taken for that of an image. `None` for a path that leads nowhere, as far
+/// as it leads through other names.
 ///
 /// # Errors
-/// The path does not lead to a file.
+/// It cannot be found out; then the path must not be taken for that of an image either.
 pub fn names_of_others(path: &Path) -> io::Result<Option<Option<u32>>> {
-    let own = rustix::process::geteuid().as_raw();
-    let root = || find(CWD, OsStr::new("/"), OFlags::DIRECTORY);
     let names = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
-    let mut at = find(CWD, OsStr::new("."), OFlags::DIRECTORY)?;
+    let directory = |name: &str| find(CWD, OsStr::new(name), OFlags::DIRECTORY);
+    let mut at = directory(if path.is_absolute() { "/" } else { "." })?;
     let (mut left, mut nr_links) = (names(path), 0);
-    while let Some(name) = left.pop() {
-        if name == "/" {
-            at = root()?;
-            continue;
-        }
-        let mut found = find(&at, &name, OFlags::NOFOLLOW)?;
-        // The server of such a mount is not asked anything, because it need not answer.
-        let maker = mount_maker(found.as_raw_fd());
-        if maker.is_some_and(|maker| maker != 0 && maker != own) {
+    loop {
+        // Every directory is checked before one of its names is looked up.
+        if let Some(maker) = other_maker(&at)? {
             return Ok(Some(maker));
         }
-        let id = MountId::of(&found)?;
-        if id.is_fuse() && maker.is_none() {
-            return Ok(Some(None));
+        let Some(name) = left.pop() else { return Ok(None) };
+        if name == "/" {
+            at = directory("/")?;
+            continue;
         }
-        if FileType::from_raw_mode(fstat(&found)?.st_mode).is_symlink() {
-            nr_links += 1;
-            if nr_links > LINKS_MAX {
-                return Err(Errno::LOOP.into());
-            }
-            // The text of a link in /proc need not be its target.
-            if id.kind != PROC_MAGIC {
-                let target = rustix::fs::readlinkat(&found, c"", Vec::new())?;
-                left.extend(names(Path::new(OsStr::from_bytes(target.as_bytes()))));
-                continue;
-            }
-            found = find(&at, &name, OFlags::empty())?;
+        let Ok(found) = find(&at, &name, OFlags::NOFOLLOW) else { return Ok(None) };
+        if let Some(maker) = other_maker(&found)? {
+            return Ok(Some(maker));
         }
-        at = found;
+        if !FileType::from_raw_mode(fstat(&found)?.st_mode).is_symlink() {
+            at = found;
+            continue;
+        }
+        nr_links += 1;
+        if nr_links > LINKS_MAX {
+            return Ok(None);
+        }
+        // The text of a link in /proc need not be its target.
+        if MountId::of(&found)?.kind == PROC_MAGIC {
+            let Ok(found) = find(&at, &name, OFlags::empty()) else { return Ok(None) };
+            at = found;
+        } else {
+            let target = rustix::fs::readlinkat(&found, c"", Vec::new())?;
+            left.extend(names(Path::new(OsStr::from_bytes(target.as_bytes()))));
+        }
     }
-    Ok(None)
+}
+
+/// The user who made the FUSE mount of a file, if it is neither root nor the current user; `Some(None)` if the mount is
+/// not visible. The server of a visible mount is not asked anything, because it need not answer.
+fn other_maker(found: &OwnedFd) -> io::Result<Option<Option<u32>>> {
+    match mount_maker(found.as_raw_fd()) {
+        Some(maker) if maker == 0 || maker == rustix::process::geteuid().as_raw() => Ok(None),
+        Some(maker) => Ok(Some(Some(maker))),
+        None => Ok(MountId::of(found)?.is_fuse().then_some(None)),
+    }
 }
 
 /// The number of links that Linux follows on the way to a file.
@@ -279,8 +289,8 @@ mod tests {
             assert_eq!(way(name), Ok(None), "{name}");
         }
         assert_eq!(names_of_others(Path::new("/proc/self/cwd")).unwrap(), None);
-        assert_eq!(way("loop"), Err(Errno::LOOP));
-        assert_eq!(way("absolute/none"), Err(Errno::NOENT));
+        assert_eq!(way("loop"), Ok(None), "whatever opens it says so");
+        assert_eq!(way("absolute/none"), Ok(None));
     }
 
     #[test]

@@ -187,8 +187,8 @@ pub(crate) fn refuse_names_of_others(path: &Path) -> anyhow::Result<()> {
             "{} leads through a FUSE mount of another mount namespace, whose names may lead anywhere; copy the file",
             path.shown()
         ),
-        // Whatever opens the path reports the error.
-        Ok(None) | Err(_) => Ok(()),
+        Ok(None) => Ok(()),
+        Err(error) => Err(anyhow!("cannot find out through which mounts {} leads: {error}", path.shown())),
     }
 }
 
