@@ -21,7 +21,7 @@
 //! - I3. All rings are made at open, before the process gives up the right to make rings.
 
 use std::fs::File;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -126,6 +126,14 @@ impl Direct {
             0 => self.run(|file| rustix::io::pread(file, &mut *buf, offset)),
             read => Ok(read),
         }
+    }
+
+    /// Reads into a prefix of `bufs` and returns its length; 0 if direct I/O was not used (I1).
+    pub(crate) fn read_vectored(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        if !suits(offset, bufs.iter().map(|buf| &**buf)) {
+            return Ok(0);
+        }
+        self.run(|file| rustix::io::preadv(file, &mut *bufs, offset))
     }
 
     /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the number of transferred bytes.

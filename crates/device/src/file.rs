@@ -4,7 +4,8 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
-use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,7 +62,18 @@ pub struct FileDevice {
 impl FileDevice {
     /// Opens an existing image file or block device and locks it.
     pub fn open(path: &Path, access: Access) -> Result<Self, OpenError> {
-        let kind = std::fs::metadata(path).map_err(|source| classify(path, access, source))?;
+        Self::open_by(path, path, access)
+    }
+
+    /// Works like [`open`](Self::open) for a file that is open, also with `O_PATH`, whatever `path` leads to by now. Without
+    /// /proc, opens `path`.
+    pub fn open_found(found: impl AsFd, path: &Path, access: Access) -> Result<Self, OpenError> {
+        Self::open_by(&way_to(&found, path), path, access)
+    }
+
+    /// Opens the file that `way` leads to; messages show `path`.
+    fn open_by(way: &Path, path: &Path, access: Access) -> Result<Self, OpenError> {
+        let kind = std::fs::metadata(way).map_err(|source| classify(path, access, source))?;
         let is_block = check_kind(path, &kind)?;
         let parts = match is_block {
             true => {
@@ -73,7 +85,7 @@ impl FileDevice {
             }
             false => Vec::new(),
         };
-        let opened = File::options().read(true).write(access == Access::ReadWrite).open(path);
+        let opened = File::options().read(true).write(access == Access::ReadWrite).open(way);
         let file = opened.map_err(|source| classify(path, access, source))?;
         let device = Self::from_file(file, path, access, parts)?;
         device.claim().map_err(|source| classify(path, access, source))?;
@@ -83,8 +95,18 @@ impl FileDevice {
     /// Opens an existing image file or block device for reading without a lock, although another process may write to it.
     /// The content can change at any time.
     pub fn open_beside_writer(path: &Path) -> Result<Self, OpenError> {
+        Self::open_beside_writer_by(path, path)
+    }
+
+    /// Works like [`open_beside_writer`](Self::open_beside_writer) for a file that is open, as
+    /// [`open_found`](Self::open_found) does.
+    pub fn open_found_beside_writer(found: impl AsFd, path: &Path) -> Result<Self, OpenError> {
+        Self::open_beside_writer_by(&way_to(&found, path), path)
+    }
+
+    fn open_beside_writer_by(way: &Path, path: &Path) -> Result<Self, OpenError> {
         let access = Access::ReadOnly;
-        let file = File::open(path).map_err(|source| classify(path, access, source))?;
+        let file = File::open(way).map_err(|source| classify(path, access, source))?;
         let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
         check_kind(path, &metadata)?;
         Self::from_locked(file, path, access, Vec::new(), &metadata)
@@ -186,7 +208,8 @@ impl FileDevice {
         })
     }
 
-    fn resize(&mut self, size_bytes: u64) -> Result<(), OpenError> {
+    /// Gives an image file this size. A block device must be large enough.
+    pub fn resize(&mut self, size_bytes: u64) -> Result<(), OpenError> {
         if self.is_block {
             if size_bytes > self.len_bytes() {
                 return Err(OpenError::TooSmall {
@@ -240,6 +263,15 @@ impl FileDevice {
     }
 }
 
+/// A path that leads to an open file: `path` if there is no /proc.
+fn way_to(found: impl AsFd, path: &Path) -> PathBuf {
+    let descriptors = Path::new("/proc/self/fd");
+    match descriptors.exists() {
+        true => descriptors.join(found.as_fd().as_raw_fd().to_string()),
+        false => path.to_owned(),
+    }
+}
+
 /// Makes the name of a new file durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent(path))?.sync_all()
@@ -264,6 +296,31 @@ impl Device for FileDevice {
             match self.direct.read(offset + done as u64, &mut buf[done..])? {
                 0 => return self.file.read_exact_at(&mut buf[done..], offset + done as u64),
                 read => done += read,
+            }
+        }
+        Ok(())
+    }
+
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let total = bufs.iter().map(|buf| buf.len()).sum();
+        check_range(offset, total, self.len_bytes(), io::ErrorKind::UnexpectedEof)?;
+        let mut at = offset;
+        let mut rest = bufs;
+        IoSliceMut::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            let nr_bufs = rest.len().min(NR_BUFS_MAX);
+            let read = match self.direct.read_vectored(at, &mut rest[..nr_bufs])? {
+                0 => rustix::io::preadv(&self.file, &mut rest[..nr_bufs], at),
+                read => Ok(read),
+            };
+            match read {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => {
+                    at += read as u64;
+                    IoSliceMut::advance_slices(&mut rest, read);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
             }
         }
         Ok(())

@@ -13,14 +13,14 @@
 //! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
 //!   zeros in place of the lost content.
 //!
-//! `unsafe` is allowed in six files: `discard.rs` and `mount_ioctl.rs` for ioctls, `stdio.rs` for code that runs before
-//! `main` and for inherited files, `queues.rs` for memory shared with the kernel, and `fuse_ring.rs` and `io_ring.rs`
-//! for io_uring commands that name memory for the kernel to read and write.
+//! `unsafe` is allowed in seven files: `discard.rs` and `mount_ioctl.rs` for ioctls, `mount_calls.rs` for system calls on
+//! mounts, `stdio.rs` for code that runs before `main` and for inherited files, `queues.rs` for memory shared with the
+//! kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring commands that name memory for the kernel to read and write.
 
 #![deny(unsafe_code)]
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 
 mod aligned_buf;
 mod direct;
@@ -30,7 +30,9 @@ mod file;
 mod fuse_ring;
 mod io_ring;
 mod loop_watch;
+mod members;
 mod memory;
+mod mount_calls;
 mod mount_ioctl;
 mod mounted;
 mod open_error;
@@ -43,9 +45,11 @@ pub use exclusive_use::{claim_block_device, refuse_in_use};
 pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
 pub use loop_watch::{LoopEvent, LoopWatch};
+pub use members::{block_devices, find_members};
 pub use memory::MemoryDevice;
+pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
-pub use mounted::find_server;
+pub use mounted::{find_server, is_being_mounted, lock_holders};
 pub use open_error::OpenError;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 
@@ -59,6 +63,16 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Fills `buf` from `offset`. Fails with [`io::ErrorKind::UnexpectedEof`] past the end.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Fills `bufs` consecutively, from `offset` on.
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let mut at = offset;
+        for buf in bufs {
+            self.read_at(at, buf)?;
+            at += buf.len() as u64;
+        }
+        Ok(())
+    }
 
     /// Writes all of `buf` at `offset`. Never extends the device.
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;

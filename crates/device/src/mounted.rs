@@ -220,6 +220,24 @@ pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     })
 }
 
+/// The processes that have locked this image or device, as ubtrfs does while it has it open.
+pub fn lock_holders(path: &Path) -> Vec<u32> {
+    let Ok(metadata) = fs::metadata(path) else { return Vec::new() };
+    lock_holder_pids(metadata.dev(), metadata.ino()).iter().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Whether a server of ubtrfs has locked this image or device, and has not told its `mount` command yet that the mount
+/// works. Returns false if this user may not look at the server.
+pub fn is_being_mounted(path: &Path) -> bool {
+    lock_holders(path).into_iter().any(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let is_server = line.split(|byte| *byte == 0).any(|word| word == b"--serve");
+        // A server gives up the pipe to its command then.
+        let output = fs::read_link(format!("/proc/{pid}/fd/1"));
+        is_server && output.is_ok_and(|output| output != Path::new("/dev/null"))
+    })
+}
+
 /// Returns the first process that is `wanted` of those that serve the FUSE mounts on the way to a path, links included. A
 /// process is known by its lock on the mount's source. The mount of a wanted process is not entered, so the process need
 /// not answer.
@@ -280,13 +298,18 @@ pub(crate) fn is_locked_here(dev: u64, ino: u64) -> bool {
 }
 
 fn lock_holder_pid(dev: u64, ino: u64) -> Option<String> {
-    let locks = fs::read_to_string("/proc/locks").ok()?;
+    lock_holder_pids(dev, ino).into_iter().next()
+}
+
+fn lock_holder_pids(dev: u64, ino: u64) -> Vec<String> {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     let wanted = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));
-    locks.lines().find_map(|line| {
+    let holder = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         // The line of a waiting process has "->" as its second field.
         (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&wanted.as_str())).then(|| fields[4].to_owned())
-    })
+    };
+    locks.lines().filter_map(holder).collect()
 }
 
 /// The start of the command line of a process, with the program's name for its path; of a process that hides its command

@@ -62,6 +62,13 @@ pub enum FormatError {
     },
 }
 
+impl FormatError {
+    /// Whether the content has another generation than its pointer promises: a device missed the write of it.
+    pub fn is_generation(&self) -> bool {
+        matches!(self, Self::Mismatch { field: "generation", .. })
+    }
+}
+
 /// Disk content that contradicts the format, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Corrupt {

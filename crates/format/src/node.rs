@@ -205,6 +205,25 @@ pub fn verify_csum(raw: &[u8], csum_type: CsumType) -> Result<(), FormatError> {
     Err(FormatError::Checksum { what: "tree block", found: hex(found), computed: hex(computed) })
 }
 
+/// Checks that this is the valid block of an address and a generation.
+pub fn verify_block(
+    raw: &[u8],
+    csum_type: CsumType,
+    bytenr: Logical,
+    generation: Generation,
+) -> Result<(), FormatError> {
+    verify_csum(raw, csum_type)?;
+    let view = NodeView::new(raw)?;
+    let wrong = |field, value, expected| Err(FormatError::Value { what: "tree block", field, value, expected });
+    if view.bytenr() != bytenr {
+        return wrong("bytenr", view.bytenr().0, "expected the address of the block");
+    }
+    match view.generation() == generation {
+        true => Ok(()),
+        false => wrong("generation", view.generation().0, "expected the generation of the block"),
+    }
+}
+
 /// Lower-case hex of some bytes.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

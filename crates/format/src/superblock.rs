@@ -229,6 +229,32 @@ bitflags! {
     }
 }
 
+impl Incompat {
+    /// The names of these bits for messages, with the numbers of unknown bits: "RAID56, bit 15".
+    pub fn names_of(bits: u64) -> String {
+        names(Self::all().iter_names().map(|(name, flag)| (name, flag.bits())), bits)
+    }
+}
+
+impl CompatRo {
+    /// The names of these bits, as [`Incompat::names_of`].
+    pub fn names_of(bits: u64) -> String {
+        names(Self::all().iter_names().map(|(name, flag)| (name, flag.bits())), bits)
+    }
+}
+
+fn names(known: impl Iterator<Item = (&'static str, u64)>, bits: u64) -> String {
+    let mut rest = bits;
+    let mut names = Vec::new();
+    for (name, bit) in known.filter(|&(_, bit)| bits & bit != 0) {
+        names.push(name.to_owned());
+        rest &= !bit;
+    }
+    let is_set = |shift: &u32| rest.checked_shr(*shift).is_some_and(|bits| bits & 1 == 1);
+    names.extend((0..u64::BITS).filter(is_set).map(|shift| format!("bit {shift}")));
+    names.join(", ")
+}
+
 impl Superblock {
     /// The incompat features.
     pub fn incompat(&self) -> Incompat {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{Batch, RootPtr};
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/it/common/mod.rs"]
 mod common;
 
 use common::{Rng, Store};

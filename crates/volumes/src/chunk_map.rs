@@ -41,6 +41,12 @@ impl Chunk {
         self.range.start()
     }
 
+    /// Whether the stripes lie on more than one device.
+    pub(crate) fn is_on_several_devices(&self) -> bool {
+        let first = self.item.stripes.first().map(|stripe| stripe.devid);
+        self.item.stripes.iter().any(|stripe| Some(stripe.devid) != first)
+    }
+
     /// The device extents of the chunk's stripes.
     fn device_extents(&self) -> impl Iterator<Item = (DevId, Range<u64>)> {
         let len = self.geometry.stripe_len_bytes();
@@ -136,6 +142,10 @@ impl ChunkMap {
         }
         inner.free_migrated();
         inner.add_device_extents(logical, &chunk.device_extents().collect::<Vec<_>>())?;
+        debug_assert!(
+            inner.chunks.range(logical..end).next().is_none(),
+            "I1: the chunk at {logical} overlaps another one"
+        );
         inner.next_logical = inner.next_logical.max(end);
         inner.chunks.insert(logical, Arc::new(chunk));
         Ok(())

@@ -11,16 +11,20 @@
 //! - I1. A filesystem that is read-only gets no writes, not even repairs.
 //! - I2. Every piece that [`Volumes::read`] returns passed its check. A piece may come from any copy.
 //! - I3. A repair writes only content that passed the check, only over content that failed the check or could not be
-//!   read, and only while no other write runs.
+//!   read, and only while no other write to the same bytes runs.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod allocation;
 mod chunk_map;
+mod commit_super;
 mod device_space;
+mod fan_out;
 mod features;
 mod io;
+mod member;
+mod membership;
 mod migration;
 mod ownership;
 mod profile;
@@ -29,7 +33,11 @@ mod set;
 mod superblock;
 
 pub use allocation::DEVICE_RESERVED;
+pub use commit_super::LogPromise;
+pub use io::{Refreshed, Verify};
+pub use member::MemberState;
 pub use migration::{MIGRATION_PIECE_BYTES, Placement};
+pub use profile::copies_of;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 

@@ -14,7 +14,7 @@
 //!   chunk's copies. To ensure this, a write holds the locks of its pieces shared while it writes the chunk's copies
 //!   and the fresh stripes, and the copy of a piece holds the piece's lock exclusively. Locks are taken in ascending
 //!   order.
-//! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive repair lock,
+//! - G2. No write to a chunk misses the chunk's target: a migration begins and ends under the exclusive layout lock,
 //!   which every write holds shared.
 //! - G3. The device space of stripes from which a migration moved a chunk is free only when no reader uses these
 //!   stripes any more.
@@ -22,7 +22,9 @@
 //!   recorded: the copies that stay may be stale.
 //! - G5. After the running commit has recorded the new chunk item, a write to the chunk fails if a fresh stripe
 //!   cannot be written.
+//! - G6. Copies of a profile with several devices lie on different devices.
 
+use std::collections::BTreeSet;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,19 +34,19 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
-use ubtrfs_format::{DevId, Logical, Physical};
+use ubtrfs_format::{DevId, Logical, Physical, Profile};
 
 use crate::allocation;
 use crate::chunk_map::Chunk;
 use crate::device_space::DeviceSpace;
 use crate::profile::{STRIPE_LEN, Segment};
-use crate::set::{PresentDevice, Volumes, unmapped};
+use crate::set::{PlaceableDevice, Volumes, unmapped};
 
 /// The requested layout of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
-    /// The new profile: [`BlockGroupFlags::DUP`], or empty for single. `None` keeps the profile that the chunk has
-    /// when the migration is planned.
+    /// The new profile, in which each stripe has all bytes: empty for single, DUP, RAID1, RAID1C3 or RAID1C4. `None`
+    /// keeps the profile that the chunk has when the migration is planned.
     pub profile: Option<BlockGroupFlags>,
     /// Whether stripes that end below the limits of their devices ([`Volumes::limit_device`]) stay where they are.
     /// If not set, all stripes move.
@@ -83,6 +85,15 @@ impl Target {
     }
 
     /// Notes that a write to a copy failed (G4).
+    pub(crate) fn has_stripe_on(&self, devid: DevId) -> bool {
+        self.item.stripes.iter().any(|stripe| stripe.devid == devid)
+    }
+
+    /// Whether the running commit, or an earlier one, has recorded the new chunk item.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn note_failure(&self) {
         self.has_failed.store(true, Ordering::SeqCst);
     }
@@ -108,16 +119,16 @@ pub(crate) fn is_same_place(one: &Stripe, other: &Stripe) -> bool {
 
 impl Volumes {
     /// Plans another place or profile for the chunk that starts at `logical`. Returns `None` if there is no such chunk
-    /// or no room, if the chunk is striped, or if the new profile is neither single nor DUP. The plan equals the
-    /// chunk's item if the chunk need not change.
+    /// or no room, or if the chunk or the new profile is striped. The plan equals the chunk's item if the chunk need not
+    /// change. Copies of a profile with several devices never share a device (G6).
     pub fn plan_migration(&self, logical: Logical, placement: &Placement) -> Option<ChunkItem> {
         let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical)?;
-        if !chunk.geometry.is_mirrored() {
+        let own = chunk.item.flags & BlockGroupFlags::PROFILES;
+        let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | placement.profile.unwrap_or(own);
+        let profile = allocation::writable_profile(flags)?;
+        if !chunk.geometry.is_mirrored() || profile.is_striped() {
             return None;
         }
-        let profile = placement.profile.unwrap_or(chunk.item.flags & BlockGroupFlags::PROFILES);
-        let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | profile;
-        let nr_stripes = allocation::nr_stripes(flags)?;
         let present = self.present();
         let fits = |stripe: &Stripe| {
             let end = stripe.offset.checked_add(chunk.item.length).map(|end| end.0);
@@ -125,15 +136,63 @@ impl Volumes {
             let limit = device.map(|device| self.with_space(device, DeviceSpace::end));
             end.zip(limit).is_some_and(|(end, limit)| end <= limit)
         };
-        let nr_stripes = usize::try_from(nr_stripes.get()).ok()?;
         // A stripe that stays keeps its number, so that each fresh stripe is copied from the copy that it replaces.
-        let kept: Vec<Option<Stripe>> = (0..nr_stripes)
-            .map(|copy| chunk.item.stripes.get(copy).copied().filter(|stripe| placement.keeps_stripes && fits(stripe)))
-            .collect();
-        let nr_fresh = kept.iter().filter(|stripe| stripe.is_none()).count();
-        let mut fresh = self.place_stripes(&present, chunk.item.length, nr_fresh)?.into_iter();
-        let stripes: Vec<Stripe> = kept.into_iter().filter_map(|kept| kept.or_else(|| fresh.next())).collect();
-        Some(ChunkItem { flags, stripes, ..(*chunk.item).clone() })
+        let mut stripes: Vec<Option<Stripe>> = Vec::new();
+        for copy in 0..usize::from(profile.stripes_min()) {
+            let stays = |stripe: &Stripe| {
+                let mut kept = stripes.iter().flatten();
+                let keeps_apart = match profile.fits_one_device() {
+                    true => kept.all(|other| other.devid == stripe.devid),
+                    false => kept.all(|other| other.devid != stripe.devid),
+                };
+                placement.keeps_stripes && keeps_apart && fits(stripe)
+            };
+            let kept = chunk.item.stripes.get(copy).copied().filter(stays);
+            stripes.push(kept);
+        }
+        self.place_stripes(&present, chunk.item.length, profile, &mut stripes)?;
+        let stripes: Vec<Stripe> = stripes.into_iter().flatten().collect();
+        Some(ChunkItem { flags, stripes, sub_stripes: profile.sub_stripes, ..(*chunk.item).clone() })
+    }
+
+    /// Fills the gaps in `stripes` with places for stripes of `len` bytes: on the device of the others for profiles of
+    /// one device, else each on a device of its own. Devices with the most free space come first.
+    fn place_stripes(
+        &self,
+        present: &[PlaceableDevice],
+        len: u64,
+        profile: &Profile,
+        stripes: &mut [Option<Stripe>],
+    ) -> Option<()> {
+        let mut devices: Vec<&PlaceableDevice> = present.iter().collect();
+        devices.sort_by_key(|device| std::cmp::Reverse(self.with_space(device, DeviceSpace::unallocated_bytes)));
+        let kept: Vec<DevId> = stripes.iter().flatten().map(|stripe| stripe.devid).collect();
+        let nr_missing = stripes.iter().filter(|stripe| stripe.is_none()).count();
+        let stripe = |device: &PlaceableDevice, start| Stripe {
+            devid: device.devid,
+            offset: Physical(start),
+            dev_uuid: device.uuid,
+        };
+        let starts = |device: &PlaceableDevice, number| {
+            self.with_space(device, |space| space.starts_without_mirrors(len, number))
+        };
+        let fresh: Vec<Stripe> = if profile.fits_one_device() {
+            let allowed = devices.iter().filter(|device| kept.iter().all(|devid| *devid == device.devid));
+            let mut found = allowed.map(|device| (device, starts(device, nr_missing)));
+            let (device, starts) = found.find(|(_, starts)| starts.len() == nr_missing)?;
+            starts.into_iter().map(|start| stripe(device, start)).collect()
+        } else {
+            let others = devices.iter().filter(|device| !kept.contains(&device.devid));
+            let placed = others.filter_map(|device| Some(stripe(device, starts(device, 1).first().copied()?)));
+            placed.take(nr_missing).collect()
+        };
+        if fresh.len() < nr_missing {
+            return None;
+        }
+        for (gap, fresh) in stripes.iter_mut().filter(|stripe| stripe.is_none()).zip(fresh) {
+            *gap = Some(fresh);
+        }
+        Some(())
     }
 
     /// The smallest size, at least `least`, to which a device can be shrunk by moving whole stripes: all stripes past
@@ -141,7 +200,7 @@ impl Volumes {
     /// At smaller sizes, extents have to move into the free space of other chunks.
     pub fn min_device_len(&self, devid: DevId, least: u64) -> Option<u64> {
         let item = self.dev_item(devid)?;
-        let device = PresentDevice { devid, uuid: item.uuid, total_bytes: item.total_bytes };
+        let device = PlaceableDevice { devid, uuid: item.uuid, total_bytes: item.total_bytes, is_missing: false };
         let space = self.with_space(&device, DeviceSpace::clone);
         let mut stripes: Vec<Range<u64>> = Vec::new();
         for (_, chunk) in self.chunks().into_iter().rev() {
@@ -167,17 +226,6 @@ impl Volumes {
         Some(low.saturating_mul(STRIPE_LEN).min(item.total_bytes.max(least)))
     }
 
-    /// Finds places for this number of stripes: of each device, the first holes that are large enough.
-    fn place_stripes(&self, present: &[PresentDevice], len: u64, number: usize) -> Option<Vec<Stripe>> {
-        let mut stripes = Vec::with_capacity(number);
-        for device in present {
-            let starts = self.with_space(device, |space| space.starts_without_mirrors(len, number));
-            let stripe = |start| Stripe { devid: device.devid, offset: Physical(start), dev_uuid: device.uuid };
-            stripes.extend(starts.into_iter().map(stripe).take(number.saturating_sub(stripes.len())));
-        }
-        (stripes.len() == number).then_some(stripes)
-    }
-
     /// Makes every write to the chunk at `logical` also go to the fresh stripes of `target`, a plan of
     /// [`Volumes::plan_migration`].
     ///
@@ -187,7 +235,11 @@ impl Volumes {
     /// migrated, if the target contradicts itself or the chunk, or if other stripes lie in the target's place.
     pub fn begin_migration(&self, logical: Logical, target: ChunkItem) -> Result<()> {
         self.check_writable()?;
-        let _exclusive = self.repair_lock.write();
+        debug_assert!(
+            Profile::of(target.flags).is_none_or(|profile| profile.devs_min <= 1) || are_apart(&target),
+            "G6: copies of the chunk at {logical} on one device"
+        );
+        let _exclusive = self.layout_lock.write();
         self.chunks.begin_migration(logical, target, self.sectorsize())
     }
 
@@ -211,6 +263,7 @@ impl Volumes {
         let chunk = self.chunks.get(logical).ok_or_else(|| unmapped(logical))?;
         let Some(target) = chunk.target.as_deref() else { return Err(not_begun(logical)) };
         let piece = offset..offset.saturating_add(MIGRATION_PIECE_BYTES);
+        debug_assert!(offset.is_multiple_of(MIGRATION_PIECE_BYTES), "G1: the lock of another piece is held");
         let _alone = target.begin_copy(offset);
         let mut copied = 0u64;
         for range in used() {
@@ -241,12 +294,12 @@ impl Volumes {
     /// Reads a copy, or another copy if that read fails. Each fresh stripe is filled from the copy with the stripe's
     /// number, or from the last copy if the chunk has fewer copies. So damage in one copy does not spread to all.
     fn read_any_copy(&self, at: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
-        let error = match self.read_copy(at, buf, copy) {
+        let error = match self.read_trusted_copy(at, buf, copy) {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
         let mut others = (0..self.num_copies(at)).filter(|&other| other != copy);
-        if others.any(|other| self.read_copy(at, buf, other).is_ok()) { Ok(()) } else { Err(error) }
+        if others.any(|other| self.read_trusted_copy(at, buf, other).is_ok()) { Ok(()) } else { Err(error) }
     }
 
     /// Repeats a write to a chunk on the fresh stripes of the chunk's target. The caller has held the guards of
@@ -277,7 +330,7 @@ impl Volumes {
     ///
     /// Fails if a write to any copy failed (G4), or no migration has begun.
     pub fn record_migration(&self, logical: Logical) -> Result<Arc<ChunkItem>> {
-        let _exclusive = self.repair_lock.write();
+        let _exclusive = self.layout_lock.write();
         let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical);
         let target = chunk.as_ref().and_then(|chunk| chunk.target.as_deref()).ok_or_else(|| not_begun(logical))?;
         if target.has_failed.load(Ordering::SeqCst) {
@@ -296,13 +349,19 @@ impl Volumes {
     ///
     /// Fails if the target contradicts itself, which [`Volumes::begin_migration`] refuses.
     pub fn finish_migration(&self, logical: Logical) -> Result<()> {
-        let _exclusive = self.repair_lock.write();
+        let _exclusive = self.layout_lock.write();
+        debug_assert!(
+            self.chunks.get(logical).is_none_or(|chunk| {
+                chunk.target.as_ref().is_none_or(|target| target.is_recorded.load(Ordering::SeqCst))
+            }),
+            "G4: no commit has recorded the new place of the chunk at {logical}"
+        );
         self.chunks.finish_migration(logical, self.sectorsize())
     }
 
     /// Cancels a migration: the chunk stays as it is.
     pub fn cancel_migration(&self, logical: Logical) {
-        let _exclusive = self.repair_lock.write();
+        let _exclusive = self.layout_lock.write();
         self.chunks.cancel_migration(logical);
     }
 }
@@ -321,6 +380,12 @@ impl Chunk {
 fn take_hole(space: &mut DeviceSpace, len: u64) -> Option<u64> {
     let start = space.first_without_mirrors(len)?;
     space.insert(start..start.saturating_add(len)).then_some(start)
+}
+
+/// Whether all stripes of a chunk lie on different devices.
+fn are_apart(chunk: &ChunkItem) -> bool {
+    let devids: BTreeSet<u64> = chunk.stripes.iter().map(|stripe| stripe.devid.0).collect();
+    devids.len() == chunk.stripes.len()
 }
 
 fn not_begun(logical: Logical) -> Error {

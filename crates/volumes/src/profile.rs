@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem};
 use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
-use ubtrfs_format::{FormatError, Logical, Profile};
+use ubtrfs_format::{DevId, FormatError, Logical, Physical, Profile};
 
 /// Bytes of a stripe element.
 pub(crate) const STRIPE_LEN: u64 = ChunkItem::STRIPE_LEN;
@@ -36,6 +36,13 @@ pub(crate) struct Segment {
     pub(crate) len_bytes: u64,
 }
 
+impl Segment {
+    /// Whether `next` begins where this segment ends, on the same stripe.
+    pub(crate) fn is_before(&self, next: &Self) -> bool {
+        self.stripe == next.stripe && self.offset.checked_add(self.len_bytes) == Some(next.offset)
+    }
+}
+
 /// The layout of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
@@ -45,6 +52,19 @@ pub(crate) struct Geometry {
     /// different data.
     nr_data: u64,
     length: u64,
+}
+
+/// The places of all copies of the byte at `offset` in a chunk at `start`.
+///
+/// # Errors
+/// The chunk's fields contradict each other.
+pub fn copies_of(start: Logical, chunk: &ChunkItem, offset: u64) -> Result<Vec<(DevId, Physical)>, FormatError> {
+    let geometry = Geometry::of(start, chunk, chunk.sector_size)?;
+    let place = |segment: Segment| {
+        let stripe = &chunk.stripes[segment.stripe];
+        (stripe.devid, stripe.offset.advance(segment.offset))
+    };
+    Ok((0..geometry.nr_copies()).flat_map(|copy| geometry.segments(offset, 1, copy)).map(place).collect())
 }
 
 fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError {
@@ -104,6 +124,33 @@ impl Geometry {
     pub(crate) fn has_parity(&self) -> bool {
         self.profile.has_parity()
     }
+
+    /// Whether all bytes can be read after the loss of a device.
+    pub(crate) fn has_redundancy(&self) -> bool {
+        self.profile.tolerated_failures > 0
+    }
+
+    /// Whether each byte has a copy on a stripe for which `is_alive` holds. Copies only: lost bytes are not rebuilt from
+    /// parity.
+    pub(crate) fn survives(&self, is_alive: impl Fn(usize) -> bool) -> bool {
+        let nr_stripes = usize::try_from(self.nr_stripes).unwrap_or(usize::MAX);
+        // Consecutive stripes hold the copies of the same bytes; in a chunk with parity, each stripe holds other bytes.
+        let nr_copies = self.nr_copies().max(1);
+        (0..nr_stripes)
+            .step_by(nr_copies)
+            .all(|first| (first..first.saturating_add(nr_copies).min(nr_stripes)).any(&is_alive))
+    }
+
+    /// Number of columns of a striped chunk: groups of stripes that hold the same bytes.
+    pub(crate) fn nr_columns(&self) -> usize {
+        usize::try_from(self.nr_data).unwrap_or(usize::MAX)
+    }
+
+    /// The column of an offset in a striped chunk.
+    pub(crate) fn column_of(&self, offset: u64) -> usize {
+        let element = offset / STRIPE_LEN;
+        usize::try_from(element.checked_rem(self.nr_data).unwrap_or(0)).unwrap_or(0)
+    }
 }
 
 #[allow(
@@ -156,6 +203,28 @@ impl Geometry {
             offset: row * STRIPE_LEN + in_element,
             len_bytes: len_bytes.min(STRIPE_LEN - in_element),
         }
+    }
+
+    /// Maps a range, which must be inside the chunk, to the run that each stripe of this copy has of it. Not for chunks
+    /// with parity, whose runs have gaps.
+    pub(crate) fn runs(&self, offset: u64, len_bytes: u64, copy: usize) -> Vec<Segment> {
+        if len_bytes == 0 || !self.profile.is_striped() {
+            return self.segments(offset, len_bytes, copy).collect();
+        }
+        let last = offset + len_bytes - 1;
+        let (first_element, last_element) = (offset / STRIPE_LEN, last / STRIPE_LEN);
+        let run = |column: u64| {
+            let skipped = (column + self.nr_data - first_element % self.nr_data) % self.nr_data;
+            let first = first_element + skipped;
+            if first > last_element {
+                return None;
+            }
+            let final_element = last_element - (last_element - first) % self.nr_data;
+            let start = self.segment(offset.max(first * STRIPE_LEN), 1, copy);
+            let end = self.segment(last.min(final_element * STRIPE_LEN + STRIPE_LEN - 1), 1, copy);
+            Some(Segment { len_bytes: end.offset + 1 - start.offset, ..start })
+        };
+        (0..self.nr_data).filter_map(run).collect()
     }
 
     /// Maps `offset` of this stripe to a range of the chunk: the 64 KiB from the byte at `offset` on or, with parity, a
@@ -259,6 +328,26 @@ mod tests {
         // Row 0: d0 d1 P; row 1: P d2 d3; row 2: d5 P d4.
         let stripes: Vec<usize> = places(&raid5, 0, 6 * K64, 0).iter().map(|place| place.0).collect();
         assert_eq!(stripes, [0, 1, 1, 2, 2, 0]);
+    }
+
+    #[test]
+    fn runs_join_the_segments_of_each_stripe() {
+        for (profile, nr_stripes) in [(BlockGroupFlags::RAID0, 3), (BlockGroupFlags::RAID10, 6)] {
+            let chunk = geometry(profile, nr_stripes, 12 * K64);
+            for (offset, len) in [(0, 12 * K64), (5, 7), (K64 - 1, 2), (100, 5 * K64), (4 * K64, 3 * K64), (7, 0)] {
+                for copy in 0..chunk.nr_copies() {
+                    let mut joined: Vec<Segment> = Vec::new();
+                    for segment in chunk.segments(offset, len, copy) {
+                        match joined.iter_mut().find(|run| run.is_before(&segment)) {
+                            Some(run) => run.len_bytes += segment.len_bytes,
+                            None => joined.push(segment),
+                        }
+                    }
+                    joined.sort_by_key(|run| run.stripe);
+                    assert_eq!(chunk.runs(offset, len, copy), joined, "{profile:?} {offset} {len} {copy}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -49,6 +49,12 @@ impl SuperCopies {
 
     /// Rewrites the bad copies durably (I1).
     pub fn recover(&self, device: &dyn Device) -> Result<()> {
+        if self.copies.iter().all(|copy| copy.problem.is_some()) {
+            return Err(Error::Refused {
+                what: format!("no superblock of {} inside of its size is good", device.describe()),
+                hint: "the filesystem cannot be recovered this way; restore it from a backup",
+            });
+        }
         for copy in self.bad() {
             let raw = Superblock { bytenr: copy.offset, ..self.newest.clone() }.encode_with_csum();
             device

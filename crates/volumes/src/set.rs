@@ -6,31 +6,34 @@
 //! - I2. A device item equals the device item in the chunk tree, or the device item that the running commit will
 //!   store there; callers that record device extents update `bytes_used`. The chunk map may differ from the chunk
 //!   tree: it includes chunks not recorded yet, and chunks whose removal is not durable yet.
-//! - I3. Mirrors of a superblock are written after the primary is durable, so a valid durable superblock always exists.
 //! - I4. The device item of a present device keeps the UUIDs of the superblock read from that device. A superblock that
-//!   [`check_superblock`] would refuse is never written, so crafted items cannot make the next open fail.
+//!   [`check_superblock`](ubtrfs_format::check_superblock) would refuse is never written, so crafted items cannot make
+//!   the next open fail.
 //!
 //! Lock order: `devices` is locked before the `item` and `primary` of a device.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
-use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem};
-use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{Corrupt, DevId, FormatError, Key, KeyType, Logical, Profile, check_superblock, objectid};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem, DeviceRecord};
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{Corrupt, DevId, FormatError, Generation, Key, KeyType, Logical, Profile, RootId, objectid};
 use uuid::Uuid;
 
 use crate::allocation::{self, Place, Wish};
 use crate::chunk_map::{Chunk, ChunkMap};
+use crate::commit_super::Kicks;
 use crate::device_space::DeviceSpace;
-use crate::ownership::{LastCheck, Primary};
-use crate::superblock::{self, Found};
+use crate::io::RangeLocks;
+use crate::member::{Member, MemberState};
+use crate::membership::{self, Membership};
+use crate::ownership::LastCheck;
 use crate::{features, profile};
 
 /// Options for opening a filesystem's devices.
@@ -38,6 +41,8 @@ use crate::{features, profile};
 pub struct OpenOptions {
     /// Whether nothing may be written, not even repairs.
     pub read_only: bool,
+    /// Whether the filesystem may be written without some of its devices, if every chunk tolerates their loss.
+    pub degraded: bool,
 }
 
 /// Facts about a device, for users.
@@ -53,53 +58,8 @@ pub struct DeviceSummary {
     pub bytes_used: u64,
     /// Path of the device, or `None` if it is missing.
     pub path: Option<String>,
-}
-
-/// Indexes of the error counters in a `DevStatsItem`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Stat {
-    Write = 0,
-    Read = 1,
-    Flush = 2,
-    Corruption = 3,
-}
-
-/// A device of the set.
-#[derive(Debug)]
-pub(crate) struct Member {
-    /// The current device item. At open it is the superblock's item; after that it is the chunk tree's item, which
-    /// commits change (I2).
-    item: RwLock<DevItem>,
-    /// The device, or `None` if it is missing.
-    pub(crate) backend: Option<Arc<dyn Device>>,
-    /// The primary superblock as last read or written (see `ownership`).
-    pub(crate) primary: Mutex<Primary>,
-    stats: [AtomicU64; 5],
-    stats_changed: AtomicBool,
-}
-
-impl Member {
-    fn new(item: DevItem, backend: Option<Arc<dyn Device>>) -> Self {
-        let primary = Mutex::new(backend.as_deref().map(Primary::read).unwrap_or_default());
-        let (stats, stats_changed) = (Default::default(), AtomicBool::new(false));
-        Self { item: RwLock::new(item), backend, primary, stats, stats_changed }
-    }
-
-    pub(crate) fn count(&self, stat: Stat) {
-        self.stats[stat as usize].fetch_add(1, Ordering::Relaxed);
-        self.stats_changed.store(true, Ordering::Release);
-    }
-
-    fn stats_item(&self) -> DevStatsItem {
-        DevStatsItem { values: std::array::from_fn(|n| self.stats[n].load(Ordering::Relaxed)) }
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        match &self.backend {
-            Some(backend) => backend.describe(),
-            None => format!("missing device {}", self.item.read().devid),
-        }
-    }
+    /// Whether the device has everything that was committed.
+    pub state: MemberState,
 }
 
 /// The devices of one filesystem.
@@ -108,60 +68,60 @@ pub struct Volumes {
     superblock: Superblock,
     superblock_mirror: usize,
     write_refusal: Option<String>,
+    logs: Vec<(Logical, u8)>,
     /// Number of devices that were passed to [`Volumes::open`].
     nr_given: u64,
     /// Whether the caller or a device requires read-only access.
     read_only: bool,
+    degraded: bool,
     devices: RwLock<BTreeMap<u64, Arc<Member>>>,
     pub(crate) chunks: ChunkMap,
-    /// This lock is held shared during a write and exclusively during a repair, because a repair must not overwrite
-    /// newer content.
-    pub(crate) repair_lock: RwLock<()>,
+    /// This lock is held shared during a write, and exclusively while the copies to which writes go change (see
+    /// `migration`).
+    pub(crate) layout_lock: RwLock<()>,
+    pub(crate) range_locks: RangeLocks,
     /// The time of the last check of the superblocks (see `ownership`).
     pub(crate) last_look: LastCheck,
+    pub(crate) kicks: Kicks,
+    /// The number of the next log (I4 of `membership`).
+    pub(crate) log_number: AtomicU64,
 }
 
 impl Volumes {
-    /// Opens a filesystem on these devices. Fails if a device has no valid superblock, is truncated or belongs to
-    /// another filesystem, or if the filesystem has features that this program cannot read. [`Volumes::write_refusal`]
-    /// says whether the filesystem can be written.
+    /// Opens a filesystem on these devices. Fails if a device has no valid superblock, is truncated, belongs to another
+    /// filesystem or was written apart from the others, or if the filesystem has features that this program cannot
+    /// read. [`Volumes::write_refusal`] says whether the filesystem can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
-        let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
-        for device in devices {
-            found.push((superblock::find(device.as_ref())?, device));
-        }
-        let Some(newest) = found.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation) else {
-            return Err(Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" });
-        };
-        let newest = newest.clone();
+        let Membership { newest, members, logs, primary_lost, has_read_only } = Membership::find(devices)?;
         features::check_readable(&newest.superblock)?;
-        let mut members = BTreeMap::new();
-        for (Found { superblock, .. }, device) in &found {
-            check_member(superblock, &newest.superblock, device.as_ref())?;
-            let item = superblock.dev_item.clone();
-            let devid = item.devid.0;
-            let member = Arc::new(Member::new(item, Some(device.clone())));
-            if let Some(other) = members.insert(devid, member) {
-                return Err(Error::Refused {
-                    what: format!("{} and {} are both device {devid}", other.describe(), device.describe()),
-                    hint: "give only one of them",
-                });
-            }
-        }
-        let write_refusal = write_refusal(&newest, &found);
+        let write_refusal = write_refusal(&newest.superblock, primary_lost.as_deref());
+        let nr_given = members.len() as u64;
+        let is_degraded =
+            newest.superblock.num_devices > nr_given || members.iter().any(|member| !member.is_complete());
         let volumes = Self {
             superblock_mirror: newest.mirror,
             superblock: newest.superblock,
             write_refusal,
-            nr_given: found.len() as u64,
-            read_only: options.read_only || found.iter().any(|(_, device)| device.is_read_only()),
-            devices: RwLock::new(members),
+            logs,
+            nr_given,
+            read_only: options.read_only || has_read_only,
+            degraded: options.degraded,
+            devices: RwLock::new(members.into_iter().map(|member| (member.devid().0, member)).collect()),
             chunks: ChunkMap::default(),
-            repair_lock: RwLock::new(()),
+            layout_lock: RwLock::new(()),
+            range_locks: RangeLocks::default(),
             last_look: LastCheck::default(),
+            kicks: Kicks::new(is_degraded),
+            log_number: AtomicU64::new(1),
         };
         volumes.add_system_chunks()?;
         Ok(volumes)
+    }
+
+    /// The roots and levels of the logs that the newest superblocks name. After a power cut while a log was written,
+    /// they may name several; the latest comes first. Each log that can be read may be replayed.
+    pub fn logs(&self) -> &[(Logical, u8)] {
+        &self.logs
     }
 
     fn add_system_chunks(&self) -> Result<()> {
@@ -187,17 +147,27 @@ impl Volumes {
         Ok(())
     }
 
-    /// The reason why the filesystem cannot be written, if any, such as unsupported features or profiles, or several
-    /// devices. The reason also names missing devices. The result is final once all device items and chunks are added.
-    /// The result does not depend on [`OpenOptions::read_only`].
+    /// The reason why the filesystem cannot be written, if any, such as unsupported features or profiles, or missing
+    /// devices, which it names. The result is final once all device items and chunks are added. The result does not
+    /// depend on [`OpenOptions::read_only`].
     pub fn write_refusal(&self) -> Option<String> {
-        let reason = self.write_refusal.clone().or_else(|| {
-            let is_other = |chunk: &&Arc<Chunk>| allocation::nr_stripes(chunk.item.flags).is_none();
+        let missing = self.missing_devices();
+        let by_chunk = || {
             let chunks = self.chunks.all();
-            let other = chunks.iter().find(is_other)?;
-            Some(format!("{} chunks are supported for reading only", Profile::name_of(other.item.flags)))
-        })?;
-        Some(match self.missing_devices() {
+            let is_other = |chunk: &&Arc<Chunk>| allocation::writable_profile(chunk.item.flags).is_none();
+            if let Some(other) = chunks.iter().find(is_other) {
+                return Some(format!("{} chunks are supported for reading only", Profile::name_of(other.item.flags)));
+            }
+            missing.as_ref()?;
+            if !self.degraded {
+                return Some("a filesystem with missing devices is written only with -o degraded".to_owned());
+            }
+            let lost = chunks.iter().find(|chunk| !self.survives(chunk, None))?;
+            let name = Profile::name_of(lost.item.flags);
+            Some(format!("the {name} chunk at {} does not survive the loss of the missing devices", lost.start()))
+        };
+        let reason = self.write_refusal.clone().or_else(by_chunk)?;
+        Some(match missing {
             Some(missing) => format!("{reason}; {missing}"),
             None => reason,
         })
@@ -211,7 +181,7 @@ impl Volumes {
         }
         let counted = format!("{} of its {} devices were given", self.nr_given, self.superblock.num_devices);
         let devices = self.devices.read();
-        let missing = devices.values().filter(|member| member.backend.is_none());
+        let missing = devices.values().filter(|member| member.state() == MemberState::Missing);
         let named: Vec<String> = missing
             .map(|member| {
                 let item = member.item.read();
@@ -231,8 +201,7 @@ impl Volumes {
         self.superblock_mirror
     }
 
-    /// Whether fewer devices were passed to [`Volumes::open`] than the superblock says that the filesystem has. A
-    /// filesystem without all of its devices is never written.
+    /// Whether fewer devices were passed to [`Volumes::open`] than the superblock says that the filesystem has.
     fn may_lack_devices(&self) -> bool {
         self.superblock.num_devices > self.nr_given
     }
@@ -242,6 +211,7 @@ impl Volumes {
         let reason = match &self.write_refusal {
             Some(reason) => reason.clone(),
             None if self.read_only => "opened read-only".to_owned(),
+            None if self.may_lack_devices() && !self.degraded => "opened without all devices".to_owned(),
             None => return Ok(()),
         };
         Err(Error::ReadOnly { reason })
@@ -306,22 +276,27 @@ impl Volumes {
     /// Returns `None` if no device has a hole for even the shortest chunk, or if the profile is not supported for
     /// writing.
     pub fn plan_chunk(&self, flags: BlockGroupFlags, max_len: u64) -> Option<(Logical, ChunkItem)> {
-        let present = self.present();
-        let ends = present.iter().map(|device| self.with_space(device, DeviceSpace::end));
-        let total_bytes = ends.fold(0, u64::saturating_add);
-        let wish = Wish::new(flags, total_bytes, max_len)?;
-        let place = |device: &PresentDevice| {
+        let devices = self.placeable();
+        let wish = self.wish(&devices, flags, max_len)?;
+        let place = |device: &PlaceableDevice| {
             self.with_space(device, |space| {
                 Some(Place {
                     devid: device.devid,
                     uuid: device.uuid,
                     hole: space.best_hole(wish.device_bytes())?,
                     unallocated_bytes: space.unallocated_bytes(),
+                    is_missing: device.is_missing,
                 })
             })
         };
-        let places = present.iter().filter_map(place);
+        let places = devices.iter().filter_map(place);
         allocation::plan(places, &wish, self.superblock.sectorsize, self.chunks.next_logical())
+    }
+
+    fn wish(&self, devices: &[PlaceableDevice], flags: BlockGroupFlags, max_len: u64) -> Option<Wish> {
+        let present = devices.iter().filter(|device| !device.is_missing);
+        let ends = present.map(|device| self.with_space(device, DeviceSpace::end));
+        Wish::new(flags, ends.fold(0, u64::saturating_add), max_len, self.superblock.nodesize)
     }
 
     /// Device bytes available to new chunks.
@@ -331,7 +306,7 @@ impl Volumes {
 
     /// Ranges of the devices that belong to no chunk, without superblock mirrors.
     pub fn unallocated_ranges(&self) -> Vec<(DevId, Range<u64>)> {
-        let holes = |device: &PresentDevice| -> Vec<(DevId, Range<u64>)> {
+        let holes = |device: &PlaceableDevice| -> Vec<(DevId, Range<u64>)> {
             self.with_space(device, |space| {
                 self.chunks.count_walked(space.nr_holes());
                 space.holes_without_mirrors().map(|hole| (device.devid, hole)).collect()
@@ -352,7 +327,7 @@ impl Volumes {
         let present = self.present();
         let device = present.iter().find(|device| device.devid == devid);
         let is_free = device.is_some_and(|device| self.with_space(device, |space| space.is_unallocated(&range)));
-        let backend = self.member(devid).and_then(|member| member.backend.clone());
+        let backend = self.member(devid).and_then(|member| member.backend().cloned());
         let Some(backend) = backend.filter(|_| is_free) else { return Ok(0) };
         let len_bytes = range.end.saturating_sub(range.start);
         let discarded = backend.discard(range.start, len_bytes);
@@ -362,9 +337,52 @@ impl Volumes {
 
     /// Logical bytes that new chunks of this type and profile can hold on the devices.
     pub fn allocatable_bytes(&self, flags: BlockGroupFlags) -> u64 {
-        let Some(nr_stripes) = allocation::nr_stripes(flags) else { return 0 };
-        let of = |device: &PresentDevice| self.with_space(device, |space| space.allocatable_bytes(nr_stripes.get()));
-        self.present().iter().map(of).sum()
+        let Some(profile) = allocation::writable_profile(flags) else { return 0 };
+        let devices = self.placeable();
+        if profile.fits_one_device() {
+            let nr_stripes = profile.dev_stripes.into();
+            let of = |device: &PlaceableDevice| self.with_space(device, |space| space.allocatable_bytes(nr_stripes));
+            return devices.iter().filter(|device| !device.is_missing).map(of).sum();
+        }
+        self.allocatable_on_several(&devices, flags, None)
+    }
+
+    /// Logical bytes that new chunks of this type and profile can hold less, once this chunk is placed on the devices.
+    pub fn allocatable_bytes_lost(&self, flags: BlockGroupFlags, chunk: &ChunkItem) -> u64 {
+        let Some(profile) = allocation::writable_profile(flags) else { return 0 };
+        if profile.fits_one_device() {
+            let nr_stripes = chunk.stripes.len() as u64;
+            let device_bytes = chunk.device_extent_len().saturating_mul(nr_stripes);
+            return device_bytes.div_ceil(u64::from(profile.dev_stripes).max(1));
+        }
+        let devices = self.placeable();
+        let now = self.allocatable_on_several(&devices, flags, None);
+        now.saturating_sub(self.allocatable_on_several(&devices, flags, Some(chunk)))
+    }
+
+    /// Logical bytes that new chunks of a profile of several devices can hold, if `placed` is placed first.
+    fn allocatable_on_several(
+        &self,
+        devices: &[PlaceableDevice],
+        flags: BlockGroupFlags,
+        placed: Option<&ChunkItem>,
+    ) -> u64 {
+        let Some(wish) = self.wish(devices, flags, u64::MAX) else { return 0 };
+        let Some(profile) = allocation::writable_profile(flags) else { return 0 };
+        let (missing, present): (Vec<&PlaceableDevice>, Vec<&PlaceableDevice>) =
+            devices.iter().partition(|device| device.is_missing);
+        let free = |device: &&PlaceableDevice| {
+            let own =
+                |chunk: &ChunkItem| chunk.stripes.iter().filter(|stripe| stripe.devid == device.devid).count() as u64;
+            let taken = placed.map_or(0, |chunk| own(chunk).saturating_mul(chunk.device_extent_len()));
+            self.with_space(device, DeviceSpace::unallocated_bytes).saturating_sub(taken)
+        };
+        let mut frees: Vec<u64> = present.iter().map(free).collect();
+        let nr_lacking = usize::from(profile.devs_min).saturating_sub(frees.len());
+        if nr_lacking <= usize::from(profile.tolerated_failures) {
+            frees.extend(missing.iter().map(free).take(nr_lacking));
+        }
+        allocation::allocatable_bytes(frees, &wish)
     }
 
     /// Logical ranges of the chunk at this address that cover superblock mirrors: see
@@ -388,7 +406,8 @@ impl Volumes {
                 uuid: item.uuid,
                 total_bytes: item.total_bytes,
                 bytes_used: self.chunks.used_bytes(item.devid),
-                path: member.backend.as_ref().map(|backend| backend.location()),
+                path: member.device().map(|device| device.location()),
+                state: member.state(),
             }
         };
         self.members().into_iter().map(summary).collect()
@@ -407,30 +426,37 @@ impl Volumes {
             if !self.may_lack_devices() {
                 let expected = "expected a device that the superblock counts";
                 let cause = FormatError::Value { what: "DevItem", field: "devid", value: item.devid.0, expected };
-                return Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into());
+                return Err(Corrupt::new(cause).in_tree(RootId::CHUNK_TREE).into());
             }
-            devices.insert(item.devid.0, Arc::new(Member::new(item.clone(), None)));
+            devices.insert(item.devid.0, Arc::new(Member::missing(item.clone())));
             return Ok(());
         };
         let mut known = member.item.write();
         let wrong = |field, expected| {
             let cause = FormatError::Value { what: "DevItem", field, value: item.devid.0, expected };
-            Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into())
+            Err(Corrupt::new(cause).in_tree(RootId::CHUNK_TREE).into())
         };
         let mismatch = |field, found: Uuid, expected: Uuid| {
             let (found, expected) = (found.to_string().into(), expected.to_string().into());
             let cause = FormatError::Mismatch { what: "DevItem", field, found, expected };
-            Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into())
+            Err(Corrupt::new(cause).in_tree(RootId::CHUNK_TREE).into())
         };
+        if known.uuid != item.uuid && member.state().behind_at().is_some() {
+            return Err(Error::Refused {
+                what: format!("{} was replaced: device {} has another UUID now", member.describe(), item.devid),
+                hint: "do not give it",
+            });
+        }
         if known.uuid != item.uuid {
             return mismatch("uuid", item.uuid, known.uuid);
         }
         if known.fsid != item.fsid {
             return mismatch("fsid", item.fsid, known.fsid);
         }
-        if member.backend.as_ref().is_some_and(|backend| backend.len_bytes() < item.total_bytes) {
+        if member.device().is_some_and(|device| device.len_bytes() < item.total_bytes) {
             return wrong("total_bytes", "expected at most the device's size");
         }
+        member.is_known.store(true, Ordering::Release);
         *known = item.clone();
         Ok(())
     }
@@ -442,7 +468,7 @@ impl Volumes {
     /// [`Error::Refused`] if there is no such device; [`Error::Io`] if the device's size cannot be read.
     pub fn device_len(&self, devid: DevId) -> Result<u64> {
         let member = self.member(devid);
-        let Some(backend) = member.as_ref().and_then(|member| member.backend.as_ref()) else {
+        let Some(backend) = member.as_ref().and_then(|member| member.backend()) else {
             return Err(Error::Refused {
                 what: format!("device {devid} does not exist or was not given"),
                 hint: "see: ubtrfs filesystem show",
@@ -473,120 +499,61 @@ impl Volumes {
 
     /// Whether counters changed since they were last taken.
     pub fn have_stats_changed(&self) -> bool {
-        self.devices.read().values().any(|member| member.stats_changed.load(Ordering::Acquire))
+        self.devices.read().values().any(|member| member.have_stats_changed())
     }
 
-    /// Takes the counters that changed since the last call. The next commit stores the taken counters in the device
-    /// tree.
-    pub fn take_changed_stats(&self) -> Vec<(DevId, DevStatsItem)> {
-        let devices = self.devices.read();
-        let changed = devices.iter().filter(|(_, member)| member.stats_changed.swap(false, Ordering::AcqRel));
-        changed.map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
+    /// Takes the records of devices that changed since the last call. The running commit stores them in the device tree; `committed` is the generation of the commit
+    /// before.
+    pub fn take_changed_records(&self, committed: Generation) -> Vec<(DevId, DeviceRecord)> {
+        let taken = |member: Arc<Member>| Some((member.devid(), member.take_changed_record(committed)?));
+        self.members().into_iter().filter_map(taken).collect()
     }
 
-    /// Adds the error counts from the device tree to the counters of a device.
-    pub fn set_stats(&self, devid: DevId, stats: &DevStatsItem) {
-        let Some(member) = self.member(devid) else { return };
-        for (counter, value) in member.stats.iter().zip(stats.values) {
-            counter.fetch_add(value, Ordering::Relaxed);
+    /// Takes over the record of a device from the device tree: adds its error counts to the counters of the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the device is behind by more than one commit, and newer than it can be: it was written apart
+    /// (I3 of `membership`).
+    pub fn add_record(&self, devid: DevId, record: &DeviceRecord) -> Result<()> {
+        let Some(member) = self.member(devid) else { return Ok(()) };
+        let (found, is_stale) = (member.found_root.1, matches!(member.state(), MemberState::Stale(_)));
+        let was_complete = member.is_complete();
+        member.add_record(record);
+        if was_complete && !member.is_complete() {
+            self.kicks.count();
+        }
+        match record.written_to {
+            Some(written_to) if is_stale && found > written_to => {
+                Err(membership::split_brain(&member.describe(), "the newest device", found))
+            }
+            _ => Ok(()),
         }
     }
 
     /// Sets the error counters of all devices to 0, and returns the counters before.
     pub fn reset_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         let devices = self.devices.read();
-        let reset = |(&devid, member): (&u64, &Arc<Member>)| {
-            let values = std::array::from_fn(|n| member.stats[n].swap(0, Ordering::Relaxed));
-            member.stats_changed.store(true, Ordering::Release);
-            (DevId(devid), DevStatsItem { values })
-        };
-        devices.iter().map(reset).collect()
+        devices.iter().map(|(&devid, member)| (DevId(devid), member.reset_stats())).collect()
     }
 
     /// Whether any device supports discards.
     pub fn can_discard(&self) -> bool {
-        self.members().iter().filter_map(|member| member.backend.as_ref()).any(|backend| backend.can_discard())
+        self.members().iter().filter_map(|member| member.backend()).any(|backend| backend.can_discard())
     }
 
     /// Whether any device uses io_uring for large reads and writes.
     pub fn has_io_uring(&self) -> bool {
-        self.members().iter().filter_map(|member| member.backend.as_ref()).any(|backend| backend.has_io_uring())
-    }
-
-    /// Makes all completed writes durable on every device.
-    pub fn flush(&self) -> Result<()> {
-        for member in self.members() {
-            let Some(backend) = &member.backend else { continue };
-            backend.flush().map_err(|source| {
-                member.count(Stat::Flush);
-                Error::io("flush", backend.describe(), 0, 0, source)
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Writes the superblock to all devices, and fills in `bytenr`, `dev_item` and `csum` for each mirror.
-    ///
-    /// Call [`Volumes::flush`] first, because everything the superblock refers to must be durable. After `Ok`, the
-    /// primary superblocks are durable (I3); the mirrors become durable with the next flush. After an error, a later
-    /// mount may find the old or the new superblock.
-    pub fn write_superblock(&self, sb: &Superblock) -> Result<()> {
-        self.check_writable()?;
-        self.check_superblocks_are_ours()?;
-        let members: Vec<Arc<Member>> = self.members();
-        for member in &members {
-            self.write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
-        }
-        self.flush()?;
-        for member in &members {
-            for offset in &SUPERBLOCK_OFFSETS[1..] {
-                // The commit is durable already, so a failed write of a mirror is only counted.
-                let _counted = self.write_mirror(sb, member, *offset);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes `sb`, which differs from the last written superblock in its log root, to the primary superblocks only.
-    /// The primary superblocks are durable on return. The mirrors stay at the last commit.
-    pub fn write_log_superblock(&self, sb: &Superblock) -> Result<()> {
-        self.check_writable()?;
-        self.check_superblocks_are_ours()?;
-        for member in &self.members() {
-            self.write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
-        }
-        self.flush()
-    }
-
-    fn write_mirror(&self, sb: &Superblock, member: &Member, offset: u64) -> Result<()> {
-        let Some(backend) = &member.backend else { return Ok(()) };
-        let devid = member.item.read().devid;
-        let Some(dev_item) = self.dev_item(devid) else { return Ok(()) };
-        if !superblock::fits(offset, dev_item.total_bytes) {
-            // Without a primary superblock, the commit would be lost.
-            return if offset == SUPERBLOCK_OFFSETS[0] { Err(too_small(&dev_item)) } else { Ok(()) };
-        }
-        let own = Superblock { bytenr: offset, dev_item, ..sb.clone() };
-        let raw = own.encode_with_csum();
-        check_superblock(&own, &raw)?;
-        let is_primary = offset == SUPERBLOCK_OFFSETS[0];
-        let mut primary = is_primary.then(|| member.primary.lock());
-        if let Some(primary) = &mut primary {
-            primary.begin_write();
-        }
-        backend.write_at(offset, &raw).map_err(|source| {
-            member.count(Stat::Write);
-            let len_bytes = SUPERBLOCK_SIZE as u64;
-            Error::io("write", backend.describe(), offset, len_bytes, source)
-        })?;
-        if let Some(primary) = &mut primary {
-            primary.wrote(&raw);
-        }
-        Ok(())
+        self.members().iter().filter_map(|member| member.backend()).any(|backend| backend.has_io_uring())
     }
 
     pub(crate) fn sectorsize(&self) -> u32 {
         self.superblock.sectorsize
+    }
+
+    /// Whether the filesystem has several devices, missing ones included.
+    pub fn has_several_devices(&self) -> bool {
+        self.devices.read().len() > 1
     }
 
     pub(crate) fn member(&self, devid: DevId) -> Option<Arc<Member>> {
@@ -597,33 +564,47 @@ impl Volumes {
         self.devices.read().values().cloned().collect()
     }
 
-    /// The devices that are not missing.
-    pub(crate) fn present(&self) -> Vec<PresentDevice> {
-        let members = self.members();
-        let present = members.iter().filter(|member| member.backend.is_some()).map(|member| {
+    /// The devices on which chunks can have stripes: all devices.
+    pub(crate) fn placeable(&self) -> Vec<PlaceableDevice> {
+        let of = |member: &Arc<Member>| {
+            let is_missing = member.backend().is_none();
             let item = member.item.read();
-            PresentDevice { devid: item.devid, uuid: item.uuid, total_bytes: item.total_bytes }
-        });
-        present.collect()
+            PlaceableDevice { devid: item.devid, uuid: item.uuid, total_bytes: item.total_bytes, is_missing }
+        };
+        self.members().iter().map(of).collect()
+    }
+
+    /// The devices that can be written.
+    pub(crate) fn present(&self) -> Vec<PlaceableDevice> {
+        self.placeable().into_iter().filter(|device| !device.is_missing).collect()
+    }
+
+    /// Fails if a given device has no device item: it was removed from the filesystem. Called when the chunk tree was
+    /// read.
+    pub fn check_all_known(&self) -> Result<()> {
+        let unknown = self.members().into_iter().find(|member| !member.is_known.load(Ordering::Acquire));
+        unknown.map_or(Ok(()), |member| {
+            Err(Error::Refused {
+                what: format!("{} was removed from this filesystem", member.describe()),
+                hint: "do not give it",
+            })
+        })
     }
 
     /// Calls `look` with the space of a device, up to the device's limit.
-    pub(crate) fn with_space<T>(&self, device: &PresentDevice, look: impl FnOnce(&DeviceSpace) -> T) -> T {
+    pub(crate) fn with_space<T>(&self, device: &PlaceableDevice, look: impl FnOnce(&DeviceSpace) -> T) -> T {
         self.chunks.with_space(device.devid, device.total_bytes, look)
     }
 }
 
 /// The fields of a device item that the placing of chunks needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PresentDevice {
+pub(crate) struct PlaceableDevice {
     pub(crate) devid: DevId,
     pub(crate) uuid: Uuid,
     pub(crate) total_bytes: u64,
-}
-
-fn too_small(item: &DevItem) -> Error {
-    let (what, field, value) = ("DevItem", "total_bytes", item.total_bytes);
-    FormatError::Value { what, field, value, expected: "expected room for a superblock" }.into()
+    /// Whether nothing can be written to the device now.
+    pub(crate) is_missing: bool,
 }
 
 /// Makes the error for an address outside all chunks.
@@ -637,41 +618,13 @@ pub(crate) fn unmapped(logical: Logical) -> Error {
     Corrupt::new(cause).at(logical).into()
 }
 
-/// Checks that a device belongs to the filesystem with this superblock and is not truncated.
-fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> Result<()> {
-    if own.fsid != newest.fsid {
-        return Err(Error::Refused {
-            what: format!("{} belongs to filesystem {}, not {}", device.describe(), own.fsid, newest.fsid),
-            hint: "give the devices of one filesystem",
-        });
-    }
-    let (wanted, have) = (own.dev_item.total_bytes, device.len_bytes());
-    if have < wanted {
-        return Err(Error::Refused {
-            what: format!("{} is truncated: it has {have} bytes, and the filesystem needs {wanted}", device.describe()),
-            hint: "restore the whole image; ubtrfs changed nothing",
-        });
-    }
-    Ok(())
-}
-
-fn write_refusal(newest: &Found, found: &[(Found, Arc<dyn Device>)]) -> Option<String> {
-    let sb = &newest.superblock;
-    if let Some(reason) = features::write_refusal(sb) {
-        return Some(reason);
-    }
-    if let Some((_, device)) = found.iter().find(|(found, _)| found.primary_lost) {
-        return Some(format!(
-            "the primary superblock of {0} was overwritten, and a mirror was used; if {0} is this filesystem, write it anew with: \
-             ubtrfs rescue super-recover {0}",
-            device.describe()
-        ));
-    }
-    if sb.num_devices > found.len() as u64 {
-        return Some("a filesystem with missing devices is supported for reading only".to_owned());
-    }
-    if found.len() > 1 {
-        return Some("filesystems of several devices are supported for reading only".to_owned());
-    }
-    None
+fn write_refusal(newest: &Superblock, primary_lost: Option<&str>) -> Option<String> {
+    features::write_refusal(newest).or_else(|| {
+        primary_lost.map(|device| {
+            format!(
+                "the primary superblock of {device} was overwritten, and a mirror was used; if {device} is this filesystem, write \
+                 it anew with: ubtrfs rescue super-recover {device}"
+            )
+        })
+    })
 }

@@ -6,7 +6,8 @@ use uuid::Uuid;
 use crate::codec::{Field, Reader};
 use crate::disk_struct;
 use crate::error::FormatError;
-use crate::ids::{DevId, Physical};
+use crate::ids::{DevId, Generation, Physical};
+use crate::node::{ITEM_HEAD_SIZE, LeafBuilder};
 
 bitflags! {
     /// Type and profile of a chunk or block group. No profile bit means single.
@@ -104,6 +105,13 @@ impl ChunkItem {
     pub const HEADER_SIZE: usize = 48;
     /// The only stripe element length in use.
     pub const STRIPE_LEN: u64 = 64 * 1024;
+
+    /// Number of stripes for which an item has room in a leaf of `nodesize` bytes.
+    pub fn stripes_in_leaf(nodesize: usize) -> u16 {
+        let taken = ITEM_HEAD_SIZE.saturating_add(Self::HEADER_SIZE);
+        let room = LeafBuilder::capacity(nodesize).saturating_sub(taken);
+        u16::try_from(room / Stripe::SIZE).unwrap_or(u16::MAX)
+    }
 
     /// Reads a chunk item and leaves the reader at the end of the item, because the system chunk array holds
     /// several items.
@@ -210,5 +218,39 @@ disk_struct! {
     DevStatsItem {
         /// Write, read, flush, corruption and generation errors.
         values: [u64; 5],
+    }
+}
+
+/// A [`DevStatsItem`] and what this program stores behind it. Linux keeps longer items as they are, and reads and writes
+/// the counters only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRecord {
+    /// The error counters.
+    pub stats: DevStatsItem,
+    /// The generation up to which the device has everything. `None` if it has everything.
+    pub complete_to: Option<Generation>,
+    /// The generation of the newest superblock that the device can have. `None` if it gets the filesystem's superblocks.
+    pub written_to: Option<Generation>,
+}
+
+impl DeviceRecord {
+    /// Reads the item. An item without the generations is read, too.
+    pub fn decode(data: &[u8]) -> Result<Self, FormatError> {
+        let stats = DevStatsItem::decode(data)?;
+        let number = |at: usize| {
+            let raw = data.get(DevStatsItem::SIZE.saturating_add(at)..).and_then(<[u8]>::first_chunk)?;
+            Some(Generation(u64::from_le_bytes(*raw))).filter(|generation| generation.0 != 0)
+        };
+        Ok(Self { stats, complete_to: number(0), written_to: number(8) })
+    }
+
+    /// The bytes on disk: those of Linux unless the device is behind.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut raw = self.stats.encode();
+        if let Some(complete_to) = self.complete_to {
+            raw.extend(complete_to.0.to_le_bytes());
+            raw.extend(self.written_to.unwrap_or_default().0.to_le_bytes());
+        }
+        raw
     }
 }

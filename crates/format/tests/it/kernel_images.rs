@@ -1,9 +1,7 @@
 //! Tests with blocks and superblocks that mkfs.btrfs and the kernel wrote: all pass the checks, items of the main types
 //! survive decoding and encoding, and the hashes in keys equal the computed hashes.
 
-mod common;
-
-use common::{Image, cannot_run, fill_richly, items, kernel_image};
+use crate::common::{Image, cannot_run, fill_richly, items, kernel_image};
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::hash::{extent_data_ref_hash, extref_hash, name_hash};
 use ubtrfs_format::item::{DirEntry, ExtentDataRef, ExtentItem, FileExtent, InlineRef, InodeExtref, InodeItem};

@@ -1,14 +1,12 @@
 //! Compares printed blocks with the output of `btrfs inspect-internal`: for kernel images, and for a block that holds
 //! many types of items with unusual values.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::{Image, cannot_run, fill_richly, kernel_image, run};
+use crate::common::{Image, cannot_run, fill_richly, kernel_image, run};
 use ubtrfs_format::item::{DirEntry, ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader, NodeView, finish_block};
 use ubtrfs_format::print::{PrintOptions, node_json, print_node, print_superblock, superblock_json};

@@ -1,8 +1,6 @@
 //! Decoded structures encode to the original bytes, unknown bits included, and no bytes make a decoder, the checker or
 //! the printer panic. Method: random bytes and random structures (proptest).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use proptest::collection::vec;
 use proptest::prelude::*;
 use ubtrfs_format::check::{CheckContext, check_node};

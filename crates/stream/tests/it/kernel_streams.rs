@@ -1,8 +1,6 @@
 //! Tests with streams of Linux's `btrfs send`, of versions 1 and 2: each command is parsed and encoded again, and must
 //! equal the original byte for byte.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeSet;
 use std::path::Path;
 

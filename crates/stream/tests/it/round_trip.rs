@@ -1,8 +1,6 @@
 //! Tests that each command survives encoding and parsing in each version. Also parses every prefix of a stream, and
 //! crafted and random bytes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use proptest::prelude::*;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_stream::{

@@ -1,10 +1,6 @@
 //! Compares `apply` with a `BTreeMap`. Method: random batches from a printed seed; the sink checks every rule (see
 //! `common`), and the whole tree is compared after each batch.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,7 +9,7 @@ use ubtrfs_format::node::item_len_max;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{ApplyStats, Batch, get};
 
-use self::common::{Rng, Store};
+use crate::common::{Rng, Store};
 
 fn key(number: u64) -> Key {
     Key::new(number / 7, KeyType((number % 7) as u8), number % 3)

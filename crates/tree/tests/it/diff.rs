@@ -2,10 +2,6 @@
 //! printed seed, and keeps both trees. The walk must report the differences of two `BTreeMap`s, and read few nodes if
 //! little changed.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +10,7 @@ use proptest::prelude::*;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{Batch, Diff, RootPtr};
 
-use self::common::{Rng, Store};
+use crate::common::{Rng, Store};
 
 type Model = BTreeMap<Key, Vec<u8>>;
 /// The differing items: key, old data, new data.

@@ -1,7 +1,5 @@
 //! Tests nodes that contradict the pointers to them: every walk ends with an error that names the place.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
 use std::collections::HashMap;
 use std::sync::Arc;
 

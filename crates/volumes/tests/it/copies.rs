@@ -1,18 +1,15 @@
 //! Tests that writes reach all copies, that bad copies are repaired from good ones, and that a repair never undoes a
 //! write. Method: a hand-made DUP chunk on a memory device, which the tests damage.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{CHUNK, CHUNK_LEN, MIB, Recorder, chunk, dev_item};
+use crate::common::{CHUNK, CHUNK_LEN, MIB, Recorder, chunk, dev_item};
 use ubtrfs_device::Device;
 use ubtrfs_error::Error;
-use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, DeviceRecord};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{DevId, FormatError, Logical, Physical};
+use ubtrfs_format::{DevId, FormatError, Generation, Logical, Physical};
 use ubtrfs_volumes::{OpenOptions, Volumes};
 
 fn volumes(device: &std::sync::Arc<Recorder>) -> Volumes {
@@ -69,8 +66,8 @@ fn a_bad_piece_is_read_from_the_other_copy_and_healed() {
     volumes.read_copy(AT, &mut found, 0).unwrap();
     assert_eq!(found, data, "copy 0 was healed");
     assert_eq!(volumes.stats(), [(DevId(1), DevStatsItem { values: [0, 0, 0, 1, 0] })]);
-    assert_eq!(volumes.take_changed_stats().len(), 1);
-    assert!(volumes.take_changed_stats().is_empty());
+    assert_eq!(volumes.take_changed_records(Generation(9)).len(), 1);
+    assert!(volumes.take_changed_records(Generation(9)).is_empty());
 }
 
 #[test]
@@ -108,7 +105,8 @@ fn a_read_only_filesystem_is_not_healed() {
     volumes(&device).write(AT, &content(1)).unwrap();
     device.write_at(COPIES[0], b"rot").unwrap();
     device.asked.lock().unwrap().clear();
-    let volumes = Volumes::open(vec![device.clone()], OpenOptions { read_only: true }).unwrap();
+    let volumes =
+        Volumes::open(vec![device.clone()], OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
     let mut found = vec![0; 4096];
     volumes.read(AT, &mut found, 4096, &is_index).unwrap();
     assert_eq!(found, content(1));
@@ -233,7 +231,7 @@ fn chunks_past_the_device_are_corrupt() {
 
     // Only one of two devices is given.
     let device = Recorder::new(32 * MIB);
-    common::put(&device.memory, &Superblock { num_devices: 2, ..common::superblock(32 * MIB) }, 65536);
+    crate::common::put(&device.memory, &Superblock { num_devices: 2, ..crate::common::superblock(32 * MIB) }, 65536);
     let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();
     elsewhere.stripes[1].offset = Physical(20 * MIB);
     volumes.add_chunk(Logical(2 << 40), elsewhere).unwrap();
@@ -246,11 +244,12 @@ fn chunks_past_the_device_are_corrupt() {
 fn stored_counters_are_added_to() {
     let device = Recorder::formatted(32 * MIB);
     let volumes = volumes(&device);
-    volumes.set_stats(DevId(1), &DevStatsItem { values: [1, 2, 3, 4, 5] });
-    assert!(volumes.take_changed_stats().is_empty());
+    let record = |values| DeviceRecord { stats: DevStatsItem { values }, complete_to: None, written_to: None };
+    volumes.add_record(DevId(1), &record([1, 2, 3, 4, 5])).unwrap();
+    assert!(volumes.take_changed_records(Generation(9)).is_empty());
     device.bad_reads.lock().unwrap().push(0..1 << 40);
     assert!(volumes.read_copy(CHUNK, &mut [0; 4096], 0).is_err());
-    assert_eq!(volumes.take_changed_stats(), [(DevId(1), DevStatsItem { values: [1, 3, 3, 4, 5] })]);
+    assert_eq!(volumes.take_changed_records(Generation(9)), [(DevId(1), record([1, 3, 3, 4, 5]))]);
 }
 
 #[test]

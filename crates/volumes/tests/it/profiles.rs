@@ -1,8 +1,6 @@
 //! Tests reading every profile as the kernel writes it. Method: mkfs.btrfs makes filesystems of one to four devices,
 //! the kernel writes a file through loop devices, and the test reads the file's extents by address, from every copy.
 //! Needs root, loop devices and btrfs-progs; without them, the test prints SKIPPED, and fails in CI.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -53,7 +51,15 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let unmounted = run("umount", &[&self.point]);
+        // A process that another test has just forked holds this test's open files until it executes its program.
+        let mut unmounted = run("umount", &[&self.point]);
+        for _ in 0..50 {
+            if unmounted.is_ok() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(40));
+            unmounted = run("umount", &[&self.point]);
+        }
         for node in &self.nodes {
             let detached = run("losetup", &["-d", node]);
             assert!(detached.is_ok() || std::thread::panicking(), "{detached:?}");
@@ -86,7 +92,7 @@ fn images(dir: &Path, profile: &str, nr_devices: usize) -> Vec<PathBuf> {
 
 fn open(images: &[PathBuf], access: Access) -> Result<Volumes, Error> {
     let device = |image: &PathBuf| -> Arc<dyn Device> { Arc::new(FileDevice::open(image, access).unwrap()) };
-    let options = OpenOptions { read_only: access == Access::ReadOnly };
+    let options = OpenOptions { read_only: access == Access::ReadOnly, ..OpenOptions::default() };
     Volumes::open(images.iter().map(device).collect(), options)
 }
 
@@ -161,7 +167,8 @@ fn the_kernels_data_is_read_from_every_copy() {
                 assert!(found == data[offset..offset + len], "copy {copy} of {at}");
             }
         }
-        assert_eq!(volumes.write_refusal().is_none(), nr_devices == 1, "{:?}", volumes.write_refusal());
+        let has_parity = matches!(profile, "raid5" | "raid6");
+        assert_eq!(volumes.write_refusal().is_some(), has_parity, "{:?}", volumes.write_refusal());
         let used: u64 = volumes.devices().iter().map(|device| device.bytes_used).sum();
         let text = run("btrfs", &["inspect-internal", "dump-super", images[0].to_str().unwrap()]).unwrap();
         let on_disk = text.lines().find_map(|line| line.strip_prefix("dev_item.bytes_used")).unwrap();

@@ -1,12 +1,9 @@
 //! Tests the selection, the refusal and the write order of superblocks. Method: hand-made superblocks on memory
 //! devices.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::{Asked, MIB, Recorder, dev_item, put, superblock};
+use crate::common::{Asked, MIB, Recorder, dev_item, put, superblock};
 use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_error::Error;
 use ubtrfs_format::item::DevItem;
@@ -163,7 +160,7 @@ fn devices_that_do_not_belong_together_are_refused() {
     assert!(error(vec![device(1, 7), device(2, 8)]).contains("belongs to filesystem"));
     assert!(error(vec![device(1, 7), device(1, 7)]).contains("both device 1"));
     let both = Volumes::open(vec![device(1, 7), device(2, 7)], OpenOptions::default()).unwrap();
-    assert!(both.write_refusal().unwrap().contains("several devices"));
+    assert_eq!(both.write_refusal(), None);
     assert_eq!(both.devices().iter().map(|device| device.devid).collect::<Vec<_>>(), [DevId(1), DevId(2)]);
 }
 
@@ -210,11 +207,12 @@ fn i3_a_torn_primary_leaves_the_previous_commit() {
 #[test]
 fn a_read_only_open_writes_nothing() {
     let device = Recorder::formatted(32 * MIB);
-    let volumes = Volumes::open(vec![device.clone()], OpenOptions { read_only: true }).unwrap();
+    let volumes =
+        Volumes::open(vec![device.clone()], OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
     assert_eq!(volumes.write_refusal(), None);
     assert!(volumes.write_superblock(volumes.superblock()).is_err());
-    assert!(volumes.write(common::CHUNK, &[0; 4096]).is_err());
-    assert!(volumes.discard(common::CHUNK, 4096).is_err());
+    assert!(volumes.write(crate::common::CHUNK, &[0; 4096]).is_err());
+    assert!(volumes.discard(crate::common::CHUNK, 4096).is_err());
     assert!(device.asked.lock().unwrap().is_empty());
 }
 

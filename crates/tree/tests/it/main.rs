@@ -1,0 +1,8 @@
+//! The tests of this crate, one module a subject, in one program: so the engine is linked once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod apply_model;
+mod common;
+mod diff;
+mod untrusted;

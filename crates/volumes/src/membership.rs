@@ -1,0 +1,199 @@
+//! Decides which of the given devices belong together, and which of them missed commits.
+//!
+//! Invariants:
+//! - I1. All members have the fsid, and the fsid of tree blocks, of the newest superblock. Device ids and device UUIDs
+//!   are unique.
+//! - I2. The newest generation counts. A member with an older one is late or stale (see `member`).
+//! - I3. Two members that were written apart are refused. They show it by different tree roots at one generation, by a
+//!   tree root that the newest superblock's backups do not know for the older member's generation, by different copies of
+//!   the nodes that the last commit of one of them wrote, of which the first ones are compared
+//!   ([`Volumes::check_one_history`]), or by a stale member that is newer than its record in the newest device tree says
+//!   ([`Volumes::add_record`]). Linux writes no such records.
+//! - I4. The log root may differ between superblocks of one generation, if a power cut interrupted the writing of a log,
+//!   or if a device lost it. An fsync returns after all members in sync have its log. So the latest log that is valid
+//!   has everything that was promised: the one with the highest number, and of logs without a number, as Linux writes
+//!   them, the one that most devices have.
+
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::node::verify_block;
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{CsumType, Generation, Logical};
+
+use crate::member::Member;
+use crate::set::Volumes;
+use crate::superblock::{self, Found};
+
+/// The devices that were given, checked.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    /// The superblock that counts (I2).
+    pub(crate) newest: Found,
+    pub(crate) members: Vec<Arc<Member>>,
+    /// Roots and levels of the logs in the superblocks of the newest generation, the latest first (I4).
+    pub(crate) logs: Vec<(Logical, u8)>,
+    /// A device whose primary superblock was overwritten.
+    pub(crate) primary_lost: Option<String>,
+    /// Whether a device cannot be written.
+    pub(crate) has_read_only: bool,
+}
+
+impl Membership {
+    /// Reads the superblocks of the devices.
+    pub(crate) fn find(devices: Vec<Arc<dyn Device>>) -> Result<Self> {
+        let mut given: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
+        for device in devices {
+            given.push((superblock::find(device.as_ref())?, device));
+        }
+        let newest = given.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation);
+        let Some(newest) = newest.cloned() else {
+            return Err(Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" });
+        };
+        let mut members: Vec<Arc<Member>> = Vec::with_capacity(given.len());
+        let current = newest.superblock.generation;
+        for (index, (found, device)) in given.iter().enumerate() {
+            let own = &found.superblock;
+            check_member(own, &newest.superblock, device.as_ref())?;
+            let others = given.iter().take(index);
+            refuse_twins(own, device.as_ref(), others)?;
+            check_history(own, &newest.superblock, device.as_ref())?;
+            if own.generation < current {
+                tracing::warn!(
+                    "{}: its superblock has generation {}, and the newest has {current}: it may have missed changes",
+                    device.describe(),
+                    own.generation
+                );
+            }
+            members.push(Arc::new(Member::given(
+                own.dev_item.clone(),
+                Arc::clone(device),
+                (own.root, own.generation),
+                current,
+            )));
+        }
+        let logs = logs_of(&given, current);
+        let mut newest = newest;
+        if let Some(&(root, level)) = logs.first() {
+            (newest.superblock.log_root, newest.superblock.log_root_level) = (root, level);
+        }
+        if given.len() > 1 {
+            // Numbers of logs begin anew with each generation (I4).
+            newest.superblock.log_root_transid = 0;
+        }
+        let lost = given.iter().find(|(found, _)| found.primary_lost);
+        Ok(Self {
+            logs,
+            primary_lost: lost.map(|(_, device)| device.describe()),
+            has_read_only: given.iter().any(|(_, device)| device.is_read_only()),
+            newest,
+            members,
+        })
+    }
+}
+
+impl Volumes {
+    /// The roots of the root tree in the superblocks that were found at open, and their generations.
+    pub fn found_roots(&self) -> Vec<(Logical, Generation)> {
+        self.members().iter().map(|member| member.found_root).filter(|(root, _)| root.0 != 0).collect()
+    }
+
+    /// Compares the copies that the members have of a node of this generation (I3). Returns the node if a copy of it is
+    /// valid. Called when the chunk map is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if two valid copies differ: members were written apart.
+    pub fn check_one_history(&self, at: Logical, of: Generation, csum_type: CsumType) -> Result<Option<Vec<u8>>> {
+        let mut first: Option<(String, Vec<u8>)> = None;
+        let mut raw = vec![0; usize::try_from(self.superblock().nodesize).unwrap_or_default()];
+        // An older member may have a node of a commit that was not completed.
+        for member in self.members().into_iter().filter(|member| member.found_root.1 >= of) {
+            let is_valid =
+                self.read_copy_on(&member, at, &mut raw).is_ok() && verify_block(&raw, csum_type, at, of).is_ok();
+            match &first {
+                Some((other, node)) if is_valid && *node != raw => {
+                    return Err(split_brain(&member.describe(), other, of));
+                }
+                None if is_valid => first = Some((member.describe(), raw.clone())),
+                _ => {}
+            }
+        }
+        Ok(first.map(|(_, node)| node))
+    }
+}
+
+pub(crate) fn split_brain(one: &str, other: &str, generation: Generation) -> Error {
+    Error::Refused {
+        what: format!("{one} and {other} were written apart: both have a generation {generation}, but different trees"),
+        hint: "choose the half to keep and give only its devices, with -o degraded; wipe the others before they join again",
+    }
+}
+
+/// Checks that a device belongs to the filesystem with this superblock and is not truncated (I1).
+fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> Result<()> {
+    if (own.fsid, own.node_fsid()) != (newest.fsid, newest.node_fsid()) {
+        return Err(Error::Refused {
+            what: format!("{} belongs to filesystem {}, not {}", device.describe(), own.fsid, newest.fsid),
+            hint: "give the devices of one filesystem",
+        });
+    }
+    let (wanted, have) = (own.dev_item.total_bytes, device.len_bytes());
+    if have < wanted {
+        return Err(Error::Refused {
+            what: format!("{} is truncated: it has {have} bytes, and the filesystem needs {wanted}", device.describe()),
+            hint: "restore the whole image; ubtrfs changed nothing",
+        });
+    }
+    Ok(())
+}
+
+/// Refuses a device with the id or the UUID of another one (I1).
+fn refuse_twins<'g>(
+    own: &Superblock,
+    device: &dyn Device,
+    others: impl Iterator<Item = &'g (Found, Arc<dyn Device>)>,
+) -> Result<()> {
+    for (found, other) in others {
+        let (mine, its) = (&own.dev_item, &found.superblock.dev_item);
+        let what = if mine.devid == its.devid {
+            format!("{} and {} are both device {}", other.describe(), device.describe(), mine.devid)
+        } else if mine.uuid == its.uuid {
+            format!("{} and {} both have the device UUID {}", other.describe(), device.describe(), mine.uuid)
+        } else {
+            continue;
+        };
+        return Err(Error::Refused { what, hint: "one is a copy of the other: give only one of them" });
+    }
+    Ok(())
+}
+
+/// Refuses a member that was written apart from the newest one (I3).
+fn check_history(own: &Superblock, newest: &Superblock, device: &dyn Device) -> Result<()> {
+    let is_split = if own.generation == newest.generation {
+        (own.root, own.chunk_root) != (newest.root, newest.chunk_root)
+    } else {
+        let backups = newest.super_roots.iter().filter(|backup| backup.tree_root_gen == own.generation);
+        backups.map(|backup| backup.tree_root).any(|root| root != own.root)
+    };
+    if !is_split {
+        return Ok(());
+    }
+    Err(split_brain(&device.describe(), "the newest device", own.generation))
+}
+
+/// The logs of the newest superblocks (I4).
+fn logs_of(given: &[(Found, Arc<dyn Device>)], newest: Generation) -> Vec<(Logical, u8)> {
+    let mut counted: Vec<((Logical, u8), (u64, usize))> = Vec::new();
+    let superblocks = given.iter().map(|(found, _)| &found.superblock);
+    for superblock in superblocks.filter(|superblock| superblock.generation == newest && superblock.log_root.0 != 0) {
+        let log = (superblock.log_root, superblock.log_root_level);
+        match counted.iter_mut().find(|(other, _)| *other == log) {
+            Some((_, (_, count))) => *count = count.saturating_add(1),
+            None => counted.push((log, (superblock.log_root_transid, 1))),
+        }
+    }
+    counted.sort_by_key(|(_, rank)| std::cmp::Reverse(*rank));
+    counted.into_iter().map(|(log, _)| log).collect()
+}
