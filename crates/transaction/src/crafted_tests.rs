@@ -188,9 +188,9 @@ fn a_tree_that_claims_to_use_the_whole_address_space_is_corrupt() {
     if let Some(item) = &mut tree.root.lock().item {
         item.bytes_used = u64::MAX - 4096;
     }
-    let op = engine.begin(engine.reserve(1).expect("room"));
     let key = Key::new(256, KeyType::INODE_ITEM, 0);
     let mut inode = InodeItem::decode(&tree.get(&key).expect("readable").expect("there")).expect("valid");
+    let op = engine.begin(engine.reserve(1).expect("room"));
     inode.transid = op.generation();
     op.put(&tree, key, inode.encode());
     drop(op);

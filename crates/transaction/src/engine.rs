@@ -21,7 +21,7 @@ use ubtrfs_volumes::{DeviceSummary, Volumes};
 use uuid::Uuid;
 
 use crate::backref::shared::SharedExtents;
-use crate::commit::state::CommitState;
+use crate::commit_state::CommitState;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
@@ -52,6 +52,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Memory for the node cache and delayed items together, in bytes.
     pub memory_bytes: u64,
+    /// Whether to write a filesystem without some of its devices, if every chunk tolerates their loss.
+    pub degraded: bool,
     /// Whether the space that a commit frees is discarded on the devices.
     pub discard: bool,
     /// Whether freed space is noted for [`Engine::discard_freed`]. Must not be set together with `discard`.
@@ -63,7 +65,14 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { read_only: false, memory_bytes: 256 << 20, discard: false, discard_later: false, replay_log: false }
+        Self {
+            read_only: false,
+            degraded: false,
+            memory_bytes: 256 << 20,
+            discard: false,
+            discard_later: false,
+            replay_log: false,
+        }
     }
 }
 
@@ -103,6 +112,8 @@ pub struct Usage {
     pub device_bytes: u64,
     /// Bytes of the devices that no chunk uses.
     pub unallocated_bytes: u64,
+    /// Bytes of data that new data chunks can hold.
+    pub allocatable_data_bytes: u64,
     /// Metadata bytes kept back so that removals and commits work on a full filesystem.
     pub global_reserve: u64,
 }
@@ -441,6 +452,7 @@ impl Engine {
             metadata_flags: self.chunk_flags(SpaceKind::Metadata),
             device_bytes: self.commit_state.superblock().total_bytes,
             unallocated_bytes: self.volumes.unallocated_bytes(),
+            allocatable_data_bytes: self.volumes.allocatable_bytes(self.chunk_flags(SpaceKind::Data)),
             global_reserve: self.global_reserve(&self.space.info(SpaceKind::Metadata)),
         }
     }

@@ -5,6 +5,7 @@
 //!
 //! The modules, from the top down; each imports only from modules below it:
 //!
+//! - `devices`: work on whole devices, such as bringing one up to date.
 //! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
 //! - `relocation`: moving extents out of a block group.
 //! - `tree_log`: fsync without a commit, and reading the log at open.
@@ -21,6 +22,8 @@
 //! Modules outside of this order:
 //!
 //! - `engine`, `open`: the type [`Engine`], and opening a filesystem.
+//! - `commit_state`: the commit lock and the last superblock, which all modules use.
+//! - `lock_rank`: locks that check their order in debug builds.
 //! - `job`: progress of long operations, and requests to pause or cancel them.
 //! - `per_thread`: copies of a value, one for each thread.
 //! - `race`: places where tests delay threads.
@@ -30,15 +33,18 @@
 
 mod backref;
 mod commit;
+mod commit_state;
 mod cow;
 #[cfg(test)]
 mod crafted_tests;
 mod delayed;
+mod devices;
 mod engine;
 mod extents;
 mod handle;
 mod health;
 mod job;
+pub mod lock_rank;
 mod nodes;
 mod open;
 mod per_thread;
@@ -55,6 +61,7 @@ pub use delayed::delayed_item::INODES_PER_ROW;
 #[cfg(debug_assertions)]
 pub use delayed::tree_view::take_nr_steps;
 pub use delayed::tree_view::{ItemRef, Tree};
+pub use devices::resync::Resync;
 pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;
 pub use extents::conversion::ConversionTargets;
@@ -79,5 +86,4 @@ pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;
-pub use ubtrfs_volumes::DeviceSummary;
-pub use ubtrfs_volumes::Placement;
+pub use ubtrfs_volumes::{DeviceSummary, MemberState, Placement};

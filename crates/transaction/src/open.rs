@@ -1,14 +1,15 @@
 //! Opening a filesystem: from superblock to chunk map, root tree and block groups.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
+use ubtrfs_format::node::NodeView;
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
-use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_format::{CsumType, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;
@@ -20,7 +21,7 @@ use crate::engine::{Engine, Geometry, OpenOptions, Parts, missing_tree};
 use crate::extents::free_space_tree;
 use crate::handle::throttle::CACHE_PART;
 use crate::nodes::store::NodeStore;
-use crate::tree_log;
+use crate::tree_log::{self, FoundLog};
 
 impl Engine {
     /// Opens the filesystem on these devices.
@@ -35,8 +36,11 @@ impl Engine {
     /// extent or block group, free space, log) is corrupt or unreadable, and if the tree with the block groups or the
     /// extent tree is missing.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
-        let volumes = Volumes::open(devices, ubtrfs_volumes::OpenOptions { read_only: options.read_only })?;
-        let superblock = volumes.superblock().clone();
+        let volumes = Volumes::open(
+            devices,
+            ubtrfs_volumes::OpenOptions { read_only: options.read_only, degraded: options.degraded },
+        )?;
+        let mut superblock = volumes.superblock().clone();
         let geometry = geometry_of(&superblock)?;
         let volumes = Arc::new(volumes);
         let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
@@ -47,6 +51,7 @@ impl Engine {
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
         // Profiles and missing devices are known now, because the chunk map is loaded.
         let mut refusal = volumes.write_refusal();
+        check_one_history(&volumes, geometry.csum_type)?;
         let trees = load_own_trees(&store, &superblock)?;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
             dev_stats::load(&volumes, dev_tree)?;
@@ -71,7 +76,7 @@ impl Engine {
         let writable = refusal.is_none() && !options.read_only;
         load_block_groups(&space, &volumes, &store, &trees, &superblock, writable)?;
         let found_log = match superblock.log_root.0 != 0 && options.replay_log {
-            true => Some(tree_log::load(&store, &superblock)?),
+            true => Some(load_log(&volumes, &store, &mut superblock)?),
             false => None,
         };
         let engine = Self::assemble(Parts {
@@ -101,6 +106,54 @@ impl Engine {
         }
         Ok(engine)
     }
+}
+
+/// Refuses devices that were written apart: compares their copies of the first nodes that the last commits wrote.
+fn check_one_history(volumes: &Volumes, csum_type: CsumType) -> Result<()> {
+    if volumes.devices().len() < 2 {
+        return Ok(());
+    }
+    let mut nodes: VecDeque<(Logical, Generation)> = volumes.found_roots().into();
+    let mut seen = HashSet::new();
+    while let Some((at, generation)) = nodes.pop_front() {
+        if seen.len() >= COMPARED_NODES_MAX {
+            break;
+        }
+        if !seen.insert(at) {
+            continue;
+        }
+        let Some(raw) = volumes.check_one_history(at, generation, csum_type)? else { continue };
+        let Ok(view) = NodeView::new(&raw) else { continue };
+        for slot in 0..view.nritems() {
+            let child = if view.is_leaf() {
+                let is_root = view.key(slot).is_some_and(|key| key.item_type == KeyType::ROOT_ITEM);
+                let item = view.item(slot).filter(|_| is_root);
+                let root = item.and_then(|item| ubtrfs_format::item::RootItem::decode_any(item).ok());
+                root.map(|root| (root.bytenr, root.generation))
+            } else {
+                view.child(slot)
+            };
+            nodes.extend(child.filter(|(_, of)| *of == generation));
+        }
+    }
+    Ok(())
+}
+
+/// Loads the first log that can be read, of those that the superblocks of the newest generation name, and notes it in
+/// `superblock`.
+fn load_log(volumes: &Volumes, store: &Arc<NodeStore>, superblock: &mut Superblock) -> Result<FoundLog> {
+    let mut first_error = None;
+    for &(root, level) in volumes.logs() {
+        (superblock.log_root, superblock.log_root_level) = (root, level);
+        match tree_log::load(store, superblock) {
+            Ok(log) => return Ok(log),
+            Err(error) => {
+                tracing::warn!("the log at {root} cannot be read: {error}");
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| Error::Bug { what: "a superblock with a log names none".to_owned() }))
 }
 
 fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
@@ -146,6 +199,7 @@ fn load_chunk_tree(volumes: &Volumes, store: &NodeStore, superblock: &Superblock
         }
         next = cursor.next()?;
     }
+    volumes.check_all_known()?;
     Ok(store.read_node(&root.node_ptr())?.view().chunk_tree_uuid())
 }
 
@@ -241,3 +295,5 @@ fn load_block_groups(
 /// The highest generation of a filesystem that can be written. No filesystem ever reaches it, and so many generations
 /// above it are free that the generation of a new transaction never overflows.
 const GENERATION_MAX: Generation = Generation(u64::MAX / 2);
+/// Number of nodes whose copies on several devices are compared at open.
+const COMPARED_NODES_MAX: usize = 64;

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::lock_rank::{self, Held, Rank};
+
 /// Copies of a value, one for each thread or for a few threads.
 #[derive(Debug)]
 pub struct PerThread<T> {
@@ -41,16 +43,27 @@ pub(crate) struct Gate {
     copies: PerThread<RwLock<()>>,
 }
 
+/// Keeps the gate from being closed until dropped.
+#[derive(Debug)]
+#[must_use = "the gate can be closed when this is dropped"]
+pub(crate) struct Entered<'g> {
+    _copy: RwLockReadGuard<'g, ()>,
+    _held: Held,
+}
+
 /// Keeps the gate closed until dropped.
 #[must_use = "the gate opens when this is dropped"]
 pub(crate) struct Closed<'g> {
     _copies: Vec<RwLockWriteGuard<'g, ()>>,
+    _held: Held,
 }
 
 impl Gate {
     /// Waits until the gate is open, and keeps it open until the guard is dropped.
-    pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
-        self.copies.current().read()
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        lock_rank::check_none_of(Rank::ClosedGate, "the thread that closed the gate waits for it");
+        let _held = Held::wait(Rank::Operation, (0, 0));
+        Entered { _copy: self.copies.current().read(), _held }
     }
 
     /// Closes the gate: waits until every operation has left, and blocks new operations until the returned value is
@@ -58,7 +71,8 @@ impl Gate {
     pub(crate) fn close(&self) -> Closed<'_> {
         // All threads lock the copies in this order, so two threads that close the gate at the same time cannot
         // deadlock.
-        Closed { _copies: self.copies.all().map(RwLock::write).collect() }
+        let _held = Held::wait(Rank::ClosedGate, (0, 0));
+        Closed { _copies: self.copies.all().map(RwLock::write).collect(), _held }
     }
 }
 

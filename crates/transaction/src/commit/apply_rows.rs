@@ -25,7 +25,7 @@ use std::sync::Arc;
 use ubtrfs_error::Result;
 use ubtrfs_format::Generation;
 
-use crate::commit::state::CommitWork;
+use crate::commit_state::CommitWork;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::health::stats::Span;

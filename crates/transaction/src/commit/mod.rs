@@ -4,11 +4,9 @@
 //! - `apply_trees`, `apply_rows`: applying delayed items in a commit, and between commits to free memory.
 //! - `quota`: the parts of the sequence that concern quotas.
 //! - `dev_stats`: the error counters of devices.
-//! - `state`: the commit lock, and the last superblock.
 
 pub(crate) mod apply_rows;
 pub(crate) mod apply_trees;
 pub(crate) mod dev_stats;
 pub(crate) mod quota;
 pub(crate) mod sequence;
-pub(crate) mod state;

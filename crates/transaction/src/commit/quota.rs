@@ -13,7 +13,7 @@ use ubtrfs_format::{Generation, Key, KeyType, RootId};
 use ubtrfs_space::RefKey;
 use ubtrfs_tree::{NodePtr, NodeSource, RootPtr};
 
-use crate::commit::state::CommitWork;
+use crate::commit_state::CommitWork;
 use crate::cow::child_refs::{ChildRefs, Users};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;

@@ -29,7 +29,7 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, Roo
 use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind};
 use ubtrfs_tree::{Batch, Node};
 
-use crate::commit::state::CommitWork;
+use crate::commit_state::CommitWork;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::chunk_alloc::remove_system_chunks;
@@ -55,10 +55,14 @@ impl Engine {
         self.check_not_aborted()?;
         let wanted = self.running.transid();
         let mut work = self.commit_state.lock();
-        if self.commit_state.committed() >= wanted {
-            return Ok(());
+        if self.commit_state.committed() < wanted {
+            self.commit_changes(&mut work)?;
         }
-        self.commit_changes(&mut work)
+        // C4 of volumes::commit_super: after a device was kicked, one commit promises nothing.
+        while self.read_only().is_none() && self.volumes.needs_full_commit() {
+            self.commit_changes(&mut work)?;
+        }
+        self.check_not_aborted()
     }
 
     /// Calls `ask` while no commit runs. If `ask` returns `None`, commits and calls `ask` again before another commit
@@ -75,7 +79,8 @@ impl Engine {
 
     fn commit_changes(&self, work: &mut CommitWork) -> Result<()> {
         self.check_not_failed()?;
-        let has_news = self.has_changes() || (self.read_only().is_none() && self.volumes.have_stats_changed());
+        let is_needed = || self.volumes.have_stats_changed() || self.volumes.needs_full_commit();
+        let has_news = self.has_changes() || (self.read_only().is_none() && is_needed());
         if has_news {
             self.check_writable()?;
             return self.or_abort("commit", || self.commit_locked(work, None));
@@ -162,6 +167,7 @@ impl Engine {
         self.write_nodes(&nodes)?;
         {
             let _flush = self.stats.span(Span::FlushDevices);
+            self.volumes.settle_failed_writes()?;
             self.volumes.flush()?;
         }
         let written = self.stats.span(Span::Superblock);

@@ -439,12 +439,19 @@ impl NodeSink for CowSink<'_> {
             self.fill_pool(near)?;
         }
         let bytenr = Logical(self.pool.start);
+        debug_assert!(
+            !self.job.engine.store.is_dirty(bytenr) || self.made.freed.contains(&bytenr),
+            "I3: {bytenr} has a node that is not written, and that this apply did not free"
+        );
         self.pool.start += u64::from(self.job.engine.geometry.nodesize);
         self.allocated.insert(bytenr);
         Ok(bytenr)
     }
 
     fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
+        assert_eq!(node.generation(), self.job.transid, "I3: the node at {} was committed", node.bytenr());
+        assert!(self.stream.is_none(), "I3: the node at {} may be written", node.bytenr());
+        debug_assert!(self.is_private(node), "I1: other trees may use the node at {}", node.bytenr());
         self.made.emitted.remove(&node.bytenr());
         if self.drop_fresh(node) {
             self.job.engine.space.release(self.extent_at(node.bytenr()));
@@ -506,6 +513,7 @@ impl NodeSink for CowSink<'_> {
 
     #[allow(clippy::arithmetic_side_effects, reason = "a number of blocks of one apply")]
     fn emit(&mut self, node: Arc<Node>) {
+        assert_eq!(node.generation(), self.job.transid, "I1: a node of an earlier transaction changes in place");
         if self.allocated.remove(&node.bytenr()) {
             self.made.nr_made += 1;
             self.add_ref(&node, RefKey::TreeBlock(self.job.owner), 1, Users::Change);

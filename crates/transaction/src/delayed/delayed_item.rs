@@ -27,6 +27,7 @@ use ubtrfs_tree::Changes;
 
 use crate::delayed::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
 use crate::delayed::name_map::{NameMap, Names};
+use crate::lock_rank::{Held, Rank};
 
 /// Changes of some objectids, with rows and names in separate maps.
 #[derive(Debug, Default)]
@@ -72,6 +73,7 @@ pub(crate) struct LockedItems<'d> {
     number: usize,
     shard: RwLockWriteGuard<'d, Option<Box<ActiveShard>>>,
     nr_touched: &'d AtomicUsize,
+    _held: Held,
 }
 
 /// The changes of one tree that a running apply is merging into it.
@@ -111,6 +113,7 @@ impl DelayedItems {
 
     /// Runs `read` on a shard that has changes or watches.
     fn with_shard<T>(&self, number: usize, read: impl FnOnce(&ActiveShard) -> T) -> Option<T> {
+        let _held = Held::wait(Rank::Shard, (0, 0));
         self.made_shards().get(number)?.read().as_deref().map(read)
     }
 
@@ -122,7 +125,8 @@ impl DelayedItems {
     /// Locks the shard of a key, for several changes.
     pub(crate) fn lock(&self, key: &Key) -> LockedItems<'_> {
         let number = shard_of(key);
-        LockedItems { number, shard: self.make_shards()[number].write(), nr_touched: &self.nr_touched }
+        let _held = Held::wait(Rank::Shard, (0, 0));
+        LockedItems { number, shard: self.make_shards()[number].write(), nr_touched: &self.nr_touched, _held }
     }
 
     /// Records a change.
@@ -175,6 +179,7 @@ impl DelayedItems {
             }
             let Shard { names, objectids, .. } = &mut shard.changes;
             names.dirs().for_each(|dir| objectids.add(dir));
+            debug_assert!(names.delete_nothing(), "I3: a name that is deleted stays while its rows are frozen");
             let is_unused = objectids.is_empty() && shard.watched.is_empty();
             if is_unused {
                 *slot = None;
@@ -278,10 +283,14 @@ impl FrozenItems {
             pages.extend(shard.rows.pages().map(FrozenPage::Rows));
             let middle = pages.len();
             pages.extend(shard.names.pieces(PAGE_ITEMS).map(FrozenPage::Names));
-            places.extend([(first, middle), (middle, pages.len())].map(|(page, end)| Place { page, slot: 0, end }));
+            places.extend([(first, middle), (middle, pages.len())].map(|(page, end)| MergePlace {
+                page,
+                slot: 0,
+                end,
+            }));
         }
         let mut order = Vec::with_capacity(pages.iter().map(FrozenPage::len).sum());
-        let next = |place: &Place| (place.page < place.end).then(|| pages[place.page].key(place.slot));
+        let next = |place: &MergePlace| (place.page < place.end).then(|| pages[place.page].key(place.slot));
         let mut heap: BinaryHeap<_> =
             (0..places.len()).filter_map(|map| next(&places[map]).map(|key| Reverse((key, map)))).collect();
         while let Some(Reverse((_, map))) = heap.pop() {
@@ -303,7 +312,9 @@ impl FrozenItems {
                 heap.push(Reverse((key, map)));
             }
         }
-        FrozenBatch { pages, order }
+        let batch = FrozenBatch { pages, order };
+        debug_assert!(batch.is_ascending(), "I1: two shards have the same key");
+        batch
     }
 }
 
@@ -391,7 +402,7 @@ pub(crate) fn is_name(item_type: KeyType) -> bool {
 }
 
 /// The position of a merge in the pages of a map.
-struct Place {
+struct MergePlace {
     page: usize,
     slot: usize,
     end: usize,
@@ -421,6 +432,11 @@ impl<'f> FrozenPage<'f> {
 }
 
 impl FrozenBatch<'_> {
+    /// Whether each key is there once, in order.
+    fn is_ascending(&self) -> bool {
+        (1..self.len()).all(|index| self.key(index.saturating_sub(1)) < self.key(index))
+    }
+
     fn place(&self, index: usize) -> (FrozenPage<'_>, usize) {
         let at = self.order[index] as usize;
         (self.pages[at / PAGE_ITEMS], at % PAGE_ITEMS)

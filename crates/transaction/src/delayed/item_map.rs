@@ -90,6 +90,7 @@ impl ItemMap {
             growth.memory_bytes += PAGE_OVERHEAD;
         }
         let at = self.page_to_change(key);
+        debug_assert!(self.covers(at, key), "I1: {key:?} does not belong to the page");
         let page = &mut self.groups[at.group()].pages[at.page()];
         let memory_before = page.items.memory_bytes();
         let begun = match page.search(key) {
@@ -228,6 +229,11 @@ impl ItemMap {
 
 impl Group {
     fn insert(&mut self, place: usize, first: Key, page: Page) {
+        debug_assert!(
+            self.lowest.get(place.wrapping_sub(1)).is_none_or(|lowest| *lowest < first)
+                && self.lowest.get(place).is_none_or(|lowest| first < *lowest),
+            "I1: a page that begins at {first:?} is not in order"
+        );
         self.lowest.insert(place, first);
         self.pages.insert(place, page);
     }

@@ -77,6 +77,7 @@ impl ItemPage {
             return;
         }
         self.garbage += head.data_len();
+        debug_assert!(self.garbage <= self.data.len(), "I1: more garbage than data");
         let (start, len) = self.add_data(value);
         self.heads[slot] = Head { start, len, ..head };
         if self.garbage > GARBAGE_MAX && self.garbage > self.data.len() / 2 {
@@ -116,6 +117,11 @@ impl ItemPage {
             let (start, len) = copy.add_data(self.value(slot));
             copy.heads.push(Head { start, len, ..*head });
         }
+        debug_assert_eq!(
+            copy.data.len(),
+            copy.heads.iter().map(Head::data_len).sum::<usize>(),
+            "I1: a copy has no garbage"
+        );
         copy
     }
 

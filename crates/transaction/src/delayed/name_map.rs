@@ -155,6 +155,12 @@ impl NameMap {
         })
     }
 
+    /// Whether all changes put items.
+    pub(crate) fn delete_nothing(&self) -> bool {
+        let mut pages = self.dirs.values().flat_map(|dir| dir.pages_from(0).map(|number| dir.heads(number)));
+        pages.all(|heads| heads.iter().all(|head| head.at != DELETED))
+    }
+
     fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (u64, &Dir, Head)> {
         let (start, end) = (*start, *end);
         let objectids = start.objectid..=end.objectid.max(start.objectid);
@@ -277,6 +283,7 @@ impl Dir {
         let at = self.add_item(value);
         self.heads_mut(number)[slot].at = at;
         self.garbage += len_before;
+        debug_assert!(self.garbage <= self.log.len(), "I3: more garbage than the log is long");
         if self.garbage > GARBAGE_MAX && self.garbage > self.log.len() / 2 {
             self.compact();
         }
@@ -294,6 +301,7 @@ impl Dir {
                 head.at = self.log.add(old.get(head.at));
             }
         }
+        debug_assert!(self.log.len() <= old.len(), "I3: the log without garbage is longer");
         self.bytes = self.bytes + self.log.memory_bytes() - old.memory_bytes();
     }
 

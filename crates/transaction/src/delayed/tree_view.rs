@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{RootFlags, RootItem};
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
@@ -16,6 +16,7 @@ use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, V
 
 use crate::delayed::delayed_item::{DelayedItems, FrozenItems};
 use crate::delayed::item_map::Change;
+use crate::lock_rank::{self, Rank, RankedRwLock};
 use crate::nodes::leaf_ahead::{AtVersion, SharedView};
 use crate::nodes::leaf_hint::TreeVersion;
 use crate::nodes::store::NodeStore;
@@ -26,7 +27,7 @@ pub struct Tree {
     id: RootId,
     store: Arc<NodeStore>,
     pub(crate) active: DelayedItems,
-    view: Arc<RwLock<View>>,
+    view: Arc<RankedRwLock<View>>,
     /// Whether the tree is in the engine's list of trees with active items.
     pub(crate) listed: AtomicBool,
     /// The root item, for trees that have one, and the offset of its key. The root state changes only under the commit
@@ -122,7 +123,11 @@ impl Tree {
             id: root.tree,
             store,
             active: DelayedItems::new(),
-            view: Arc::new(RwLock::new(View { root, frozen: None, sealed: false, version })),
+            view: Arc::new(RankedRwLock::new(
+                Rank::View,
+                (root.tree.0, 0),
+                View { root, frozen: None, sealed: false, version },
+            )),
             listed: AtomicBool::new(false),
             root: Mutex::new(state),
         }
@@ -359,8 +364,9 @@ impl Tree {
 
     /// Moves the active items to the frozen items. The caller holds the commit lock and the gate exclusively.
     pub(crate) fn freeze(&self) {
+        lock_rank::check_held(Rank::ClosedGate, "I2 of delayed_item: items are frozen while no operation runs");
         let mut view = self.view.write();
-        debug_assert!(view.frozen.is_none(), "one apply at a time");
+        assert!(view.frozen.is_none(), "I2 of delayed_item: frozen items of tree {} are not in the tree yet", self.id);
         view.frozen = Some(Arc::new(self.active.freeze()));
         self.listed.store(false, Ordering::Release);
     }
@@ -369,8 +375,9 @@ impl Tree {
     /// next commit has to write its root. Returns the number of bytes of memory that the names frozen with the rows
     /// occupy. The caller holds the commit lock and the gate exclusively.
     pub(crate) fn freeze_rows(&self) -> isize {
+        lock_rank::check_held(Rank::ClosedGate, "I2 of delayed_item: items are frozen while no operation runs");
         let mut view = self.view.write();
-        debug_assert!(view.frozen.is_none(), "one apply at a time");
+        assert!(view.frozen.is_none(), "I2 of delayed_item: frozen items of tree {} are not in the tree yet", self.id);
         let (frozen, names_bytes) = self.active.freeze_rows();
         view.frozen = Some(Arc::new(frozen));
         names_bytes

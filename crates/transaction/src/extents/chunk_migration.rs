@@ -281,6 +281,7 @@ impl Engine {
                 self.volumes.set_dev_item(&item)?;
             }
         }
+        self.note_profile(target.flags);
         self.space.set_profile(start, target.flags);
         recorded.chunks.push(start);
         Ok(())

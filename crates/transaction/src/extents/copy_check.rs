@@ -160,9 +160,13 @@ impl Engine {
 
     /// The generation of the tree block at this address, if there is one.
     fn block_generation(&self, bytenr: Logical) -> Result<Option<Generation>> {
+        self.extent_generation(bytenr, self.geometry.nodesize.into(), true)
+    }
+
+    /// The generation of this tree block or data extent, if it exists.
+    pub(crate) fn extent_generation(&self, at: Logical, len_bytes: u64, is_tree: bool) -> Result<Option<Generation>> {
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
-        let len = u64::from(self.geometry.nodesize);
-        let found = extents.with_root(|source, root| lookup_extent(source, root, bytenr, len, true))?;
+        let found = extents.with_root(|source, root| lookup_extent(source, root, at, len_bytes, is_tree))?;
         Ok(found.map(|found| found.generation))
     }
 

@@ -169,6 +169,7 @@ impl DataLedger {
         let mut extents = self.extents.lock();
         extents.frozen = std::mem::take(&mut extents.active);
         let mut frozen = self.frozen_csums.write();
+        assert!(frozen.is_empty(), "I2: frozen checksums are not in the csum tree yet");
         *frozen = Arc::new(std::mem::take(&mut *self.active_csums.write()));
     }
 
@@ -303,6 +304,8 @@ fn covering(ranges: &BTreeMap<u64, u64>, at: u64) -> Option<Range<u64>> {
 }
 
 fn insert_range(ranges: &mut BTreeMap<u64, u64>, mut range: Range<u64>) {
+    let overlaps = ranges.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start);
+    assert!(!overlaps, "I1: {range:?} is allocated twice");
     if let Some((start, end)) = ranges.range(..=range.start).next_back().map(|(start, end)| (*start, *end))
         && end == range.start
     {

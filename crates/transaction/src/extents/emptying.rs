@@ -52,7 +52,8 @@ impl Relocations {
     }
 
     pub(crate) fn condemn(&self, start: Logical) {
-        self.groups.lock().insert(start, Emptying::Condemned);
+        let before = self.groups.lock().insert(start, Emptying::Condemned);
+        assert!(before.is_some(), "I1: block group {start} is condemned, but nobody empties it");
     }
 
     pub(crate) fn end(&self, start: Logical) {

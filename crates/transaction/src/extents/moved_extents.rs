@@ -68,7 +68,13 @@ impl MovedExtents {
     /// Notes moves.
     pub(crate) fn note(&self, moves: impl IntoIterator<Item = (Extent, Logical)>) {
         let mut map = self.moves.write();
-        map.extend(moves.into_iter().map(|(from, to)| (from.bytenr.0, (from.len_bytes, to))));
+        for (from, to) in moves {
+            let last = map.range(..=to.0).next_back();
+            let is_old = last.is_some_and(|(start, (len_bytes, _))| to.0.saturating_sub(*start) < *len_bytes);
+            assert!(!is_old, "I3: an extent moves to {to}, an address that is in the map");
+            let before = map.insert(from.bytenr.0, (from.len_bytes, to));
+            assert!(before.is_none(), "I2: the extent at {} moves twice", from.bytenr);
+        }
         self.any.store(!map.is_empty(), Ordering::Release);
     }
 

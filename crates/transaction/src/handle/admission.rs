@@ -1,13 +1,18 @@
 //! [`Admission`]: decides whether a change may begin, and makes it wait if necessary.
 //!
+//! - I1. Each reservation ends once: when no change runs and no data is dirty, nothing is reserved.
+//!
 //! Owns the load of the running transaction, the queues of tickets, and the throttle. No other lock is taken under the
 //! lock of a queue or of a thread's share of the load.
 
 use std::sync::atomic::AtomicU64;
 
-use crate::handle::metadata_reservation::TransactionLoad;
+use ubtrfs_space::SpaceKind;
+
+use crate::engine::Engine;
 use crate::handle::throttle::{FlushProgress, Throttle};
 use crate::handle::ticket::TicketQueue;
+use crate::handle::transaction_load::TransactionLoad;
 use crate::health::metric::Metric;
 
 /// The state of reservations.
@@ -19,6 +24,20 @@ pub(crate) struct Admission {
     /// Bytes of the extent tree at the last commit.
     pub(in crate::handle) extent_tree_bytes: AtomicU64,
     data_tickets: TicketQueue,
+}
+
+impl Engine {
+    /// Checks I1 in debug builds. Called when the filesystem was closed without a failure: no change runs, and all data is
+    /// written.
+    pub fn check_nothing_reserved(&self) {
+        if cfg!(debug_assertions) {
+            let nr_changes = self.admission.load.nr_reserved();
+            assert_eq!(nr_changes, 0, "I1: reservations of changes were not given back");
+            let may_use = [SpaceKind::Data, SpaceKind::Metadata].map(|kind| self.space.info(kind).may_use);
+            assert_eq!(may_use, [0; 2], "I1: bytes of reservations were not given back");
+            assert!(!self.quotas.reserved.is_held(), "I1: quota was not given back");
+        }
+    }
 }
 
 impl Admission {

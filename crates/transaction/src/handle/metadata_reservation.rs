@@ -2,7 +2,7 @@
 //!
 //! A commit changes trees by copying nodes. A transaction needs room for a copy of every node that it touches (the old
 //! nodes become free when it is committed) and for the items that it adds. A change is admitted only while free space
-//! and possible new chunks cover the need of all changes admitted before it. [`Load::need`] is an upper bound of this
+//! and possible new chunks cover the need of all changes admitted before it. [`Load::need`](crate::handle::transaction_load::Load::need) is an upper bound of this
 //! need:
 //!
 //! ```text
@@ -16,35 +16,28 @@
 //!     subvolume with snapshots, removals can take more space than they free: they copy shared nodes, and the snapshots
 //!     keep the old nodes. So removals leave room for the deletion of a subvolume, which ends the sharing.
 //!
-//! While room is ample, many changes are admitted for a thread in one step. The thread's operations reserve from the
-//! changes that were admitted in advance (the stock), and the load of these operations is added to the transaction's
-//! load only after many operations ([`Share`]).
-//!
-//! I4. The stock of a share, and load that the share has not added yet, count as reserved: the counted load is never
-//!     too low.
-//!
-//! I5. While a commit runs, its new nodes are counted twice, as need and as used space, and the nodes that they replace
+//! I4. While a commit runs, its new nodes are counted twice, as need and as used space, and the nodes that they replace
 //!     are pinned. So a reservation that does not fit during a commit does not fail yet: its last attempt is made
 //!     between two commits.
 //!
 //! A commit replaces estimates by exact numbers, so a nearly full filesystem commits often before it reports
 //! `ENOSPC`.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ChunkItem, RootItem};
-use ubtrfs_format::{Key, KeyType, Profile, RootId};
+use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
-use crate::delayed::delayed_item::is_name;
-use crate::delayed::item_map::Growth;
 use crate::engine::{BackgroundWork, DirtyData, Engine};
 use crate::handle::trans_handle::MetadataReservation;
+use crate::handle::transaction_load::{
+    EXTRA_CHANGES_PER_EXTENT, ITEM_OVERHEAD, Load, MetadataUse, NODES_PER_COMMIT, SHARE_ITEMS,
+};
 use crate::health::stats::Span;
-use crate::per_thread::PerThread;
+use crate::lock_rank;
 
 /// The purpose of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,109 +61,8 @@ impl Purpose {
     }
 }
 
-/// The load of the active transaction so far, and the need of the frozen transaction.
-#[derive(Debug, Default)]
-pub(crate) struct TransactionLoad {
-    rows: ChangeCounts,
-    names: ChangeCounts,
-    /// Number of changes that are admitted and whose reservations have not ended, including the stocks of the shares.
-    /// The changes of an ended reservation are subtracted when the counts of its thread's [`Share`] are added to these
-    /// counts.
-    nr_reserved: AtomicU64,
-    /// Number of reservations of snapshots that are granted and not dropped yet, or whose grant is being decided.
-    nr_snapshots: AtomicU64,
-    shares: PerThread<Mutex<Share>>,
-    /// Bytes of checksums that the commit will insert.
-    csum_bytes: AtomicU64,
-    /// Bytes that the running commit, or the running apply of rows, needs for the frozen items.
-    frozen_need: AtomicU64,
-    /// Memory of the frozen items, in bytes.
-    frozen_memory: AtomicU64,
-    /// Upper bound of the bytes of all trees at the last commit. While no blocks are shared, a commit copies each
-    /// existing node at most once, so [`Load::need`] counts copies of little more than the used bytes. In mixed block
-    /// groups, data is a part of the used bytes. So for removals, subvolume deletions and writeback, this number is
-    /// taken instead if it is smaller. For ordinary changes it is not: their need is larger, which leaves free the room
-    /// that Linux requires for its global reserve when it mounts.
-    tree_bytes: AtomicU64,
-    /// Whether a commit of this transaction was requested.
-    pub(crate) asked_for_commit: AtomicBool,
-    /// Whether a flush of the active delayed items was requested.
-    pub(crate) asked_for_flush: AtomicBool,
-}
-
-/// Counts of the changes of one kind of delayed item.
-#[derive(Debug, Default)]
-struct ChangeCounts {
-    /// Number of changes. A change of a file extent item counts several times, because it also changes the extent tree
-    /// and the csum tree.
-    nr_changes: AtomicU64,
-    /// Bytes that the changes may add to the trees.
-    item_bytes: AtomicU64,
-    /// Memory of the delayed items, in bytes.
-    memory_bytes: AtomicI64,
-}
-
-/// A thread's stock of admitted changes, and the thread's counts that are not added to the transaction's counts yet.
-#[derive(Debug, Default)]
-struct Share {
-    /// Number of changes that are admitted but not reserved yet.
-    nr_admitted: u64,
-    /// Number of reserved changes whose reservations have ended.
-    nr_ended: u64,
-    /// Load of handles that have ended.
-    load: HandleLoad,
-}
-
-/// The load that the changes of one handle add to the transaction.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HandleLoad {
-    rows: HandleCounts,
-    names: HandleCounts,
-}
-
-/// Counts of one handle's changes of one kind of delayed item; see [`ChangeCounts`].
-#[derive(Clone, Copy, Debug, Default)]
-struct HandleCounts {
-    nr_changes: u64,
-    item_bytes: u64,
-    memory_bytes: i64,
-}
-
-/// The state of the trees, from which the need of a load is estimated.
-#[derive(Clone, Copy, Debug)]
-struct MetadataUse {
-    /// Bytes of metadata in use.
-    used: u64,
-    nodesize: u64,
-    /// Bytes of the extent tree, if subvolumes may share blocks.
-    shared_extent_tree: Option<u64>,
-}
-
-/// The load of some changes: their number, and the bytes that they add.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Load {
-    nr_changes: u64,
-    new_bytes: u64,
-}
-
-/// When a change copies a leaf, at most this many nodes of the extent tree are copied too: the node with the item of
-/// the old leaf, and a share of the nodes into which the items of new leaves are inserted. The copied leaf itself and
-/// its share of the path are not counted.
-const EXTENT_NODES_PER_CHANGE: u64 = 2;
-/// Number of nodes that every commit copies: paths to the roots, root tree, block groups, free space.
-const NODES_PER_COMMIT: u64 = 24;
-/// Number of changes in the extent tree and the csum tree that each change of a file extent item causes.
-const EXTRA_CHANGES_PER_EXTENT: u64 = 2;
-/// Upper bound of the overhead of a new item in bytes: its head, and the space that its leaf and the nodes above may
-/// leave empty.
-const ITEM_OVERHEAD: u64 = 64;
 /// Upper bound of the bytes of a chunk in the chunk tree: its item with two stripes, and the item's head.
 const CHUNK_BYTES: u64 = 256;
-/// Lower bound of the bytes that an item with an extent reference takes in a leaf.
-const CHILD_BYTES: u64 = 72;
-/// Upper bound of the bytes that one more reference to an extent needs in the extent tree, including the space that
-/// leaves may leave empty.
-const REFERENCE_BYTES: u64 = 64;
 /// A removal that makes at most this many changes in one step fits even on a full filesystem: if subvolumes share
 /// blocks, the global reserve has room for these changes.
 const CHANGES_PER_REMOVAL: u64 = 16;
@@ -199,214 +91,6 @@ const CHANGE_PATIENCE: Duration = Duration::from_millis(20);
 /// Time for which writeback waits for the changes of other threads.
 const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Number of changes that are admitted for a thread in advance: enough for about fifty operations.
-const SHARE_ITEMS: u64 = 1024;
-/// Bytes of memory that a thread's load may have before it is added to the transaction's counts.
-const SHARE_BYTES: i64 = 256 << 10;
-
-impl TransactionLoad {
-    /// Adds the load of a handle that ends.
-    pub(crate) fn add(&self, load: &HandleLoad) {
-        let mut share = self.shares.current().lock();
-        share.load.add_load(load);
-        if share.load.memory_bytes() >= SHARE_BYTES {
-            self.add_share(&mut share);
-        }
-    }
-
-    /// Takes changes from this thread's stock ([`Share`]). Returns false, and takes nothing, if the stock is too small.
-    fn take_admitted(&self, nr_items: u64) -> bool {
-        let mut share = self.shares.current().lock();
-        let rest = share.nr_admitted.checked_sub(nr_items);
-        share.nr_admitted = rest.unwrap_or(share.nr_admitted);
-        rest.is_some()
-    }
-
-    /// Adds the counts of all shares to the transaction's counts, and gives the stocks up: their changes are no longer
-    /// reserved. Returns whether the number of reserved changes fell.
-    fn add_shares(&self) -> bool {
-        self.shares.all().fold(false, |any, share| {
-            let mut share = share.lock();
-            share.nr_ended = share.nr_ended.saturating_add(std::mem::take(&mut share.nr_admitted));
-            self.add_share(&mut share) || any
-        })
-    }
-
-    /// Adds the counts of a share to the transaction's counts. Returns whether the number of reserved changes fell. The
-    /// caller holds the share's lock: the end of the transaction waits for that lock, so the counts are added to the
-    /// right transaction.
-    fn add_share(&self, share: &mut Share) -> bool {
-        let Share { nr_ended, load, .. } =
-            std::mem::replace(share, Share { nr_admitted: share.nr_admitted, ..Share::default() });
-        // Add the load before `nr_reserved` falls: for a moment the load is counted twice, but it is never missing
-        // (I4).
-        self.rows.add(&load.rows);
-        self.names.add(&load.names);
-        self.nr_reserved.fetch_sub(nr_ended, Ordering::Relaxed);
-        nr_ended > 0
-    }
-
-    /// Adds the bytes of new checksums to the load.
-    pub(crate) fn add_csums(&self, bytes: u64) {
-        self.csum_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Memory of the active transaction's delayed items, in bytes.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.rows.memory_bytes().saturating_add(self.names.memory_bytes())
-    }
-
-    /// The part of [`Self::memory_bytes`] that names take.
-    pub(crate) fn name_memory_bytes(&self) -> u64 {
-        self.names.memory_bytes()
-    }
-
-    /// The part of [`Self::memory_bytes`] that rows take.
-    pub(crate) fn row_memory_bytes(&self) -> u64 {
-        self.rows.memory_bytes()
-    }
-
-    /// Memory of the frozen items, in bytes.
-    pub(crate) fn frozen_memory_bytes(&self) -> u64 {
-        self.frozen_memory.load(Ordering::Relaxed)
-    }
-
-    /// Notes that the frozen items have left memory.
-    pub(crate) fn frozen_items_dropped(&self) {
-        self.frozen_memory.store(0, Ordering::Relaxed);
-    }
-
-    /// Begins a reservation.
-    fn begin(&self, nr_items: u64, purpose: Purpose) {
-        self.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
-        if purpose == Purpose::Snapshot {
-            self.nr_snapshots.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Ends a reservation.
-    pub(crate) fn end(&self, nr_items: u64, purpose: Purpose) {
-        self.unreserve(nr_items);
-        if purpose == Purpose::Snapshot {
-            self.nr_snapshots.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    fn unreserve(&self, nr_items: u64) {
-        let mut share = self.shares.current().lock();
-        share.nr_ended = share.nr_ended.saturating_add(nr_items);
-        if share.nr_admitted < nr_items || share.nr_ended >= SHARE_ITEMS {
-            self.add_share(&mut share);
-        }
-    }
-
-    fn active(&self) -> Load {
-        let reserved = Load {
-            nr_changes: self.nr_reserved.load(Ordering::Relaxed),
-            new_bytes: self.csum_bytes.load(Ordering::Relaxed),
-        };
-        self.rows.load().plus(self.names.load()).plus(reserved)
-    }
-}
-
-impl ChangeCounts {
-    fn add(&self, of_handle: &HandleCounts) {
-        let HandleCounts { nr_changes, item_bytes, memory_bytes } = *of_handle;
-        if nr_changes > 0 {
-            self.nr_changes.fetch_add(nr_changes, Ordering::Relaxed);
-            self.item_bytes.fetch_add(item_bytes, Ordering::Relaxed);
-        }
-        if memory_bytes != 0 {
-            self.memory_bytes.fetch_add(memory_bytes, Ordering::Relaxed);
-        }
-    }
-
-    fn load(&self) -> Load {
-        Load { nr_changes: self.nr_changes.load(Ordering::Relaxed), new_bytes: self.item_bytes.load(Ordering::Relaxed) }
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        u64::try_from(self.memory_bytes.load(Ordering::Relaxed)).unwrap_or(0)
-    }
-
-    fn reset(&self) {
-        self.nr_changes.store(0, Ordering::Relaxed);
-        self.item_bytes.store(0, Ordering::Relaxed);
-        self.memory_bytes.store(0, Ordering::Relaxed);
-    }
-}
-
-impl HandleLoad {
-    /// Adds one change to the load: an item that was put or deleted.
-    #[allow(clippy::arithmetic_side_effects, reason = "sizes of memory, and a number of changes of one handle")]
-    pub(crate) fn add(&mut self, growth: &Growth, item_type: KeyType) {
-        let counts = if is_name(item_type) { &mut self.names } else { &mut self.rows };
-        let item_bytes = growth.data_bytes as u64 + if growth.is_new { ITEM_OVERHEAD } else { 0 };
-        counts.item_bytes += item_bytes;
-        counts.memory_bytes += growth.memory_bytes as i64;
-        let is_extent = item_type == KeyType::EXTENT_DATA;
-        counts.nr_changes += u64::from(item_bytes > 0) + if is_extent { EXTRA_CHANGES_PER_EXTENT } else { 0 };
-    }
-
-    /// Adds the first change of a tree, which keeps `bytes` of memory from then on.
-    pub(crate) fn add_tree(&mut self, bytes: u64) {
-        self.rows.memory_bytes = self.rows.memory_bytes.saturating_add_unsigned(bytes);
-    }
-
-    fn memory_bytes(&self) -> i64 {
-        self.rows.memory_bytes.saturating_add(self.names.memory_bytes)
-    }
-
-    fn add_load(&mut self, other: &Self) {
-        self.rows.add(&other.rows);
-        self.names.add(&other.names);
-    }
-}
-
-impl Load {
-    /// The load of the changes of both.
-    fn plus(self, other: Self) -> Self {
-        Self {
-            nr_changes: self.nr_changes.saturating_add(other.nr_changes),
-            new_bytes: self.new_bytes.saturating_add(other.new_bytes),
-        }
-    }
-
-    /// Bytes that the trees may allocate for this load.
-    ///
-    /// All changes together copy each existing node at most once. After inserts, no two neighbouring leaves fit into
-    /// one, so leaves are at least half full. An eighth is added for the nodes above the leaves and for the extent
-    /// items of all new nodes.
-    ///
-    /// If subvolumes share blocks, each subvolume may make its own copy of a shared node, and every copy adds a
-    /// reference to all children of the node. The extent items of the children may be anywhere in the extent tree, so
-    /// up to the whole extent tree is copied; a quarter is added for its leaves that split.
-    fn need(self, room: &MetadataUse) -> u64 {
-        let MetadataUse { used, nodesize, shared_extent_tree } = *room;
-        let nr_extent_nodes = self.nr_changes.saturating_mul(EXTENT_NODES_PER_CHANGE);
-        let nr_nodes = self.nr_changes.saturating_add(NODES_PER_COMMIT);
-        let bytes = |nr_nodes: u64| nr_nodes.saturating_mul(nodesize);
-        let new = self.new_bytes.saturating_mul(2).saturating_add(self.new_bytes / 8);
-        let Some(extent_tree) = shared_extent_tree else {
-            let most = used.saturating_add(used / 16).saturating_add(nodesize.saturating_mul(16));
-            return bytes(nr_nodes.saturating_add(nr_extent_nodes)).min(most).saturating_add(new);
-        };
-        let nr_children = self.nr_changes.saturating_mul(nodesize / CHILD_BYTES);
-        let extent_nodes =
-            bytes(nr_extent_nodes.saturating_add(nr_children)).min(extent_tree.saturating_add(extent_tree / 4));
-        let references = nr_children.saturating_mul(REFERENCE_BYTES);
-        bytes(nr_nodes).saturating_add(new).saturating_add(extent_nodes).saturating_add(references)
-    }
-}
-
-impl HandleCounts {
-    fn add(&mut self, other: &Self) {
-        self.nr_changes = self.nr_changes.saturating_add(other.nr_changes);
-        self.item_bytes = self.item_bytes.saturating_add(other.item_bytes);
-        self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
-    }
-}
-
 impl Engine {
     /// Admits `most` changes, or fewer but at least `least`. Reclaims space if the changes do not fit.
     ///
@@ -420,6 +104,7 @@ impl Engine {
         least: usize,
         purpose: Purpose,
     ) -> Result<MetadataReservation<'_>> {
+        lock_rank::check_no_operation("I2 of lock_rank: an operation reserves nothing");
         self.check_writable()?;
         #[cfg(debug_assertions)]
         crate::handle::refusal::check()?;
@@ -465,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// Admits changes between two commits (I5). If the changes do not fit, tries again until other threads have put
+    /// Admits changes between two commits (I4). If the changes do not fit, tries again until other threads have put
     /// their admitted changes, but for at most `patience`: the other threads may be waiting for a lock that the caller
     /// holds.
     fn admit_between_commits<T>(
@@ -559,10 +244,8 @@ impl Engine {
     }
 
     /// Whether the trees still have the room that they need once this data chunk has been allocated on the devices.
-    #[allow(clippy::arithmetic_side_effects, reason = "every profile has at least one copy")]
     pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
-        let nr_copies = Profile::copies_of(self.chunk_flags(SpaceKind::Metadata));
-        let lost = chunk.length.saturating_mul(Profile::copies_of(chunk.flags)) / nr_copies;
+        let lost = self.volumes.allocatable_bytes_lost(self.chunk_flags(SpaceKind::Metadata), chunk);
         self.has_room_for_metadata_and(lost, Purpose::Change)
     }
 
@@ -746,54 +429,5 @@ impl Engine {
             nr_changes: nr_changes(bytes / EXTENT_BYTES),
             new_bytes: csums + nr_changes(nr_extents) * BYTES_PER_CHANGE + inline_bytes,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use ubtrfs_testkit::Rng;
-
-    use super::*;
-
-    #[test]
-    fn shares_count_as_reserved_until_they_are_added() {
-        let total = TransactionLoad::default();
-        let mut rng = Rng::new(11);
-        let (mut reserved, mut put) = (Vec::new(), Load::default());
-        for _ in 0..20_000 {
-            match rng.below(8) {
-                // Arm 0 admits changes for one operation; arm 1 admits changes in advance, as `admit_ahead` does.
-                0 => {
-                    total.nr_reserved.fetch_add(12, Ordering::Relaxed);
-                    reserved.push(12);
-                }
-                1 => {
-                    total.nr_reserved.fetch_add(SHARE_ITEMS, Ordering::Relaxed);
-                    total.shares.current().lock().nr_admitted += SHARE_ITEMS;
-                }
-                2..5 => {
-                    let nr_items = 1 + rng.below(30);
-                    reserved.extend(total.take_admitted(nr_items).then_some(nr_items));
-                }
-                5..7 => {
-                    let Some(nr_items) = reserved.pop() else { continue };
-                    let mut load = HandleLoad::default();
-                    load.rows.nr_changes = rng.below(nr_items + 1);
-                    load.rows.item_bytes = 100 * load.rows.nr_changes;
-                    put = put.plus(Load { nr_changes: load.rows.nr_changes, new_bytes: load.rows.item_bytes });
-                    total.add(&load);
-                    total.unreserve(nr_items);
-                }
-                _ => {
-                    total.add_shares();
-                }
-            }
-            let alive: u64 = reserved.iter().sum();
-            assert!(total.active().nr_changes >= put.nr_changes + alive, "I4");
-        }
-        total.add_shares();
-        let expected = put.plus(Load { nr_changes: reserved.iter().sum(), new_bytes: 0 });
-        assert_eq!(total.active(), expected);
-        assert!(!total.add_shares(), "nothing is left to add");
     }
 }

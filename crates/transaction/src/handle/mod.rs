@@ -1,7 +1,8 @@
 //! Transaction handles: the changes that an operation may put, and the waits before the operation begins.
 //!
 //! - `trans_handle`, `running`: an operation, and the transaction that it belongs to.
-//! - `admission`, `metadata_reservation`: estimating and granting the metadata space of an operation.
+//! - `admission`, `metadata_reservation`: granting the metadata space of an operation.
+//! - `transaction_load`: counting the changes of a transaction, and estimating their need.
 //! - `ticket`: the queue of reservations that wait for space, and the decision to return `ENOSPC`.
 //! - `throttle`: slowing writers.
 //! - `quota_reservation`: space reserved for quota groups.
@@ -18,3 +19,4 @@ pub(crate) mod running;
 pub(crate) mod throttle;
 pub(crate) mod ticket;
 pub(crate) mod trans_handle;
+pub(crate) mod transaction_load;

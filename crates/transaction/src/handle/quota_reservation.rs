@@ -126,6 +126,11 @@ impl Reserved {
         Some(QuotaReservation { parts: vec![part] })
     }
 
+    /// Whether any [`QuotaReservation`] holds bytes.
+    pub(crate) fn is_held(&self) -> bool {
+        self.groups.lock().values().any(|group| group.held > 0)
+    }
+
     /// Moves the spent bytes of the running transaction to the frozen transaction. The caller has closed the gate.
     pub(crate) fn freeze(&self) {
         for group in self.groups.lock().values_mut() {
@@ -158,6 +163,7 @@ impl Part {
     /// Releases the part. With `spend`, its space stays reserved until the running transaction is counted.
     fn give_back(&self, spend: bool) {
         self.update(|group| {
+            debug_assert!(group.held >= self.all_bytes(), "I1: more ends than is reserved");
             group.held = group.held.saturating_sub(self.all_bytes());
             if spend {
                 group.running = group.running.saturating_add(self.all_bytes());
@@ -189,6 +195,11 @@ impl Part {
             let more = moved.all_bytes().saturating_add(left.all_bytes()).saturating_sub(whole.all_bytes());
             self.update(|group| group.held = group.held.saturating_add(more));
         }
+        assert_eq!(
+            moved.covered.saturating_add(left.covered),
+            whole.covered,
+            "I3: the parts cover other data than the whole"
+        );
         self.need = left;
         Self { reserved: Arc::clone(&self.reserved), groups: Arc::clone(&self.groups), need: moved }
     }
@@ -211,7 +222,10 @@ impl Part {
         };
         let spare = least.tree_bytes.saturating_sub(kept);
         if spare > 0 {
-            self.update(|group| group.held = group.held.saturating_sub(spare));
+            self.update(|group| {
+                debug_assert!(group.held >= spare, "I2: a merge frees more than is reserved");
+                group.held = group.held.saturating_sub(spare);
+            });
         }
     }
 }

@@ -9,12 +9,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLockReadGuard};
+use parking_lot::Mutex;
 use ubtrfs_format::{Generation, RootId};
 
 use crate::delayed::tree_view::Tree;
 use crate::handle::root_change::RootChange;
-use crate::per_thread::{Closed, Gate};
+use crate::lock_rank::{Rank, RankedMutex};
+use crate::per_thread::{Closed, Entered, Gate};
 
 /// The transaction that operations join.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) struct RunningTransaction {
     gate: Gate,
     transid: AtomicU64,
     /// Trees with delayed items.
-    listed: Mutex<Vec<RootId>>,
+    listed: RankedMutex<Vec<RootId>>,
     root_changes: Mutex<Vec<RootChange>>,
 }
 
@@ -42,7 +43,7 @@ impl RunningTransaction {
         Self {
             gate: Gate::default(),
             transid: AtomicU64::new(committed.0.saturating_add(1)),
-            listed: Mutex::default(),
+            listed: RankedMutex::new(Rank::ChangedTrees, Vec::new()),
             root_changes: Mutex::default(),
         }
     }
@@ -53,7 +54,7 @@ impl RunningTransaction {
     }
 
     /// Waits until the gate is open, and keeps the transaction running until the guard is dropped.
-    pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
+    pub(crate) fn enter(&self) -> Entered<'_> {
         self.gate.enter()
     }
 

@@ -25,6 +25,7 @@ use ubtrfs_error::{Error, Result};
 
 use crate::engine::Engine;
 use crate::health::stats::Span;
+use crate::lock_rank::{self, Rank};
 
 /// The queue of one kind of space.
 #[derive(Debug, Default)]
@@ -85,7 +86,10 @@ impl Engine {
     ) -> Result<T> {
         let _waited = self.stats.span(Span::ReserveWait);
         let may_wait = || self.flusher().is_none_or(|flusher| flusher.may_wait());
-        let turn = queue.filter(|_| may_wait()).map(TicketQueue::wait);
+        let turn = queue.filter(|_| may_wait()).map(|queue| {
+            lock_rank::check_none_from(Rank::Rename, "I2: a waiter holds a lock that reclaim may take");
+            queue.wait()
+        });
         if turn.as_ref().is_some_and(Turn::is_hopeless) {
             return granted()?.ok_or(Error::NoSpace);
         }
@@ -132,7 +136,8 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut tickets = self.queue.tickets.lock();
-        tickets.pop_front();
+        let ended = tickets.pop_front();
+        debug_assert!(ended.is_some(), "I1: a turn ends that did not begin");
         self.queue.nr_waiting.fetch_sub(1, Ordering::AcqRel);
         if let Some(next) = tickets.front() {
             next.notify_one();

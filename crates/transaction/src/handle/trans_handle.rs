@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 
-use parking_lot::RwLockReadGuard;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{FileExtent, RegularExtent};
@@ -12,8 +11,10 @@ use ubtrfs_space::Extent;
 use crate::delayed::delayed_item::LockedItems;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::{CHANGES_PER_SUBVOLUME_DELETION, HandleLoad, Purpose};
+use crate::handle::metadata_reservation::{CHANGES_PER_SUBVOLUME_DELETION, Purpose};
 use crate::handle::root_change::RootChange;
+use crate::handle::transaction_load::HandleLoad;
+use crate::per_thread::Entered;
 use crate::race::race_point;
 
 /// The right to put some items, which [`Engine::begin`] turns into a transaction handle.
@@ -57,7 +58,7 @@ pub struct TransHandle<'e> {
     // The reservation is dropped before the gate: after a panic, this drop aborts the filesystem before the next commit
     // can begin.
     _reservation: MetadataReservation<'e>,
-    _gate: RwLockReadGuard<'e, ()>,
+    _gate: Entered<'e>,
 }
 
 /// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change needs
@@ -222,6 +223,10 @@ impl TreeChanges<'_> {
     /// Inserts or replaces an item.
     pub fn put(&mut self, key: Key, value: impl AsRef<[u8]>) {
         let value = value.as_ref();
+        debug_assert!(
+            self.tree.listed.load(std::sync::atomic::Ordering::Acquire),
+            "I1 of running: the commit would miss the tree"
+        );
         if key.item_type == KeyType::EXTENT_DATA && self.tree.id().is_fs_tree() {
             let moved = self.op.with_current_address(value);
             let value = moved.as_deref().unwrap_or(value);

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - I1. A filesystem that turned read-only stays read-only until it is closed; the first reason is kept.
-//! - I2. The flags are set after the reason, so a reader that sees a flag finds the reason.
+//! - I2. The flags and the reason are set under one lock, so a reader that sees a flag finds the reason.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,10 +89,12 @@ impl Engine {
         let state = &self.abort_state;
         let mut kept = state.reason.lock();
         if !state.read_only.load(Ordering::Acquire) {
-            tracing::error!("the filesystem is read-only until it is opened again: {reason}");
-            *kept = Some(reason);
+            debug_assert!(kept.is_none(), "I1: the first reason is lost");
             state.read_only.store(true, Ordering::Release);
             state.aborted.store(true, Ordering::Release);
+            // Only now is the message true.
+            tracing::error!("the filesystem is read-only until it is opened again: {reason}");
+            *kept = Some(reason);
         }
     }
 

@@ -27,12 +27,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex};
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_tree::NodePtr;
 
 use crate::health::unwind::EngineId;
+use crate::lock_rank::RankedRwLock;
 use crate::nodes::leaf_hint::TreeVersion;
 use crate::nodes::store::NodeStore;
 
@@ -41,16 +42,16 @@ use crate::nodes::store::NodeStore;
 pub(crate) struct LeafAhead {
     /// Maximum number of expected leaves.
     expected_max: usize,
-    state: Mutex<State>,
+    state: Mutex<ReadAheadState>,
     /// Signals that a leaf was announced or arrived, or that the readahead thread must end.
     changed: Condvar,
-    /// Number of leaves in `State::expected`.
+    /// Number of leaves in `ReadAheadState::expected`.
     nr_expected: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    queue: VecDeque<Job>,
+struct ReadAheadState {
+    queue: VecDeque<LeafJob>,
     /// Leaves in the queue, and leaves that are being read.
     expected: HashSet<Logical>,
     /// Memory for the requests of threads that need a leaf.
@@ -61,7 +62,7 @@ struct State {
 
 /// A request to read neighbouring leaves, valid for one version of their tree.
 #[derive(Debug)]
-struct Job {
+struct LeafJob {
     view: SharedView,
     version: TreeVersion,
     run: Vec<NodePtr>,
@@ -81,7 +82,7 @@ pub(crate) trait AtVersion: std::fmt::Debug + Send + Sync {
 }
 
 /// A view of a tree, and its lock.
-pub(crate) type SharedView = Arc<RwLock<dyn AtVersion>>;
+pub(crate) type SharedView = Arc<RankedRwLock<dyn AtVersion>>;
 
 /// The position of a thread among the leaves below one parent, and how regular its steps are.
 #[derive(Debug, Default)]
@@ -152,7 +153,7 @@ impl LeafAhead {
             }
         }
         let runs = store.runs_of(new, RUN_MAX);
-        state.queue.extend(runs.into_iter().map(|run| Job { view: Arc::clone(view), version, run }));
+        state.queue.extend(runs.into_iter().map(|run| LeafJob { view: Arc::clone(view), version, run }));
         self.nr_expected.store(state.expected.len(), Ordering::Release);
         self.changed.notify_all();
     }
@@ -184,7 +185,7 @@ impl LeafAhead {
         is_expected
     }
 
-    fn next_job(&self) -> Option<Job> {
+    fn next_job(&self) -> Option<LeafJob> {
         let mut state = self.state.lock();
         loop {
             if state.stopped {
@@ -219,16 +220,16 @@ impl LeafAhead {
     }
 }
 
-impl State {
+impl ReadAheadState {
     /// Takes the request that has this leaf out of the queue.
-    fn take_job_of(&mut self, bytenr: Logical) -> Option<Job> {
-        let has_leaf = |job: &Job| job.run.iter().any(|ptr| ptr.bytenr == bytenr);
+    fn take_job_of(&mut self, bytenr: Logical) -> Option<LeafJob> {
+        let has_leaf = |job: &LeafJob| job.run.iter().any(|ptr| ptr.bytenr == bytenr);
         let at = self.queue.iter().position(has_leaf)?;
         self.queue.remove(at)
     }
 }
 
-impl Job {
+impl LeafJob {
     fn read(&self, store: &NodeStore, buf: &mut AlignedBuf) {
         // I1, I2
         if let Some(view) = self.view.try_read_recursive()
@@ -251,7 +252,7 @@ impl Drop for EndOnDrop<'_> {
 
 /// A request that a thread took out of the queue. When dropped, also after a panic, its leaves are no longer expected,
 /// so no thread waits for them.
-struct Arriving<'a>(&'a LeafAhead, Job);
+struct Arriving<'a>(&'a LeafAhead, LeafJob);
 
 impl Drop for Arriving<'_> {
     fn drop(&mut self) {

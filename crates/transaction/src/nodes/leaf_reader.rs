@@ -31,13 +31,13 @@ pub(crate) struct LeafReader<'s> {
     store: &'s NodeStore,
     /// Maximum number of leaves that arrived but were not taken.
     arrived_max: usize,
-    state: Mutex<State>,
+    state: Mutex<ReaderState>,
     /// Signals that a leaf was announced or arrived, or that the reader ends.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ReaderState {
     /// Runs of neighbouring leaves.
     queue: VecDeque<Vec<NodePtr>>,
     /// Leaves in the queue, and leaves of the run that is being read.
@@ -109,7 +109,7 @@ impl<'s> LeafReader<'s> {
     }
 }
 
-impl State {
+impl ReaderState {
     /// Keeps a leaf that arrived. Drops all leaves except the last `most` leaves that arrived (I2).
     fn arrived(&mut self, node: Arc<Node>, most: usize) {
         if most < usize::MAX {

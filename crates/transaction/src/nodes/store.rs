@@ -22,6 +22,7 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Logical};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
 use ubtrfs_volumes::Volumes;
 
+use crate::lock_rank;
 use crate::nodes::leaf_ahead::LeafAhead;
 use crate::nodes::leaf_hint::LeafHints;
 
@@ -79,6 +80,8 @@ impl NodeStore {
 
     /// Stores a new node, which stays in memory until [`Self::written`].
     pub(crate) fn put_dirty(&self, node: Arc<Node>) {
+        let limit = self.generation_limit.load(Ordering::Acquire);
+        assert!(node.generation().0 <= limit, "I1: a node of generation {} before its transaction", node.generation());
         if self.shard(node.bytenr()).write().insert(node.bytenr(), node).is_none() {
             self.count_unwritten(1);
         }
@@ -140,6 +143,7 @@ impl NodeStore {
     pub(crate) fn written(&self, nodes: Vec<Arc<Node>>) {
         for node in nodes {
             let bytenr = node.bytenr();
+            debug_assert!(self.is_dirty(bytenr), "I1: the node at {bytenr} left the dirty map before it was written");
             self.cache.insert(node);
             self.drop_dirty(bytenr);
         }
@@ -173,6 +177,7 @@ impl NodeStore {
 
     /// Caches a node that was read ahead. The caller keeps the node's tree from changing.
     pub(crate) fn keep(&self, node: Arc<Node>) {
+        debug_assert!(!self.is_dirty(node.bytenr()), "I1: an old node at {} hides the new one", node.bytenr());
         self.cache.insert(node);
     }
 
@@ -217,6 +222,7 @@ impl NodeStore {
     }
 
     fn read_checked(&self, ptrs: &[NodePtr], buf: &mut [u8]) -> Result<()> {
+        lock_rank::check_no_operation("I2 of lock_rank: an operation waits for no device");
         let Some(first) = ptrs.first() else { return Ok(()) };
         let context = |ptr: &NodePtr| {
             self.check_context(Expected {

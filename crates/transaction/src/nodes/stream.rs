@@ -72,6 +72,10 @@ impl<'e> NodeStream<'e> {
 
     /// Hands over a piece. Waits while the queue is full.
     pub(crate) fn push(&self, piece: Vec<Arc<Node>>) {
+        debug_assert!(
+            piece.iter().all(|node| !self.engine.store.is_dirty(node.bytenr())),
+            "I1: a node that may still change is written"
+        );
         let mut queue = self.queue.lock();
         while queue.pieces.len() >= QUEUE_PIECES && !self.has_failed() {
             self.changed.wait(&mut queue);

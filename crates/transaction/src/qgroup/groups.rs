@@ -138,6 +138,7 @@ impl Groups {
     }
 
     fn link(&mut self, member: QgroupId, parent: QgroupId) {
+        assert!(member.level() < parent.level(), "I1: {member} would be a member of {parent}");
         self.above.clear();
         if let Some(group) = self.groups.get_mut(&member) {
             group.parents.insert(parent);
@@ -164,6 +165,10 @@ impl Groups {
         group.members.iter().for_each(|member| self.unrelate(*member, id));
         self.above.clear();
         self.groups.remove(&id);
+        debug_assert!(
+            self.groups.values().all(|other| !other.parents.contains(&id) && !other.members.contains(&id)),
+            "I2: a group still lists {id}"
+        );
         self.changed.insert(id);
     }
 

@@ -141,6 +141,7 @@ impl<'e> Closure<'e> {
                 continue;
             }
             let node = self.read_block(&record, level)?;
+            debug_assert_eq!(node.level(), level, "I2: the block at {bytenr} has another level than its record");
             let (mut parents, mut roots) = (Vec::new(), Vec::new());
             for (reference, _) in &record.refs {
                 match *reference {

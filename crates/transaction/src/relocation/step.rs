@@ -121,6 +121,13 @@ impl Engine {
         let nr_ancestors = closure.members.len().saturating_sub(nr_blocks) as u64;
         step.nr_ancestors = step.nr_ancestors.saturating_add(nr_ancestors);
         self.add_csums_of_copies(step, &closure, refs, transid)?;
+        debug_assert!(
+            closure.members.values().all(|member| {
+                let parent = |at: &Logical| closure.members.contains_key(&(member.node.level().saturating_add(1), *at));
+                member.parents.iter().all(parent)
+            }),
+            "I1 of closure: a block moves, but its parent is not copied"
+        );
         step.used.extend(closure.data.values().map(|data| data.to.bytenr));
         // I1 of moved_extents: note the moves before the references to the old addresses, and the checksums there, are
         // deleted.

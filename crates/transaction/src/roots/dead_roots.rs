@@ -39,6 +39,7 @@ use crate::delayed::tree_view::RootState;
 use crate::engine::Engine;
 use crate::extents::extent_tree;
 use crate::handle::metadata_reservation::Purpose;
+use crate::lock_rank::{self, Rank};
 use crate::qgroup::account::QuotaWork;
 use crate::qgroup::state::QuotaMode;
 
@@ -53,6 +54,7 @@ impl Engine {
         quota: &mut QuotaWork,
         transid: Generation,
     ) -> Result<()> {
+        lock_rank::check_held(Rank::Commit, "I1: trees are dropped under the commit lock");
         let ids = self.roots.dead();
         if ids.is_empty() {
             return Ok(());

@@ -18,6 +18,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{RootId, objectid};
 
 use crate::delayed::tree_view::Tree;
+use crate::lock_rank::{self, Rank};
 
 /// Trees by id, and the deletion of subvolumes.
 #[derive(Debug)]
@@ -77,6 +78,7 @@ impl Roots {
 
     /// Notes that the root item of a tree in memory has to be written. The caller holds the commit lock.
     pub(crate) fn note_changed(&self, id: RootId) {
+        debug_assert!(self.get(id).is_some(), "I1: the root item of tree {id} changes, but the tree is not in memory");
         self.changed.lock().insert(id);
     }
 
@@ -118,6 +120,7 @@ impl Roots {
     /// Removes the subvolumes' trees that nobody uses (I1). `limit` is the number of trees that fit into memory. The
     /// caller holds the commit lock.
     pub(crate) fn unload_unused(&self, limit: usize) {
+        lock_rank::check_held(Rank::Commit, "I1: trees leave memory under the commit lock");
         let mut unused = Vec::new();
         let changed = self.changed.lock().clone();
         let mut trees = self.trees.write();

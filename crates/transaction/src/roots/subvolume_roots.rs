@@ -37,6 +37,7 @@ use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::handle::root_change::{NewContent, NewSubvolume, Received, RootChange};
 use crate::handle::trans_handle::{MetadataReservation, TransHandle};
+use crate::lock_rank::{self, Rank};
 use crate::qgroup::state::QuotaMode;
 use crate::roots::root_item::blank_root_item;
 
@@ -124,6 +125,7 @@ impl Engine {
     /// applied the frozen items. The two steps of [`RootChange::Make`] are also separate functions: [`Self::make_tree`]
     /// and [`Self::name_tree`].
     pub(crate) fn change_root(&self, change: RootChange, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
+        lock_rank::check_held(Rank::Commit, "I3: root items change under the commit lock");
         match change {
             RootChange::Make(new) => {
                 let made = self.make_tree(&new, refs, transid)?;

@@ -170,19 +170,18 @@ impl Engine {
     ) -> Result<()> {
         let (first, last) = (objectid::FIRST_FREE, objectid::LAST_FREE);
         let end = Key::new(last, KeyType(u8::MAX), u64::MAX);
-        log.with_root(|source, root| {
-            let mut cursor = Cursor::new(source, *root);
-            let mut next = cursor.seek_ge(&Key::new(first, KeyType(0), 0))?;
-            while let Some(key) = next.filter(|key| *key <= end) {
-                if key.item_type == KeyType::EXTENT_DATA
-                    && let Some(extent) = regular_extent(cursor.data().unwrap_or_default())
-                {
-                    visit(&key, extent.disk_bytenr, extent.disk_num_bytes)?;
-                }
-                next = cursor.next()?;
+        // The view is not locked, because `visit` reads other trees. The nodes of a found log never change.
+        let mut cursor = Cursor::new(log.source(), log.root_ptr());
+        let mut next = cursor.seek_ge(&Key::new(first, KeyType(0), 0))?;
+        while let Some(key) = next.filter(|key| *key <= end) {
+            if key.item_type == KeyType::EXTENT_DATA
+                && let Some(extent) = regular_extent(cursor.data().unwrap_or_default())
+            {
+                visit(&key, extent.disk_bytenr, extent.disk_num_bytes)?;
             }
-            Ok(())
-        })
+            next = cursor.next()?;
+        }
+        Ok(())
     }
 
     fn has_extent_item(&self, bytenr: Logical, len_bytes: u64) -> Result<bool> {

@@ -8,6 +8,9 @@
 //! ```
 //!
 //! I1. An address is idle only while no superblock that may be on the devices leads to it.
+//!
+//! I2. On several devices no address is used twice before the next commit. A device that missed writes has an older log
+//! block at the address. It has a valid checksum and the same generation, so nothing would show that it is old.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -51,6 +54,11 @@ pub(crate) struct BlockIdentity {
 }
 
 impl LogBlocks {
+    /// The space that was allocated for the log.
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        self.taken.iter().fold(0, |sum, extent| sum.saturating_add(extent.len_bytes))
+    }
+
     /// Keeps the space of a log on the devices from being reused.
     pub(crate) fn keep(&mut self, extent: Extent) {
         self.taken.push(extent);
@@ -69,9 +77,10 @@ impl LogBlocks {
         true
     }
 
-    /// Chooses the place of the next log: consecutive idle addresses for one block more than the last log had.
+    /// Chooses the place of the next log: consecutive idle addresses for one block more than the last log had. Allocates
+    /// them if there is room.
     #[allow(clippy::arithmetic_side_effects, reason = "addresses and lengths of allocated blocks")]
-    pub(crate) fn begin(&mut self, space: &Space, nodesize: u32) {
+    pub(crate) fn begin(&mut self, space: &Space, nodesize: u32, has_room: impl Fn(u64) -> bool) {
         let (nodesize, wanted) = (u64::from(nodesize), self.nr_last + 1);
         let mut run: Vec<Logical> = Vec::new();
         for &bytenr in &self.idle {
@@ -87,10 +96,13 @@ impl LogBlocks {
         // No run of idle addresses is long enough, because blocks that stay in use lie between them. Allocate new
         // space, unless more than about half of the log's space is idle.
         let len_bytes = nodesize * (wanted as u64).next_multiple_of(RUN_BLOCKS);
-        let taken: u64 = self.taken.iter().map(|extent| extent.len_bytes).sum();
+        let taken = self.taken_bytes();
         let is_worth_it = self.idle.len() as u64 * nodesize <= taken / 2 + len_bytes;
         self.next = None;
-        if is_worth_it && let Some(extent) = space.allocate(SpaceKind::Metadata, len_bytes, len_bytes, None) {
+        if is_worth_it
+            && has_room(len_bytes)
+            && let Some(extent) = space.allocate(SpaceKind::Metadata, len_bytes, len_bytes, None)
+        {
             self.taken.push(extent);
             self.idle.extend((extent.bytenr.0..extent.end()).step_by(nodesize as usize).map(Logical));
             self.next = Some(extent.bytenr);
@@ -100,6 +112,7 @@ impl LogBlocks {
     fn take(&mut self, nodesize: u32) -> Option<Logical> {
         let bytenr = self.next.filter(|next| self.idle.contains(next)).or_else(|| self.idle.first().copied())?;
         self.idle.remove(&bytenr);
+        debug_assert!(!self.replaced.contains(&bytenr), "I1: the log on the devices may lead to {bytenr}");
         self.next = bytenr.checked_add(nodesize.into());
         Some(bytenr)
     }
@@ -110,10 +123,15 @@ impl LogBlocks {
         missing.checked_next_multiple_of(RUN_BLOCKS).unwrap_or(u64::MAX).saturating_mul(nodesize.into())
     }
 
-    /// Notes that the superblock of a log with `nr_written` new blocks is durable.
-    pub(crate) fn superblock_is_durable(&mut self, nr_written: usize) {
+    /// Notes that the superblock of a log with `nr_written` new blocks is durable. On several devices, the replaced
+    /// addresses stay in use (I2).
+    pub(crate) fn superblock_is_durable(&mut self, nr_written: usize, has_several_devices: bool) {
         self.nr_last = nr_written;
-        self.idle.extend(self.replaced.drain(..));
+        let replaced = std::mem::take(&mut self.replaced);
+        for bytenr in replaced.into_iter().filter(|_| !has_several_devices) {
+            let is_new = self.idle.insert(bytenr);
+            assert!(is_new, "I1: {bytenr} was idle although a log used it");
+        }
     }
 
     /// Releases all space, because no log is on the devices any more.
@@ -155,6 +173,10 @@ impl LogTree {
         let source = Nodes { nodes: &self.nodes, nodesize: identity.nodesize as usize };
         let (root, _) = ubtrfs_tree::apply(&source, &mut sink, &root, batch)?;
         let LogSink { blocks, allocated, emitted, left, .. } = sink;
+        debug_assert!(
+            emitted.keys().all(|bytenr| !self.nodes.contains_key(bytenr)),
+            "I1: a block of the log is written over another one"
+        );
         blocks.idle.extend(allocated);
         if self.root.is_none() && emitted.is_empty() {
             // The batch only deleted items that do not exist.

@@ -58,6 +58,7 @@ pub use load::FoundLog;
 pub(crate) use load::load;
 
 use crate::delayed::tree_view::Tree;
+use crate::lock_rank::{self, Rank, RankedMutex};
 use log_tree::{LogBlocks, LogTree};
 use sync::Queue;
 
@@ -73,11 +74,11 @@ pub struct LogStats {
 }
 
 /// The log of the running transaction.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct TreeLog {
     found: Mutex<Option<FoundLog>>,
     /// The state changes only under the commit lock (I1).
-    state: Mutex<LogState>,
+    state: RankedMutex<LogState>,
     /// The last transaction with an fsync.
     last_used: AtomicU64,
     /// The last transaction in which a directory moved.
@@ -123,7 +124,17 @@ struct LoggedInode {
 
 impl TreeLog {
     pub(crate) fn new(found: Option<FoundLog>) -> Self {
-        Self { found: Mutex::new(found), ..Self::default() }
+        Self {
+            found: Mutex::new(found),
+            state: RankedMutex::new(Rank::TreeLog, LogState::default()),
+            last_used: AtomicU64::new(0),
+            dir_moved: AtomicU64::new(0),
+            queue: Mutex::default(),
+            finished: Condvar::new(),
+            written: AtomicU64::new(0),
+            unchanged: AtomicU64::new(0),
+            commits: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn take_found(&self) -> Option<FoundLog> {
@@ -152,6 +163,7 @@ impl TreeLog {
     /// Notes that trees change before the next commit: until that commit, each fsync commits instead of writing a log.
     /// The caller holds the commit lock.
     pub(crate) fn require_commit(&self) {
+        lock_rank::check_held(Rank::Commit, "I1: the log changes under the commit lock");
         self.state.lock().needs_commit = true;
     }
 
@@ -163,6 +175,7 @@ impl TreeLog {
 
     /// Drops the log after a durable commit, whose superblock refers to no log. The caller holds the commit lock.
     pub(crate) fn forget(&self, space: &Space) {
+        lock_rank::check_held(Rank::Commit, "I1: the log changes under the commit lock");
         let state = std::mem::take(&mut *self.state.lock());
         state.blocks.release(space);
     }

@@ -18,12 +18,14 @@ use std::sync::atomic::Ordering;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_tree::{Batch, Node, RootPtr};
+use ubtrfs_volumes::LogPromise;
 
 use super::collect::{Collector, Stop};
 use super::log_tree::BlockIdentity;
 use super::{LogState, LogStats};
 use crate::engine::Engine;
 use crate::handle::metadata_reservation::Purpose;
+use crate::lock_rank::{self, Rank};
 use crate::race::race_point;
 use crate::roots::root_item::blank_root_item;
 
@@ -114,6 +116,7 @@ impl Engine {
         let commit_lock = self.commit_state.lock();
         let requests = {
             let mut queue = self.tree_log.queue.lock();
+            assert!(queue.has_leader && !queue.requests.is_empty(), "I1: a batch without its leader's request");
             let requests = std::mem::take(&mut queue.requests);
             leader.batch = Some((queue.open, requests.len() - 1));
             queue.open += 1;
@@ -138,6 +141,7 @@ impl Engine {
 
     /// Writes the log for these inodes. The caller holds the commit lock.
     fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<Outcome> {
+        lock_rank::check_held(Rank::Commit, "I1 of tree_log: the log is written under the commit lock");
         self.check_writable()?;
         let mut wanted: BTreeMap<RootId, BTreeSet<Ino>> = BTreeMap::new();
         for (root, ino) in requests {
@@ -145,6 +149,13 @@ impl Engine {
         }
         let mut guard = self.tree_log.state.lock();
         let state = &mut *guard;
+        if self.volumes.needs_full_commit() {
+            return Ok(Outcome::NeedsCommit("a device missed commits"));
+        }
+        let has_several_devices = self.volumes.has_several_devices();
+        if has_several_devices && state.blocks.taken_bytes() > LOG_MAX_BYTES {
+            return Ok(Outcome::NeedsCommit("the log has taken much space"));
+        }
         if state.needs_commit {
             return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices, or trees changed"));
         }
@@ -165,6 +176,11 @@ impl Engine {
         }
         self.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
         race_point();
+        assert_eq!(
+            self.commit_state.committed().0.saturating_add(1),
+            transid.0,
+            "I1 of tree_log: a commit came between"
+        );
         // This flag is cleared when the superblock is durable.
         state.needs_commit = true;
         let (nodes, root) = match self.apply_to_log(state, batches, transid) {
@@ -188,14 +204,23 @@ impl Engine {
         }
         race_point();
         let mut superblock = self.superblock();
+        debug_assert_eq!(
+            superblock.generation,
+            self.commit_state.committed(),
+            "C4 of volumes::commit_super: a log raises no generation"
+        );
         superblock.log_root = root.bytenr;
         superblock.log_root_level = root.level;
-        let durable = self.volumes.flush().and_then(|()| self.volumes.write_log_superblock(&superblock));
-        if let Err(error) = durable {
-            self.fail("writing the log", &error);
-            return Err(error);
+        let durable = self.volumes.settle_failed_writes().and_then(|()| self.volumes.flush());
+        match durable.and_then(|()| self.volumes.write_log_superblock(&superblock)) {
+            Ok(LogPromise::Durable) => {}
+            Ok(LogPromise::NeedsCommit) => return Ok(Outcome::NeedsCommit("a device missed commits")),
+            Err(error) => {
+                self.fail("writing the log", &error);
+                return Err(error);
+            }
         }
-        state.blocks.superblock_is_durable(nodes.len());
+        state.blocks.superblock_is_durable(nodes.len(), has_several_devices);
         state.needs_commit = false;
         Ok(Outcome::Written)
     }
@@ -246,9 +271,8 @@ impl Engine {
         };
         let mut nodes = Vec::new();
         let mut roots = Batch::new();
-        // `begin` does not check for room: it allocates little compared with the room that `prepare_log_blocks` leaves
-        // free.
-        state.blocks.begin(&self.space, self.geometry.nodesize);
+        let has_room = |bytes| self.has_room_for_metadata_and(bytes, Purpose::Change);
+        state.blocks.begin(&self.space, self.geometry.nodesize, has_room);
         for (root, batch) in batches {
             let Some(log) = state.subvolumes.get_mut(&root) else { continue };
             // Each change copies at most two leaves and the nodes above them; all changes together copy each node of
@@ -281,6 +305,10 @@ impl Engine {
     }
 }
 
+/// Space of a log on several devices from which on a commit ends it, because its addresses are not used again (I2 of
+/// `log_tree`).
+const LOG_MAX_BYTES: u64 = 32 << 20;
+
 fn batch_bytes(batch: &Batch) -> u64 {
     batch.iter().map(|(_, value)| value.as_ref().map_or(0, |value| value.len() as u64).saturating_add(64)).sum()
 }
@@ -299,11 +327,13 @@ impl Drop for BatchLeader<'_> {
             self.engine.abort("writing the log panicked".to_owned());
         }
         let mut queue = self.engine.tree_log.queue.lock();
+        debug_assert!(queue.has_leader || std::thread::panicking(), "I2: a batch has two leaders");
         queue.has_leader = false;
         if let Some((batch, nr_waiting)) = self.batch
             && nr_waiting > 0
         {
-            queue.closed.insert(batch, Closed { nr_waiting, failure: self.failure.take() });
+            let before = queue.closed.insert(batch, Closed { nr_waiting, failure: self.failure.take() });
+            debug_assert!(before.is_none(), "I2: batch {batch} has two results");
         }
         self.engine.tree_log.finished.notify_all();
     }

@@ -3,8 +3,6 @@
 //!
 //! Needs mkfs.btrfs and btrfs: without them, the tests fail.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -17,9 +15,7 @@ use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{Engine, Metric, OpenOptions, TransHandle, Tree};
 
-use common::{check, inode};
-
-mod common;
+use crate::common::{check, inode};
 
 /// Bytes of memory that the engine may use: so few that a few thousand items cause an apply.
 const MEMORY: u64 = 4 << 20;

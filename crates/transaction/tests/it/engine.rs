@@ -2,17 +2,13 @@
 //!
 //! Needs mkfs.btrfs and btrfs. If mkfs.btrfs is missing, the tests print that and pass, unless `CI` is set.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::PathBuf;
 use std::process::Command;
 
 use ubtrfs_format::item::FileExtent;
 use ubtrfs_format::{Key, KeyType, RootId};
 
-use common::{check, open, put_file, remove_file, write_file};
-
-mod common;
+use crate::common::{check, load_dir, open, put_file, remove_file, write_file};
 
 struct Image {
     path: PathBuf,
@@ -54,6 +50,7 @@ fn files_survive_a_commit_and_pass_check() {
         let engine = open(&image.path);
         let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
         for ino in 257..1500 {
+            load_dir(&tree);
             let op = engine.begin(engine.reserve(8).unwrap());
             put_file(&op, &tree, ino, &format!("file{ino}"), 0, 0);
         }
@@ -75,6 +72,7 @@ fn files_survive_a_commit_and_pass_check() {
         engine.read_data(extent.disk_bytenr, &mut data, true).unwrap();
         assert!(data.iter().all(|byte| *byte == 1555u64 as u8));
         for ino in (257..1600).step_by(2) {
+            load_dir(&tree);
             let op = engine.begin(engine.reserve(8).unwrap());
             let size = if ino >= 1500 { 64 << 10 } else { 0 };
             remove_file(&op, &tree, ino, &format!("file{ino}"), size);
@@ -99,6 +97,7 @@ fn data_that_never_got_a_reference_is_freed() {
     let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
     let before = engine.usage().data;
     write_file(&engine, &tree, 300, &[7; 1 << 20]);
+    load_dir(&tree);
     let op = engine.begin(engine.reserve(8).unwrap());
     remove_file(&op, &tree, 300, "file300", 1 << 20);
     drop(op);

@@ -4,8 +4,6 @@
 //! Needs root, loop devices, btrfs-progs and the kernel's btrfs. Without them, the tests print that and pass, unless
 //! `CI` is set.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,9 +13,7 @@ use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_testkit::{Image, capability};
 use ubtrfs_transaction::{Engine, Job, TransHandle, Tree};
 
-use common::{check, inode, open};
-
-mod common;
+use crate::common::{check, inode, open};
 
 const MIB: u64 = 1 << 20;
 

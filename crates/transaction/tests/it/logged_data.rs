@@ -4,8 +4,6 @@
 //! before it writes its superblock, another writer allocates and fills all free space, and the power is cut. The replay
 //! by this crate and the replay by Linux must both find the data that was synced.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::{Arc, Mutex};
 
 use ubtrfs_device::Device;
@@ -15,9 +13,7 @@ use ubtrfs_testkit::{
 };
 use ubtrfs_transaction::{Engine, OpenOptions};
 
-use common::{put_extent, write_file};
-
-mod common;
+use crate::common::{put_extent, write_file};
 
 const INO: u64 = 300;
 const LEN: u64 = 1 << 20;

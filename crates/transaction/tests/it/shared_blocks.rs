@@ -4,8 +4,6 @@
 //! Needs root, loop devices and btrfs-progs. If root, loop devices or btrfs-progs are missing, the tests print that and
 //! pass, unless `CI` is set.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::process::Command;
 
@@ -13,9 +11,7 @@ use ubtrfs_format::item::{FileExtent, InodeItem};
 use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_transaction::{Engine, Tree};
 
-use common::{check, open};
-
-mod common;
+use crate::common::{check, open};
 
 fn run(script: &str, image: &Path) -> bool {
     let output = Command::new("sh").args(["-ec", script, "sh"]).arg(image).output().unwrap();

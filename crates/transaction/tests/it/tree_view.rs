@@ -3,8 +3,6 @@
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +14,6 @@ use ubtrfs_testkit::Rng;
 #[cfg(debug_assertions)]
 use ubtrfs_transaction::take_nr_steps;
 use ubtrfs_transaction::{Engine, OpenOptions, Tree};
-
-mod common;
 
 type Model = BTreeMap<Key, Vec<u8>>;
 
@@ -207,7 +203,7 @@ fn the_log_of_dropped_extents_is_made_in_one_walk() {
     const NR_EXTENTS: u64 = 3000;
     let (engine, tree) = engine();
     let op = engine.begin(engine.reserve(1).unwrap());
-    let item = common::inode(Generation(1), 0o100_644, NR_EXTENTS * 8192, 0);
+    let item = crate::common::inode(Generation(1), 0o100_644, NR_EXTENTS * 8192, 0);
     op.put(&tree, Key::new(INO, KeyType::INODE_ITEM, 0), item.encode());
     drop(op);
     put_extents(&engine, &tree, NR_EXTENTS);

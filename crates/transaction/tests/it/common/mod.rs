@@ -77,6 +77,11 @@ pub(crate) fn put_file(op: &TransHandle<'_>, tree: &Tree, ino: u64, name: &str, 
     add_to_dir(op, tree, 2 * name.len() as i64);
 }
 
+/// Reads the directory's item into memory, because an operation waits for no device.
+pub(crate) fn load_dir(tree: &Tree) {
+    tree.get(&Key::new(256, KeyType::INODE_ITEM, 0)).unwrap().unwrap();
+}
+
 pub(crate) fn add_to_dir(op: &TransHandle<'_>, tree: &Tree, delta: i64) {
     let key = Key::new(256, KeyType::INODE_ITEM, 0);
     let mut dir = InodeItem::decode(&tree.get(&key).unwrap().unwrap()).unwrap();
@@ -121,6 +126,7 @@ pub(crate) fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) ->
     engine.write_data(extent.bytenr, data).unwrap();
     let mut csums = Vec::new();
     engine.geometry().csum_type.compute_sectors(data, 4096, &mut csums);
+    load_dir(tree);
     let op = engine.begin(engine.reserve(8).unwrap());
     put_file(&op, tree, ino, &format!("file{ino}"), len, len);
     put_extent(&op, tree, ino, extent, csums);

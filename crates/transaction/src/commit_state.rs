@@ -12,17 +12,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use ubtrfs_format::Generation;
 use ubtrfs_format::superblock::{LABEL_SIZE, Superblock};
 use ubtrfs_space::{DelayedRefs, Extent};
 
+use crate::lock_rank::{MutexGuard, Rank, RankedMutex};
 use crate::qgroup::account::QuotaWork;
 
 /// The commit lock, and the result of the last commit.
 #[derive(Debug)]
 pub(crate) struct CommitState {
-    work: Mutex<CommitWork>,
+    work: RankedMutex<CommitWork>,
     committed: AtomicU64,
     superblock: RwLock<Superblock>,
     /// Feature bits for the superblock of each commit, noted when items that need them are put. Bits are set and never
@@ -59,7 +60,7 @@ impl CommitState {
             uuid_tree_in_step: superblock.uuid_tree_generation == superblock.generation.0,
         };
         Self {
-            work: Mutex::new(work),
+            work: RankedMutex::new(Rank::Commit, work),
             committed: AtomicU64::new(superblock.generation.0),
             superblock: RwLock::new(superblock),
             noted_incompat: AtomicU64::new(0),
