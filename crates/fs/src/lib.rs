@@ -6,11 +6,11 @@
 //!
 //! The modules, from the top down. Apart from [`Fs`], each module imports only from modules below it:
 //!
-//! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
 //! - `send`: subvolumes as streams, and differences of snapshots.
+//! - `receive`: applying send streams.
+//! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
 //! - `balance`: moving the block groups that filters select.
 //! - `devices`: sizes of devices, and moving block groups.
-//! - `receive`: applying send streams.
 //! - `subvolume`: subvolumes and snapshots.
 //! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
 //! - `file`: file content: reading, writing, truncating, holes, reflinks.
@@ -19,6 +19,7 @@
 //!   properties.
 //! - `items`: items of names and of file data.
 //! - `compression`: zlib, lzo and zstd as btrfs uses them.
+//! - `session`: admission of changes: writable, counted, reserved.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
@@ -36,6 +37,7 @@ mod options;
 mod receive;
 mod send;
 mod service_threads;
+mod session;
 mod subvolume;
 mod types;
 mod watched_job;

@@ -1,7 +1,7 @@
 //! Mount options, under the kernel's names.
 //!
-//! I1. Each option that changes behaviour takes effect, or is refused by name, except `flushoncommit` and `degraded`,
-//! which are only parsed. Options that tune things that this engine decides itself (allocation hints, thread counts,
+//! I1. Each option that changes behaviour takes effect, or is refused by name, except `flushoncommit`, which is only
+//! parsed. Options that tune things that this engine decides itself (allocation hints, thread counts,
 //! caches) are accepted and have no effect.
 
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ pub struct MountOptions {
     pub flushoncommit: bool,
     /// Further devices to open.
     pub devices: Vec<PathBuf>,
-    /// Open with missing devices. Parsed, but not read by the engine.
+    /// Write without some of the devices, if every chunk tolerates their loss.
     pub degraded: bool,
     /// Users may delete subvolumes that they may write to.
     pub user_subvol_rm_allowed: bool,

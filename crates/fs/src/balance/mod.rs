@@ -4,7 +4,7 @@
 //! - [`filter`]: which block groups are taken.
 //! - [`state`]: whether a balance runs or is paused, its counts, and requests to stop it.
 //! - [`reclaim`]: emptying nearly empty block groups, and discarding, in the background.
-//! - [`relocate`]: emptying one block group, and waiting for threads that use old addresses.
+//! - [`relocate`]: emptying one block group.
 
 pub(crate) mod filter;
 pub(crate) mod reclaim;

@@ -26,12 +26,12 @@ use crate::service_threads::ServiceThreads;
 pub(crate) struct Reclaim {
     /// A data block group is reclaimed when less than this percentage of it is used; 0 means never.
     threshold: u32,
-    shared: Arc<Shared>,
+    shared: Arc<ReclaimCalls>,
     thread: ServiceThreads,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ReclaimCalls {
     /// Data block groups that were seen at or above the threshold.
     above: Mutex<BTreeSet<Logical>>,
     nr_reclaimed: AtomicU64,
@@ -69,7 +69,7 @@ impl Reclaim {
     }
 }
 
-fn run(shared: &Shared, fs: &Weak<Fs>, threshold: u32, discards: bool) {
+fn run(shared: &ReclaimCalls, fs: &Weak<Fs>, threshold: u32, discards: bool) {
     loop {
         {
             let mut is_stopped = shared.is_stopped.lock();
@@ -82,7 +82,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, threshold: u32, discards: bool) {
         }
         // I1
         let Some(fs) = fs.upgrade() else { return };
-        if fs.read_only().is_some() {
+        if fs.context.read_only().is_some() {
             return;
         }
         if discards && let Err(error) = fs.engine.discard_freed(&shared.job) {
@@ -96,7 +96,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, threshold: u32, discards: bool) {
 
 impl Fs {
     /// Empties the data block groups whose used part fell below the threshold.
-    fn reclaim_groups(&self, shared: &Shared, threshold: u32) {
+    fn reclaim_groups(&self, shared: &ReclaimCalls, threshold: u32) {
         let chosen = {
             let groups = self.block_groups();
             let mut above = shared.above.lock();

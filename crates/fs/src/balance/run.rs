@@ -25,6 +25,7 @@ use ubtrfs_transaction::{BlockGroup, ConversionTargets, Job, Placement, Relocati
 
 use crate::balance::filter::{args_for, for_resumption, has_usage, limits, profile_of, takes};
 use crate::balance::state::{BalanceCounts, BalanceStatus, StopRequest};
+use crate::session::context::Purpose;
 use crate::watched_job::watched;
 use crate::{Error, Fs, InodeId, Result};
 
@@ -57,7 +58,7 @@ impl Fs {
     /// each other; `Cancelled` if the balance is paused or cancelled, or `job` is cancelled; otherwise the error that
     /// stopped the balance. Extents that cannot be moved do not stop the balance.
     pub fn balance(&self, item: BalanceItem, job: &Job) -> Result<BalanceReport> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         self.check_filters(&item)?;
         self.engine.refuse_relocation_trees()?;
         let (item, inner) = self.balance.begin(Some(item))?;
@@ -70,7 +71,7 @@ impl Fs {
     ///
     /// [`Error::NotRunning`] if no balance is paused; otherwise as for [`Fs::balance`].
     pub fn resume_balance(&self, job: &Job) -> Result<BalanceReport> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         if self.balance.is_paused() {
             // If relocation trees of Linux exist, fail before the balance begins. So the balance stays paused, and
             // Linux can resume it.
@@ -130,7 +131,7 @@ impl Fs {
         let Some(roots) = self.engine.tree(RootId::ROOT_TREE)? else { return Ok(()) };
         let Some(item) = roots.get(&ITEM_KEY)? else { return Ok(()) };
         let item = BalanceItem::decode(&item).map_err(|cause| EngineError::from(cause).in_tree(RootId::ROOT_TREE))?;
-        if self.read_only().is_none() {
+        if self.context.read_only().is_none() {
             self.engine.set_conversion(targets_of(&item));
         }
         self.balance.found(item);
@@ -139,7 +140,7 @@ impl Fs {
 
     /// Resumes a balance that an earlier mount left unfinished, on a new thread.
     pub fn resume_balance_in_background(self: &Arc<Self>) {
-        if !self.balance.is_paused() || self.options.skip_balance || self.read_only().is_some() {
+        if !self.balance.is_paused() || self.options.skip_balance || self.context.read_only().is_some() {
             return;
         }
         let fs = Arc::clone(self);
@@ -181,15 +182,23 @@ impl Fs {
             if !filters.contains(BalanceFilters::CONVERT) {
                 continue;
             }
-            let target = conversion_target(args).ok_or(Error::InvalidArgument(
-                "with one device, block groups can only be converted to single or dup",
-            ))?;
+            let target = conversion_target(args)
+                .ok_or(Error::InvalidArgument("block groups cannot be converted to profiles with parity"))?;
+            let devices = self.engine.devices();
+            let nr_devices = devices.iter().filter(|device| device.state.is_complete()).count();
+            let needed = Profile::of(target).map_or(1, |profile| profile.devs_min);
+            if nr_devices < usize::from(needed) {
+                return Err(Error::InvalidArgument(match nr_devices {
+                    1 => "with one device, block groups can only be converted to single, dup or raid0",
+                    _ => "the filesystem has too few devices for the profile to convert to",
+                }));
+            }
             let loses_copies = |group: &BlockGroup| {
-                group.flags.bits() & kind.bits() != 0 && group.flags.contains(BlockGroupFlags::DUP)
+                group.flags.bits() & kind.bits() != 0 && Profile::copies_of(group.flags) > Profile::copies_of(target)
             };
             if kind != BalanceFlags::DATA
                 && item.flags & BalanceFlags::FORCE.bits() == 0
-                && target.is_empty()
+                && Profile::copies_of(target) == 1
                 && self.block_groups().iter().any(loses_copies)
             {
                 return Err(Error::InvalidArgument(
@@ -210,7 +219,7 @@ impl Fs {
         report.counts = self.balance.counts();
         let is_stopped = matches!(&result, Err(Error::Engine(EngineError::Cancelled)));
         let keep = is_stopped && self.balance.wish() == Some(StopRequest::Pause);
-        let removed = if keep || self.read_only().is_some() { Ok(()) } else { self.put_balance_item(None) };
+        let removed = if keep || self.context.read_only().is_some() { Ok(()) } else { self.put_balance_item(None) };
         if !keep {
             self.engine.set_conversion(ConversionTargets::default());
         }
@@ -359,7 +368,8 @@ impl Fs {
         let is_drain = args.filters().intersects(BalanceFilters::DEVID | BalanceFilters::DRANGE);
         let is_full = u128::from(group.used) * 100 >= u128::from(group.len_bytes) * FULL_PERCENT;
         let is_converted = profile_of(profile) != profile_of(group.flags);
-        let is_simple = Profile::of(group.flags).is_some_and(Profile::fits_one_device);
+        let is_mirrored = |flags| Profile::of(flags).is_some_and(|profile| !profile.is_striped());
+        let is_simple = is_mirrored(group.flags) && is_mirrored(profile);
         if is_simple && (is_converted || is_drain || is_full) {
             let placement = Placement { profile: target, keeps_stripes: is_converted };
             match self.engine.migrate_chunk(group.start, &placement, job) {
@@ -390,7 +400,8 @@ impl Fs {
     /// Writes the item of a balance, or removes it with `None`, and commits (I1).
     fn put_balance_item(&self, item: Option<&BalanceItem>) -> Result<()> {
         let roots = self.engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)?;
-        let reservation = if item.is_some() { self.reserve(1)? } else { self.reserve_for_removal(1)? };
+        let purpose = if item.is_some() { Purpose::Change(1) } else { Purpose::Removal(1) };
+        let reservation = self.context.reserve(purpose)?;
         {
             let op = self.engine.begin(reservation);
             match item {
@@ -417,10 +428,10 @@ fn targets_of(item: &BalanceItem) -> ConversionTargets {
     }
 }
 
-/// The target profile of the filters, if a single device can hold it.
+/// The target profile of the filters, if this program writes it.
 fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
     let target = Profile::ALL.iter().find(|profile| BalanceArgs::profile_bit(profile) == args.target);
-    target.filter(|profile| profile.fits_one_device()).map(|profile| profile.flag)
+    target.filter(|profile| !profile.has_parity()).map(|profile| profile.flag)
 }
 
 const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };

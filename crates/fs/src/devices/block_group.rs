@@ -28,7 +28,7 @@ impl Fs {
     ///
     /// As for [`ubtrfs_transaction::Engine::migrate_chunk`]. After an error, the block group is unchanged.
     pub fn migrate_block_group(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.migrate_chunk(start, placement, job)?)
     }
 }

@@ -13,7 +13,7 @@ use crate::watched_job::watched;
 
 /// The resizes that run or wait.
 #[derive(Debug, Default)]
-pub(crate) struct Resizes {
+pub(crate) struct ResizeJobs {
     jobs: Mutex<Vec<Arc<Job>>>,
     /// Notified when a resize ends.
     ended: Condvar,
@@ -21,11 +21,11 @@ pub(crate) struct Resizes {
 
 /// A resize that ends when this value is dropped.
 struct Resize<'r> {
-    resizes: &'r Resizes,
+    resizes: &'r ResizeJobs,
     job: Arc<Job>,
 }
 
-impl Resizes {
+impl ResizeJobs {
     fn begin(&self) -> Resize<'_> {
         let job = Arc::new(Job::new());
         self.jobs.lock().push(Arc::clone(&job));
@@ -74,7 +74,7 @@ impl Fs {
     ///
     /// As for [`ubtrfs_transaction::Engine::trim`].
     pub fn trim(&self, range: &Range<u64>, min_bytes: u64, job: &Job) -> Result<u64> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.trim(range, min_bytes, job)?)
     }
 
@@ -87,7 +87,7 @@ impl Fs {
     /// As for [`ubtrfs_transaction::Engine::resize_device`]. After an error, the size is unchanged, but chunks and
     /// extents that were moved stay in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         let resize = self.resizes.begin();
         Ok(watched(&resize.job, job, || self.engine.resize_device(devid, len_bytes, &resize.job))?)
     }

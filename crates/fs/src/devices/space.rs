@@ -92,7 +92,7 @@ impl Fs {
     ///
     /// As for [`ubtrfs_transaction::Engine::set_label`].
     pub fn set_label(&self, label: &[u8]) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.set_label(label)?)
     }
 }

@@ -22,6 +22,7 @@ use crate::file::read::check_regular;
 use crate::inode::buf_pool::BUF_MAX;
 use crate::inode::state::{Inode, InodeState, Rewriting};
 use crate::items::file_extent::{ExtentAt, extents_in};
+use crate::session::context::Purpose;
 use crate::{CompressSpec, Error, Fs, InodeId, Result};
 
 /// Options of a defragmentation.
@@ -100,7 +101,7 @@ impl Fs {
         if self.ranges_to_rewrite(inode, &*inode.read()?, &piece, how)?.is_empty() {
             return Ok(0);
         }
-        drop(self.reserve(4)?);
+        drop(self.context.reserve(Purpose::Change(4))?);
         let mut space = Some(self.engine.reserve_data_for(inode.id.root, piece.end - piece.start)?);
         // I1
         let mut state = inode.write()?;

@@ -5,6 +5,7 @@
 //! - `reflink`: sharing extents between files, for copies and deduplication.
 //! - `encoded`: storing data that arrives compressed.
 //! - `defragment`: rewriting small extents as larger ones.
+//! - `setattr`: changes of attributes, which may change the size.
 //! - `extent_map`: the extents as FIEMAP reports them.
 
 pub(crate) mod defragment;
@@ -13,5 +14,6 @@ pub(crate) mod extent_map;
 pub(crate) mod fallocate;
 pub(crate) mod read;
 pub(crate) mod reflink;
+mod setattr;
 pub(crate) mod truncate;
 pub(crate) mod write;

@@ -19,9 +19,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_transaction::Job;
+use ubtrfs_transaction::lock_rank::WriteGuard;
 
 use ubtrfs_transaction::{QuotaReservation, race_point};
 
@@ -31,8 +31,9 @@ use crate::inode::state::{Inode, InodeState};
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::inode::xattr::check_may_change;
 use crate::items::file_extent::{ExtentAt, ExtentPlan, extents_in, part_of};
+use crate::session::context::Purpose;
 use crate::types::MAX_SIZE;
-use crate::writeback::flusher::NoFlush;
+use crate::writeback::no_flush::NoFlush;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
@@ -135,7 +136,9 @@ impl Fs {
         check_regular(&*source.read()?)?;
         check_regular(&*target.read()?)?;
         let sectorsize = u64::from(self.geometry.sectorsize);
-        let (size, dst_size) = (source.read()?.item.size, target.read()?.item.size);
+        // In two statements, because a guard lives to the end of its statement.
+        let size = source.read()?.item.size;
+        let dst_size = target.read()?.item.size;
         let len = if len == 0 { up_to_end(size, src_off)? } else { len };
         let (src_end, dst_end) = check_ranges((src, src_off), (dst, dst_off), len, sectorsize)?;
         if len == 0 {
@@ -174,7 +177,10 @@ impl Fs {
         dst_off: u64,
         len: u64,
     ) -> Result<bool> {
-        let sequences = || Ok::<_, Error>((source.read()?.item.sequence, target.read()?.item.sequence));
+        let sequences = || {
+            let of_source = source.read()?.item.sequence;
+            Ok::<_, Error>((of_source, target.read()?.item.sequence))
+        };
         for _ in 0..MAX_TRIES {
             let before = sequences()?;
             let mut same = 0;
@@ -246,7 +252,7 @@ impl Fs {
         let wide_len = len.next_multiple_of(sectorsize);
         let src_range = src_off..src_off + wide_len;
         let dst_range = dst_off..dst_off + wide_len;
-        drop(self.reserve(16)?);
+        drop(self.context.reserve(Purpose::Change(16))?);
         // If both files are in one subvolume, its quota counts the extents already, so only the items need quota.
         let data_bytes = if source.id.root == target.id.root { 0 } else { wide_len };
         let nr_items = wide_len.div_ceil(sectorsize).min(STEP as u64);
@@ -400,8 +406,8 @@ impl Fs {
 
 /// The locks of both inodes (I1).
 struct LockedPair<'i> {
-    first_state: RwLockWriteGuard<'i, InodeState>,
-    second_state: Option<RwLockWriteGuard<'i, InodeState>>,
+    first_state: WriteGuard<'i, InodeState>,
+    second_state: Option<WriteGuard<'i, InodeState>>,
     source_is_first: bool,
     _writeback: (ExclusiveGuard<'i>, Option<ExclusiveGuard<'i>>),
     _no_flush: NoFlush,

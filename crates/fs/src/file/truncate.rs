@@ -12,17 +12,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, Timespec};
+use ubtrfs_transaction::lock_rank::WriteGuard;
 use ubtrfs_transaction::{DataExtent, DataReservation, QuotaReservation};
 
 use crate::file::read::check_regular;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::items::file_extent::{ExtentPlan, extents_in, last_extent_before, whole_extent};
+use crate::session::context::Purpose;
 use crate::types::MAX_SIZE;
-use crate::writeback::flusher::NoFlush;
+use crate::writeback::no_flush::NoFlush;
 use crate::{Error, Fs, Result};
 
 impl Fs {
@@ -39,10 +40,8 @@ impl Fs {
             true => Some(self.engine.reserve_data_for(inode.id.root, sectorsize)?),
             false => None,
         };
-        let reservation = match size <= old_size {
-            true => self.reserve_for_removal(STEP_MIN + 8)?,
-            false => self.reserve(16)?,
-        };
+        let purpose = if size <= old_size { Purpose::Removal(STEP_MIN + 8) } else { Purpose::Change(16) };
+        let reservation = self.context.reserve(purpose)?;
         let (_locks, mut state) = lock(inode)?;
         check_regular(&state)?;
         // If the size stays the same, no times change, as on Linux. ftruncate and O_TRUNC change the times in any case;
@@ -96,7 +95,7 @@ pub(crate) fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
 pub(crate) type ChangeLocks<'i> = (NoFlush, ExclusiveGuard<'i>);
 
 /// Takes the locks for changing a file's extents.
-pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'_, InodeState>)> {
+pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, WriteGuard<'_, InodeState>)> {
     let writeback = inode.writeback.lock();
     let state = inode.write()?;
     Ok(((NoFlush::new(), writeback), state))

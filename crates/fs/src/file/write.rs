@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{InodeFlags, Timespec};
 use ubtrfs_transaction::DataReservation;
+use ubtrfs_transaction::lock_rank::{ReadGuard, WriteGuard};
 
 use crate::file::read::check_regular;
 use crate::file::truncate::{ChangeLocks, lock};
 use crate::inode::buf_pool::{BUF_MAX, Buf};
 use crate::inode::state::{Inode, InodeState};
 use crate::items::file_extent::extents_in;
+use crate::session::context::Purpose;
 use crate::types::MAX_SIZE;
 use crate::{Error, Fs, InodeId, Result};
 
@@ -104,7 +105,7 @@ impl Fs {
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
         // Check that there is space for the items that writeback will put. The reservation is dropped at once, because
         // writeback makes its own.
-        drop(self.reserve(4)?);
+        drop(self.context.reserve(Purpose::Change(4))?);
         // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
         let (root, wanted) = (inode.id.root, wide.end - wide.start + sectorsize);
         let mut reservation = self.engine.try_reserve_data_for(root, wanted)?;
@@ -338,8 +339,8 @@ impl Fs {
 struct Allocated<'i> {
     /// Locks that keep the extents as they are. The second lock (`DataPath::unreserved`) is held until the data is
     /// dirty, so that no snapshot shares the extents before the data is written.
-    guards: (ChangeLocks<'i>, RwLockReadGuard<'i, ()>),
-    state: RwLockWriteGuard<'i, InodeState>,
+    guards: (ChangeLocks<'i>, ReadGuard<'i, ()>),
+    state: WriteGuard<'i, InodeState>,
     /// Quota for the items, if an item will be split.
     space: Option<DataReservation>,
 }

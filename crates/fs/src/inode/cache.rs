@@ -18,6 +18,7 @@ use ubtrfs_format::RootId;
 use ubtrfs_transaction::{INODES_PER_ROW, race_point};
 
 use crate::error::Result;
+use crate::inode::known_names::{KnownNames, NameBudget};
 use crate::inode::state::Inode;
 use crate::types::InodeId;
 
@@ -29,6 +30,8 @@ pub(crate) struct InodeCache {
     shard_limit: AtomicUsize,
     /// Number of [`Deleting`] values.
     nr_deleting: AtomicUsize,
+    /// The memory budget of the known names of all directories.
+    name_budget: Arc<NameBudget>,
 }
 
 #[derive(Debug, Default)]
@@ -72,13 +75,20 @@ struct Users {
 }
 
 impl InodeCache {
-    /// Makes a cache of about `limit` inodes, or of more if more inodes are in use.
-    pub(crate) fn new(limit: usize) -> Self {
+    /// Makes a cache of about `limit` inodes, or of more if more inodes are in use, with about `name_bytes` of memory for
+    /// the known names of directories.
+    pub(crate) fn new(limit: usize, name_bytes: u64) -> Self {
         Self {
             shards: (0..NR_SHARDS).map(|_| Shard::default()).collect(),
             shard_limit: AtomicUsize::new((limit / NR_SHARDS).max(8)),
             nr_deleting: AtomicUsize::new(0),
+            name_budget: NameBudget::new(name_bytes),
         }
+    }
+
+    /// The known names of an empty directory.
+    pub(crate) fn names_of_empty_dir(&self) -> KnownNames {
+        KnownNames::of_empty(&self.name_budget)
     }
 
     fn shard(&self, id: InodeId) -> &Shard {
@@ -91,13 +101,19 @@ impl InodeCache {
     /// Returns the inode from memory, or loads it with `load`.
     pub(crate) fn get(&self, id: InodeId, load: impl FnOnce() -> Result<Arc<Inode>>) -> Result<Arc<Inode>> {
         let loading = match self.find_or_block(id) {
-            Found::InMemory(inode) => return Ok(inode),
-            Found::Absent(loading) => loading,
+            FoundInode::InMemory(inode) => return Ok(inode),
+            FoundInode::Absent(loading) => loading,
         };
         let result = load();
         race_point();
         if let Ok(inode) = &result {
-            loading.shard.map.lock().insert(inode, true, self.shard_limit.load(Ordering::Relaxed));
+            let mut map = loading.shard.map.lock();
+            // The inode may have been created since the search: its items became visible after it was inserted (I1).
+            if let Some(created) = map.find(id) {
+                drop(map);
+                return Ok(created);
+            }
+            map.insert(inode, true, self.shard_limit.load(Ordering::Relaxed));
         }
         drop(loading);
         result
@@ -105,16 +121,16 @@ impl InodeCache {
 
     /// Returns the inode from memory, or blocks loading of it. Waits while another thread loads the inode. The holder of
     /// the guard must not wait for inode locks.
-    pub(crate) fn find_or_block(&self, id: InodeId) -> Found<'_> {
+    pub(crate) fn find_or_block(&self, id: InodeId) -> FoundInode<'_> {
         race_point();
         let shard = self.shard(id);
         let mut map = shard.map.lock();
         loop {
             if let Some(inode) = map.find(id) {
-                return Found::InMemory(inode);
+                return FoundInode::InMemory(inode);
             }
             if let Some(loading) = map.block(shard, id) {
-                return Found::Absent(loading);
+                return FoundInode::Absent(loading);
             }
             shard.loaded.wait(&mut map);
         }
@@ -288,7 +304,7 @@ impl Drop for Deleting<'_> {
 }
 
 /// An inode that a thread looked for.
-pub(crate) enum Found<'s> {
+pub(crate) enum FoundInode<'s> {
     /// The inode is in memory.
     InMemory(Arc<Inode>),
     /// The inode is not in memory. Until the guard is dropped, no other thread loads it.
@@ -340,9 +356,9 @@ impl ShardMap {
             self.evict_unused(|_| true);
             self.sweep_at = self.inodes.len().saturating_mul(2);
         }
-        if self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted }).is_none() {
-            count(&mut self.of_root, inode.id.root);
-        }
+        let other = self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
+        assert!(other.is_none(), "I1: inode {:?} is in memory twice", inode.id);
+        count(&mut self.of_root, inode.id.root);
     }
 
     fn remove_inode(&mut self, id: InodeId) -> Option<Cached> {
@@ -376,6 +392,7 @@ impl ShardMap {
                 || users.get(id).is_some_and(|users| users.opens > 0)
                 || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names());
             if !stays {
+                check_evictable(&cached.inode);
                 uncount(of_root, id.root);
             }
             stays
@@ -394,7 +411,11 @@ impl ShardMap {
         let is_used = cached.wanted
             || Arc::strong_count(&cached.inode) > 1
             || self.users.get(&oldest).is_some_and(|users| users.opens > 0);
-        if is_used { None } else { self.remove_inode(oldest) }
+        if is_used {
+            return None;
+        }
+        check_evictable(&cached.inode);
+        self.remove_inode(oldest)
     }
 
     fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut Users)) -> bool {
@@ -414,17 +435,22 @@ impl ShardMap {
     }
 }
 
+/// Checks that an inode loses nothing when it leaves memory (I1).
+fn check_evictable(inode: &Arc<Inode>) {
+    let is_clean = inode.state.try_read().is_none_or(|state| state.dead || state.data.is_clean());
+    assert!(is_clean, "I1: inode {:?} leaves memory with data that is not on disk", inode.id);
+}
+
 fn count(of_root: &mut HashMap<RootId, usize, IdHash>, root: RootId) {
     let number = of_root.entry(root).or_default();
     *number = number.saturating_add(1);
 }
 
 fn uncount(of_root: &mut HashMap<RootId, usize, IdHash>, root: RootId) {
-    if let Some(number) = of_root.get_mut(&root) {
-        *number = number.saturating_sub(1);
-        if *number == 0 {
-            of_root.remove(&root);
-        }
+    let number = of_root.get_mut(&root).expect("I4: a counted entry is removed");
+    *number = number.saturating_sub(1);
+    if *number == 0 {
+        of_root.remove(&root);
     }
 }
 
@@ -483,8 +509,29 @@ mod tests {
     use ubtrfs_format::{Ino, RootId};
 
     use super::*;
+    use crate::inode::state::InodeState;
     use crate::types::{Caller, NewInode};
     use crate::{Fs, MountOptions};
+
+    #[test]
+    fn an_inode_that_is_created_while_it_is_looked_up_is_in_memory_once() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let created = fs.inode(id).unwrap();
+        fs.inodes.remove(id);
+        // A thread looks for the number that another thread is giving to a new inode.
+        let load = || {
+            fs.inodes.insert(&created, 0, 0);
+            let state = InodeState::new(created.state.read().item.clone());
+            Ok(Arc::new(Inode::new(id, Arc::clone(&created.home), state)))
+        };
+        let found = fs.inodes.get(id, load).unwrap();
+        assert!(Arc::ptr_eq(&found, &created), "I1");
+        assert!(Arc::ptr_eq(&fs.inode(id).unwrap(), &created), "I1");
+        fs.close().unwrap();
+    }
 
     #[test]
     fn each_shard_counts_the_entries_of_each_subvolume() {

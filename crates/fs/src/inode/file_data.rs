@@ -148,6 +148,11 @@ impl FileData {
 
     /// Whether no data is pending.
     pub(crate) fn is_clean(&self) -> bool {
+        debug_assert!(
+            !self.dirty.is_empty() || self.dirty_bytes == 0,
+            "I1: {} dirty bytes in no range",
+            self.dirty_bytes
+        );
         self.dirty.is_empty() && self.writeback.is_empty()
     }
 
@@ -259,6 +264,7 @@ impl FileData {
             self.dirty_bytes += (head + len + tail) as u64;
             at += len as u64;
         }
+        self.check_ranges(&(offset..end));
         self.dirty_bytes - dirty_before
     }
 
@@ -276,6 +282,7 @@ impl FileData {
         buf.bytes.resize(len_bytes as usize);
         self.dirty.insert(offset, buf);
         self.dirty_bytes += len_bytes;
+        self.check_ranges(&range);
         Ok(len_bytes)
     }
 
@@ -379,6 +386,7 @@ impl FileData {
                 self.dirty.insert(start, buf);
             }
         }
+        self.check_ranges(&range);
         before - self.dirty_bytes
     }
 
@@ -412,7 +420,8 @@ impl FileData {
             let Some(buf) = self.dirty.remove(&start) else { break };
             let len_bytes = buf.len() as u64;
             let buf = Arc::new(buf);
-            self.writeback.insert(start, Arc::clone(&buf));
+            let other = self.writeback.insert(start, Arc::clone(&buf));
+            assert!(other.is_none(), "I5: the data at {start} is under writeback already");
             self.dirty_bytes -= len_bytes;
             taken += len_bytes;
             at = start + len_bytes;
@@ -424,6 +433,7 @@ impl FileData {
                 _ => runs.push(Run { offset: start, bufs: vec![buf], len_bytes }),
             }
         }
+        self.check_ranges(&range);
         runs
     }
 
@@ -431,7 +441,8 @@ impl FileData {
     pub(crate) fn end_writeback(&mut self, run: &Run) {
         let mut at = run.offset;
         for buf in &run.bufs {
-            self.writeback.remove(&at);
+            let ended = self.writeback.remove(&at);
+            assert!(ended.is_some_and(|other| Arc::ptr_eq(&other, buf)), "I4: the data at {at} is not under writeback");
             at += buf.len() as u64;
         }
     }
@@ -441,7 +452,8 @@ impl FileData {
         for run in runs {
             let mut at = run.offset;
             for buf in &run.bufs {
-                self.writeback.insert(at, Arc::clone(buf));
+                let other = self.writeback.insert(at, Arc::clone(buf));
+                assert!(other.is_none(), "I5: the data at {at} is under writeback already");
                 at += buf.len() as u64;
             }
         }
@@ -450,10 +462,15 @@ impl FileData {
     /// Makes a failed run dirty again. Two kinds of parts do not become dirty: parts that newer dirty data replaces,
     /// and the ranges in `put` (in ascending order), whose items were put. Returns how many bytes are dirty again.
     pub(crate) fn fail_writeback(&mut self, run: Run, put: &[Range<u64>]) -> u64 {
-        let mut at = run.offset;
+        let (start, end) = (run.offset, run.end());
+        let mut at = start;
         let before = self.dirty_bytes;
         for shared in run.bufs {
-            self.writeback.remove(&at);
+            let ended = self.writeback.remove(&at);
+            assert!(
+                ended.is_some_and(|other| Arc::ptr_eq(&other, &shared)),
+                "I4: the data at {at} is not under writeback"
+            );
             let pool = Arc::clone(&shared.pool);
             let len = shared.len() as u64;
             let mut from = at;
@@ -477,7 +494,26 @@ impl FileData {
             }
             at += len;
         }
+        self.check_ranges(&(start..end));
         self.dirty_bytes - before
+    }
+
+    /// Checks I1 for the ranges that overlap `around`.
+    fn check_ranges(&self, around: &Range<u64>) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let dirty = ranges_from(&self.dirty, around.start).take_while(|(start, _)| *start < around.end);
+        let writeback = ranges_from(&self.writeback, around.start).take_while(|(start, _)| *start < around.end);
+        for ranges in [dirty.collect::<Vec<_>>(), writeback.collect()] {
+            for (start, end) in &ranges {
+                assert!(start < end, "I1: an empty range at {start}");
+                let is_aligned = start.is_multiple_of(self.sectorsize) && end.is_multiple_of(self.sectorsize);
+                assert!(is_aligned, "I1: {start}..{end} are not whole sectors");
+            }
+            let is_apart = ranges.is_sorted_by(|(_, end), (next, _)| end <= next);
+            assert!(is_apart, "I1: ranges overlap: {ranges:?}");
+        }
     }
 
     fn widen(&self, range: Range<u64>) -> Range<u64> {

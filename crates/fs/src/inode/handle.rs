@@ -1,33 +1,20 @@
-//! Access to inodes by id: loading, use counts, attributes, access times.
+//! Access to inodes by id: loading, attributes, access times.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
 use ubtrfs_format::item::{InodeItem, Timespec};
 use ubtrfs_format::{FormatError, Ino, Key, KeyType};
 use ubtrfs_transaction::Tree;
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::inode::change_gate::ChangeGate;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::subvolume::{Home, Subvolume};
 use crate::items::dir_item::{self, in_tree};
 use crate::options::AtimeMode;
+use crate::session::context::{ChangeGuard, Purpose};
 use crate::types::{Attr, InodeId, mode};
-
-/// A running change. The filesystem is not closed before this value is dropped.
-#[derive(Debug)]
-pub(crate) struct ChangeGuard<'f> {
-    gate: &'f ChangeGate,
-}
-
-impl Drop for ChangeGuard<'_> {
-    fn drop(&mut self) {
-        self.gate.leave();
-    }
-}
 
 /// An inode that is being changed.
 #[derive(Debug)]
@@ -70,7 +57,7 @@ impl Fs {
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {
-            self.subvolumes.note_use(&inode.home);
+            self.entered.note_use(&inode.home);
             return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
         // Get the subvolume before loading the inode: the first use of a subvolume loads and deletes its orphans.
@@ -89,25 +76,24 @@ impl Fs {
             let parent = load_item(tree, self.parent(id)?.ino)?;
             let mut state = InodeState::new(load_item(tree, Ino::ROOT_DIR)?);
             make_stub(&mut state.item, &parent);
-            let state = RwLock::new(state);
-            return Ok(Arc::new(Inode { id, home, state, writeback: Default::default() }));
+            return Ok(Arc::new(Inode::new(id, home, state)));
         }
         let item = load_item(tree, id.ino)?;
         let mut state = InodeState::new(item);
         if state.is_dir() && state.item.size == 0 && dir_item::is_empty(tree, id.ino)? {
-            state.known_names = Some(self.names.of_empty_dir());
+            state.known_names = Some(self.inodes.names_of_empty_dir());
         }
         if state.is_regular() || state.is_dir() {
             state.compression = crate::inode::property::load_compression(tree, id.ino, state.item.flags())?;
         }
         state.removed = id.ino == Ino::ROOT_DIR && home.is_deleted();
-        Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
+        Ok(Arc::new(Inode::new(id, home, state)))
     }
 
     /// Returns an inode for a change. Fails if the inode's subvolume is read-only, or if the inode is a stub directory.
     /// Until the returned value is dropped, the subvolume does not become read-only, and the filesystem is not closed.
     pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<InodeToChange<'_>> {
-        let changing = self.begin_change()?;
+        let changing = self.context.begin_change()?;
         let inode = self.inode(id)?;
         if id.is_stub() {
             inode.home.check_writable()?;
@@ -116,16 +102,10 @@ impl Fs {
         InodeToChange::in_subvolume(inode, changing)
     }
 
-    /// Begins a change: the filesystem is not closed until the returned value is dropped.
-    pub(crate) fn begin_change(&self) -> Result<ChangeGuard<'_>> {
-        self.check_open()?;
-        if self.changes.enter() { Ok(ChangeGuard { gate: &self.changes }) } else { Err(Error::Closed) }
-    }
-
     /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on
     /// Linux, the permission stays valid if a flag is set or the subvolume becomes read-only after the open.
     pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<InodeToChange<'_>> {
-        let changing = self.begin_change()?;
+        let changing = self.context.begin_change()?;
         Ok(InodeToChange { inode: self.inode(id)?, in_subvolume: false, _changing: changing })
     }
 
@@ -141,37 +121,6 @@ impl Fs {
         state.attr(inode.id, self.geometry.sectorsize, blocks)
     }
 
-    /// Keeps the inode until [`Fs::release_inode`], even if it is unlinked.
-    pub fn open_inode(&self, id: InodeId) -> Result<()> {
-        let inode = self.inode(id)?;
-        let state = inode.read()?;
-        self.inodes.add_open(id);
-        drop(state);
-        if inode.home.is_gone() {
-            self.release_inode(id);
-            return Err(Error::Stale);
-        }
-        Ok(())
-    }
-
-    /// Releases a use of the inode that began with [`Fs::open_inode`]. Deletes the inode if it is unlinked and has no
-    /// other users.
-    pub fn release_inode(&self, id: InodeId) {
-        if let Some(_deleting) = self.inodes.release(id) {
-            self.delete_if_unlinked(id);
-        }
-        self.end_deletion(id);
-    }
-
-    /// Releases `n` lookups of the inode. Lookups are counted only with
-    /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups).
-    pub fn forget(&self, id: InodeId, n: u64) {
-        if let Some(_deleting) = self.inodes.forget(id, n) {
-            self.delete_if_unlinked(id);
-        }
-        self.end_deletion(id);
-    }
-
     /// Counts a lookup as a reference to the inode, if the mount tracks lookups. The caller holds a lock that keeps the
     /// inode linked.
     pub(crate) fn count_lookup(&self, id: InodeId) {
@@ -184,13 +133,14 @@ impl Fs {
     pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
         let now = Timespec::now();
         let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
-        if !wanted || inode.home.is_read_only() || inode.id.is_stub() || self.read_only().is_some() {
+        if !wanted || inode.home.is_read_only() || inode.id.is_stub() || self.context.read_only().is_some() {
             return;
         }
-        let Ok(inode) = self.begin_change().and_then(|it| InodeToChange::in_subvolume(Arc::clone(inode), it)) else {
+        let Ok(inode) = self.context.begin_change().and_then(|it| InodeToChange::in_subvolume(Arc::clone(inode), it))
+        else {
             return;
         };
-        let Ok(reservation) = self.reserve(1) else { return };
+        let Ok(reservation) = self.context.reserve(Purpose::Change(1)) else { return };
         let Ok(mut state) = inode.write() else { return };
         state.item.atime = now;
         let op = self.engine.begin(reservation);

@@ -38,14 +38,14 @@ use crate::{Fs, Result};
 /// The read-ahead of a filesystem: threads and memory.
 #[derive(Debug)]
 pub(crate) struct Readahead {
-    shared: Arc<Shared>,
+    shared: Arc<SlotQueue>,
     threads: ServiceThreads,
     max_slots: usize,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<VecDeque<Job>>,
+struct SlotQueue {
+    queue: Mutex<VecDeque<FillJob>>,
     wake: Condvar,
     stopped: AtomicBool,
     nr_slots: AtomicUsize,
@@ -53,7 +53,7 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct Job {
+struct FillJob {
     inode: Arc<Inode>,
     slot: Arc<Slot>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Slot {
     range: Range<u64>,
     content: Mutex<Content>,
     done: Condvar,
-    shared: Arc<Shared>,
+    shared: Arc<SlotQueue>,
     /// Number of bytes that readers copied out of the slot.
     nr_read: AtomicU64,
 }
@@ -166,7 +166,7 @@ impl Readahead {
                 nr_read: AtomicU64::new(0),
             });
             window.slots.push_back(Arc::clone(&slot));
-            jobs.push(Job { inode: Arc::clone(inode), slot });
+            jobs.push(FillJob { inode: Arc::clone(inode), slot });
             at += SLOT_BYTES;
         }
         if !jobs.is_empty() {
@@ -176,7 +176,7 @@ impl Readahead {
     }
 }
 
-impl Shared {
+impl SlotQueue {
     /// Counts a new slot. If there are `max_slots` slots already, returns false and does not count it (I3). The count
     /// falls again when the slot is dropped.
     fn acquire(&self, max_slots: usize) -> bool {
@@ -280,7 +280,7 @@ impl Fs {
         Ok(())
     }
 
-    fn fill(&self, job: &Job, shared: &Shared) {
+    fn fill(&self, job: &FillJob, shared: &SlotQueue) {
         // Skip a slot that no reader can find any more, or that a reader took over.
         if Arc::strong_count(&job.slot) == 1 || !job.slot.begin() {
             return;
@@ -297,7 +297,7 @@ impl Fs {
     }
 }
 
-fn run(shared: &Shared, fs: &Weak<Fs>) {
+fn run(shared: &SlotQueue, fs: &Weak<Fs>) {
     loop {
         let job = {
             let mut queue = shared.queue.lock();
@@ -343,7 +343,7 @@ mod tests {
             range: start..start + SLOT_BYTES,
             content: Mutex::new(Content::Queued),
             done: Condvar::new(),
-            shared: Arc::new(Shared { nr_slots: AtomicUsize::new(1), ..Shared::default() }),
+            shared: Arc::new(SlotQueue { nr_slots: AtomicUsize::new(1), ..SlotQueue::default() }),
             nr_read: AtomicU64::new(0),
         })
     }
@@ -358,7 +358,7 @@ mod tests {
         fs.sync().unwrap();
         let inode = fs.inode(id).unwrap();
         let filled = |slot: &Arc<Slot>| {
-            fs.fill(&Job { inode: Arc::clone(&inode), slot: Arc::clone(slot) }, &slot.shared);
+            fs.fill(&FillJob { inode: Arc::clone(&inode), slot: Arc::clone(slot) }, &slot.shared);
             matches!(&*slot.content.lock(), Content::Ready(bytes) if bytes.iter().all(|byte| *byte == 7))
         };
         assert!(filled(&slot(0)));

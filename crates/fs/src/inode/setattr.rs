@@ -1,103 +1,25 @@
-//! Changes of mode, owner, times and size, and of the flags that chattr sets.
+//! Changes of the flags that chattr sets; clearing set-id bits and capabilities of a file whose content changes.
 
 use ubtrfs_format::item::{InodeFlags, Timespec};
-use ubtrfs_transaction::QuotaReservation;
 
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
-use crate::inode::xattr::{self, check_may_change};
+use crate::inode::xattr;
 use crate::items::{dir_item, quota_blocks};
-use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
+use crate::session::context::Purpose;
+use crate::types::{Caller, FlagRights, InodeId, XattrFlags, mode};
 
 impl Fs {
-    /// Changes attributes. A change of owner removes the capabilities of a regular file. Unless the call also sets the
-    /// mode, a change of owner removes set-uid and, if the group may execute the file, set-gid from an inode that is
-    /// not a directory. A change of mode also changes the access ACL.
-    pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
-        self.change_attributes(id, set, false)
-    }
-
-    /// Changes attributes through a file that is open for writing. A file that is open for writing can still be
-    /// truncated if it became immutable after it was opened.
-    pub fn setattr_opened(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
-        self.change_attributes(id, set, true)
-    }
-
-    fn change_attributes(&self, id: InodeId, set: &SetAttr, is_open: bool) -> Result<Attr> {
-        if id.is_stub() && set.size.is_none() {
-            return self.set_stub_attr(id, set);
-        }
-        // A kernel with a writeback cache sends the times of a file after the file's writes. The writes were permitted
-        // when they were made, so the times are accepted even if the subvolume is read-only by now.
-        let written_back = set.mtime.is_some()
-            && set.ctime.is_some()
-            && (set.mode.or(set.uid).or(set.gid).is_none() && set.size.is_none() && set.atime.is_none())
-            && set.otime.is_none();
-        let inode = match written_back {
-            true => self.inode_of_open_file(id)?,
-            false => self.inode_to_change(id)?,
-        };
-        // Shortening a file succeeds on a full filesystem, even if the request also sets times, as the kernel's
-        // requests do.
-        let is_removal = match set.size {
-            Some(size) => {
-                check_may_resize(&*inode.read()?, is_open)?;
-                self.set_size(&inode, size)?
-            }
-            None => false,
-        };
-        if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
-            return Ok(self.attr_of(&inode, &*inode.read()?));
-        }
-        // The change adds no tree block, but fails at a limit of a quota group, as on Linux. What must not fail are
-        // changes of size, which have their own rules, and changes that were accepted already.
-        let _quota = match written_back || set.size.is_some() {
-            true => QuotaReservation::default(),
-            false => self.engine.reserve_metadata_quota(id.root, quota_blocks::SETATTR)?,
-        };
-        let reservation = match is_removal {
-            true => self.reserve_for_removal(SETATTR_ITEMS)?,
-            false => self.reserve(SETATTR_ITEMS)?,
-        };
-        let mut state = inode.write()?;
-        let only_now = set.mode.or(set.uid).or(set.gid).is_none()
-            && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))
-            && set.otime.is_none();
-        // As on a write, setting the current time is allowed for append-only files.
-        let like_a_write = only_now && (!state.has_flags(InodeFlags::IMMUTABLE) || (is_open && set.size.is_some()));
-        if !written_back && !like_a_write {
-            check_may_change(&state)?;
-        }
-        let mut changes = Vec::new();
-        let mut new_mode = set.mode;
-        if set.uid.or(set.gid).is_some() && !state.is_dir() {
-            new_mode = Some(new_mode.unwrap_or_else(|| without_privileges(state.item.mode)));
-            if state.is_regular() {
-                self.plan_drop_capability(&mut changes, &inode, &state)?;
-            }
-        }
-        if set.mode.is_some() && state.file_type_bits() != mode::SYMLINK {
-            self.plan_acl_mode(&mut changes, (&inode, &state), new_mode.unwrap_or_default())?;
-        }
-        let time = Timespec::now();
-        apply(&mut state, set, new_mode, time);
-        let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &inode.home.tree, changes);
-        inode.put_item(&op, &mut state);
-        drop(op);
-        Ok(self.attr_of(&inode, &state))
-    }
-
     /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
     /// permissions do not change. Neither the flags append-only and immutable nor a read-only subvolume prevent the
     /// removal, because the change of the content was permitted. The removal succeeds on a full filesystem, because a
     /// file can be truncated there.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_of_open_file(id)?;
-        let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Removal(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         state.item.mode &= mode::TYPE | kept | !(mode::SETUID | mode::SETGID);
         state.item.ctime = Timespec::now();
@@ -117,7 +39,7 @@ impl Fs {
         drop(inode);
         // As in `drop_privileges`, the file was open, so its flags or a read-only subvolume do not prevent the removal.
         let inode = self.inode_of_open_file(id)?;
-        let reservation = self.reserve_for_removal(SETATTR_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Removal(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         let mut changes = Vec::new();
         self.plan_drop_capability(&mut changes, &inode, &state)?;
@@ -132,21 +54,10 @@ impl Fs {
         Ok(true)
     }
 
-    /// Changes the attributes of a stub directory in memory only; the change is lost when the directory leaves memory.
-    /// Linux does so too, so that `chown -R` and `chmod -R` do not fail at the names of nested subvolumes in a
-    /// snapshot.
-    fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
-        let _changing = self.begin_change()?;
-        let inode = self.inode(id)?;
-        inode.home.check_writable()?;
-        let mut state = inode.write()?;
-        apply(&mut state, set, set.mode, Timespec::now());
-        Ok(self.attr_of(&inode, &state))
-    }
-
-    fn plan_drop_capability(
+    /// Plans the removal of the capabilities of an inode.
+    pub(crate) fn plan_drop_capability(
         &self,
-        changes: &mut Vec<dir_item::Change>,
+        changes: &mut Vec<dir_item::ItemChange>,
         inode: &Inode,
         state: &InodeState,
     ) -> Result<()> {
@@ -155,9 +66,9 @@ impl Fs {
     }
 
     /// Plans the change of the access ACL to match a new mode, if the inode has an access ACL.
-    fn plan_acl_mode(
+    pub(crate) fn plan_acl_mode(
         &self,
-        changes: &mut Vec<dir_item::Change>,
+        changes: &mut Vec<dir_item::ItemChange>,
         (inode, state): (&Inode, &InodeState),
         new_mode: u32,
     ) -> Result<()> {
@@ -207,7 +118,7 @@ impl Fs {
         }
         let inode = self.inode_to_change(id)?;
         let quota = self.engine.reserve_metadata_quota(id.root, quota_blocks::SET_FLAGS)?;
-        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         let old = to_ioctl_flags(state.item.flags());
         let about_compression = FS_COMPR | FS_NOCOMP;
@@ -250,7 +161,7 @@ impl Fs {
     /// FS_IOC_SETFLAGS would reset it.
     pub(crate) fn set_flags_of(&self, id: InodeId, mask: InodeFlags, flags: InodeFlags) -> Result<()> {
         let inode = self.inode_to_change(id)?;
-        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(SETATTR_ITEMS))?;
         let mut state = inode.write()?;
         let before = state.item.flags();
         let after = (before & !mask) | (flags & mask);
@@ -271,7 +182,7 @@ impl Fs {
     /// remove it.
     fn plan_compression_flags(
         &self,
-        changes: &mut Vec<dir_item::Change>,
+        changes: &mut Vec<dir_item::ItemChange>,
         inode: &Inode,
         state: &mut InodeState,
         new: u32,
@@ -292,35 +203,6 @@ impl Fs {
         let attribute = (property::COMPRESSION, value);
         xattr::plan_set(changes, (inode, state), &self.geometry, attribute, XattrFlags::empty())
     }
-}
-
-/// Fails if the inode is not a regular file, or must not be resized.
-fn check_may_resize(state: &InodeState, is_open: bool) -> Result<()> {
-    match state.file_type_bits() {
-        mode::REGULAR if is_open && !state.has_flags(InodeFlags::APPEND) => Ok(()),
-        mode::REGULAR => check_may_change(state),
-        mode::DIRECTORY => Err(Error::IsDirectory),
-        _ => Err(Error::InvalidArgument("only the size of a regular file can be set")),
-    }
-}
-
-fn apply(state: &mut InodeState, set: &SetAttr, new_mode: Option<u32>, time: Timespec) {
-    let item = &mut state.item;
-    if let Some(new_mode) = new_mode {
-        item.mode = item.mode & mode::TYPE | new_mode & mode::PERMISSIONS;
-    }
-    item.uid = set.uid.unwrap_or(item.uid);
-    item.gid = set.gid.unwrap_or(item.gid);
-    let resolve = |set: Option<SetTime>, old: Timespec| match set {
-        None => old,
-        Some(SetTime::Now) => time,
-        Some(SetTime::At(at)) => Timespec { sec: at.sec, nsec: at.nsec.min(999_999_999) },
-    };
-    item.atime = resolve(set.atime, item.atime);
-    item.mtime = resolve(set.mtime, item.mtime);
-    item.otime = set.otime.unwrap_or(item.otime);
-    item.ctime = set.ctime.unwrap_or(time);
-    item.sequence = item.sequence.wrapping_add(1);
 }
 
 /// Returns a file's mode after a change of its owner: without set-uid, and without set-gid if the group may execute it
@@ -391,4 +273,4 @@ const SETTABLE: u32 =
 
 /// Number of items to reserve for a change of attributes. A change puts at most three: the inode item, the access ACL,
 /// and the capabilities or the compression property.
-const SETATTR_ITEMS: usize = 6;
+pub(crate) const SETATTR_ITEMS: usize = 6;

@@ -6,15 +6,15 @@
 //!   keeps the inode in memory.
 //! - I2. The inode's items change only while the inode's state lock is held for writing. The lock is taken before the
 //!   [`TransHandle`] that puts the items begins, and is held until the handle ends.
-//! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards
-//!   of the inode cache. Inside an operation no code waits for a state lock, a reservation or I/O.
+//! - I3. Lock order: `Context::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` ->
+//!   shards of the inode cache. Inside an operation no code waits for a state lock, a reservation or I/O.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
 use ubtrfs_format::{Generation, Key, KeyType};
+use ubtrfs_transaction::lock_rank::{self, Rank, RankedRwLock, ReadGuard, WriteGuard};
 use ubtrfs_transaction::{TransHandle, TreeChanges, race_point};
 
 use crate::compression::Method;
@@ -33,7 +33,7 @@ use crate::types::{Attr, InodeId, mode, rdev_of_item};
 pub(crate) struct Inode {
     pub(crate) id: InodeId,
     pub(crate) home: Arc<Home>,
-    pub(crate) state: RwLock<InodeState>,
+    pub(crate) state: RankedRwLock<InodeState>,
     /// Held by batches that write back data of the inode, and by all other code that changes its extents. This lock is
     /// taken before the state lock.
     pub(crate) writeback: WritebackLock,
@@ -203,6 +203,11 @@ pub(crate) fn attr_of_item(id: InodeId, item: &InodeItem, sectorsize: u32, new_b
 }
 
 impl Inode {
+    pub(crate) fn new(id: InodeId, home: Arc<Home>, state: InodeState) -> Self {
+        let key = (id.root.0, id.ino.0);
+        Self { id, home, state: RankedRwLock::new(Rank::Inode, key, state), writeback: WritebackLock::new(key) }
+    }
+
     /// The key of the inode's item.
     pub(crate) fn item_key(&self) -> Key {
         Key::new(self.id.ino.0, KeyType::INODE_ITEM, 0)
@@ -214,14 +219,14 @@ impl Inode {
     }
 
     /// Locks the state for reading. Fails if the inode was deleted.
-    pub(crate) fn read(&self) -> Result<RwLockReadGuard<'_, InodeState>> {
+    pub(crate) fn read(&self) -> Result<ReadGuard<'_, InodeState>> {
         race_point();
         let state = self.state.read();
         if state.dead { Err(Error::Stale) } else { Ok(state) }
     }
 
     /// Locks the state for writing. Fails if the inode was deleted.
-    pub(crate) fn write(&self) -> Result<RwLockWriteGuard<'_, InodeState>> {
+    pub(crate) fn write(&self) -> Result<WriteGuard<'_, InodeState>> {
         race_point();
         let state = self.state.write();
         if state.dead { Err(Error::Stale) } else { Ok(state) }
@@ -234,6 +239,10 @@ impl Inode {
 
     /// Puts the `INODE_ITEM` of `state` together with other changes of a tree (I2).
     pub(crate) fn put_item_among(&self, changes: &mut TreeChanges<'_>, state: &mut InodeState) {
+        let key = (self.id.root.0, self.id.ino.0);
+        lock_rank::check_held_at(Rank::Inode, key, "I2: an inode's items change under its state lock");
+        let is_within = !state.is_regular() || state.disk_size <= state.item.size;
+        debug_assert!(is_within, "I1: {} bytes on disk of {}", state.disk_size, state.item.size);
         state.item.transid = changes.generation();
         changes.put(self.item_key(), state.disk_item().encode_array());
     }

@@ -3,7 +3,7 @@
 //! - I1. If an inode existed at any time since the filesystem was opened, or exists in the last commit, no other inode
 //!   gets its number. The tree log identifies inodes by number, and would take the new inode for the committed one. So
 //!   the highest number is looked up when the subvolume is loaded, before any inode, orphans included, can be deleted.
-//!   If the subvolume leaves memory, its highest number is kept ([`crate::subvolume::state`]).
+//!   If the subvolume leaves memory, its highest number is kept ([`crate::inode::entered`]).
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use ubtrfs_format::{Generation, RootId, objectid};
 use ubtrfs_transaction::{INODES_PER_ROW, Tree};
 
 use crate::error::{Error, Result};
-use crate::inode::change_gate::ChangeGate;
+use crate::session::change_gate::ChangeGate;
 use crate::types::LAST_INO;
 
 /// A subvolume that was entered (loaded into memory).
@@ -213,6 +213,7 @@ impl Subvolume {
             }
         };
         let end = end.min(LAST_INO + 1);
+        assert!(first > highest && first < end, "I1: the numbers {first}..{end} were given out before");
         *last = Some(end - 1);
         Ok(first..end)
     }

@@ -9,22 +9,23 @@
 //!   into new extents only. Each batch holds [`WritebackLock::extents`] from planning its items until it has put them,
 //!   so no other batch changes extents in between.
 
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, MutexGuard};
+use ubtrfs_transaction::lock_rank::{Key, Rank, RankedRwLock, ReadGuard, WriteGuard};
 use ubtrfs_transaction::race_point;
 
 /// The writeback lock of a file. This lock is taken before the inode's state lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct WritebackLock {
-    batches: RwLock<()>,
+    batches: RankedRwLock<()>,
     extents: Mutex<()>,
 }
 
 /// A guard that gives the exclusive right to change the file's extents.
-pub(crate) type ExclusiveGuard<'i> = RwLockWriteGuard<'i, ()>;
+pub(crate) type ExclusiveGuard<'i> = WriteGuard<'i, ()>;
 
 /// The lock of a batch whose data is being written.
 pub(crate) enum BatchGuard<'i> {
-    Shared { _guard: RwLockReadGuard<'i, ()> },
+    Shared { _guard: ReadGuard<'i, ()> },
     Exclusive { _guard: ExclusiveGuard<'i> },
 }
 
@@ -41,6 +42,11 @@ pub(crate) enum Wait {
 }
 
 impl WritebackLock {
+    /// The lock of a file; `key` orders the locks of several files.
+    pub(crate) fn new(key: Key) -> Self {
+        Self { batches: RankedRwLock::new(Rank::Writeback, key, ()), extents: Mutex::default() }
+    }
+
     /// Takes the lock exclusively: waits for all other holders.
     pub(crate) fn lock(&self) -> ExclusiveGuard<'_> {
         race_point();

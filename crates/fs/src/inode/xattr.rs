@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, NAME_LEN_MAX, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType};
+use ubtrfs_transaction::lock_rank::WriteGuard;
 use ubtrfs_transaction::{Geometry, QuotaReservation, Tree};
 
 use crate::Fs;
@@ -14,8 +15,9 @@ use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{Inode, InodeState};
-use crate::items::dir_item::{self, Change, PENDING, in_tree};
+use crate::items::dir_item::{self, ItemChange, PENDING, in_tree};
 use crate::items::quota_blocks;
+use crate::session::context::Purpose;
 use crate::types::{Caller, InodeId, XattrFlags, mode};
 
 /// The attribute with the capabilities of an executable. A change of owner removes the capabilities.
@@ -81,13 +83,13 @@ fn entry(name: &[u8], value: Vec<u8>) -> DirEntry {
 }
 
 /// Plans an attribute of a new inode that has no attribute with this name hash yet.
-pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> Change {
-    Change::PutEntries(key_of(ino, name), vec![entry(name, value)])
+pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> ItemChange {
+    ItemChange::PutEntries(key_of(ino, name), vec![entry(name, value)])
 }
 
 /// Plans a new value of an attribute, or its removal. The caller holds the inode's state lock for writing.
 pub(crate) fn plan_set(
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<ItemChange>,
     (inode, state): (&Inode, &InodeState),
     geometry: &Geometry,
     (name, value): (&[u8], Option<Vec<u8>>),
@@ -128,7 +130,7 @@ pub(crate) fn plan_set(
     if bytes > max {
         return Err(Error::ItemFull);
     }
-    changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
+    changes.push(if entries.is_empty() { ItemChange::Delete(key) } else { ItemChange::PutEntries(key, entries) });
     Ok(())
 }
 
@@ -259,7 +261,7 @@ impl Fs {
             Some(_) => self.engine.reserve_metadata_quota(id.root, quota_blocks::SETXATTR)?,
             None => QuotaReservation::default(),
         };
-        let reservation = self.reserve(XATTR_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(XATTR_ITEMS))?;
         let mut state = inode.write()?;
         check_may_change(&state)?;
         let mut changes = Vec::new();
@@ -293,7 +295,7 @@ impl Fs {
     fn set_property(
         &self,
         inode: &crate::inode::state::Inode,
-        mut state: parking_lot::RwLockWriteGuard<'_, InodeState>,
+        mut state: WriteGuard<'_, InodeState>,
         (reservation, quota): (ubtrfs_transaction::MetadataReservation<'_>, QuotaReservation),
         value: Option<&[u8]>,
         flags: XattrFlags,

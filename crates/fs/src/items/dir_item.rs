@@ -7,7 +7,7 @@
 //! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
 //! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | index and name of links for which the `INODE_REF` has no room |
 //!
-//! Changes are first planned as a list of [`Change`]s; planning may read the tree. Then the changes are put in an
+//! Changes are first planned as a list of [`ItemChange`]s; planning may read the tree. Then the changes are put in an
 //! operation; putting reads nothing. For an item that the list changes already, planning uses the change; all other
 //! items are read from the tree.
 
@@ -28,7 +28,7 @@ pub(crate) const FIRST_INDEX: u64 = 2;
 
 /// A planned change of one item.
 #[derive(Debug)]
-pub(crate) enum Change {
+pub(crate) enum ItemChange {
     Put(Key, Vec<u8>),
     Delete(Key),
     /// Puts an item that holds these entries. In entries of transaction [`PENDING`], the operation's transaction
@@ -37,7 +37,7 @@ pub(crate) enum Change {
 }
 
 /// Puts planned changes. In entries of transaction [`PENDING`], this operation's transaction replaces [`PENDING`].
-pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<Change>) {
+pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<ItemChange>) {
     let mut put = op.changes(tree);
     for change in changes {
         match change.into_item(op.generation()) {
@@ -47,7 +47,7 @@ pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<Change
     }
 }
 
-impl Change {
+impl ItemChange {
     /// Returns the item's key and its value in transaction `transid`; the value `None` deletes the item.
     pub(crate) fn into_item(self, transid: Generation) -> (Key, Option<Vec<u8>>) {
         match self {
@@ -81,9 +81,9 @@ pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
     max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
 
-/// Target of a directory entry.
+/// The target of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum EntryTarget {
     /// An inode of the same subvolume.
     Inode(Ino),
     /// Another subvolume's root directory.
@@ -92,13 +92,13 @@ pub(crate) enum Target {
 
 /// The target of an entry with this location. Fails with a corruption error if the location is neither an inode nor a
 /// subvolume.
-pub(crate) fn target_of(location: &Key) -> Result<Target> {
+pub(crate) fn target_of(location: &Key) -> Result<EntryTarget> {
     match location.item_type {
         KeyType::INODE_ITEM if (objectid::FIRST_FREE..=LAST_INO).contains(&location.objectid) => {
-            Ok(Target::Inode(Ino(location.objectid)))
+            Ok(EntryTarget::Inode(Ino(location.objectid)))
         }
         KeyType::ROOT_ITEM if RootId(location.objectid).is_subvolume() => {
-            Ok(Target::Subvolume(RootId(location.objectid)))
+            Ok(EntryTarget::Subvolume(RootId(location.objectid)))
         }
         other => Err(corrupt("location type", other.0.into(), "expected an inode or a subvolume")),
     }
@@ -249,7 +249,7 @@ impl<'n> NameSlot<'n> {
     /// Plans the changes that add the name, with this index. The name must not exist.
     pub(crate) fn plan_add(
         self,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<ItemChange>,
         tree: &Tree,
         geometry: &Geometry,
         target: (Key, u8),
@@ -260,7 +260,7 @@ impl<'n> NameSlot<'n> {
     }
 
     /// Plans the changes that remove the name, which has this index.
-    pub(crate) fn plan_remove(self, changes: &mut Vec<Change>, tree: &Tree, index: u64) -> Result<()> {
+    pub(crate) fn plan_remove(self, changes: &mut Vec<ItemChange>, tree: &Tree, index: u64) -> Result<()> {
         // Avoid decoding the entries if the name shares its hash with no other name, which is the usual case.
         let is_alone =
             self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE.saturating_add(self.name.len()));
@@ -286,7 +286,7 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()>
 
 /// Plans the changes for a new name: its entry in the `DIR_ITEM`, and its `DIR_INDEX` item.
 fn plan_entry(
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<ItemChange>,
     geometry: &Geometry,
     (key, mut entries): (Key, Vec<DirEntry>),
     name: &[u8],
@@ -295,23 +295,23 @@ fn plan_entry(
 ) -> Result<()> {
     check_room(entries.iter().map(entry_bytes).sum(), name, geometry)?;
     let entry = DirEntry { location, transid: PENDING, file_type, name: name.to_vec(), data: Vec::new() };
-    changes.push(Change::PutEntries(dir_index_key(Ino(key.objectid), index), vec![entry.clone()]));
+    changes.push(ItemChange::PutEntries(dir_index_key(Ino(key.objectid), index), vec![entry.clone()]));
     entries.push(entry);
-    changes.push(Change::PutEntries(key, entries));
+    changes.push(ItemChange::PutEntries(key, entries));
     Ok(())
 }
 
 /// Plans the changes for a removed name: its entry in the `DIR_ITEM` and its `DIR_INDEX` item are deleted.
-fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
+fn plan_no_entry(changes: &mut Vec<ItemChange>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
     entries.retain(|entry| entry.name != name);
-    changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
-    changes.push(Change::Delete(dir_index_key(Ino(key.objectid), index)));
+    changes.push(if entries.is_empty() { ItemChange::Delete(key) } else { ItemChange::PutEntries(key, entries) });
+    changes.push(ItemChange::Delete(dir_index_key(Ino(key.objectid), index)));
 }
 
 /// Plans the changes that add an entry, with this index, on top of the changes that are in the list already. The name
 /// must not exist.
 pub(crate) fn plan_add(
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<ItemChange>,
     tree: &Tree,
     geometry: &Geometry,
     dir: Ino,
@@ -342,7 +342,7 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
 }
 
 /// Plans the changes that remove the entry with this name and index.
-pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
+pub(crate) fn plan_remove(changes: &mut Vec<ItemChange>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
     plan_no_entry(changes, (key, entries), name, index);
@@ -402,7 +402,7 @@ fn encode_extrefs(refs: &[InodeExtref]) -> Vec<u8> {
 
 /// Plans the change that adds an inode's reference to a new name.
 pub(crate) fn plan_add_ref(
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<ItemChange>,
     tree: &Tree,
     geometry: &Geometry,
     ino: Ino,
@@ -415,7 +415,7 @@ pub(crate) fn plan_add_ref(
     refs.push(InodeRef { index, name: name.to_vec() });
     let value = encode_refs(&refs);
     if refs.len() == 1 || value.len() <= max_extended_bytes(geometry) {
-        changes.push(Change::Put(key, value));
+        changes.push(ItemChange::Put(key, value));
         return Ok(());
     }
     if !geometry.extended_iref {
@@ -428,14 +428,14 @@ pub(crate) fn plan_add_ref(
     if refs.len() > 1 && value.len() > max_extended_bytes(geometry) {
         return Err(Error::TooManyLinks);
     }
-    changes.push(Change::Put(key, value));
+    changes.push(ItemChange::Put(key, value));
     Ok(())
 }
 
 /// Plans the change that removes an inode's reference to a name. Returns the name's index, or `None` if there is no
 /// such reference.
 pub(crate) fn plan_remove_ref(
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<ItemChange>,
     tree: &Tree,
     ino: Ino,
     dir: Ino,
@@ -445,14 +445,18 @@ pub(crate) fn plan_remove_ref(
     let mut refs = planned_refs(changes, tree, &key)?;
     if let Some(at) = refs.iter().position(|inode_ref| inode_ref.name == name) {
         let index = refs.remove(at).index;
-        changes.push(if refs.is_empty() { Change::Delete(key) } else { Change::Put(key, encode_refs(&refs)) });
+        changes.push(if refs.is_empty() { ItemChange::Delete(key) } else { ItemChange::Put(key, encode_refs(&refs)) });
         return Ok(Some(index));
     }
     let key = extref_key(ino, dir, name);
     let mut refs = planned_extrefs(changes, tree, &key)?;
     if let Some(at) = refs.iter().position(|extref| extref.parent == dir.0 && extref.name == name) {
         let index = refs.remove(at).index;
-        changes.push(if refs.is_empty() { Change::Delete(key) } else { Change::Put(key, encode_extrefs(&refs)) });
+        changes.push(if refs.is_empty() {
+            ItemChange::Delete(key)
+        } else {
+            ItemChange::Put(key, encode_extrefs(&refs))
+        });
         return Ok(Some(index));
     }
     Ok(None)
@@ -460,24 +464,24 @@ pub(crate) fn plan_remove_ref(
 
 /// The value of an item after the planned changes: the outer `None` if they do not touch the item, the inner `None` if
 /// they delete it.
-fn planned<'c>(changes: &'c [Change], key: &Key) -> Option<Option<&'c [u8]>> {
+fn planned<'c>(changes: &'c [ItemChange], key: &Key) -> Option<Option<&'c [u8]>> {
     changes.iter().rev().find_map(|change| match change {
-        Change::Put(changed, value) if changed == key => Some(Some(value.as_slice())),
-        Change::Delete(changed) if changed == key => Some(None),
+        ItemChange::Put(changed, value) if changed == key => Some(Some(value.as_slice())),
+        ItemChange::Delete(changed) if changed == key => Some(None),
         _ => None,
     })
 }
 
-fn planned_entries(changes: &[Change], tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
+fn planned_entries(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
     let last = changes.iter().rev().find_map(|change| match change {
-        Change::PutEntries(changed, entries) if changed == key => Some(entries.clone()),
-        Change::Delete(changed) if changed == key => Some(Vec::new()),
+        ItemChange::PutEntries(changed, entries) if changed == key => Some(entries.clone()),
+        ItemChange::Delete(changed) if changed == key => Some(Vec::new()),
         _ => None,
     });
     last.map_or_else(|| read_entries(tree, key), Ok)
 }
 
-fn planned_refs(changes: &[Change], tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
+fn planned_refs(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
     match planned(changes, key) {
         Some(Some(value)) => InodeRef::decode_all(value).map_err(in_tree(tree)),
         Some(None) => Ok(Vec::new()),
@@ -485,7 +489,7 @@ fn planned_refs(changes: &[Change], tree: &Tree, key: &Key) -> Result<Vec<InodeR
     }
 }
 
-fn planned_extrefs(changes: &[Change], tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
+fn planned_extrefs(changes: &[ItemChange], tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
     match planned(changes, key) {
         Some(Some(value)) => InodeExtref::decode_all(value).map_err(in_tree(tree)),
         Some(None) => Ok(Vec::new()),

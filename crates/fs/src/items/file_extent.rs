@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, RegularExtent};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical, RootId};
+use ubtrfs_transaction::lock_rank::{self, Rank};
 use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Result;
@@ -378,8 +379,23 @@ impl ExtentPlan {
         Ok(())
     }
 
+    /// Checks that the items of the plan do not overlap (I1).
+    fn check_disjoint(&self) {
+        if cfg!(debug_assertions) {
+            let mut end = 0;
+            for (start, extent) in self.changes.iter().filter_map(|(start, change)| Some((*start, change.as_ref()?))) {
+                assert!(start >= end, "I1: an item at {start} begins before {end}, the end of the item before");
+                end = start.saturating_add(extent.num_bytes());
+            }
+        }
+    }
+
     /// Puts the changes into an operation.
     pub(crate) fn apply(self, op: &TransHandle<'_>, tree: &Tree, ino: Ino) {
+        self.check_disjoint();
+        let inode = (tree.id().0, ino.0);
+        lock_rank::check_held_at(Rank::Writeback, inode, "I4: extents change under the writeback lock");
+        lock_rank::check_held_at(Rank::Inode, inode, "I4: extents change under the state lock");
         for (offset, change) in self.changes {
             let key = extent_key(ino, offset);
             match change {

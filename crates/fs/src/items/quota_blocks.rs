@@ -1,7 +1,7 @@
 //! Number of tree blocks for which an operation must find room within the limits of its subvolume's quota groups.
 //!
 //! Each number is the one with which Linux refuses the operation, so that both refuse at the same limit
-//! (`tests/quota_limits.rs` compares them). An operation adds fewer blocks.
+//! (`tests/it/quota_limits.rs` compares them). An operation adds fewer blocks.
 
 /// A new file, directory or device node, with its name.
 pub(crate) const CREATE: u64 = 5;

@@ -1,32 +1,32 @@
 //! [`Fs`]: one open filesystem; opening, syncing and closing it.
 //!
-//! - I1. A call that makes changes first calls [`Fs::reserve`] or one of its variants, which fail on a read-only mount,
-//!   and announce the change to the commit thread. Later steps of the call may reserve from the engine directly.
-//! - I2. When [`Fs::sync`] or [`Fs::close`] succeeds, every earlier change is on disk.
-//! - I3. When [`Fs::close`] returns, nothing is written any more. Only the first call closes; every other call waits for
+//! - I1. When [`Fs::sync`] or [`Fs::close`] succeeds, every earlier change is on disk.
+//! - I2. When [`Fs::close`] returns, nothing is written any more. Only the first call closes; every other call waits for
 //!   it and has the same result.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ubtrfs_device::Device;
+use ubtrfs_format::DevId;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{DevId, RootId};
-use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
+use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions};
 
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
-use crate::devices::size::Resizes;
+use crate::devices::size::ResizeJobs;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
-use crate::inode::change_gate::ChangeGate;
+use crate::inode::entered::EnteredSubvolumes;
 use crate::inode::readahead::Readahead;
 use crate::mount::commit_thread::CommitThread;
 use crate::mount::memory_budget::MemoryBudget;
+use crate::mount::resync_thread::ResyncThread;
 use crate::namei::state::Names;
 use crate::options::MountOptions;
 use crate::service_threads::ServiceThreads;
+use crate::session::context::Context;
 use crate::subvolume::state::Subvolumes;
 use crate::types::InodeId;
 use crate::writeback::data_path::DataPath;
@@ -34,25 +34,25 @@ use crate::writeback::data_path::DataPath;
 /// An open filesystem.
 #[derive(Debug)]
 pub struct Fs {
+    pub(crate) context: Context,
     pub(crate) engine: Arc<Engine>,
     pub(crate) options: MountOptions,
     pub(crate) geometry: Geometry,
     pub(crate) inodes: InodeCache,
+    pub(crate) entered: EnteredSubvolumes,
     pub(crate) names: Names,
     pub(crate) subvolumes: Subvolumes,
     pub(crate) data: DataPath,
     pub(crate) readahead: Readahead,
     pub(crate) balance: BalanceState,
     pub(crate) reclaim: Reclaim,
-    pub(crate) resizes: Resizes,
+    pub(crate) resizes: ResizeJobs,
+    pub(crate) resync: ResyncThread,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
-    root: InodeId,
     /// Memory in bytes for each of two shares of a receive ([`crate::mount::memory_budget`]).
     pub(crate) stream_bytes: u64,
-    /// Counts running changes and syncs; [`Fs::close`] closes it.
-    pub(crate) changes: ChangeGate,
-    /// How closing ended; `None` before. Locked while the filesystem is being closed (I3).
+    /// How closing ended; `None` before. Locked while the filesystem is being closed (I2).
     closed: Mutex<Option<Outcome>>,
 }
 
@@ -80,6 +80,7 @@ impl Fs {
         let engine = Engine::open(
             devices,
             OpenOptions {
+                degraded: options.degraded,
                 read_only: options.read_only,
                 memory_bytes: budget.engine_bytes,
                 discard: options.discard,
@@ -90,29 +91,34 @@ impl Fs {
         crate::mount::log_replay::replay(&engine)?;
         let root = crate::subvolume::list::find_root(&engine, &options)?;
         let geometry = engine.geometry();
-        let inodes = InodeCache::new(usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX));
+        let inodes = InodeCache::new(
+            usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX),
+            budget.inode_bytes / 2,
+        );
+        let context = Context::new(Arc::clone(&engine), options.read_only, InodeId::root_of(root));
         let fs = Arc::new(Self {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
             balance: BalanceState::default(),
             reclaim: Reclaim::new(options.bg_reclaim_threshold),
-            resizes: Resizes::default(),
+            resizes: ResizeJobs::default(),
+            resync: ResyncThread::default(),
             leaf_threads: ServiceThreads::default(),
             inodes,
-            names: Names::new(budget.inode_bytes / 2),
-            subvolumes: Subvolumes::new(budget.subvolume_bytes),
-            commit_thread: CommitThread::new(options.commit_secs),
-            root: InodeId::root_of(root),
+            names: Names::new(),
+            entered: EnteredSubvolumes::new(budget.subvolume_bytes, Self::delete_orphans),
+            subvolumes: Subvolumes::default(),
+            commit_thread: CommitThread::new(Arc::clone(&context.commits), options.commit_secs),
             stream_bytes: budget.stream_bytes,
-            changes: ChangeGate::default(),
             closed: Mutex::default(),
+            context,
             geometry,
             options,
             engine,
         });
         let flusher: std::sync::Weak<dyn Flusher> = Arc::downgrade(&(Arc::clone(&fs) as Arc<dyn Flusher>));
         fs.engine.set_flusher(flusher);
-        if !fs.inode(fs.root)?.read()?.is_dir() {
+        if !fs.inode(fs.root())?.read()?.is_dir() {
             return Err(Error::NotDirectory);
         }
         fs.readahead.start(&fs);
@@ -127,6 +133,7 @@ impl Fs {
             if let Err(error) = fs.engine.find_dead_roots() {
                 tracing::warn!("finding deleted subvolumes failed: {error}");
             }
+            fs.resync.start(&fs)?;
             fs.commit_thread.start(&fs);
             fs.data.threads.start(&fs);
             fs.reclaim.start(&fs);
@@ -136,7 +143,7 @@ impl Fs {
 
     /// The reason why the filesystem is read-only, or `None` if it is writable.
     pub fn read_only(&self) -> Option<String> {
-        self.engine.read_only()
+        self.context.read_only()
     }
 
     /// The options that the filesystem was opened with.
@@ -152,7 +159,28 @@ impl Fs {
     /// The root directory of the subvolume that `subvol=` or `subvolid=` selects; without these options, that of the
     /// default subvolume.
     pub fn root(&self) -> InodeId {
-        self.root
+        self.context.root()
+    }
+
+    /// Lets `..` of the selected subvolume lead to the directory above, for a mount whose root is the top level and that
+    /// shows the subvolume as one of several.
+    pub fn show_top_level(&self) {
+        self.context.show_top_level();
+    }
+
+    /// Whether the whole filesystem can be reached through names: its top level is the selected subvolume, or
+    /// [`Self::show_top_level`] was called.
+    pub fn shows_top_level(&self) -> bool {
+        self.context.shows_top_level()
+    }
+
+    /// The root directory of the subvolume that the options `subvol` and `subvolid` select; without them, that of the
+    /// default subvolume.
+    ///
+    /// # Errors
+    /// There is no such subvolume, or the options contradict each other.
+    pub fn selected_root(&self, options: &MountOptions) -> Result<InodeId> {
+        crate::subvolume::list::find_root(&self.engine, options).map(InodeId::root_of)
     }
 
     /// Error counters of the devices, which also count errors of earlier mounts, in this order: write, read, flush,
@@ -163,18 +191,18 @@ impl Fs {
 
     /// Sets the error counters of the devices to 0, durable on return. Returns the counters before.
     pub fn reset_device_stats(&self) -> Result<Vec<(DevId, DevStatsItem)>> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.reset_device_stats()?)
     }
 
-    /// Writes out all data and commits (I2); does nothing on a read-only mount. Fails if some data cannot be written;
+    /// Writes out all data and commits (I1); does nothing on a read-only mount. Fails if some data cannot be written;
     /// everything else is on disk then. Fails with [`Error::Closed`] after [`Fs::close`].
     pub fn sync(&self) -> Result<()> {
         if self.read_only().is_some() && self.options.read_only {
             return Ok(());
         }
-        // Closing waits for this sync, which would otherwise write after the filesystem is closed (I3).
-        let _changing = self.begin_change()?;
+        // Closing waits for this sync, which would otherwise write after the filesystem is closed (I2).
+        let _changing = self.context.begin_change()?;
         self.delete_undeleted();
         let flushed = self.flush_all_data();
         // Commit even if some data could not be written.
@@ -186,16 +214,16 @@ impl Fs {
     /// Requests a commit in the background, without writing dirty data. This is for callers that make very many changes
     /// and want a short final commit.
     pub fn start_commit(&self) {
-        self.commit_thread.request_work(BackgroundWork::Commit);
+        self.context.commits.request_work(BackgroundWork::Commit);
     }
 
-    /// Waits for running changes, writes out all data, commits and stops the background threads (I2). Later changes
+    /// Waits for running changes, writes out all data, commits and stops the background threads (I1). Later changes
     /// fail with [`Error::Closed`].
     ///
     /// # Errors
     ///
     /// Fails if some data was not written, or if the filesystem became read-only while it was open. Later calls fail
-    /// with [`Error::CloseFailed`] then (I3).
+    /// with [`Error::CloseFailed`] then (I2).
     pub fn close(&self) -> Result<()> {
         let mut closed = self.closed.lock();
         if let Some(outcome) = &*closed {
@@ -210,8 +238,9 @@ impl Fs {
     }
 
     fn close_once(&self) -> Result<()> {
-        self.changes.close();
+        self.context.end_changes();
         self.balance.close();
+        self.resync.stop();
         self.reclaim.stop();
         self.commit_thread.stop();
         self.data.threads.stop();
@@ -230,53 +259,16 @@ impl Fs {
         // Commit even if some data could not be written.
         let closed = self.engine.close();
         flushed?;
-        Ok(closed?)
-    }
-
-    /// Reserves metadata for about `nr_items` item changes (I1). May flush and commit: the caller must hold no inode
-    /// lock.
-    pub(crate) fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.check_open()?;
-        self.commit_thread.note_change();
-        Ok(self.engine.reserve(nr_items)?)
-    }
-
-    /// Reserves metadata for a snapshot of `source` with about `nr_items` item changes (I1).
-    pub(crate) fn reserve_for_snapshot(&self, source: RootId, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.check_open()?;
-        self.commit_thread.note_change();
-        Ok(self.engine.reserve_for_snapshot(source, nr_items)?)
-    }
-
-    /// Reserves metadata for a change that frees space (I1); may use space that the engine keeps free for such changes.
-    pub(crate) fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.check_open()?;
-        self.commit_thread.note_change();
-        Ok(self.engine.reserve_for_removal(nr_items)?)
-    }
-
-    /// Reserves metadata for the deletion of a subvolume (I1); may use space that other removals must leave free.
-    pub(crate) fn reserve_for_subvolume_deletion(&self) -> Result<MetadataReservation<'_>> {
-        self.check_open()?;
-        self.commit_thread.note_change();
-        Ok(self.engine.reserve_for_subvolume_deletion()?)
-    }
-
-    /// Reserves metadata for `most` item changes that free space; if space is short, for fewer changes, but at least
-    /// `least` (I1).
-    pub(crate) fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
-        self.check_open()?;
-        self.commit_thread.note_change();
-        Ok(self.engine.reserve_for_removal_steps(most, least)?)
+        closed?;
+        if self.read_only().is_none() {
+            self.engine.check_nothing_reserved();
+        }
+        Ok(())
     }
 
     /// Whether any change is not on disk yet.
     pub(crate) fn has_changes(&self) -> bool {
         self.data.has_dirty() || self.engine.has_changes() || self.names.has_undeleted()
-    }
-
-    pub(crate) fn check_open(&self) -> Result<()> {
-        if self.options.read_only { Err(Error::ReadOnlyMount) } else { Ok(()) }
     }
 }
 

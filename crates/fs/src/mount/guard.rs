@@ -5,7 +5,7 @@ use ubtrfs_format::Ino;
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::inode::cache::Found;
+use crate::inode::cache::FoundInode;
 use crate::inode::handle::load_item;
 use crate::inode::state::attr_of_item;
 use crate::types::{Attr, InodeId};
@@ -43,9 +43,9 @@ impl Fs {
         let has_own_item = id.ino != Ino::ROOT_DIR && !id.is_stub();
         let inode = match has_own_item.then(|| self.inodes.find_or_block(id)) {
             None => self.inode(id)?,
-            Some(Found::InMemory(inode)) if inode.home.is_gone() => return Err(Error::Stale),
-            Some(Found::InMemory(inode)) => inode,
-            Some(Found::Absent(_loading)) => {
+            Some(FoundInode::InMemory(inode)) if inode.home.is_gone() => return Err(Error::Stale),
+            Some(FoundInode::InMemory(inode)) => inode,
+            Some(FoundInode::Absent(_loading)) => {
                 // A file that is not in memory has no pending data. While `_loading` exists, no thread changes the inode
                 // or deletes it.
                 let item = load_item(&subvolume.tree, id.ino)?;

@@ -29,10 +29,11 @@ use std::sync::Arc;
 use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeExtref, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_space::RangeSet;
+use ubtrfs_transaction::lock_rank::Alone;
 use ubtrfs_transaction::{Engine, Geometry, ItemRef, TransHandle, Tree};
 
 use crate::error::{Error, Result};
-use crate::items::dir_item::{self, Change, in_tree};
+use crate::items::dir_item::{self, ItemChange, in_tree};
 use crate::items::file_extent::{ExtentAt, ExtentPlan, decode, last_extent_before};
 use crate::namei::create::orphan_key;
 use crate::types::mode;
@@ -51,6 +52,8 @@ pub(crate) fn replay(engine: &Arc<Engine>) -> Result<()> {
 }
 
 fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
+    // No other thread uses the filesystem yet, so the replay is one operation that reads and takes no locks of inodes.
+    let _alone = Alone::new();
     let op = engine.begin_replay();
     let mut csums = RangeSet::default();
     for (root, log) in logs {
@@ -151,7 +154,7 @@ impl Replay<'_> {
         self.op.put(self.tree, inode_key(ino), item.encode());
     }
 
-    fn apply(&self, changes: Vec<Change>) {
+    fn apply(&self, changes: Vec<ItemChange>) {
         dir_item::put_changes(self.op, self.tree, changes);
     }
 

@@ -3,15 +3,18 @@
 //! - `fs`: opening, syncing, closing.
 //! - `memory_budget`: dividing the memory.
 //! - `commit_thread`: starting commits in the background.
+//! - `engine_requests`: requests of the engine to this crate.
 //! - `log_replay`: making the changes of a tree log part of the subvolumes.
 //! - `statfs`: the numbers that df shows.
 //! - `guard`: calls that only a FUSE server needs.
 //! - `stats`: counters.
 
 pub(crate) mod commit_thread;
+mod engine_requests;
 pub(crate) mod fs;
 pub(crate) mod guard;
 pub(crate) mod log_replay;
 pub(crate) mod memory_budget;
+pub(crate) mod resync_thread;
 pub(crate) mod statfs;
 pub(crate) mod stats;

@@ -25,8 +25,13 @@ impl Fs {
             usage.data.used * factor + (metadata + usage.system.used) * Profile::copies_of(usage.metadata_flags);
         let reserve = self.linux_reserve()? / bsize;
         let bfree = blocks.saturating_sub(raw_used / factor / bsize).saturating_sub(reserve);
+        // On one device, Linux counts all bytes that no chunk uses.
+        let new_data = match Profile::of(usage.data_flags).is_some_and(Profile::fits_one_device) {
+            true => usage.unallocated_bytes / factor,
+            false => usage.allocatable_data_bytes,
+        };
         let data_free = usage.data.total.saturating_sub(usage.data.used);
-        let bavail = (data_free + usage.unallocated_bytes / factor) / bsize;
+        let bavail = (data_free + new_data) / bsize;
         let id = superblock.fsid.as_u128() ^ u128::from(self.root().root.0);
         let fold = |bits: u128| u32::try_from(bits & u128::from(u32::MAX)).unwrap_or_default();
         Ok(StatFs {

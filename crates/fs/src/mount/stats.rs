@@ -1,6 +1,6 @@
 //! Counters of an open filesystem, and the timeline of its work.
 
-use ubtrfs_transaction::{Metric, prometheus_text};
+use ubtrfs_transaction::{MemberState, Metric, prometheus_text};
 
 use crate::Fs;
 
@@ -25,6 +25,17 @@ impl Fs {
         ));
         let help = "Number of nearly empty data block groups that bg_reclaim_threshold emptied";
         out.push(Metric::counter("block_groups_reclaimed_total", help, self.reclaim.nr_reclaimed() as f64));
+        let states: Vec<MemberState> = self.engine.devices().into_iter().map(|device| device.state).collect();
+        let count = |is_in: fn(&MemberState) -> bool| states.iter().filter(|state| is_in(state)).count() as f64;
+        let nr_missing = count(|state| matches!(state, MemberState::Missing | MemberState::Kicked));
+        out.push(Metric::gauge("devices_missing", "Devices that are missing, or failed and are not used", nr_missing));
+        let nr_behind = count(|state| state.behind_at().is_some());
+        out.push(Metric::gauge("devices_behind", "Devices that are being brought up to date", nr_behind));
+        let (walked, copied) = self.resync.done_bytes();
+        let help = "Bytes of extents that were looked at to bring devices up to date";
+        out.push(Metric::counter("resync_walked_bytes_total", help, walked as f64));
+        let help = "Bytes that were copied to bring devices up to date";
+        out.push(Metric::counter("resync_copied_bytes_total", help, copied as f64));
         let has_io_uring = f64::from(u8::from(self.engine.devices_have_io_uring()));
         let help = "1 if large reads and writes use several concurrent io_uring requests";
         out.push(Metric::gauge("device_io_uring", help, has_io_uring));

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use parking_lot::RwLock;
 use ubtrfs_format::item::{
     Compression, DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec,
 };
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
 use ubtrfs_transaction::TreeChanges;
+use ubtrfs_transaction::lock_rank::WriteGuard;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -16,8 +16,9 @@ use crate::inode::property;
 use crate::inode::state::{Inherited, Inode, InodeState, NextInos};
 use crate::inode::subvolume::NewInos;
 use crate::inode::xattr::{self, KnownXattrs};
-use crate::items::dir_item::{self, Change, HashedName, NameSlot};
+use crate::items::dir_item::{self, HashedName, ItemChange, NameSlot};
 use crate::items::quota_blocks;
+use crate::session::context::Purpose;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 
 /// A planned inode: its items are not put yet, and its state is not visible yet.
@@ -25,12 +26,12 @@ pub(crate) struct Draft {
     pub(crate) inode: Arc<Inode>,
     pub(crate) file_type: FileType,
     /// The changes that put the inode's extended attributes.
-    changes: Vec<Change>,
+    changes: Vec<ItemChange>,
     symlink_target: Option<Vec<u8>>,
 }
 
 /// The properties of a new inode, before it has a number.
-struct Plan {
+struct InodePlan {
     item: InodeItem,
     attributes: Vec<(&'static [u8], Vec<u8>)>,
     /// The compression method, if the attributes include the `btrfs.compression` property.
@@ -45,7 +46,7 @@ impl Fs {
         let is_symlink = new.mode & mode::TYPE == mode::SYMLINK;
         let nr_blocks = if is_symlink { quota_blocks::SYMLINK } else { quota_blocks::CREATE };
         let quota = self.engine.reserve_metadata_quota(dir.root, nr_blocks)?;
-        let reservation = self.reserve(CREATE_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(CREATE_ITEMS))?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
         let name = HashedName::from(name);
@@ -61,12 +62,13 @@ impl Fs {
         let ino = draft.inode.id.ino;
         let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE.saturating_add(name.bytes.len()));
 
+        let mut state = draft.lock();
         // Insert the inode with its count of users before its items are visible: a thread that removes the inode's last
         // link deletes the inode if it has no users.
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
         let op = self.engine.begin(reservation);
         let mut changes = op.changes(&dir_inode.home.tree);
-        let attr = draft.put(&mut changes, 1, self);
+        let attr = draft.put(&mut changes, &mut state, 1, self);
         dir_item::put_new_ref(&mut changes, (ino, dir.ino), name.bytes, index, &mut buf);
         slot.put_add(&mut changes, (dir_item::inode_location(ino), draft.file_type as u8), index, &mut buf);
         dir_state.next_index = index.checked_add(1);
@@ -81,16 +83,17 @@ impl Fs {
     pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
         let dir_inode = self.inode_to_change(dir)?;
         let quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::TMPFILE)?;
-        let reservation = self.reserve(CREATE_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(CREATE_ITEMS))?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
         let new = NewInode::file(mode);
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, Timespec::now())?;
+        let mut state = draft.lock();
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 1);
         self.inodes.mark_without_name(draft.inode.id);
         let op = self.engine.begin(reservation);
         let mut changes = op.changes(&dir_inode.home.tree);
-        let attr = draft.put(&mut changes, 0, self);
+        let attr = draft.put(&mut changes, &mut state, 0, self);
         changes.put(orphan_key(draft.inode.id.ino), []);
         quota.spend();
         Ok(attr)
@@ -109,7 +112,7 @@ impl Fs {
         let file_type = FileType::from_mode(type_bits).ok_or(Error::InvalidArgument("unknown file type"))?;
         let symlink_target = self.check_symlink(type_bits, &new)?;
         let inode_mode = type_bits | new.mode & mode::PERMISSIONS;
-        let Plan { mut item, attributes, compression } =
+        let InodePlan { mut item, attributes, compression } =
             self.plan_inode(dir, dir_state, (inode_mode, new.inherits_nothing), caller, time)?;
         if matches!(type_bits, mode::CHAR | mode::BLOCK) {
             item.rdev = rdev_to_item(new.rdev);
@@ -121,7 +124,7 @@ impl Fs {
         let mut state = InodeState::new(item);
         if state.is_dir() {
             state.next_index = Some(dir_item::FIRST_INDEX);
-            state.known_names = Some(self.names.of_empty_dir());
+            state.known_names = Some(self.inodes.names_of_empty_dir());
         }
         if let Some(method) = compression {
             property::Value::Method(method).apply(&mut state);
@@ -134,12 +137,8 @@ impl Fs {
             changes.push(xattr::plan_new(ino, name, value));
         }
         let id = InodeId { root: dir.id.root, ino };
-        let inode = Arc::new(Inode {
-            id,
-            home: Arc::clone(dir_state.home_of_new.get_or_insert_with(|| dir.home.another())),
-            state: RwLock::new(state),
-            writeback: Default::default(),
-        });
+        let home = Arc::clone(dir_state.home_of_new.get_or_insert_with(|| dir.home.another()));
+        let inode = Arc::new(Inode::new(id, home, state));
         Ok(Draft { inode, file_type, changes, symlink_target })
     }
 
@@ -151,12 +150,12 @@ impl Fs {
         (inode_mode, inherits_nothing): (u32, bool),
         caller: &Caller,
         time: Timespec,
-    ) -> Result<Plan> {
+    ) -> Result<InodePlan> {
         let type_bits = inode_mode & mode::TYPE;
         if inherits_nothing {
             let mut item = new_item(None, inode_mode & !(caller.umask & 0o777), caller, time);
             item.flags = self.flags_by_options(type_bits).bits();
-            return Ok(Plan { item, attributes: Vec::new(), compression: None });
+            return Ok(InodePlan { item, attributes: Vec::new(), compression: None });
         }
         let inherited = inherited(dir, dir_state)?;
         let group = (dir_state.item.mode & mode::SETGID != 0).then_some(dir_state.item.gid);
@@ -175,7 +174,7 @@ impl Fs {
         if let Some(method) = compression {
             attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));
         }
-        Ok(Plan { item, attributes, compression })
+        Ok(InodePlan { item, attributes, compression })
     }
 
     /// Allocates the number of a new inode in a directory.
@@ -266,15 +265,20 @@ impl Fs {
 }
 
 impl Draft {
-    /// Puts the inode's items with the link count `nlink`. The caller puts the items of the names.
-    pub(crate) fn put(&self, put: &mut TreeChanges<'_>, nlink: u32, fs: &Fs) -> Attr {
-        // No other thread knows the inode, so this lock is free.
-        let mut state = self.inode.state.write();
+    /// Locks the state, before other threads can find the inode by its number in the cache: an operation waits for no
+    /// state lock, because its holder may be waiting for the gate.
+    pub(crate) fn lock(&self) -> WriteGuard<'_, InodeState> {
+        self.inode.state.try_write().expect("I1 of cache: no other thread has an inode before it is in the cache")
+    }
+
+    /// Puts the inode's items with the link count `nlink`. The caller locks the inode before the operation begins, and puts
+    /// the items of the names.
+    pub(crate) fn put(&self, put: &mut TreeChanges<'_>, state: &mut InodeState, nlink: u32, fs: &Fs) -> Attr {
         state.item.generation = put.generation();
         state.item.nlink = nlink;
-        self.inode.put_item_among(put, &mut state);
+        self.inode.put_item_among(put, state);
         for change in &self.changes {
-            if let Change::PutEntries(key, entries) = change {
+            if let ItemChange::PutEntries(key, entries) = change {
                 let mut value = Vec::new();
                 for entry in entries {
                     DirEntry { transid: put.generation(), ..entry.clone() }.encode_into(&mut value);
@@ -293,7 +297,7 @@ impl Draft {
             };
             put.put(Key::new(self.inode.id.ino.0, KeyType::EXTENT_DATA, 0), extent.encode());
         }
-        fs.attr_of(&self.inode, &state)
+        fs.attr_of(&self.inode, state)
     }
 }
 
@@ -403,3 +407,45 @@ const SINGLE_INOS: u64 = 64;
 const SINGLE_DIRS: u64 = 8;
 /// Longest target of a symbolic link, which is Linux's `PATH_MAX` without the final zero byte.
 const SYMLINK_MAX: usize = 4095;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    use ubtrfs_device::MemoryDevice;
+
+    use super::*;
+    use crate::MountOptions;
+    use crate::types::SetAttr;
+
+    /// One thread creates files, one changes the newest inodes by their numbers, one commits.
+    #[test]
+    fn no_operation_waits_for_the_lock_of_a_new_inode() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let root = fs.root();
+        let (next, is_over) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+                while !is_over.load(Ordering::Relaxed) {
+                    let id = InodeId { root: root.root, ino: Ino(next.load(Ordering::Relaxed)) };
+                    // Most often there is no such inode yet.
+                    let _ = fs.setattr(id, &set, &Caller::ROOT);
+                }
+            });
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    fs.engine.commit().unwrap();
+                }
+            });
+            for number in 0..500 {
+                let created = fs.create(root, number.to_string().as_bytes(), NewInode::file(0o644), &Caller::ROOT);
+                next.store(created.unwrap().id.ino.0 + 1, Ordering::Relaxed);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        fs.close().unwrap();
+    }
+}

@@ -2,24 +2,25 @@
 
 use std::sync::Arc;
 
-use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Ino;
 use ubtrfs_format::item::{FileType, InodeFlags, InodeItem, Timespec};
 use ubtrfs_transaction::TransHandle;
+use ubtrfs_transaction::lock_rank::WriteGuard;
 
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::xattr::check_may_change;
-use crate::items::dir_item::{self, Change, NameSlot};
+use crate::items::dir_item::{self, ItemChange, NameSlot};
 use crate::items::quota_blocks;
 use crate::namei::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
 use crate::namei::orphan::{LastItems, UnloadedItems};
+use crate::session::context::Purpose;
 use crate::types::{Attr, InodeId};
 
 /// Locked states of several inodes, locked in the order of their ids.
 pub(crate) struct Locked<'i> {
-    states: Vec<(InodeId, RwLockWriteGuard<'i, InodeState>)>,
+    states: Vec<(InodeId, WriteGuard<'i, InodeState>)>,
 }
 
 impl<'i> Locked<'i> {
@@ -66,7 +67,7 @@ impl Fs {
             return Err(Error::NotPermitted("a directory can have only one name"));
         }
         let quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::LINK)?;
-        let reservation = self.reserve(LINK_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(LINK_ITEMS))?;
         let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
         check_dir_takes_names(locked.of(&dir_inode))?;
         check_linkable(locked.of(&inode), self.inodes.is_linkable(id))?;
@@ -101,22 +102,9 @@ impl Fs {
         Ok(self.attr_of(&inode, state))
     }
 
-    /// Removes a name of an inode that is not a directory.
-    pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        self.remove(dir, name, false)
-    }
-
-    /// Removes an empty directory or an empty subvolume.
-    pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        match name {
-            b"." => return Err(Error::InvalidArgument("'.' cannot be removed")),
-            b".." => return Err(Error::NotEmpty),
-            _ => {}
-        }
-        self.remove(dir, name, true)
-    }
-
-    fn remove(&self, dir: InodeId, name: &[u8], directory: bool) -> Result<()> {
+    /// Removes a name of a directory, or of another inode. Returns false, without a change, if the name leads to a
+    /// subvolume.
+    pub(crate) fn remove_inode(&self, dir: InodeId, name: &[u8], directory: bool) -> Result<bool> {
         dir_item::check_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
         let mut may_be_unloaded = !directory;
@@ -124,15 +112,19 @@ impl Fs {
             let mut victim = self.find_victim(&dir_inode, name)?;
             let child = victim.id;
             if child.root != dir.root {
-                return if directory { self.remove_subvolume(dir, name, None, true) } else { Err(Error::IsDirectory) };
+                return if directory { Ok(false) } else { Err(Error::IsDirectory) };
             }
             if child.is_stub() {
-                return if directory { self.remove_stub(&dir_inode, name) } else { Err(Error::IsDirectory) };
+                return if directory {
+                    self.remove_stub(&dir_inode, name).map(|()| true)
+                } else {
+                    Err(Error::IsDirectory)
+                };
             }
             let in_memory = self.inodes.peek(child);
             if in_memory.is_none() && std::mem::take(&mut may_be_unloaded) {
                 match self.remove_unloaded(&dir_inode, victim, name)? {
-                    true => return Ok(()),
+                    true => return Ok(true),
                     false => continue,
                 }
             }
@@ -142,7 +134,8 @@ impl Fs {
                 (false, true) => return Err(Error::NotDirectory),
                 _ => {}
             }
-            let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
+            let reservation =
+                self.context.reserve(Purpose::RemovalSteps { most: LINK_ITEMS + LAST_ITEMS, least: LINK_ITEMS })?;
             let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
             // Every change of a directory's names changes the directory's sequence number. If the number changed, only
             // this name is looked up again: in a busy directory, most changes are of other names.
@@ -179,7 +172,7 @@ impl Fs {
                 drop(op);
                 drop(locked);
                 self.inodes.remove(child);
-                return Ok(());
+                return Ok(true);
             }
             let unlinked = drop_link(&op, &inode, locked.of(&inode), time);
             drop(op);
@@ -187,7 +180,7 @@ impl Fs {
             if unlinked && !self.inodes.mark_unlinked(child) {
                 self.delete_if_unlinked(child);
             }
-            return Ok(());
+            return Ok(true);
         }
     }
 
@@ -195,7 +188,8 @@ impl Fs {
     /// orphan; otherwise it is deleted. Returns false and changes nothing if the directory has changed, or if the file
     /// must be loaded.
     fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
-        let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
+        let reservation =
+            self.context.reserve(Purpose::RemovalSteps { most: LINK_ITEMS + LAST_ITEMS, least: LINK_ITEMS })?;
         let mut dir_state = dir.write()?;
         if dir_state.item.sequence != victim.sequence {
             return Ok(false);
@@ -241,7 +235,7 @@ impl Fs {
 
     /// Removes the name of an empty directory that stands for a subvolume ([`InodeId::stub`]).
     fn remove_stub(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let reservation = self.reserve_for_removal(LINK_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Removal(LINK_ITEMS))?;
         let mut state = dir.write()?;
         check_may_remove(&state)?;
         let entry = dir_item::find_entry(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
@@ -260,13 +254,13 @@ impl Fs {
 }
 
 /// Plans the changes that remove an inode's name: reference, entry and index.
-pub(crate) fn plan_unlink(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
+pub(crate) fn plan_unlink(changes: &mut Vec<ItemChange>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
     let index = plan_remove_ref(changes, inode, dir, name)?;
     dir_item::plan_remove(changes, &inode.home.tree, dir, name, index)
 }
 
 /// Plans the change that removes an inode's reference to a name. Returns the name's index.
-fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
+fn plan_remove_ref(changes: &mut Vec<ItemChange>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
     match dir_item::plan_remove_ref(changes, &inode.home.tree, inode.id.ino, dir, name)? {
         Some(index) => Ok(index),
         None => dir_item::find_index(&inode.home.tree, dir, name)?.ok_or(Error::NotFound),

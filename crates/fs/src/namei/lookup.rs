@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ubtrfs_format::item::{FileExtent, FileType};
-use ubtrfs_format::{Key, KeyType};
+use ubtrfs_format::{Key, KeyType, RootId};
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ impl Fs {
     /// Looks up the inode at a path from [`Fs::root`]. With `follow`, a symbolic link at the end is followed. `..` does
     /// not lead above the root. The call takes no reference that [`Fs::forget`] would have to release.
     pub fn lookup_path(&self, path: &[u8], follow: bool) -> Result<Attr> {
-        let id = self.walk(&mut vec![self.root()], path, follow, &mut { MAX_SYMLINKS })?;
+        let id = self.walk(&mut vec![self.context.root()], path, follow, &mut { MAX_SYMLINKS })?;
         self.getattr(id)
     }
 
@@ -48,7 +48,7 @@ impl Fs {
                 }
                 continue;
             }
-            let dir = *trail.last().unwrap_or(&self.root());
+            let dir = *trail.last().unwrap_or(&self.context.root());
             let inode = self.find_child(dir, name, false)?;
             let is_last = names.peek().is_none();
             let type_bits = inode.read()?.file_type_bits();
@@ -69,7 +69,7 @@ impl Fs {
             }
             trail.push(inode.id);
         }
-        Ok(*trail.last().unwrap_or(&self.root()))
+        Ok(*trail.last().unwrap_or(&self.context.root()))
     }
 
     /// The inode of a name. With `count`, the call counts as a lookup, which [`Fs::forget`] releases.
@@ -122,10 +122,26 @@ impl Fs {
         Ok(inode)
     }
 
-    /// The target of `..` in a directory. For [`Fs::root`], the target is the directory itself, even if it has a
-    /// parent.
+    /// The subvolume with this name, and the directory's sequence number when the name was found.
+    pub(crate) fn find_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<(RootId, u64)> {
+        dir_item::check_name(name)?;
+        let inode = self.inode(dir)?;
+        let state = inode.read()?;
+        if !state.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        let entry = dir_item::find_entry(&inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
+        let id = self.target_id(dir, &entry.location, name)?;
+        if id.root == dir.root || id.is_stub() {
+            return Err(Error::InvalidArgument("not a subvolume"));
+        }
+        Ok((id.root, state.item.sequence))
+    }
+
+    /// The target of `..` in a directory. For [`Fs::root`], the target is the directory itself, even if it has a parent,
+    /// unless the top level is shown ([`Fs::show_top_level`]).
     fn shown_parent(&self, dir: InodeId) -> Result<InodeId> {
-        if dir == self.root() { Ok(dir) } else { self.parent(dir) }
+        if dir == self.context.topmost() { Ok(dir) } else { self.parent(dir) }
     }
 
     /// The cookie after the directory's last entry: entries made later have this cookie or a higher one.

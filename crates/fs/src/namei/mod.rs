@@ -5,11 +5,15 @@
 //! - `link`: adding and removing names.
 //! - `rename`: renaming, replacing and exchanging names.
 //! - `orphan`: deletion of inodes without names.
+//! - `uses`: opens and lookups of inodes, and the end of the last one.
+//! - `deleted_subvolume`: the end of a subvolume without a name.
 //! - `state`: the rename lock.
 
 pub(crate) mod create;
+pub(crate) mod deleted_subvolume;
 pub(crate) mod link;
 pub(crate) mod lookup;
 pub(crate) mod orphan;
 pub(crate) mod rename;
 pub(crate) mod state;
+mod uses;

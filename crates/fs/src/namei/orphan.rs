@@ -14,13 +14,14 @@ use ubtrfs_transaction::{TransHandle, Tree, race_point};
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::inode::cache::Found;
+use crate::inode::cache::FoundInode;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::subvolume::Subvolume;
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::items::dir_item::{in_tree, ref_key};
 use crate::namei::create::orphan_key;
 use crate::namei::link::inode_changed;
+use crate::session::context::Purpose;
 use crate::types::{InodeId, mode};
 
 /// An unused inode whose items are deleted with its last name, and the keys of these items except the `INODE_ITEM`.
@@ -91,6 +92,7 @@ impl UnloadedItems {
     pub(crate) fn make_orphan(self, op: &TransHandle<'_>, tree: &Tree, (ino, dir): (Ino, Ino), time: Timespec) {
         let mut changes = op.changes(tree);
         let mut item = self.inode_item;
+        assert_eq!(item.nlink, 1, "I1: the inode has other names, or has none");
         item.nlink = 0;
         item.transid = changes.generation();
         inode_changed(&mut item, time);
@@ -116,6 +118,7 @@ impl LastItems<'_> {
 
     /// Deletes the inode. The caller holds the inode's lock, and removes the inode from memory afterwards.
     pub(crate) fn delete(self, fs: &Fs, op: &TransHandle<'_>, state: &mut InodeState) {
+        assert_eq!(state.item.nlink, 1, "I1: the inode has other names, or has none");
         state.dead = true;
         state.item.nlink = 0;
         if state.is_regular() {
@@ -171,12 +174,12 @@ impl Fs {
     /// Deletes an inode if it has no links and no users.
     pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
         // If the filesystem is being closed, the closing thread deletes all unlinked inodes.
-        let Ok(_changing) = self.begin_change() else { return };
+        let Ok(_changing) = self.context.begin_change() else { return };
         if self.delete_unloaded(id).is_ok_and(|is_done| is_done) {
             return;
         }
         let Ok(inode) = self.inode(id) else { return };
-        if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
+        if inode.state.read().item.nlink > 0 || self.context.read_only().is_some() {
             return;
         }
         if let Err(error) = self.delete_inode(&inode) {
@@ -187,13 +190,13 @@ impl Fs {
     /// Deletes an inode that is not in memory, if it has no links and no users, in one operation and without loading it.
     /// Returns false and changes nothing if the inode must be loaded.
     fn delete_unloaded(&self, id: InodeId) -> Result<bool> {
-        if self.read_only().is_some() || self.inodes.peek(id).is_some() {
+        if self.context.read_only().is_some() || self.inodes.peek(id).is_some() {
             return Ok(false);
         }
         let subvolume = self.subvolume(id.root)?;
         let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
         let limit = reservation.nr_items().saturating_sub(2);
-        let Found::Absent(kept_out) = self.inodes.find_or_block(id) else { return Ok(false) };
+        let FoundInode::Absent(kept_out) = self.inodes.find_or_block(id) else { return Ok(false) };
         if kept_out.is_used() || subvolume.is_gone() {
             return Ok(false);
         }
@@ -236,7 +239,7 @@ impl Fs {
         let deleted = self.try_delete_items(inode);
         match &deleted {
             Ok(()) => self.inodes.remove(inode.id),
-            Err(_) if self.read_only().is_none() => self.names.push_undeleted(Arc::clone(inode)),
+            Err(_) if self.context.read_only().is_none() => self.names.push_undeleted(Arc::clone(inode)),
             Err(_) => {}
         }
         deleted
@@ -244,7 +247,11 @@ impl Fs {
 
     fn try_delete_items(&self, inode: &Arc<Inode>) -> Result<()> {
         let id = inode.id;
-        let mut has_extents = inode.state.read().is_regular();
+        let mut has_extents = {
+            let state = inode.state.read();
+            assert!(state.dead && state.item.nlink == 0, "I1: inode {id:?} has a name or users");
+            state.is_regular()
+        };
         if has_extents {
             crate::file::truncate::forget_all_dirty(self, inode);
         }
@@ -271,6 +278,7 @@ impl Fs {
                 changes.delete(*key);
                 start = *key;
             }
+            assert!(!keys.contains(&inode.item_key()), "I2: the `INODE_ITEM` is deleted last");
             if is_last {
                 changes.delete(inode.item_key());
                 changes.delete(orphan_key(id.ino));
@@ -307,7 +315,7 @@ impl Fs {
             Err(error) => return Err(error),
         };
         race_point();
-        let reservation = self.reserve_for_removal(1)?;
+        let reservation = self.context.reserve(Purpose::Removal(1))?;
         // Another thread may remove the inode's last name, and the inode needs its orphan item then (I1).
         let state = inode.as_ref().map(|inode| inode.state.write());
         if state.as_ref().is_none_or(|state| state.item.nlink > 0) {
@@ -320,7 +328,7 @@ impl Fs {
 
     /// Deletes unlinked inodes when the filesystem is closed, even if they are still in use.
     pub(crate) fn delete_unused_orphans(&self) -> Result<()> {
-        let subvolumes = self.subvolumes.all();
+        let subvolumes = self.entered.all();
         for subvolume in subvolumes.iter().filter(|subvolume| !subvolume.is_read_only() && !subvolume.is_deleted()) {
             for ino in orphans(subvolume)? {
                 self.inodes.drop_users(InodeId { root: subvolume.id, ino });

@@ -15,10 +15,11 @@ use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
-use crate::items::dir_item::{self, Change, HashedName};
+use crate::items::dir_item::{self, HashedName, ItemChange};
 use crate::items::quota_blocks;
 use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_index};
 use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
+use crate::session::context::Purpose;
 use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
 
 /// One end of a rename: a directory, a name, and the entry found there.
@@ -34,49 +35,26 @@ pub(crate) struct End<'n> {
 }
 
 impl Fs {
-    /// Renames `name` in `dir` to `new_name` in `new_dir`, like renameat2 for the superuser.
-    pub fn rename(
+    /// Renames in one subvolume; the caller has checked the arguments. If a name leads to a subvolume, changes nothing
+    /// and returns the quota that it reserved.
+    pub(crate) fn rename_inodes(
         &self,
-        dir: InodeId,
-        name: &[u8],
-        new_dir: InodeId,
-        new_name: &[u8],
-        flags: RenameFlags,
-    ) -> Result<()> {
-        self.rename_by((dir, name), (new_dir, new_name), flags, &Caller::ROOT)
-    }
-
-    /// Renames like `Fs::rename`; a whiteout belongs to `caller`.
-    pub fn rename_by(
-        &self,
-        (dir, name): (InodeId, &[u8]),
-        (new_dir, new_name): (InodeId, &[u8]),
+        (dir, name): (&Arc<Inode>, &[u8]),
+        (new_dir, new_name): (&Arc<Inode>, &[u8]),
         flags: RenameFlags,
         caller: &Caller,
-    ) -> Result<()> {
-        check_arguments(name, new_name, flags)?;
-        if dir.root != new_dir.root {
-            // Only subvolumes can move to another subvolume.
-            self.find_subvolume(dir, name).map_err(|error| match error {
-                Error::InvalidArgument(_) => Error::CrossDevice,
-                other => other,
-            })?;
-            let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
-            return self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller);
-        }
-        let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
+    ) -> Result<Option<QuotaReservation>> {
         if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
-            self.write_replacement(&dir, name, &new_dir, new_name);
+            self.write_replacement(dir, name, new_dir, new_name);
         }
-        let quota = self.reserve_quota_for_rename(&dir, (&new_dir, new_name), flags)?;
+        let quota = self.reserve_quota_for_rename(dir, (new_dir, new_name), flags)?;
         loop {
-            let reservation = self.reserve(RENAME_ITEMS)?;
+            let reservation = self.context.reserve(Purpose::Change(RENAME_ITEMS))?;
             let _rename = self.names.lock_renames();
-            let from = self.end(&dir, name)?;
-            let to = self.end(&new_dir, new_name)?;
+            let from = self.end(dir, name)?;
+            let to = self.end(new_dir, new_name)?;
             if from.subvolume.or(to.subvolume).is_some() {
-                drop((_rename, reservation));
-                return self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller);
+                return Ok(Some(quota));
             }
             let Some(source) = from.inode.clone() else { return Err(Error::NotFound) };
             if to.inode.is_some() && flags.contains(RenameFlags::NOREPLACE) {
@@ -86,11 +64,11 @@ impl Fs {
                 return Err(Error::NotFound);
             }
             if to.inode.as_ref().is_some_and(|target| target.id == source.id) {
-                return Ok(());
+                return Ok(None);
             }
             check_no_loop(&from, &to, flags)?;
             let mut inodes: Vec<_> =
-                [Some(&*dir), Some(&*new_dir), from.inode.as_ref(), to.inode.as_ref()].into_iter().flatten().collect();
+                [Some(dir), Some(new_dir), from.inode.as_ref(), to.inode.as_ref()].into_iter().flatten().collect();
             let mut locked = Locked::new(&mut inodes)?;
             if !self.is_as_found(&from, &mut locked)? || !self.is_as_found(&to, &mut locked)? {
                 continue;
@@ -106,7 +84,7 @@ impl Fs {
             {
                 self.delete_if_unlinked(id);
             }
-            return Ok(());
+            return Ok(None);
         }
     }
 
@@ -221,10 +199,11 @@ impl Fs {
             let ino = draft.inode.id.ino;
             let entry = (dir_item::inode_location(ino), draft.file_type as u8);
             self.plan_place(&mut changes, locked, from, ino, entry)?;
-            self.inodes.insert(&draft.inode, 0, 0);
             whiteout = Some(draft);
         }
 
+        let mut new_state = whiteout.as_ref().map(Draft::lock);
+        whiteout.iter().for_each(|draft| self.inodes.insert(&draft.inode, 0, 0));
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &source.home.tree, changes);
         if source_is_dir {
@@ -238,8 +217,8 @@ impl Fs {
         to.dir.put_item(&op, locked.of(&to.dir));
         inode_changed(&mut locked.of(source).item, time);
         source.put_item(&op, locked.of(source));
-        if let Some(draft) = whiteout {
-            draft.put(&mut op.changes(&source.home.tree), 1, self);
+        if let Some((draft, state)) = whiteout.as_ref().zip(new_state.as_mut()) {
+            draft.put(&mut op.changes(&source.home.tree), state, 1, self);
         }
         quota.spend();
         let unlinked = to.inode.as_ref().filter(|target| drop_link(&op, target, locked.of(target), time));
@@ -289,7 +268,7 @@ impl Fs {
     /// Plans an inode's name at one end of a rename, with the directory's next index.
     pub(crate) fn plan_place(
         &self,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<ItemChange>,
         locked: &mut Locked<'_>,
         end: &End<'_>,
         ino: Ino,
@@ -323,7 +302,7 @@ impl End<'_> {
     }
 }
 
-fn check_arguments(name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<()> {
+pub(crate) fn check_arguments(name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<()> {
     let excluded = RenameFlags::NOREPLACE | RenameFlags::WHITEOUT;
     if !RenameFlags::all().contains(flags) || (flags.contains(RenameFlags::EXCHANGE) && flags.intersects(excluded)) {
         return Err(Error::InvalidArgument("these rename flags exclude each other"));

@@ -1,34 +1,35 @@
 //! [`Names`]: state of names that all directories share.
 //!
-//! `Names` owns the rename lock, the memory budget for known names of directories, and the unlinked inodes whose
-//! deletion failed. Lock order: the rename lock comes after reservations and before the locks of inodes; no other lock
-//! is taken under the lock of the unlinked inodes.
+//! `Names` owns the rename lock, the unlinked inodes whose deletion failed, and the deleted subvolumes in use. Lock
+//! order: the rename lock comes after reservations and before the locks of inodes; no other lock is taken under the lock
+//! of the unlinked inodes.
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
+use ubtrfs_transaction::lock_rank::{MutexGuard, Rank, RankedMutex};
 
-use crate::inode::known_names::{KnownNames, NameBudget};
 use crate::inode::state::Inode;
+use crate::namei::deleted_subvolume::Deletions;
 
-/// The rename lock, the memory budget for known names of directories, and the inodes whose deletion failed.
+/// The rename lock, the inodes whose deletion failed, and the deleted subvolumes in use.
 #[derive(Debug)]
 pub(crate) struct Names {
-    budget: Arc<NameBudget>,
-    rename_lock: Mutex<()>,
+    rename_lock: RankedMutex<()>,
     /// Unlinked, unused inodes that could not be deleted, mostly for lack of space.
     undeleted: Mutex<Vec<Arc<Inode>>>,
+    /// Deleted subvolumes that are in use.
+    pub(crate) deletions: Deletions,
 }
 
 impl Names {
-    /// Creates the state, with about `max_bytes` of memory for the known names of all directories.
-    pub(crate) fn new(max_bytes: u64) -> Self {
-        Self { budget: NameBudget::new(max_bytes), rename_lock: Mutex::default(), undeleted: Mutex::default() }
-    }
-
-    /// The known names of an empty directory.
-    pub(crate) fn of_empty_dir(&self) -> KnownNames {
-        KnownNames::of_empty(&self.budget)
+    /// Creates the state.
+    pub(crate) fn new() -> Self {
+        Self {
+            rename_lock: RankedMutex::new(Rank::Rename, ()),
+            undeleted: Mutex::default(),
+            deletions: Deletions::default(),
+        }
     }
 
     /// Keeps an inode whose deletion failed, for another try.

@@ -31,6 +31,7 @@ use uuid::Uuid;
 use super::error::ReceiveProblem;
 use crate::inode::xattr;
 use crate::items::dir_item;
+use crate::session::context::Purpose;
 use crate::subvolume::create::Kind;
 use crate::subvolume::receives::ReceivesGuard;
 use crate::types::{Caller, InodeId, XattrFlags};
@@ -139,7 +140,7 @@ impl Fs {
 
     /// Marks the subvolume as being received or, with `stopped`, as stopped after the commands that `stopped` counts.
     pub(crate) fn set_mark(&self, root: RootId, sent: &Sent, stopped: Option<Progress>) -> Result<()> {
-        let reservation = self.reserve(COMPLETE_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(COMPLETE_ITEMS))?;
         let inode = self.inode(InodeId::root_of(root))?;
         let mut state = inode.write()?;
         let (at, transid) = (Timespec::now(), self.engine.generation().0);
@@ -230,9 +231,9 @@ impl Fs {
     /// Turns an incomplete subvolume into a received one: read-only, with the UUID and transid of the sent subvolume (R2).
     /// Returns the transaction that makes this durable.
     pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<Generation> {
-        let _changing = self.begin_change()?;
+        let _changing = self.context.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
-        if self.subvolumes.is_deleted(root) {
+        if self.entered.is_deleted(root) {
             return Err(Error::NotFound);
         }
         // Other receives and snapshots may have used the room in the UUID tree since the stream began.
@@ -251,7 +252,7 @@ impl Fs {
 
     fn put_received(&self, root: RootId, sent: &Sent) -> Result<Generation> {
         let _subvolumes = self.subvolumes.lock();
-        let reservation = self.reserve(COMPLETE_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(COMPLETE_ITEMS))?;
         self.flush_tagged(Some(root))?;
         let inode = self.inode(InodeId::root_of(root))?;
         let state = inode.write()?;

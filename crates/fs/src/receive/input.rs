@@ -15,12 +15,12 @@ use ubtrfs_stream::{CommandKind, FrameHeader, FrameReader, Position, Problem, St
 
 /// Consecutive commands of the input.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct CommandBatch {
     bytes: Vec<u8>,
     frames: Vec<(usize, FrameHeader)>,
 }
 
-impl Batch {
+impl CommandBatch {
     /// The commands.
     pub(crate) fn frames(&self) -> impl Iterator<Item = (&FrameHeader, &[u8])> + Clone {
         let ends = self.frames.iter().skip(1).map(|(start, _)| *start).chain([self.bytes.len()]);
@@ -113,8 +113,8 @@ impl Drop for Applier<'_> {
 pub(crate) fn read_all(
     input: impl Read,
     only_first: bool,
-    batches: &SyncSender<Result<Batch, StreamError>>,
-    used: &Receiver<Batch>,
+    batches: &SyncSender<Result<CommandBatch, StreamError>>,
+    used: &Receiver<CommandBatch>,
     room: &Room,
 ) {
     let mut reader = FrameReader::new(input);
@@ -144,8 +144,8 @@ pub(crate) fn read_all(
 /// Sends the commands of one stream. Returns false if the receiver is gone.
 fn read_stream(
     reader: &mut FrameReader<impl Read>,
-    batches: &SyncSender<Result<Batch, StreamError>>,
-    used: &Receiver<Batch>,
+    batches: &SyncSender<Result<CommandBatch, StreamError>>,
+    used: &Receiver<CommandBatch>,
     room: &Room,
 ) -> Result<bool, StreamError> {
     // The head of a large command, which gets a batch of its own.
@@ -176,7 +176,7 @@ fn read_stream(
 /// `large`. Returns whether the stream ended.
 fn read_batch(
     reader: &mut FrameReader<impl Read>,
-    batch: &mut Batch,
+    batch: &mut CommandBatch,
     large: &mut Option<FrameHeader>,
 ) -> Result<bool, StreamError> {
     let began = Instant::now();
@@ -205,7 +205,7 @@ fn read_batch(
 fn read_large(
     reader: &mut FrameReader<impl Read>,
     header: FrameHeader,
-    batch: &mut Batch,
+    batch: &mut CommandBatch,
     room: &Room,
 ) -> Result<bool, StreamError> {
     room.take(header.whole_len().saturating_add(size_of::<(usize, FrameHeader)>()));

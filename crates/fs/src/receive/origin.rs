@@ -32,7 +32,7 @@ impl Fs {
                 let Some(item) = self.engine.root_item(id).map_err(Error::from)?.filter(|item| item.refs > 0) else {
                     continue;
                 };
-                if self.subvolumes.is_deleted(id) {
+                if self.entered.is_deleted(id) {
                     continue;
                 }
                 let (its_uuid, transid) = match kind {

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::apply::Current;
 use super::error::{ReceiveError, ReceiveProblem};
 use super::incomplete::{Progress, Sent};
-use super::input::{Applier, Batch, NR_BATCHES, Room, read_all};
+use super::input::{Applier, CommandBatch, NR_BATCHES, Room, read_all};
 use super::joined::Joined;
 use super::origin::Part;
 use super::sharing::Sharing;
@@ -202,7 +202,7 @@ impl Session<'_> {
         })
     }
 
-    fn apply_batch(&mut self, batch: &Batch, job: &Job) -> Result<(), ReceiveError> {
+    fn apply_batch(&mut self, batch: &CommandBatch, job: &Job) -> Result<(), ReceiveError> {
         let mut frames = batch.frames();
         for turn in 0_usize.. {
             let Some((header, bytes)) = frames.next() else { break };
@@ -431,7 +431,7 @@ impl Session<'_> {
             // differs then.
             if (sent.uuid, sent.ctransid) == (uuid, ctransid)
                 && self.fs.engine.generation() == transid
-                && !self.fs.subvolumes.is_deleted(id)
+                && !self.fs.entered.is_deleted(id)
                 && self.fs.subvolume(id).is_ok_and(|found| found.is_read_only())
             {
                 return Ok(id);

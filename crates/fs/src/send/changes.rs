@@ -12,7 +12,7 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::Job;
 use ubtrfs_tree::{Diff, Item, ItemChange, Node, NodePtr, NodeSource};
 
-use super::extents::{Plan, extent_at, sector_of_end};
+use super::extents::{Comparison, extent_at, sector_of_end};
 use super::moves::Moves;
 use super::tree::{Link, SentTree, is_regular, is_same};
 use crate::Fs;
@@ -65,7 +65,7 @@ impl ChangeKind {
 pub(crate) type Found<'f> = &'f mut dyn FnMut(Change) -> Result<()>;
 
 /// An inode that both snapshots have.
-struct Kept {
+struct CommonInode {
     ino: u64,
     old: InodeItem,
     new: InodeItem,
@@ -84,7 +84,7 @@ impl Fs {
     /// As for [`Fs::send`], and errors of `found`.
     pub fn changes_between(&self, old: RootId, new: RootId, job: &Job, found: Found<'_>) -> Result<()> {
         let _sending = self.begin_send([old, new].into_iter(), job)?;
-        if self.read_only().is_none() {
+        if self.context.read_only().is_none() {
             self.engine.commit()?;
         }
         let (old, new) = (SentTree::open(self, old)?, SentTree::open(self, new)?);
@@ -109,7 +109,7 @@ impl Fs {
         job: &Job,
         line: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        if self.read_only().is_none() {
+        if self.context.read_only().is_none() {
             self.sync()?;
         }
         let mut from = Some(Key::MIN);
@@ -237,7 +237,7 @@ fn changes(
         found(change)
     };
     let mut diff = Diff::new(source, Some(old.root()), new.root());
-    let mut kept: Option<Kept> = None;
+    let mut kept: Option<CommonInode> = None;
     let mut seen = None;
     while let Some(change) = diff.next()? {
         let ino = change.key.objectid;
@@ -248,7 +248,7 @@ fn changes(
             }
             let (before, after) = (old.inode(ino)?, new.inode(ino)?);
             kept = match (before, after) {
-                (Some(before), Some(after)) if is_same(ino, &before, &after) => Some(Kept {
+                (Some(before), Some(after)) if is_same(ino, &before, &after) => Some(CommonInode {
                     ino,
                     old: before,
                     new: after,
@@ -293,7 +293,7 @@ fn type_name(item: &InodeItem) -> &'static str {
     }
 }
 
-fn note(fs: &Fs, (old, new): (&SentTree, &SentTree), kept: &mut Kept, change: &ItemChange) -> Result<()> {
+fn note(fs: &Fs, (old, new): (&SentTree, &SentTree), kept: &mut CommonInode, change: &ItemChange) -> Result<()> {
     match change.key.item_type {
         KeyType::INODE_REF | KeyType::INODE_EXTREF => kept.links_changed = true,
         KeyType::XATTR_ITEM => {
@@ -325,10 +325,10 @@ fn finish(
     fs: &Fs,
     moves: &Moves<'_>,
     (old, new): (&SentTree, &SentTree),
-    kept: Kept,
+    kept: CommonInode,
     found: &mut impl FnMut(Change) -> Result<()>,
 ) -> Result<()> {
-    let Kept { ino, old: before, new: after, links_changed, xattrs, old_extents, new_extents } = kept;
+    let CommonInode { ino, old: before, new: after, links_changed, xattrs, old_extents, new_extents } = kept;
     if links_changed && ino != Ino::ROOT_DIR.0 {
         let (goes, _, comes) = moves.compare(ino)?;
         let (mut goes, mut comes) = (goes.into_iter(), comes.into_iter());
@@ -354,7 +354,7 @@ fn finish(
     attributes.extend(xattrs);
     // The value of `is_cut` does not matter: it concerns only ranges past the end of the file, and `changed_ranges`
     // ignores these ranges.
-    let plan = Plan { size: after.size, is_cut: false, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
+    let plan = Comparison { size: after.size, is_cut: false, sectorsize: fs.geometry.sectorsize, has_fallocate: false };
     let mut ranges = plan.changed_ranges(&old_extents, &new_extents);
     // The bytes past the old end of the file are new, even if both trees map them to the same extent.
     if is_regular(&after)

@@ -56,7 +56,7 @@ pub(super) struct CloneFrom {
 
 /// The result of looking for a source of a wanted part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FoundClone {
     /// This number of bytes at the start of the part was already sent to its place.
     InPlace(u64),
     /// This number of bytes at the start of the part can be cloned from the source.
@@ -133,37 +133,37 @@ impl<'t> Clones<'t> {
     }
 
     /// Finds a source for the first bytes of a part.
-    pub(super) fn find(&self, wanted: &Wanted) -> Result<Found> {
+    pub(super) fn find(&self, wanted: &Wanted) -> Result<FoundClone> {
         let mut nothing = wanted.len;
         for part in self.sent.get(&wanted.bytenr.0).into_iter().flatten() {
             match wanted.offset.checked_sub(part.offset) {
                 None => nothing = nothing.min(part.offset - wanted.offset),
                 Some(inside) if inside < part.len && (part.ino, part.at + inside) == (wanted.ino, wanted.at) => {
-                    return Ok(Found::InPlace(wanted.len.min(part.len - inside)));
+                    return Ok(FoundClone::InPlace(wanted.len.min(part.len - inside)));
                 }
                 Some(inside) if inside < part.len => {
                     if let Some(len) = self.usable(part.len - inside, part.is_end, wanted) {
                         let path = self.own.any_path(part.ino)?.into();
-                        return Ok(Found::Clone(self.own_file(path, part.at + inside), len));
+                        return Ok(FoundClone::Clone(self.own_file(path, part.at + inside), len));
                     }
                 }
                 Some(_) => {}
             }
         }
-        let Some(hints) = self.hints.get(&wanted.bytenr.0) else { return Ok(Found::Nothing(nothing)) };
+        let Some(hints) = self.hints.get(&wanted.bytenr.0) else { return Ok(FoundClone::Nothing(nothing)) };
         for root in &self.roots {
             for hint in hints {
                 match self.find_in(root, hint, wanted)? {
-                    Found::Nothing(len) => nothing = nothing.min(len),
+                    FoundClone::Nothing(len) => nothing = nothing.min(len),
                     found => return Ok(found),
                 }
             }
         }
-        Ok(Found::Nothing(nothing.max(self.sector).min(wanted.len)))
+        Ok(FoundClone::Nothing(nothing.max(self.sector).min(wanted.len)))
     }
 
-    fn find_in(&self, root: &CloneRoot<'_>, hint: &UseHint, wanted: &Wanted) -> Result<Found> {
-        let nothing = Ok(Found::Nothing(wanted.len));
+    fn find_in(&self, root: &CloneRoot<'_>, hint: &UseHint, wanted: &Wanted) -> Result<FoundClone> {
+        let nothing = Ok(FoundClone::Nothing(wanted.len));
         let at = hint.base.wrapping_add(wanted.offset);
         let tree = root.tree;
         let Some(inode) = tree.inode(hint.ino.0)?.filter(is_regular) else { return nothing };
@@ -179,16 +179,16 @@ impl<'t> Clones<'t> {
         let is_it = matches!(&extent.body, FileExtentBody::Regular(regular)
             if regular.disk_bytenr == wanted.bytenr && start.wrapping_sub(regular.offset) == hint.base);
         if !is_it {
-            return Ok(Found::Nothing((end - at).min(wanted.len)));
+            return Ok(FoundClone::Nothing((end - at).min(wanted.len)));
         }
         let (len, is_end) = (end.min(inode.size) - at, end >= inode.size);
         Ok(match self.usable(len, is_end, wanted) {
             Some(len) => {
                 let path = tree.any_path(hint.ino.0)?.into();
                 let (uuid, ctransid) = (root.uuid, root.ctransid);
-                Found::Clone(CloneFrom { uuid, ctransid, path, offset: at, is_sent: false }, len)
+                FoundClone::Clone(CloneFrom { uuid, ctransid, path, offset: at, is_sent: false }, len)
             }
-            None => Found::Nothing(wanted.len),
+            None => FoundClone::Nothing(wanted.len),
         })
     }
 

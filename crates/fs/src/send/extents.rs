@@ -28,7 +28,7 @@ use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
 use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_stream::{Command, Version};
 
-use super::clones::{CloneFrom, Clones, Found, Wanted};
+use super::clones::{CloneFrom, Clones, FoundClone, Wanted};
 use super::pipeline::{Data, Pipeline, Source, stream_compression};
 use super::tree::SentTree;
 use crate::Fs;
@@ -151,7 +151,7 @@ impl FileDiff {
         let wanted =
             Wanted { ino: self.ino, bytenr: regular.disk_bytenr, offset, at, len: self.size - at, size: self.size };
         match clones.find(&wanted)? {
-            Found::Clone(from, len) if len == wanted.len => self.clone_range(&from, at, len, pipeline),
+            FoundClone::Clone(from, len) if len == wanted.len => self.clone_range(&from, at, len, pipeline),
             _ => Ok(()),
         }
     }
@@ -189,8 +189,8 @@ impl FileDiff {
     fn work_until(&mut self, limit: u64, clones: &mut Clones<'_>, pipeline: &mut Pipeline<'_, '_>) -> Result<()> {
         let (old, new) = (cut(&mut self.old, limit), cut(&mut self.new, limit));
         let has_fallocate = pipeline.version() >= Version::V2;
-        let ops =
-            Plan { size: self.size, is_cut: self.is_cut, sectorsize: self.sectorsize, has_fallocate }.plan(&old, &new);
+        let ops = Comparison { size: self.size, is_cut: self.is_cut, sectorsize: self.sectorsize, has_fallocate }
+            .plan(&old, &new);
         self.operate(&ops, clones, pipeline)
     }
 
@@ -298,12 +298,12 @@ impl FileDiff {
             let bytenr = regular.disk_bytenr;
             let wanted = Wanted { ino: self.ino, bytenr, offset, at, len: end - at, size: self.size };
             let (len, is_sent) = match clones.find(&wanted)? {
-                Found::InPlace(len) => (len, true),
-                Found::Clone(from, len) => {
+                FoundClone::InPlace(len) => (len, true),
+                FoundClone::Clone(from, len) => {
                     self.clone_range(&from, at, len, pipeline)?;
                     (len, from.is_sent)
                 }
-                Found::Nothing(len) => {
+                FoundClone::Nothing(len) => {
                     self.write(at, offset, len, item, pipeline)?;
                     (len, false)
                 }
@@ -381,7 +381,7 @@ pub(super) fn extent_at(tree: &SentTree, ino: u64, offset: u64, sectorsize: u32)
 
 /// Compares the mappings of a file in both trees.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct Comparison {
     /// Size of the file in the new tree.
     pub(super) size: u64,
     /// Whether the receiver truncates the file first, which also drops the preallocated extents past the file's new
@@ -392,7 +392,7 @@ pub(super) struct Plan {
     pub(super) has_fallocate: bool,
 }
 
-impl Plan {
+impl Comparison {
     /// The ranges of bytes that differ.
     pub(super) fn changed_ranges(&self, old: &[ExtentAt], new: &[ExtentAt]) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();

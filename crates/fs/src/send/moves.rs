@@ -77,9 +77,9 @@ pub(super) struct Moves<'t> {
     late: HashMap<u64, Late>,
     /// Current places of movers, late directories and directories made so far. Every other inode has the place that its
     /// tree shows.
-    places: HashMap<Node, Place>,
+    places: HashMap<Node, NamePlace>,
     /// Movers and late directories, by their current places.
-    occupants: HashMap<Place, Node>,
+    occupants: HashMap<NamePlace, Node>,
     /// Inode numbers of the new directories that commands have made so far.
     made: HashSet<u64>,
     /// Inodes whose names were compared.
@@ -90,7 +90,7 @@ pub(super) struct Moves<'t> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Place {
+struct NamePlace {
     parent: Node,
     name: Vec<u8>,
 }
@@ -99,12 +99,12 @@ struct Place {
 struct Mover {
     node: Node,
     is_dir: bool,
-    to: Place,
-    state: State,
+    to: NamePlace,
+    state: MoverState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum MoverState {
     Waiting,
     /// The move has begun, and waits for another task.
     Begun,
@@ -131,7 +131,7 @@ enum Task {
 }
 
 /// The reason why a task waits after a step. `Nothing` means that the task has ended.
-enum Wait {
+enum MoverWait {
     Nothing,
     For(Task),
     /// A temporary name was given; check again.
@@ -222,12 +222,12 @@ impl<'t> Moves<'t> {
                 return Err(self.new.wrong("inode", ino, "expected names in both snapshots"));
             };
             let item = self.new.inode(ino)?;
-            let to = Place { parent: self.node_of_new(to.parent)?, name: to.name };
+            let to = NamePlace { parent: self.node_of_new(to.parent)?, name: to.name };
             let node = Node { ino, is_new: false };
             self.index.insert(node, self.movers.len());
             let is_dir = item.is_some_and(|item| is_dir(&item));
-            self.movers.push(Mover { node, is_dir, to, state: State::Waiting });
-            let from = Place { parent: Node { ino: from.parent, is_new: false }, name: from.name };
+            self.movers.push(Mover { node, is_dir, to, state: MoverState::Waiting });
+            let from = NamePlace { parent: Node { ino: from.parent, is_new: false }, name: from.name };
             self.occupants.insert(from.clone(), node);
             self.places.insert(node, from);
         }
@@ -273,7 +273,7 @@ impl<'t> Moves<'t> {
             let link = self.old.first_link(*dir)?;
             let node = Node { ino: *dir, is_new: false };
             inside.push((link.parent, node));
-            let place = Place { parent: Node { ino: link.parent, is_new: false }, name: link.name };
+            let place = NamePlace { parent: Node { ino: link.parent, is_new: false }, name: link.name };
             self.occupants.insert(place.clone(), node);
             self.places.insert(node, place);
         }
@@ -331,11 +331,11 @@ impl<'t> Moves<'t> {
                 Task::Clear(dir) => self.step_clear(dir, out)?,
             };
             match wait {
-                Wait::Nothing => {
+                MoverWait::Nothing => {
                     tasks.pop();
                 }
-                Wait::For(task) => tasks.push(task),
-                Wait::Changed => {}
+                MoverWait::For(task) => tasks.push(task),
+                MoverWait::Changed => {}
             }
         }
         Ok(())
@@ -346,13 +346,13 @@ impl<'t> Moves<'t> {
         index: usize,
         making: &HashSet<u64>,
         out: &mut impl FnMut(Step) -> Result<()>,
-    ) -> Result<Wait> {
+    ) -> Result<MoverWait> {
         let (node, is_dir, to) = {
             let mover = &mut self.movers[index];
             match mover.state {
-                State::Done => return Ok(Wait::Nothing),
-                State::Waiting => mover.state = State::Begun,
-                State::Begun | State::Orphan => {}
+                MoverState::Done => return Ok(MoverWait::Nothing),
+                MoverState::Waiting => mover.state = MoverState::Begun,
+                MoverState::Begun | MoverState::Orphan => {}
             }
             (mover.node, mover.is_dir, mover.to.clone())
         };
@@ -360,12 +360,12 @@ impl<'t> Moves<'t> {
             if self.is_being_made(to.parent, making)? {
                 // The new directory of this mover, or one above it, waits until the mover's old name is free. So the
                 // mover gets a temporary name, and moves after the directory is made.
-                if self.movers[index].state != State::Orphan {
+                if self.movers[index].state != MoverState::Orphan {
                     self.orphan(node, out)?;
                 }
-                return Ok(Wait::Nothing);
+                return Ok(MoverWait::Nothing);
             }
-            return Ok(Wait::For(Task::Make(to.parent.ino)));
+            return Ok(MoverWait::For(Task::Make(to.parent.ino)));
         }
         if let Some(wait) = self.wait_for_name(&to, node, out)? {
             return Ok(wait);
@@ -373,13 +373,13 @@ impl<'t> Moves<'t> {
         if is_dir && let Some(between) = self.below_itself(node, to.parent)? {
             let other = self.index[&between];
             return match self.movers[other].state {
-                State::Begun => self.orphan(between, out).map(|()| Wait::Changed),
-                _ => Ok(Wait::For(Task::Move(other))),
+                MoverState::Begun => self.orphan(between, out).map(|()| MoverWait::Changed),
+                _ => Ok(MoverWait::For(Task::Move(other))),
             };
         }
         self.rename(node, to, out)?;
-        self.movers[index].state = State::Done;
-        Ok(Wait::Nothing)
+        self.movers[index].state = MoverState::Done;
+        Ok(MoverWait::Nothing)
     }
 
     /// Whether a new directory or a new directory above it is in `making`.
@@ -402,9 +402,9 @@ impl<'t> Moves<'t> {
         dir: u64,
         making: &mut HashSet<u64>,
         out: &mut impl FnMut(Step) -> Result<()>,
-    ) -> Result<Wait> {
+    ) -> Result<MoverWait> {
         if self.made.contains(&dir) {
-            return Ok(Wait::Nothing);
+            return Ok(MoverWait::Nothing);
         }
         making.insert(dir);
         let link = self.new.first_link(dir)?;
@@ -413,10 +413,10 @@ impl<'t> Moves<'t> {
             if making.contains(&parent.ino) {
                 return Err(self.new.wrong("directory", dir, "expected a path to the root"));
             }
-            return Ok(Wait::For(Task::Make(parent.ino)));
+            return Ok(MoverWait::For(Task::Make(parent.ino)));
         }
         let node = Node { ino: dir, is_new: true };
-        let place = Place { parent, name: link.name };
+        let place = NamePlace { parent, name: link.name };
         if let Some(wait) = self.wait_for_name(&place, node, out)? {
             return Ok(wait);
         }
@@ -425,18 +425,18 @@ impl<'t> Moves<'t> {
         out(Step { change: NameChange::Mkdir(path, dir), touched: touched([parent]) })?;
         self.made.insert(dir);
         making.remove(&dir);
-        Ok(Wait::Nothing)
+        Ok(MoverWait::Nothing)
     }
 
-    fn step_clear(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<Wait> {
-        let Some(late) = self.late.get_mut(&dir) else { return Ok(Wait::Nothing) };
+    fn step_clear(&mut self, dir: u64, out: &mut impl FnMut(Step) -> Result<()>) -> Result<MoverWait> {
+        let Some(late) = self.late.get_mut(&dir) else { return Ok(MoverWait::Nothing) };
         if late.is_orphan {
-            return Ok(Wait::Nothing);
+            return Ok(MoverWait::Nothing);
         }
         late.is_begun = true;
         while let Some(child) = self.late.get(&dir).and_then(|late| late.children.last().copied()) {
             let is_here = match self.index.get(&child) {
-                Some(mover) => !matches!(self.movers[*mover].state, State::Done | State::Orphan),
+                Some(mover) => !matches!(self.movers[*mover].state, MoverState::Done | MoverState::Orphan),
                 None => self.late.get(&child.ino).is_some_and(|late| !late.is_orphan),
             };
             if !is_here {
@@ -444,42 +444,42 @@ impl<'t> Moves<'t> {
                 continue;
             }
             let is_begun = match self.index.get(&child) {
-                Some(mover) => self.movers[*mover].state == State::Begun,
+                Some(mover) => self.movers[*mover].state == MoverState::Begun,
                 None => self.late[&child.ino].is_begun,
             };
             if is_begun {
                 // A mover or directory in this directory is waiting already (a cycle), so this directory itself gets a
                 // temporary name.
                 self.orphan(Node { ino: dir, is_new: false }, out)?;
-                return Ok(Wait::Nothing);
+                return Ok(MoverWait::Nothing);
             }
             let task = self.index.get(&child).map_or(Task::Clear(child.ino), |mover| Task::Move(*mover));
-            return Ok(Wait::For(task));
+            return Ok(MoverWait::For(task));
         }
-        Ok(Wait::Nothing)
+        Ok(MoverWait::Nothing)
     }
 
     /// Returns the reason to wait if another directory or mover has the name that `node` needs.
     fn wait_for_name(
         &mut self,
-        place: &Place,
+        place: &NamePlace,
         node: Node,
         out: &mut impl FnMut(Step) -> Result<()>,
-    ) -> Result<Option<Wait>> {
+    ) -> Result<Option<MoverWait>> {
         let Some(occupant) = self.occupants.get(place).copied().filter(|occupant| *occupant != node) else {
             return Ok(None);
         };
         if let Some(mover) = self.index.get(&occupant).copied() {
             return match self.movers[mover].state {
-                State::Waiting => Ok(Some(Wait::For(Task::Move(mover)))),
-                _ => self.orphan(occupant, out).map(|()| Some(Wait::Changed)),
+                MoverState::Waiting => Ok(Some(MoverWait::For(Task::Move(mover)))),
+                _ => self.orphan(occupant, out).map(|()| Some(MoverWait::Changed)),
             };
         }
         let is_begun = self.late.get(&occupant.ino).is_none_or(|late| late.is_begun);
         if is_begun {
-            return self.orphan(occupant, out).map(|()| Some(Wait::Changed));
+            return self.orphan(occupant, out).map(|()| Some(MoverWait::Changed));
         }
-        Ok(Some(Wait::For(Task::Clear(occupant.ino))))
+        Ok(Some(MoverWait::For(Task::Clear(occupant.ino))))
     }
 
     /// The mover that has to leave before `node` can move into `parent`; `None` if `parent` does not lie in `node`.
@@ -493,7 +493,8 @@ impl<'t> Moves<'t> {
                 let lost = || self.new.wrong("directory", node.ino, "expected that it does not lie in itself");
                 return first.ok_or_else(lost).map(Some);
             }
-            if first.is_none() && self.index.get(&at).is_some_and(|mover| self.movers[*mover].state != State::Done) {
+            if first.is_none() && self.index.get(&at).is_some_and(|mover| self.movers[*mover].state != MoverState::Done)
+            {
                 first = Some(at);
             }
             at = self.place(at)?.parent;
@@ -505,7 +506,7 @@ impl<'t> Moves<'t> {
         Ok(None)
     }
 
-    fn rename(&mut self, node: Node, to: Place, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
+    fn rename(&mut self, node: Node, to: NamePlace, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         let from_path = self.path(node)?;
         let from = self.place(node)?;
         self.occupants.remove(&from);
@@ -527,7 +528,7 @@ impl<'t> Moves<'t> {
     #[allow(clippy::arithmetic_side_effects, reason = "a count of names or directories in memory")]
     fn orphan(&mut self, node: Node, out: &mut impl FnMut(Step) -> Result<()>) -> Result<()> {
         match self.index.get(&node).copied() {
-            Some(mover) => self.movers[mover].state = State::Orphan,
+            Some(mover) => self.movers[mover].state = MoverState::Orphan,
             None => {
                 if let Some(late) = self.late.get_mut(&node.ino) {
                     late.is_orphan = true;
@@ -542,19 +543,19 @@ impl<'t> Moves<'t> {
                 break name;
             }
         };
-        let place = Place { parent: Node { ino: Ino::ROOT_DIR.0, is_new: false }, name };
+        let place = NamePlace { parent: Node { ino: Ino::ROOT_DIR.0, is_new: false }, name };
         self.occupants.insert(place.clone(), node);
         self.rename(node, place, out)
     }
 
-    fn place(&self, node: Node) -> Result<Place> {
+    fn place(&self, node: Node) -> Result<NamePlace> {
         if let Some(place) = self.places.get(&node) {
             return Ok(place.clone());
         }
         let link = if node.is_new { self.new.first_link(node.ino)? } else { self.old.first_link(node.ino)? };
         let parent =
             if node.is_new { self.node_of_new(link.parent)? } else { Node { ino: link.parent, is_new: false } };
-        Ok(Place { parent, name: link.name })
+        Ok(NamePlace { parent, name: link.name })
     }
 
     /// The current path of a directory or mover.

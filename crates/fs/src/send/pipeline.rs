@@ -63,7 +63,7 @@ pub(super) struct Data {
 
 /// Data of one file without gaps, read together.
 #[derive(Debug)]
-struct Run {
+struct SendRun {
     path: Arc<[u8]>,
     at: u64,
     len: u64,
@@ -72,9 +72,9 @@ struct Run {
 
 /// A part of the stream that one job makes.
 #[derive(Debug, Default)]
-struct Batch {
+struct StreamPart {
     /// Encoded commands, and the data that follows them.
-    runs: Vec<(Vec<u8>, Run)>,
+    runs: Vec<(Vec<u8>, SendRun)>,
     nr_parts: usize,
     /// Number of bytes of the commands and of the data in `runs`.
     bytes: u64,
@@ -89,28 +89,28 @@ struct Neighbors {
     bytes: Vec<u8>,
 }
 
-enum Work {
-    Read(Batch),
+enum SlotWork {
+    Read(StreamPart),
     Ready(Vec<u8>),
     Failed(Error),
     Taken,
 }
 
-struct Slot(Mutex<Work>);
+struct StreamSlot(Mutex<SlotWork>);
 
 #[derive(Default)]
 struct Queue {
     /// All slots in the order of the stream, each with its number of bytes.
-    slots: VecDeque<(Arc<Slot>, u64)>,
+    slots: VecDeque<(Arc<StreamSlot>, u64)>,
     /// Slots that no reader has taken yet.
-    unread: VecDeque<Arc<Slot>>,
+    unread: VecDeque<Arc<StreamSlot>>,
     bytes: u64,
     ended: bool,
     failure: Option<Error>,
     failed: bool,
 }
 
-struct Shared<'e> {
+struct SendShared<'e> {
     engine: &'e Engine,
     version: Version,
     queue: Mutex<Queue>,
@@ -124,12 +124,12 @@ struct Shared<'e> {
 
 /// The input end of the pipeline, which takes commands and data.
 pub(super) struct Pipeline<'p, 'e> {
-    shared: &'p Shared<'e>,
+    shared: &'p SendShared<'e>,
     job: &'p Job,
     /// Encoded commands that follow `batch` and precede `run` in the stream.
     pending: Vec<u8>,
-    run: Option<Run>,
-    batch: Batch,
+    run: Option<SendRun>,
+    batch: StreamPart,
 }
 
 impl<'p> Pipeline<'p, '_> {
@@ -141,7 +141,7 @@ impl<'p> Pipeline<'p, '_> {
         job: &Job,
         walk: impl FnOnce(&mut Pipeline<'_, '_>) -> Result<T>,
     ) -> Result<T> {
-        let shared = Shared {
+        let shared = SendShared {
             engine,
             version,
             queue: Mutex::default(),
@@ -157,7 +157,7 @@ impl<'p> Pipeline<'p, '_> {
             }
             scope.spawn(|| shared.write_all(output, job));
             let mut pipeline =
-                Pipeline { shared: &shared, job, pending: Vec::new(), run: None, batch: Batch::default() };
+                Pipeline { shared: &shared, job, pending: Vec::new(), run: None, batch: StreamPart::default() };
             let walked = walk(&mut pipeline)?;
             pipeline.flush()?;
             Ok(walked)
@@ -204,7 +204,7 @@ impl<'p> Pipeline<'p, '_> {
             return Ok(());
         }
         self.end_run()?;
-        self.run = Some(Run { path: Arc::clone(&data.path), at: data.at, len: data.len, parts: vec![data] });
+        self.run = Some(SendRun { path: Arc::clone(&data.path), at: data.at, len: data.len, parts: vec![data] });
         Ok(())
     }
 
@@ -226,8 +226,8 @@ impl<'p> Pipeline<'p, '_> {
             return Ok(());
         }
         let (bytes, is_read) = (batch.bytes, !batch.runs.is_empty());
-        let work = if is_read { Work::Read(batch) } else { Work::Ready(batch.end) };
-        self.push(Arc::new(Slot(Mutex::new(work))), bytes, is_read)
+        let work = if is_read { SlotWork::Read(batch) } else { SlotWork::Ready(batch.end) };
+        self.push(Arc::new(StreamSlot(Mutex::new(work))), bytes, is_read)
     }
 
     /// Hands all collected commands and data to the other threads.
@@ -237,7 +237,7 @@ impl<'p> Pipeline<'p, '_> {
     }
 
     /// Adds a slot to the queue, and waits while the queue is full (P1).
-    fn push(&self, slot: Arc<Slot>, bytes: u64, is_read: bool) -> Result<()> {
+    fn push(&self, slot: Arc<StreamSlot>, bytes: u64, is_read: bool) -> Result<()> {
         self.job.check()?;
         let mut queue = self.shared.queue.lock();
         while !queue.failed
@@ -272,7 +272,7 @@ fn is_continued(last: &Data, next: &Data) -> bool {
     is_plain(one) && is_plain(other) && one.verify == other.verify && starts(last) + last.len == starts(next)
 }
 
-impl Shared<'_> {
+impl SendShared<'_> {
     fn read_all(&self) {
         let _fail = FailOnUnwind(self);
         loop {
@@ -290,11 +290,11 @@ impl Shared<'_> {
                 self.unread.wait(&mut queue);
             };
             drop(queue);
-            let work = std::mem::replace(&mut *slot.0.lock(), Work::Taken);
+            let work = std::mem::replace(&mut *slot.0.lock(), SlotWork::Taken);
             let done = match work {
-                Work::Read(batch) => match self.read(batch) {
-                    Ok(bytes) => Work::Ready(bytes),
-                    Err(error) => Work::Failed(error),
+                SlotWork::Read(batch) => match self.read(batch) {
+                    Ok(bytes) => SlotWork::Ready(bytes),
+                    Err(error) => SlotWork::Failed(error),
                 },
                 other => other,
             };
@@ -309,7 +309,7 @@ impl Shared<'_> {
     }
 
     /// Reads and encodes a batch (P3).
-    fn read(&self, batch: Batch) -> Result<Vec<u8>> {
+    fn read(&self, batch: StreamPart) -> Result<Vec<u8>> {
         let neighbors = self.read_neighbors(&batch)?;
         let mut out = Vec::with_capacity(batch.bytes as usize + batch.nr_parts * COMMAND_ROOM);
         let mut plain = Vec::new();
@@ -340,7 +340,7 @@ impl Shared<'_> {
     }
 
     /// Reads the plain parts of a batch that are neighbors on disk.
-    fn read_neighbors(&self, batch: &Batch) -> Result<Vec<Neighbors>> {
+    fn read_neighbors(&self, batch: &StreamPart) -> Result<Vec<Neighbors>> {
         let sector = u64::from(self.engine.geometry().sectorsize);
         let parts = batch.runs.iter().flat_map(|(_, run)| &run.parts);
         let is_plain = |part: &&Data| !part.encoded && part.source.compression == Compression::None;
@@ -370,7 +370,13 @@ impl Shared<'_> {
             .collect()
     }
 
-    fn encode_plain(&self, run: &Run, plain: &[u8], range: std::ops::Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+    fn encode_plain(
+        &self,
+        run: &SendRun,
+        plain: &[u8],
+        range: std::ops::Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         let most = match self.version {
             Version::V1 => ubtrfs_stream::WRITE_BYTES_V1,
             _ => ubtrfs_stream::WRITE_BYTES_V2,
@@ -476,8 +482,8 @@ impl Shared<'_> {
             if let Some((slot, bytes)) = queue.slots.front() {
                 let bytes = *bytes;
                 let mut work = slot.0.lock();
-                match std::mem::replace(&mut *work, Work::Taken) {
-                    Work::Ready(ready) => {
+                match std::mem::replace(&mut *work, SlotWork::Taken) {
+                    SlotWork::Ready(ready) => {
                         drop(work);
                         queue.slots.pop_front();
                         queue.bytes -= bytes;
@@ -485,7 +491,7 @@ impl Shared<'_> {
                         self.room.notify_one();
                         return Ok((Some(ready), false));
                     }
-                    Work::Failed(error) => return Err(error),
+                    SlotWork::Failed(error) => return Err(error),
                     other => *work = other,
                 }
             } else if queue.ended {
@@ -559,7 +565,7 @@ fn not_encoded(error: EncodeError) -> Error {
 }
 
 /// Ends the pipeline when dropped, also after a panic or an error of the walk.
-struct EndOnDrop<'p, 'e>(&'p Shared<'e>);
+struct EndOnDrop<'p, 'e>(&'p SendShared<'e>);
 
 impl Drop for EndOnDrop<'_, '_> {
     fn drop(&mut self) {
@@ -569,7 +575,7 @@ impl Drop for EndOnDrop<'_, '_> {
 }
 
 /// Fails the pipeline if the thread that holds this guard panics, so that no thread waits for it.
-struct FailOnUnwind<'p, 'e>(&'p Shared<'e>);
+struct FailOnUnwind<'p, 'e>(&'p SendShared<'e>);
 
 impl Drop for FailOnUnwind<'_, '_> {
     fn drop(&mut self) {

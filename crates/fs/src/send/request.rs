@@ -54,7 +54,7 @@ impl Fs {
         }
         let used = request.subvolumes.iter().chain(&request.parent).chain(&request.clone_sources);
         let _sending = self.begin_send(used.copied(), job)?;
-        if self.read_only().is_none() {
+        if self.context.read_only().is_none() {
             // A send reads the last commit, which may be older than a snapshot that will be sent. So commit first.
             self.engine.commit()?;
         }

@@ -56,7 +56,7 @@ pub(super) struct Sender<'s, 'p, 'q, 'e> {
 }
 
 /// An inode whose items are being walked.
-struct Current {
+struct SentInode {
     ino: u64,
     item: InodeItem,
     /// The inode in the old tree, if both trees have this inode.
@@ -175,7 +175,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
 
     fn send_inodes(&mut self, source: &dyn NodeSource) -> Result<()> {
         let mut diff = Diff::new(source, self.old.map(SentTree::root), self.new.root());
-        let mut current: Option<Current> = None;
+        let mut current: Option<SentInode> = None;
         while let Some(change) = diff.next()? {
             let ino = change.key.objectid;
             if current.as_ref().is_none_or(|current| current.ino != ino) {
@@ -193,7 +193,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     }
 
     /// Begins an inode at its first difference; `None` if the inode is not sent.
-    fn enter(&self, change: &ItemChange, diff: &mut Diff<'_>) -> Result<Option<Current>> {
+    fn enter(&self, change: &ItemChange, diff: &mut Diff<'_>) -> Result<Option<SentInode>> {
         let ino = change.key.objectid;
         let item = match (&change.new, change.key.item_type) {
             (Some(item), KeyType::INODE_ITEM) => Some(self.new.decode_inode(item)?).filter(has_name),
@@ -208,10 +208,10 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         if old.is_none() && (is_there || change.old.is_some()) {
             diff.report_all_of(ino);
         }
-        Ok(Some(Current { ino, item, old, links: Vec::new(), links_changed: false, begun: None }))
+        Ok(Some(SentInode { ino, item, old, links: Vec::new(), links_changed: false, begun: None }))
     }
 
-    fn item(&mut self, current: &mut Current, mut change: ItemChange, diff: &mut Diff<'_>) -> Result<()> {
+    fn item(&mut self, current: &mut SentInode, mut change: ItemChange, diff: &mut Diff<'_>) -> Result<()> {
         if current.old.is_none() {
             change.old = None;
             if change.new.is_none() {
@@ -242,7 +242,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     }
 
     /// Creates a new inode, or adds names to an inode that both trees have. Does nothing if called again for the inode.
-    fn begin(&mut self, current: &mut Current) -> Result<()> {
+    fn begin(&mut self, current: &mut SentInode) -> Result<()> {
         if current.begun.is_some() {
             return Ok(());
         }
@@ -273,7 +273,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     }
 
     /// Creates an inode with all of its names. Returns its path.
-    fn create(&mut self, current: &mut Current) -> Result<Vec<u8>> {
+    fn create(&mut self, current: &mut SentInode) -> Result<Vec<u8>> {
         let (ino, item) = (current.ino, &current.item);
         let mut links = std::mem::take(&mut current.links);
         links.sort_unstable();
@@ -394,7 +394,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    fn xattrs(&mut self, current: &mut Current, change: &ItemChange) -> Result<()> {
+    fn xattrs(&mut self, current: &mut SentInode, change: &ItemChange) -> Result<()> {
         let Some(begun) = &mut current.begun else { return Ok(()) };
         let entries = |tree: &SentTree, item: &Option<ubtrfs_tree::Item>| -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
             let Some(item) = item else { return Ok(BTreeMap::new()) };
@@ -425,7 +425,7 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
         Ok(())
     }
 
-    fn extent(&mut self, current: &mut Current, change: &ItemChange) -> Result<()> {
+    fn extent(&mut self, current: &mut SentInode, change: &ItemChange) -> Result<()> {
         let Some(file) = current.begun.as_mut().and_then(|begun| begun.file.as_mut()) else { return Ok(()) };
         let old = self.old.zip(change.old.as_ref()).map(|(old, item)| self.decode(old, &change.key, item));
         let new = change.new.as_ref().map(|item| self.decode(self.new, &change.key, item));
@@ -438,9 +438,9 @@ impl<'s, 'p, 'q, 'e> Sender<'s, 'p, 'q, 'e> {
     }
 
     /// Sends everything that follows the data of an inode (S3).
-    fn finish(&mut self, mut current: Current) -> Result<()> {
+    fn finish(&mut self, mut current: SentInode) -> Result<()> {
         self.begin(&mut current)?;
-        let Current { ino, item, old, begun, .. } = current;
+        let SentInode { ino, item, old, begun, .. } = current;
         let Some(Begun { path, mut file, mut is_changed, has_new_capability, has_inherited }) = begun else {
             return Ok(());
         };

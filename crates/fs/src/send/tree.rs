@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::items::dir_item::{Target, target_of};
+use crate::items::dir_item::{EntryTarget, target_of};
 use crate::types::{MAX_SIZE, mode};
 
 /// A name of an inode.
@@ -221,7 +221,7 @@ impl SentTree {
         let (start, end) = (Key::new(dir, KeyType::DIR_INDEX, 0), Key::new(dir, KeyType::DIR_INDEX, u64::MAX));
         self.visit(&start, &end, |_, item| {
             for entry in DirEntry::decode_all(item).map_err(|cause| self.corrupt(cause))? {
-                if let Target::Inode(ino) = target_of(&entry.location)? {
+                if let EntryTarget::Inode(ino) = target_of(&entry.location)? {
                     children.push(ino.0);
                 }
             }

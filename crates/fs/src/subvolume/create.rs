@@ -19,10 +19,12 @@ use uuid::Uuid;
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::acl::Acl;
-use crate::items::dir_item::{self, Change, HashedName, NameSlot};
+use crate::inode::location::root_tree;
+use crate::items::dir_item::{self, HashedName, ItemChange, NameSlot};
 use crate::items::quota_blocks;
 use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_item, next_index};
-use crate::subvolume::list::{default_subvolume, root_tree};
+use crate::session::context::Purpose;
+use crate::subvolume::list::default_subvolume;
 use crate::types::{Caller, InodeId, mode};
 
 /// The properties of a new subvolume, apart from its content.
@@ -79,7 +81,7 @@ impl Fs {
         // Reserve quota for the name in the subvolume that holds the name.
         let _quota = self.engine.reserve_metadata_quota(dir.root, quota_blocks::SUBVOLUME)?;
         let _subvolumes = self.subvolumes.lock();
-        let reservation = self.reserve(NEW_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Change(NEW_ITEMS))?;
         self.make_subvolume(dir, name, kind, reservation, |time, transid, default_acl| {
             let asked = mode::DIRECTORY | 0o777 & !caller.umask;
             let mode = default_acl.map_or(asked, |mut acl| acl.mask_new(asked));
@@ -148,10 +150,10 @@ impl Fs {
         let _unreserved = self.data.unreserved.write();
         self.flush_tagged(Some(source))?;
         let _subvolumes = self.subvolumes.lock();
-        if self.subvolumes.is_deleted(source) {
+        if self.entered.is_deleted(source) {
             return Err(Error::NotFound);
         }
-        let reservation = self.reserve_for_snapshot(source, NEW_ITEMS)?;
+        let reservation = self.context.reserve(Purpose::Snapshot { source, nr_items: NEW_ITEMS })?;
         race_point();
         let _in_place = self.data.in_place.write();
         self.make_subvolume(dir, name, kind, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
@@ -191,7 +193,7 @@ impl Fs {
         // or changes the directory.
         self.engine.make_subvolume(reservation, |transid| {
             state.item.transid = transid;
-            changes.push(Change::Put(dir_inode.item_key(), state.disk_item().encode()));
+            changes.push(ItemChange::Put(dir_inode.item_key(), state.disk_item().encode()));
             let items = changes.into_iter().map(|change| change.into_item(transid));
             let mut entry: Vec<_> = items.map(|(key, value)| (key, value.map(Into::into))).collect();
             entry.sort_by_key(|(key, _)| *key);
@@ -216,7 +218,7 @@ impl Fs {
     /// running changes. After the call returns, a read-only subvolume can only be changed through files that were
     /// opened for writing earlier.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
-        let _changing = self.begin_change()?;
+        let _changing = self.context.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
         let subvolume = self.subvolume(id)?;
         if subvolume.is_read_only() == read_only {
@@ -228,7 +230,7 @@ impl Fs {
         // Running changes may need the change lock, so they end first (I4).
         subvolume.set_read_only(read_only)?;
         let _subvolumes = self.subvolumes.lock();
-        let ready = self.reserve(2).and_then(|reservation| {
+        let ready = self.context.reserve(Purpose::Change(2)).and_then(|reservation| {
             if read_only {
                 self.flush_tagged(Some(id))?;
             }
@@ -259,12 +261,12 @@ impl Fs {
 
     /// Sets the subvolume that a mount shows if no option names one, durable on return.
     pub fn set_default_subvolume(&self, id: RootId) -> Result<()> {
-        let _changing = self.begin_change()?;
+        let _changing = self.context.begin_change()?;
         let _subvolumes = self.subvolumes.lock();
         self.subvolume(id)?;
-        let reservation = self.reserve(1)?;
+        let reservation = self.context.reserve(Purpose::Change(1))?;
         let roots = root_tree(&self.engine)?;
-        let dir = self.superblock().root_dir_objectid;
+        let dir = self.engine.superblock().root_dir_objectid;
         let key = Key::new(dir, KeyType::DIR_ITEM, name_hash(DEFAULT));
         let mut entries = dir_item::read_entries(&roots, &key)?;
         let location = dir_item::subvolume_location(id);
@@ -274,25 +276,9 @@ impl Fs {
         entries.push(DirEntry { location, transid, file_type, name, data: Vec::new() });
         self.engine.note_default_subvolume();
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &roots, vec![Change::PutEntries(key, entries)]);
+        dir_item::put_changes(&op, &roots, vec![ItemChange::PutEntries(key, entries)]);
         drop(op);
         Ok(self.engine.commit()?)
-    }
-
-    /// The subvolume with this name, and the directory's sequence number when the name was found.
-    pub(crate) fn find_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<(RootId, u64)> {
-        dir_item::check_name(name)?;
-        let inode = self.inode(dir)?;
-        let state = inode.read()?;
-        if !state.is_dir() {
-            return Err(Error::NotDirectory);
-        }
-        let entry = dir_item::find_entry(&inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
-        let id = self.target_id(dir, &entry.location, name)?;
-        if id.root == dir.root || id.is_stub() {
-            return Err(Error::InvalidArgument("not a subvolume"));
-        }
-        Ok((id.root, state.item.sequence))
     }
 }
 

@@ -5,77 +5,44 @@
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
 //! ```
 //!
-//! - I1. After [`Deletions::add`], no lookup finds the subvolume, and its root directory is empty and takes no names.
-//!   Users that hold inodes by lookups or opens can still read, write, and make files in other directories.
-//! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead. Earlier work, such as deleting
-//!   the items of an unlinked inode, may still be running, but the engine discards changes that are put into the tree
-//!   afterwards.
-//! - I3. A subvolume without a name has an `ORPHAN_ITEM` in the root tree until all of it is dropped, so the next mount
+//! - I1. After `EnteredSubvolumes::note_deleted`, no lookup finds the subvolume, and its root directory is empty and
+//!   takes no names. Users that hold inodes by lookups or opens can still read, write, and make files in other
+//!   directories.
+//! - I2. A subvolume without a name has an `ORPHAN_ITEM` in the root tree until all of it is dropped, so the next mount
 //!   after a crash continues the deletion.
-//! - I4. Lock order: `Deletions::used` -> shards of the inode cache.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::file::truncate::forget_dirty_past;
-use crate::inode::cache::InodeCache;
+use crate::inode::location::{root_ref, root_ref_keys, root_tree};
 use crate::inode::xattr::check_may_change;
 use crate::items::dir_item;
 use crate::namei::create::entry_changed;
 use crate::namei::link::{Locked, check_empty, check_may_remove};
-use crate::subvolume::list::{root_ref, root_ref_keys, root_tree};
+use crate::session::context::Purpose;
 use crate::types::InodeId;
 
-/// Subvolumes that were deleted since the filesystem was opened.
-#[derive(Debug, Default)]
-pub(crate) struct Deletions {
-    deleted: Mutex<HashSet<RootId>>,
-    /// Deleted subvolumes whose inodes may still be used, each with the inodes that the last search found in use. The
-    /// next search waits until all of these inodes are unused.
-    used: Mutex<HashMap<RootId, HashSet<InodeId>>>,
-    nr_used: AtomicUsize,
-}
-
-impl Deletions {
-    /// Whether this subvolume was deleted.
-    pub(crate) fn has(&self, id: RootId) -> bool {
-        self.deleted.lock().contains(&id)
-    }
-
-    fn add(&self, id: RootId) {
-        self.deleted.lock().insert(id);
-        self.used.lock().insert(id, HashSet::new());
-        self.nr_used.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Notes that a use of an inode ended. Returns true if the inode's subvolume is deleted and none of its inodes is
-    /// used; only one call for a subvolume returns true.
-    fn was_last(&self, given_back: InodeId, inodes: &InodeCache) -> bool {
-        let mut used = self.used.lock();
-        let Some(known) = used.get_mut(&given_back.root) else { return false };
-        if !inodes.is_used(given_back) {
-            known.remove(&given_back);
-        }
-        if !known.is_empty() {
-            return false;
-        }
-        *known = inodes.used_of(given_back.root);
-        let is_last = known.is_empty();
-        if is_last {
-            used.remove(&given_back.root);
-            self.nr_used.fetch_sub(1, Ordering::SeqCst);
-        }
-        is_last
-    }
-}
-
 impl Fs {
+    /// Removes a name of an inode that is not a directory.
+    pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        self.remove_inode(dir, name, false).map(drop)
+    }
+
+    /// Removes an empty directory or an empty subvolume.
+    pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => return Err(Error::InvalidArgument("'.' cannot be removed")),
+            b".." => return Err(Error::NotEmpty),
+            _ => {}
+        }
+        match self.remove_inode(dir, name, true)? {
+            true => Ok(()),
+            false => self.remove_subvolume(dir, name, None, true),
+        }
+    }
+
     /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id: a caller that
     /// checked the owner of `expected` must not delete another subvolume. The space is freed in the background, or by
     /// [`Fs::finish_deletions`].
@@ -103,7 +70,7 @@ impl Fs {
             if expected.is_some_and(|expected| expected != id) {
                 return Err(Error::NotFound);
             }
-            let reservation = self.reserve_for_subvolume_deletion()?;
+            let reservation = self.context.reserve(Purpose::SubvolumeDeletion)?;
             self.check_may_delete(id)?;
             let subvolume = self.subvolume(id)?;
             let root_dir = self.inode(InodeId { root: id, ino: Ino::ROOT_DIR })?;
@@ -137,7 +104,8 @@ impl Fs {
             drop(op);
             locked.of(&root_dir).removed = true;
             subvolume.mark_deleted();
-            self.subvolumes.deletions.add(id);
+            self.entered.note_deleted(id);
+            self.names.deletions.add(id);
             drop(locked);
             self.end_deletion(root_dir.id);
             return Ok(());
@@ -145,7 +113,7 @@ impl Fs {
     }
 
     fn check_may_delete(&self, id: RootId) -> Result<()> {
-        if id == self.root().root {
+        if id == self.context.root().root {
             return Err(Error::Busy("it is the mount's root"));
         }
         self.subvolumes.sends.check_not_kept(id)?;
@@ -160,19 +128,10 @@ impl Fs {
         Ok(())
     }
 
-    /// Ends the deletion of a subvolume if `given_back` was its last used inode.
-    pub(crate) fn end_deletion(&self, given_back: InodeId) {
-        if self.subvolumes.deletions.nr_used.load(Ordering::SeqCst) > 0
-            && self.subvolumes.deletions.was_last(given_back, &self.inodes)
-        {
-            self.let_go(given_back.root);
-        }
-    }
-
     /// The inodes in use of a deleted subvolume, without its root directory and inodes that have no name: for each, its
     /// directory and one of its names.
     pub fn used_names_of_deleted(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
-        match self.subvolumes.get(id) {
+        match self.entered.get(id) {
             Some(found) if found.is_deleted() => self.used_names_of(id),
             _ => Vec::new(),
         }
@@ -181,7 +140,7 @@ impl Fs {
     /// The inodes in use of a subvolume, without its root directory and inodes that have no name: for each, its
     /// directory and one of its names.
     pub fn used_names_of(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
-        let Some(tree) = self.subvolumes.get(id).map(|found| found.tree.clone()) else { return Vec::new() };
+        let Some(tree) = self.entered.get(id).map(|found| found.tree.clone()) else { return Vec::new() };
         let inodes = self.inodes.used_of(id).into_iter().filter(|inode| inode.ino != Ino::ROOT_DIR);
         let first_name = |inode: InodeId| dir_item::first_link(&tree, inode.ino).ok().flatten();
         inodes.filter_map(first_name).map(|(dir, name)| (InodeId { root: id, ino: dir }, name)).collect()
@@ -190,39 +149,6 @@ impl Fs {
     /// The inodes in use of a subvolume.
     pub fn used_inodes_of(&self, id: RootId) -> Vec<InodeId> {
         self.inodes.used_of(id).into_iter().collect()
-    }
-
-    /// Ends the deletion of all deleted subvolumes, even with inodes in use: the filesystem is being closed.
-    pub(crate) fn end_all_deletions(&self) {
-        let used = std::mem::take(&mut *self.subvolumes.deletions.used.lock());
-        self.subvolumes.deletions.nr_used.store(0, Ordering::SeqCst);
-        if self.read_only().is_none() {
-            used.into_keys().for_each(|id| self.let_go(id));
-        }
-    }
-
-    /// Drops a deleted subvolume: first its inodes (I2), then its tree.
-    fn let_go(&self, id: RootId) {
-        if let Some(subvolume) = self.subvolumes.forget(id) {
-            subvolume.mark_gone();
-        }
-        // Inodes are made under the lock of a directory, so new inodes may appear until all directories are dead.
-        loop {
-            let inodes = self.inodes.all_of(id);
-            if inodes.is_empty() {
-                break;
-            }
-            for inode in inodes {
-                let _writeback = inode.writeback.lock();
-                let mut state = inode.state.write();
-                state.dead = true;
-                forget_dirty_past(self, &mut state, 0);
-                drop(state);
-                self.inodes.remove(inode.id);
-            }
-        }
-        self.engine.drop_subvolume(id);
-        self.commit_thread.note_change();
     }
 
     /// Frees the space of deleted subvolumes now. Calls `progress` with the number of subvolumes left. An error from

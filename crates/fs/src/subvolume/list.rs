@@ -1,17 +1,17 @@
 //! Listing subvolumes, their paths and parents, and finding the subvolume to mount.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{RootFlags, RootItem, RootRef};
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
-use ubtrfs_transaction::{Engine, Tree};
+use ubtrfs_transaction::Engine;
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::items::dir_item::{self, Target, in_tree};
+use crate::inode::location::{SubvolumePlace, root_tree};
+use crate::items::dir_item::{self, EntryTarget, in_tree};
 use crate::options::MountOptions;
 use crate::types::{InodeId, SubvolumeInfo};
 
@@ -44,7 +44,7 @@ pub(crate) fn default_subvolume(engine: &Engine) -> Result<RootId> {
     let entries = dir_item::read_entries(&roots, &key)?;
     let Some(entry) = entries.into_iter().find(|entry| entry.name == b"default") else { return Ok(RootId::FS_TREE) };
     match dir_item::target_of(&entry.location)? {
-        Target::Subvolume(root) if engine.root_item(root)?.is_some_and(|item| item.refs > 0) => Ok(root),
+        EntryTarget::Subvolume(root) if engine.root_item(root)?.is_some_and(|item| item.refs > 0) => Ok(root),
         _ => Err(Error::NoSuchSubvolume("default".to_owned())),
     }
 }
@@ -57,34 +57,12 @@ fn resolve(engine: &Engine, path: &[u8]) -> Result<RootId> {
         let tree = engine.tree(at.root)?.ok_or_else(missing)?;
         let entry = dir_item::find_entry(&tree, at.ino, name)?.ok_or_else(missing)?;
         at = match dir_item::target_of(&entry.location)? {
-            Target::Inode(ino) => InodeId { root: at.root, ino },
-            Target::Subvolume(root) => InodeId::root_of(root),
+            EntryTarget::Inode(ino) => InodeId { root: at.root, ino },
+            EntryTarget::Subvolume(root) => InodeId::root_of(root),
         };
     }
     let exists = engine.root_item(at.root)?.is_some_and(|item| item.refs > 0);
     if at.ino == Ino::ROOT_DIR && exists { Ok(at.root) } else { Err(missing()) }
-}
-
-pub(crate) fn root_tree(engine: &Engine) -> Result<Arc<Tree>> {
-    engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)
-}
-
-/// The keys of the `ROOT_REF` and the `ROOT_BACKREF` of a subvolume that lies in `parent`.
-pub(crate) fn root_ref_keys(parent: RootId, id: RootId) -> (Key, Key) {
-    (Key::new(parent.0, KeyType::ROOT_REF, id.0), Key::new(id.0, KeyType::ROOT_BACKREF, parent.0))
-}
-
-/// The reference from `parent` to a subvolume; `None` if `parent` does not hold its name.
-pub(crate) fn root_ref(roots: &Tree, parent: RootId, id: RootId) -> Result<Option<RootRef>> {
-    let raw = roots.get(&root_ref_keys(parent, id).0)?;
-    raw.map(|raw| RootRef::decode(&raw).map_err(in_tree(roots))).transpose()
-}
-
-/// The parent of a subvolume (the subvolume that holds its name), and the parent's reference to the subvolume.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) parent: RootId,
-    pub(crate) root_ref: RootRef,
 }
 
 /// A subvolume in the root tree.
@@ -92,7 +70,7 @@ pub(crate) struct Place {
 struct Root {
     id: RootId,
     item: RootItem,
-    place: Option<Place>,
+    place: Option<SubvolumePlace>,
 }
 
 fn info_without_path(id: RootId, item: &RootItem) -> SubvolumeInfo {
@@ -136,7 +114,7 @@ impl KnownPaths {
 
 /// Which subvolumes to list.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum Listed {
     Living,
     Deleted,
 }
@@ -156,15 +134,15 @@ impl Fs {
     /// The subvolumes whose ids are at least `from`, in the order of their ids: at most `limit`, and no more than fit
     /// into about 128 KiB. Empty after the last subvolume.
     pub fn subvolumes_from(&self, from: RootId, limit: usize) -> Result<Vec<SubvolumeInfo>> {
-        self.list(from, limit, Wanted::Living)
+        self.list(from, limit, Listed::Living)
     }
 
     /// Deleted subvolumes whose space is not free yet, as [`Self::subvolumes_from`]. They have no path and no parent.
     pub fn deleted_subvolumes_from(&self, from: RootId, limit: usize) -> Result<Vec<SubvolumeInfo>> {
-        self.list(from, limit, Wanted::Deleted)
+        self.list(from, limit, Listed::Deleted)
     }
 
-    fn list(&self, from: RootId, limit: usize, wanted: Wanted) -> Result<Vec<SubvolumeInfo>> {
+    fn list(&self, from: RootId, limit: usize, wanted: Listed) -> Result<Vec<SubvolumeInfo>> {
         let mut list = Vec::new();
         let mut len_bytes = 0_usize;
         let mut known = KnownPaths::default();
@@ -173,16 +151,16 @@ impl Fs {
             let (found, rest) = self.roots_from(from)?;
             for Root { id, item, place } in found {
                 let item = self.engine.loaded_root_item(id).unwrap_or(item);
-                let is_living = item.refs > 0 && !self.subvolumes.is_deleted(id);
-                if is_living != (wanted == Wanted::Living) {
+                let is_living = item.refs > 0 && !self.entered.is_deleted(id);
+                if is_living != (wanted == Listed::Living) {
                     continue;
                 }
                 if list.len() >= limit || len_bytes >= PAGE_BYTES {
                     return Ok(list);
                 }
                 let info = match wanted {
-                    Wanted::Living => self.info_of(id, &item, place, &mut known)?,
-                    Wanted::Deleted => info_without_path(id, &item),
+                    Listed::Living => self.info_of(id, &item, place, &mut known)?,
+                    Listed::Deleted => info_without_path(id, &item),
                 };
                 len_bytes = len_bytes.saturating_add(info.path.len()).saturating_add(ENTRY_BYTES);
                 list.push(info);
@@ -218,7 +196,7 @@ impl Fs {
                 KeyType::ROOT_BACKREF => match RootRef::decode(raw).map_err(in_tree(&roots)) {
                     Ok(root_ref) => {
                         if let Some(root) = found.last_mut().filter(|root| root.id == id && root.place.is_none()) {
-                            root.place = Some(Place { parent: RootId(key.offset), root_ref });
+                            root.place = Some(SubvolumePlace { parent: RootId(key.offset), root_ref });
                         }
                     }
                     Err(error) => failure = failure.take().or(Some(error)),
@@ -261,7 +239,7 @@ impl Fs {
             if let Some(error) = failure {
                 return Err(error);
             }
-            children.retain(|(id, _)| !self.subvolumes.is_deleted(*id));
+            children.retain(|(id, _)| !self.entered.is_deleted(*id));
             let Some(next) = last.and_then(|last: Key| last.successor()).filter(|_| nr_items == wanted) else { break };
             start = next;
         }
@@ -270,7 +248,7 @@ impl Fs {
 
     /// Information about one subvolume.
     pub fn subvolume_info(&self, id: RootId) -> Result<SubvolumeInfo> {
-        let item = self.engine.root_item(id)?.filter(|item| item.refs > 0 && !self.subvolumes.is_deleted(id));
+        let item = self.engine.root_item(id)?.filter(|item| item.refs > 0 && !self.entered.is_deleted(id));
         let item = item.ok_or(Error::NotFound)?;
         self.info_of(id, &item, self.place_of(id)?, &mut KnownPaths::default())
     }
@@ -279,11 +257,11 @@ impl Fs {
         &self,
         id: RootId,
         item: &RootItem,
-        place: Option<Place>,
+        place: Option<SubvolumePlace>,
         known: &mut KnownPaths,
     ) -> Result<SubvolumeInfo> {
         let mut info = info_without_path(id, item);
-        if let Some(Place { parent, root_ref }) = place.filter(|_| id != RootId::FS_TREE) {
+        if let Some(SubvolumePlace { parent, root_ref }) = place.filter(|_| id != RootId::FS_TREE) {
             let dir = InodeId { root: parent, ino: Ino(root_ref.dirid) };
             info.path = self.known_path(dir, known)?;
             push_name(&mut info.path, &root_ref.name);
@@ -317,7 +295,7 @@ impl Fs {
                 if at.root == RootId::FS_TREE {
                     break;
                 }
-                let Some(Place { parent, root_ref }) = self.place_of(at.root)? else { break };
+                let Some(SubvolumePlace { parent, root_ref }) = self.place_of(at.root)? else { break };
                 (InodeId { root: parent, ino: Ino(root_ref.dirid) }, root_ref.name)
             } else {
                 let Some(tree) = self.engine.tree(at.root)? else { break };
@@ -352,62 +330,9 @@ impl Fs {
         Ok(names)
     }
 
-    pub(crate) fn place_of(&self, id: RootId) -> Result<Option<Place>> {
-        let roots = root_tree(&self.engine)?;
-        let start = Key::new(id.0, KeyType::ROOT_BACKREF, 0);
-        let end = Key::new(id.0, KeyType::ROOT_BACKREF, u64::MAX);
-        let Some((key, raw)) = roots.first_ge(&start, &end)? else { return Ok(None) };
-        let root_ref = RootRef::decode(&raw).map_err(in_tree(&roots))?;
-        Ok(Some(Place { parent: RootId(key.offset), root_ref }))
-    }
-
-    /// The parent of a directory. The parent of a subvolume's root is the directory that holds the subvolume's name;
-    /// the top level is its own parent. The parent of a stub directory is the directory that holds its name, if that
-    /// directory and the name are those of the subvolume that the stub stands for; otherwise, the result is the root
-    /// directory of the stub's subvolume, because the stub's number does not tell which directory holds its name.
-    pub fn parent(&self, dir: InodeId) -> Result<InodeId> {
-        if let Some(id) = dir.stub_of() {
-            return self.parent_of_stub(dir.root, id);
-        }
-        if dir.ino == Ino::ROOT_DIR {
-            let place = self.place_of(dir.root)?;
-            return Ok(place.map_or(dir, |place| InodeId { root: place.parent, ino: Ino(place.root_ref.dirid) }));
-        }
-        let tree = Arc::clone(&self.subvolume(dir.root)?.tree);
-        let (parent, _) = dir_item::first_link(&tree, dir.ino)?.ok_or(Error::NotFound)?;
-        Ok(InodeId { root: dir.root, ino: parent })
-    }
-
-    /// The parent of the stub in the subvolume `root` that stands for the subvolume `id`. A snapshot has the inode
-    /// numbers and names of its source, so the stub usually has the place that the subvolume has in the source.
-    fn parent_of_stub(&self, root: RootId, id: RootId) -> Result<InodeId> {
-        let Some(Place { root_ref: RootRef { dirid, name, .. }, .. }) = self.place_of(id)? else {
-            return Ok(InodeId::root_of(root));
-        };
-        let tree = Arc::clone(&self.subvolume(root)?.tree);
-        let entry = dir_item::find_entry(&tree, Ino(dirid), name.as_slice())?;
-        let leads_there =
-            |location: &Key| matches!(dir_item::target_of(location), Ok(Target::Subvolume(of)) if of == id);
-        let is_there = entry.is_some_and(|entry| leads_there(&entry.location));
-        Ok(if is_there { InodeId { root, ino: Ino(dirid) } } else { InodeId::root_of(root) })
-    }
-
     /// Path of an inode from the top level, by the inode's first name, for messages and listings.
     pub fn path_of(&self, dir: InodeId) -> Result<Vec<u8>> {
         self.path_up(dir, &KnownPaths::default())
-    }
-
-    /// The inode that an entry of `dir` points to. If the entry names a subvolume that lies elsewhere (a snapshot
-    /// copies the names of nested subvolumes), the result is an empty stub directory.
-    pub(crate) fn target_id(&self, dir: InodeId, location: &Key, name: &[u8]) -> Result<InodeId> {
-        let root = match dir_item::target_of(location)? {
-            Target::Inode(ino) => return Ok(InodeId { root: dir.root, ino }),
-            Target::Subvolume(root) => root,
-        };
-        let roots = root_tree(&self.engine)?;
-        let is_here = |at: RootRef| at.dirid == dir.ino.0 && at.name == name;
-        let is_at_home = root_ref(&roots, dir.root, root)?.is_some_and(is_here);
-        Ok(if is_at_home { InodeId::root_of(root) } else { InodeId::stub(dir.root, root) })
     }
 }
 
@@ -433,6 +358,8 @@ const ITEMS_AT_ONCE: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use ubtrfs_device::MemoryDevice;
 
     use super::*;

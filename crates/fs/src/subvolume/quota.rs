@@ -9,15 +9,15 @@ impl Fs {
     /// Enables quotas, durable on return. For full accounting a rescan starts; [`Self::wait_for_quota_rescan`] waits
     /// for the end of the rescan.
     pub fn enable_quotas(&self, kind: QuotaKind) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         self.engine.enable_quotas(kind)?;
-        self.commit_thread.request_work(BackgroundWork::Commit);
+        self.context.commits.request_work(BackgroundWork::Commit);
         Ok(())
     }
 
     /// Disables quotas and removes all groups and limits, durable on return.
     pub fn disable_quotas(&self) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.disable_quotas()?)
     }
 
@@ -28,9 +28,9 @@ impl Fs {
 
     /// Starts a rescan, which counts all extents again.
     pub fn start_quota_rescan(&self) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         self.engine.start_quota_rescan()?;
-        self.commit_thread.request_work(BackgroundWork::Commit);
+        self.context.commits.request_work(BackgroundWork::Commit);
         Ok(())
     }
 
@@ -56,33 +56,33 @@ impl Fs {
 
     /// Makes a quota group, durable on return.
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.create_qgroup(id)?)
     }
 
     /// Removes a quota group that has no members and does not belong to a subvolume, durable on return.
     pub fn destroy_qgroup(&self, id: QgroupId) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.destroy_qgroup(id)?)
     }
 
     /// Removes the groups of subvolumes that no longer exist, durable on return. Returns their number.
     pub fn clear_stale_qgroups(&self) -> Result<usize> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.clear_stale_qgroups()?)
     }
 
     /// Makes `member` a member of `parent`, a quota group of a higher level, durable on return. Returns whether the
     /// numbers of the groups above `member` need a rescan.
     pub fn assign_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.assign_qgroup(member, parent)?)
     }
 
     /// Removes `member` from the quota group `parent`, durable on return. Returns whether the numbers of the groups
     /// above `member` need a rescan.
     pub fn remove_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.remove_qgroup(member, parent)?)
     }
 
@@ -94,7 +94,7 @@ impl Fs {
         max_referenced: Option<Option<u64>>,
         max_exclusive: Option<Option<u64>>,
     ) -> Result<()> {
-        self.check_open()?;
+        self.context.check_mounted_writable()?;
         Ok(self.engine.limit_qgroup(id, max_referenced, max_exclusive)?)
     }
 }

@@ -13,13 +13,14 @@ use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Fs;
 use crate::error::{Error, Result};
+use crate::inode::location::{root_ref, root_ref_keys, root_tree};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
-use crate::items::dir_item::{self, Change, HashedName};
-use crate::namei::create::{check_dir_takes_names, entry_changed, next_index};
+use crate::items::dir_item::{self, HashedName, ItemChange};
+use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_index};
 use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
-use crate::namei::rename::{End, check_no_loop};
-use crate::subvolume::list::{root_ref, root_ref_keys, root_tree};
+use crate::namei::rename::{End, check_arguments, check_no_loop};
+use crate::session::context::Purpose;
 use crate::types::{Caller, InodeId, RenameFlags};
 
 /// The inode or subvolume that a name leads to.
@@ -33,6 +34,43 @@ struct Endpoint {
 }
 
 impl Fs {
+    /// Renames `name` in `dir` to `new_name` in `new_dir`, like renameat2 for the superuser.
+    pub fn rename(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        new_dir: InodeId,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.rename_by((dir, name), (new_dir, new_name), flags, &Caller::ROOT)
+    }
+
+    /// Renames like `Fs::rename`; a whiteout belongs to `caller`.
+    pub fn rename_by(
+        &self,
+        (dir, name): (InodeId, &[u8]),
+        (new_dir, new_name): (InodeId, &[u8]),
+        flags: RenameFlags,
+        caller: &Caller,
+    ) -> Result<()> {
+        check_arguments(name, new_name, flags)?;
+        if dir.root != new_dir.root {
+            // Only subvolumes can move to another subvolume.
+            self.find_subvolume(dir, name).map_err(|error| match error {
+                Error::InvalidArgument(_) => Error::CrossDevice,
+                other => other,
+            })?;
+            let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
+            return self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller);
+        }
+        let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
+        let Some(_quota) = self.rename_inodes((&dir, name), (&new_dir, new_name), flags, caller)? else {
+            return Ok(());
+        };
+        self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller)
+    }
+
     /// Renames or exchanges two names, at least one of which leads to a subvolume.
     pub(crate) fn rename_subvolumes(
         &self,
@@ -51,7 +89,7 @@ impl Fs {
                     self.inode(InodeId::root_of(id))?;
                 }
             }
-            let reservation = self.reserve(RENAME_ITEMS)?;
+            let reservation = self.context.reserve(Purpose::Change(RENAME_ITEMS))?;
             let _rename = self.names.lock_renames();
             let (from, to) = (self.end(dir, name)?, self.end(new_dir, new_name)?);
             let source = self.thing(&roots, &from)?.ok_or(Error::NotFound)?;
@@ -104,10 +142,11 @@ impl Fs {
                 let ino = draft.inode.id.ino;
                 let entry = (dir_item::inode_location(ino), draft.file_type as u8);
                 self.plan_place(&mut changes, &mut locked, &from, ino, entry)?;
-                self.inodes.insert(&draft.inode, 0, 0);
                 whiteout = Some(draft);
             }
 
+            let mut new_state = whiteout.as_ref().map(Draft::lock);
+            whiteout.iter().for_each(|draft| self.inodes.insert(&draft.inode, 0, 0));
             let op = self.engine.begin(reservation);
             dir_item::put_changes(&op, &dir.home.tree, changes);
             dir_item::put_changes(&op, &new_dir.home.tree, others);
@@ -131,8 +170,8 @@ impl Fs {
                     inode.put_item(&op, locked.of(inode));
                 }
             }
-            if let Some(draft) = whiteout {
-                draft.put(&mut op.changes(&dir.home.tree), 1, self);
+            if let Some((draft, state)) = whiteout.as_ref().zip(new_state.as_mut()) {
+                draft.put(&mut op.changes(&dir.home.tree), state, 1, self);
             }
             // Everything below the moved directory or subvolume now has another path, so later fsyncs in this
             // transaction commit.
@@ -199,7 +238,9 @@ impl Fs {
         }
         check_no_loop(from, to, flags)?;
         let Some(target) = target.filter(|_| exchanged.is_none()) else { return Ok(()) };
-        match (source.inode.read()?.is_dir(), target.inode.read()?.is_dir()) {
+        let is_dir = source.inode.read()?.is_dir();
+        let was_dir = target.inode.read()?.is_dir();
+        match (is_dir, was_dir) {
             (true, false) => Err(Error::NotDirectory),
             (false, true) => Err(Error::IsDirectory),
             // A subvolume is never replaced, even if it is empty.
@@ -211,7 +252,7 @@ impl Fs {
     /// Plans the name that an inode or subvolume from one end of the rename gets at the other end.
     fn plan_arrive(
         &self,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<ItemChange>,
         locked: &mut Locked<'_>,
         (from, to): (&End<'_>, &End<'_>),
         thing: &Endpoint,
@@ -246,7 +287,7 @@ impl Fs {
 }
 
 /// Plans the changes that remove a name, and the inode's reference to it.
-fn plan_leave(changes: &mut Vec<Change>, end: &End<'_>, thing: &Endpoint) -> Result<()> {
+fn plan_leave(changes: &mut Vec<ItemChange>, end: &End<'_>, thing: &Endpoint) -> Result<()> {
     match thing.subvolume {
         Some((_, index)) => dir_item::plan_remove(changes, &end.dir.home.tree, end.dir.id.ino, end.name, index),
         None => plan_unlink(changes, &thing.inode, end.dir.id.ino, end.name),

@@ -24,7 +24,7 @@ impl Fs {
         generations: RangeInclusive<Generation>,
         visit: &mut dyn FnMut(Key, Generation, &[u8]) -> bool,
     ) -> Result<()> {
-        if !tree.is_subvolume() && self.read_only().is_none() && self.engine.has_changes() {
+        if !tree.is_subvolume() && self.context.read_only().is_none() && self.engine.has_changes() {
             // The trees that account for subvolumes and space are up to date only after a commit.
             self.engine.commit()?;
         }

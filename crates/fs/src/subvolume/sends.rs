@@ -1,8 +1,8 @@
 //! [`Sends`]: excludes changes that would disturb a send: deleting or changing the sent subvolumes, and moving extents.
 //!
-//! - N1. A subvolume in [`State::kept`] is read-only. It cannot be deleted or become writable: a call that would delete
-//!   it or make it writable fails at once. Files that were opened for writing before it became read-only can still
-//!   change it; a send notices that and fails ([`Fs::check_unchanged`]).
+//! - N1. A subvolume in [`SendState::kept`] is read-only. It cannot be deleted or become writable: a call that would
+//!   delete it or make it writable fails at once. Files that were opened for writing before it became read-only can
+//!   still change it; a send notices that and fails ([`Fs::check_unchanged`]).
 //! - N2. Sends and moves of extents exclude each other, because a send reads nodes and data by address. Each waits
 //!   until the other has ended. A balance or resize moves one block group after the other, and sends have priority: a
 //!   send waits only for the block group that is being moved. Moves wait until no send runs or waits, and can be
@@ -22,13 +22,13 @@ use crate::error::{Error, Result};
 /// The running sends and moves of extents.
 #[derive(Debug, Default)]
 pub(crate) struct Sends {
-    state: Mutex<State>,
+    state: Mutex<SendState>,
     /// Notified when a send or a move ends.
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SendState {
     /// Subvolumes that must not change, each with the number of sends and receives that need it unchanged.
     kept: HashMap<RootId, usize>,
     /// Number of running and waiting sends.
@@ -90,8 +90,8 @@ impl Sends {
     /// Waits while a condition holds. Fails if the job is cancelled. The job shows `step` during the wait.
     fn wait_while(
         &self,
-        state: &mut MutexGuard<'_, State>,
-        is_busy: impl Fn(&State) -> bool,
+        state: &mut MutexGuard<'_, SendState>,
+        is_busy: impl Fn(&SendState) -> bool,
         step: &str,
         job: &Job,
     ) -> Result<(), EngineError> {

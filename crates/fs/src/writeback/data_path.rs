@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use ubtrfs_format::Logical;
+use ubtrfs_transaction::lock_rank::{Rank, RankedRwLock};
 
 use crate::inode::buf_pool::BufPool;
 use crate::inode::file_data::{FileData, Run};
@@ -29,11 +30,11 @@ pub(crate) struct DataPath {
     pub(crate) errors: WritebackErrors,
     /// Locked for reading by batches that may write into existing extents of a file, and for writing while a snapshot
     /// is made.
-    pub(crate) in_place: RwLock<()>,
+    pub(crate) in_place: RankedRwLock<()>,
     /// Locked for reading by a write that reserves no space, because it goes to extents of its own, until the data is
     /// dirty. Locked for writing while such data is written back because these extents will be shared by a snapshot or a
     /// clone, or count as shared because a block group becomes read-only or shared blocks move, until that is done.
-    pub(crate) unreserved: RwLock<()>,
+    pub(crate) unreserved: RankedRwLock<()>,
 }
 
 /// Inodes with pending data, in the order in which they became dirty. The queue numbers of inodes whose data could not
@@ -55,8 +56,8 @@ impl DataPath {
             hint: Mutex::default(),
             threads: WritebackThreads::default(),
             errors: WritebackErrors::default(),
-            in_place: RwLock::default(),
-            unreserved: RwLock::default(),
+            in_place: RankedRwLock::new(Rank::InPlace, (0, 0), ()),
+            unreserved: RankedRwLock::new(Rank::Unreserved, (0, 0), ()),
         }
     }
 
@@ -83,6 +84,7 @@ impl DataPath {
             && let Some(at) = data.queued.take()
         {
             let inode = self.queue.lock().inodes.remove(&at);
+            assert!(inode.is_some(), "I1 of delalloc: the inode is not where it is queued");
             if let Some(inode) = &inode {
                 self.errors.note_clean(inode.id);
             }
@@ -105,6 +107,7 @@ impl DataPath {
     /// Moves an inode behind all inodes without the bit [`FAILED`], because its data could not be written. `data` is
     /// the inode's data; the caller holds the inode's state lock.
     pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
+        assert!(!data.is_clean(), "I5 of delalloc: inode {:?} has no pending data", inode.id);
         let mut queue = self.queue.lock();
         let at = data.queued.unwrap_or(queue.next);
         if data.queued.is_none() {

@@ -27,20 +27,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use parking_lot::RwLockWriteGuard;
-use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
-use ubtrfs_format::{Generation, Logical, RootId};
-use ubtrfs_transaction::{
-    DataReservation, Geometry, MetadataReservation, QuotaReservation, Reclaim, Span, TransHandle, race_point,
-};
+use ubtrfs_format::item::{FileExtentBody, InodeFlags};
+use ubtrfs_format::{Generation, RootId};
+use ubtrfs_transaction::lock_rank::WriteGuard;
+use ubtrfs_transaction::{DataReservation, MetadataReservation, QuotaReservation, Reclaim, Span, race_point};
 
 use crate::inode::file_data::Run;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
 use crate::inode::writeback_lock::{BatchGuard, Wait};
-use crate::items::file_extent::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
-use crate::writeback::flusher::NoFlush;
-use crate::writeback::inline_data::InlineData;
-use crate::writeback::ordered_data::{self, Batch, Policy, Target, Unit};
+use crate::items::file_extent::{ExtentPlan, extent_key, part_of};
+use crate::writeback::no_flush::NoFlush;
+use crate::writeback::ordered_data::{self, FileUnits, Unit, UnitTarget};
+use crate::writeback::writeback_job::WritebackJob;
 use crate::{Error, Fs, Result};
 
 impl Fs {
@@ -80,7 +78,7 @@ impl Fs {
         while !waiting.is_empty() && bytes > 0 {
             let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
             let batch: Vec<_> = batch.into_iter().rev().collect();
-            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, How::together(Wait::Never))?;
+            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, BatchMode::together(Wait::Never))?;
             for (inode, is_done) in batch.iter().zip(written.done) {
                 if !is_done {
                     waiting.push(Arc::clone(inode));
@@ -116,7 +114,7 @@ impl Fs {
         let mut nr_retries = 0;
         let mut result = Ok(());
         while at < range.end {
-            let how = How { wait: Wait::ForAll, may_inline: nr_retries < MAX_INLINE_RETRIES };
+            let how = BatchMode { wait: Wait::ForAll, may_inline: nr_retries < MAX_INLINE_RETRIES };
             let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, how)?;
             result = result.and(written.failure.map_or(Ok(()), Err));
             if written.retry {
@@ -139,7 +137,7 @@ impl Fs {
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
         while total < most {
             let inodes = self.data.queued_healthy(BATCH_INODES);
-            let how = How::together(Wait::Never);
+            let how = BatchMode::together(Wait::Never);
             let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), how)?;
             // Continue even if all data of the batch failed: the failed inodes have left the healthy part of the queue,
             // so the next batch consists of other inodes.
@@ -173,7 +171,7 @@ impl Fs {
         }
         let own_bytes = inode.state.read().data.dirty_bytes();
         if own_bytes >= OWN_BYTES || (own_bytes > 0 && self.data.errors.is_failing(inode.id)) {
-            let how = How::together(Wait::ForExclusive);
+            let how = BatchMode::together(Wait::ForExclusive);
             let written = self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, how)?;
             // Do not accept more data that cannot be written: it would take memory that other files need.
             written.failure.map_or(Ok(()), Err)?;
@@ -194,12 +192,18 @@ impl Fs {
 
     /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first inode's
     /// writeback lock; other inodes are skipped if their locks are taken. Data that cannot be written is reported in
-    /// [`Written`] and does not stop the writeback of other inodes. An error means that nothing can be written at all.
+    /// [`BatchResult`] and does not stop the writeback of other inodes. An error means that nothing can be written at all.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
-    fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, how: How) -> Result<Written> {
+    fn write_batch(
+        &self,
+        inodes: &[Arc<Inode>],
+        range: Range<u64>,
+        max_bytes: u64,
+        how: BatchMode,
+    ) -> Result<BatchResult> {
         let _no_flush = NoFlush::new();
-        let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
-        let mut jobs: Vec<Option<Job<'_>>> = Vec::new();
+        let mut written = BatchResult { done: vec![false; inodes.len()], ..BatchResult::default() };
+        let mut jobs: Vec<Option<WritebackJob<'_>>> = Vec::new();
         // The index in `inodes` of each job's inode.
         let mut places = Vec::new();
         let mut taken = 0;
@@ -259,7 +263,7 @@ impl Fs {
     /// Writes the data of each job in `group` whose data can be written, and gives up the other jobs. If writing the
     /// whole group fails, its halves are tried separately, because the error of a joint write does not tell whose data
     /// the device refuses.
-    fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
+    fn write_writable<'i>(&self, group: &mut [Option<WritebackJob<'i>>], written: &mut BatchResult) {
         let Err(error) = self.write_jobs(group) else { return };
         if group.len() > 1 && self.engine.check_writable().is_ok() {
             let (first, second) = group.split_at_mut(group.len() / 2);
@@ -279,7 +283,7 @@ impl Fs {
 
     /// Notes that an inode's data, which is dirty again, could not be written.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
-    fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
+    fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut BatchResult) {
         written.failed_bytes += bytes;
         // If the whole filesystem became read-only, the failure does not concern this file alone, so it is not recorded
         // for the file.
@@ -303,7 +307,7 @@ impl Fs {
         max_bytes: u64,
         guard: BatchGuard<'i>,
         may_inline: bool,
-    ) -> Option<Job<'i>> {
+    ) -> Option<WritebackJob<'i>> {
         if state.dead {
             state.data.discard(0..u64::MAX);
             state.data.take_reservation(u64::MAX);
@@ -311,7 +315,10 @@ impl Fs {
         let has_unreserved = state.data.unreserved_bytes() > 0;
         // A defragmentation writes to new extents, for which data without a reservation has no space.
         let is_rewritten = state.rewriting.is_some() && !has_unreserved;
+        let is_alone = !guard.is_exclusive() || !state.data.has_writeback();
+        assert!(is_alone, "I1 of writeback_lock: another task writes the data of {:?}", inode.id);
         let runs = state.data.start_writeback(range, max_bytes);
+        assert!(runs.is_empty() || state.data.queued.is_some(), "I1: inode {:?} is not in the queue", inode.id);
         if runs.is_empty() {
             self.data.dequeue(&mut state.data);
             return None;
@@ -319,7 +326,7 @@ impl Fs {
         let bytes = runs.iter().map(|run| run.len_bytes).sum();
         let policy = self.policy(state);
         let inline = may_inline.then(|| self.inline_data(state, &runs, &policy)).flatten();
-        Some(Job {
+        Some(WritebackJob {
             inode,
             reservation: state.data.take_reservation(bytes),
             promised: 0,
@@ -336,12 +343,12 @@ impl Fs {
             bytes,
             policy,
             inline,
-            _guard: guard,
+            guard,
         })
     }
 
     /// Cuts all jobs into units and writes the units. After an error, each job has its reservation and quota again.
-    fn write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
+    fn write_jobs(&self, jobs: &mut [Option<WritebackJob<'_>>]) -> Result<()> {
         let mut reservation = self.engine.empty_data_reservation();
         let result = self.try_write_jobs(jobs, &mut reservation);
         if result.is_err() {
@@ -355,7 +362,7 @@ impl Fs {
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "ranges of units are not empty")]
-    fn try_write_jobs(&self, jobs: &mut [Option<Job<'_>>], reservation: &mut DataReservation) -> Result<()> {
+    fn try_write_jobs(&self, jobs: &mut [Option<WritebackJob<'_>>], reservation: &mut DataReservation) -> Result<()> {
         for job in jobs.iter_mut().flatten() {
             if job.inline.is_some() {
                 continue;
@@ -367,11 +374,11 @@ impl Fs {
             }
             job.cut(self)?;
         }
-        let mut batches: Vec<Batch<'_>> = jobs
+        let mut batches: Vec<FileUnits<'_>> = jobs
             .iter_mut()
             .flatten()
             .filter(|job| job.inline.is_none())
-            .map(|job| Batch {
+            .map(|job| FileUnits {
                 runs: &job.runs,
                 units: std::mem::take(&mut job.units),
                 policy: job.policy,
@@ -399,7 +406,7 @@ impl Fs {
     }
 
     /// Puts the items of a job whose data is on disk.
-    fn finish(&self, mut job: Job<'_>) -> Result<Finished> {
+    fn finish(&self, mut job: WritebackJob<'_>) -> Result<Finished> {
         match self.put_items(&mut job) {
             Ok(true) => Ok(Finished::Written(job.bytes)),
             Ok(false) => {
@@ -424,7 +431,7 @@ impl Fs {
     /// reservation is an estimate, which is larger than the space that the items use. A commit between two operations
     /// replaces the estimate by this space, so later items find room. Returns false if the file changed, so that the
     /// job's inline data is no longer the whole content of the file.
-    fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
+    fn put_items(&self, job: &mut WritebackJob<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
         loop {
@@ -447,6 +454,7 @@ impl Fs {
                 // an earlier fsync may have returned, after which this size must survive a crash.
                 state.disk_size = disk_size.max(job.reach.min(state.item.size));
                 state.advance_disk_size();
+                assert!(state.disk_size >= disk_size, "I3: the size on disk shrinks from {disk_size}");
                 let unreserved = state.data.unreserved_bytes();
                 if unreserved > 0
                     && let Some(unused) = &mut job.reservation
@@ -484,12 +492,12 @@ impl Fs {
     /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the index in the
     /// job after the last unit whose items they cover.
     #[allow(clippy::arithmetic_side_effects, reason = "counts of items and units")]
-    fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
+    fn reserve_items(&self, job: &mut WritebackJob<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
         let mut end = job.units.len();
         let mut plan = self.plan_items(job, end)?;
         let most = plan.len() + EXTRA_ITEMS;
         let least = match job.units.get(job.nr_put).map(|unit| &unit.target) {
-            Some(Target::Plain { .. }) => FEW_ITEMS,
+            Some(UnitTarget::Plain { .. }) => FEW_ITEMS,
             Some(_) => self.plan_items(job, job.nr_put + 1)?.len() + EXTRA_ITEMS,
             None => most,
         };
@@ -507,7 +515,7 @@ impl Fs {
     }
 
     /// Plans the items of the job's next units up to `end`.
-    fn plan_items(&self, job: &Job<'_>, end: usize) -> Result<ExtentPlan> {
+    fn plan_items(&self, job: &WritebackJob<'_>, end: usize) -> Result<ExtentPlan> {
         let (tree, ino) = (&job.inode.home.tree, job.inode.id.ino);
         let sectorsize = self.geometry.sectorsize;
         let mut plan = ExtentPlan::default();
@@ -523,13 +531,13 @@ impl Fs {
         }
         for unit in &job.units[job.nr_put..end] {
             match &unit.target {
-                Target::Plain { .. } | Target::Compressed { .. } => {
+                UnitTarget::Plain { .. } | UnitTarget::Compressed { .. } => {
                     if !is_new {
                         plan.drop_range(tree, ino, unit.range.clone(), sectorsize)?;
                     }
                     plan.insert(unit.range.start, unit.file_extent());
                 }
-                Target::InPlace { at } if at.is_prealloc() => {
+                UnitTarget::InPlace { at } if at.is_prealloc() => {
                     plan.drop_from(tree, at, &unit.range)?;
                     let mut part = part_of(at, unit.range.clone());
                     if let FileExtentBody::Prealloc(regular) = part.body {
@@ -538,7 +546,7 @@ impl Fs {
                     part.generation = Generation(0);
                     plan.insert(unit.range.start, part);
                 }
-                Target::InPlace { .. } => {}
+                UnitTarget::InPlace { .. } => {}
             }
         }
         Ok(plan)
@@ -556,7 +564,7 @@ impl Fs {
 
     /// Makes the job's data dirty again (I4), except for units whose items were put.
     #[allow(clippy::arithmetic_side_effects, reason = "counts, and bytes of dirty data in memory")]
-    fn give_up(&self, job: Job<'_>) {
+    fn give_up(&self, job: WritebackJob<'_>) {
         let mut state = job.inode.state.write();
         let mut bytes = 0;
         let put: Vec<_> = job.units[..job.nr_put].iter().map(|unit| unit.range.clone()).collect();
@@ -578,145 +586,12 @@ impl InodeState {
             None => self.item.size,
             Some(start) => self.disk_size.max(start.min(self.item.size)),
         };
-    }
-}
-
-/// Data of one inode under writeback.
-struct Job<'i> {
-    inode: &'i Arc<Inode>,
-    runs: Vec<Run>,
-    units: Vec<Unit>,
-    /// Number of units whose items were put. These are the first units of the job.
-    nr_put: usize,
-    bytes: u64,
-    reservation: Option<DataReservation>,
-    /// The job's share of the reserved quota, kept here while `reservation` is merged with the reservations of other
-    /// jobs.
-    quota: QuotaReservation,
-    /// Number of bytes that `reservation` had before it was merged with the reservations of other jobs.
-    promised: u64,
-    /// Whether some dirty data of the inode, in the job or not, had no reservation.
-    has_unreserved: bool,
-    policy: Policy,
-    /// The whole file as an inline extent; the job then has no units.
-    inline: Option<InlineData>,
-    /// Whether some data may be written into existing extents of the file.
-    in_place: bool,
-    /// Whether the file is without copy-on-write, so that data may overwrite existing data, not only preallocated
-    /// extents.
-    overwrite: bool,
-    /// Whether the file's `nbytes` is 0, so that it probably has no extent items.
-    may_be_new: bool,
-    /// Whether compressing the file's start saved less than a sector.
-    start_failed: bool,
-    /// The size on disk once the job's data is written (`FileData::reach_with`), given the data that was pending when
-    /// the job was prepared.
-    reach: u64,
-    _guard: BatchGuard<'i>,
-}
-
-impl Job<'_> {
-    fn cut(&mut self, fs: &Fs) -> Result<()> {
-        let mut ranges = Vec::new();
-        let mut in_place = Vec::new();
-        for (index, run) in self.runs.iter().enumerate() {
-            let range = run.offset..run.end();
-            if self.in_place {
-                self.split_in_place(fs, index, range, &mut ranges, &mut in_place)?;
-            } else {
-                ranges.push((index, range));
-            }
-        }
-        let mut units = ordered_data::cut(&ranges, &self.policy);
-        if !in_place.is_empty() {
-            units.append(&mut in_place);
-            units.sort_by_key(|unit| unit.range.start);
-        }
-        self.units = units;
-        Ok(())
-    }
-
-    /// Puts the checksums of the next units up to `end`. Checksums of adjacent new extents are joined and put in one
-    /// call.
-    #[allow(clippy::arithmetic_side_effects, reason = "the extents were allocated, so their ends are addresses")]
-    fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry, end: usize) {
-        let csum_size = geometry.csum_type.size();
-        let mut pending: Option<(Logical, Vec<u8>)> = None;
-        for unit in &mut self.units[self.nr_put..end] {
-            let csums = std::mem::take(&mut unit.csums);
-            if csums.is_empty() {
-                continue;
-            }
-            if !unit.is_new() {
-                op.add_csums(unit.bytenr(), csums);
-                continue;
-            }
-            let end =
-                |at: Logical, csums: &[u8]| at.0 + (csums.len() / csum_size) as u64 * u64::from(geometry.sectorsize);
-            match &mut pending {
-                Some((at, joined)) if end(*at, joined) == unit.bytenr().0 => joined.extend_from_slice(&csums),
-                pending => {
-                    if let Some((at, joined)) = pending.replace((unit.bytenr(), csums)) {
-                        op.add_csums(at, joined);
-                    }
-                }
-            }
-        }
-        if let Some((at, joined)) = pending {
-            op.add_csums(at, joined);
-        }
-    }
-
-    /// Splits a range into parts that need new extents and parts that are written into existing extents of the file.
-    /// These existing extents are neither compressed nor shared: they are preallocated or, in a file without
-    /// copy-on-write and checksums, hold data.
-    fn split_in_place(
-        &self,
-        fs: &Fs,
-        run: usize,
-        range: Range<u64>,
-        new: &mut Vec<(usize, Range<u64>)>,
-        in_place: &mut Vec<Unit>,
-    ) -> Result<()> {
-        let inode = self.inode;
-        let mut from = range.start;
-        while from < range.end {
-            let extents = extents_in(&inode.home.tree, inode.id.ino, from..range.end, 256, fs.geometry.sectorsize)?;
-            if extents.is_empty() {
-                break;
-            }
-            race_point();
-            for at in extents {
-                let part = at.start.max(range.start)..at.end.min(range.end);
-                if self.may_write_into(fs, &at)? {
-                    push_range(new, run, from..part.start);
-                    in_place.push(Unit { run, range: part.clone(), target: Target::InPlace { at }, csums: Vec::new() });
-                } else {
-                    push_range(new, run, from..part.end);
-                }
-                from = part.end;
-            }
-        }
-        push_range(new, run, from..range.end);
-        Ok(())
-    }
-
-    fn may_write_into(&self, fs: &Fs, at: &ExtentAt) -> Result<bool> {
-        if at.extent.compression != Compression::None {
-            return Ok(false);
-        }
-        let extent = match &at.extent.body {
-            FileExtentBody::Prealloc(extent) => extent,
-            FileExtentBody::Regular(extent) if self.overwrite && !self.policy.csums => extent,
-            _ => return Ok(false),
-        };
-        let id = self.inode.id;
-        Ok(extent.disk_bytenr.0 != 0 && !fs.engine.extent_is_shared(id.root, id.ino, at.start, extent)?)
+        assert!(self.disk_size <= self.item.size, "I3: more is on disk than the file has");
     }
 }
 
 /// Takes an inode's locks for a batch, exclusively if the batch may write into existing extents of the file.
-fn lock_for_batch(inode: &Inode, wait: Wait) -> Option<(BatchGuard<'_>, RwLockWriteGuard<'_, InodeState>)> {
+fn lock_for_batch(inode: &Inode, wait: Wait) -> Option<(BatchGuard<'_>, WriteGuard<'_, InodeState>)> {
     let guard = inode.writeback.lock_for_batch(wait, false)?;
     let state = inode.state.write();
     if guard.is_exclusive() || !state.has_flags(IN_PLACE) {
@@ -727,23 +602,13 @@ fn lock_for_batch(inode: &Inode, wait: Wait) -> Option<(BatchGuard<'_>, RwLockWr
     Some((guard, inode.state.write()))
 }
 
-fn push_range(ranges: &mut Vec<(usize, Range<u64>)>, run: usize, range: Range<u64>) {
-    if range.is_empty() {
-        return;
-    }
-    match ranges.last_mut() {
-        Some((last_run, last)) if *last_run == run && last.end == range.start => last.end = range.end,
-        _ => ranges.push((run, range)),
-    }
-}
-
 #[derive(Clone, Copy)]
-struct How {
+struct BatchMode {
     wait: Wait,
     may_inline: bool,
 }
 
-impl How {
+impl BatchMode {
     fn together(wait: Wait) -> Self {
         Self { wait, may_inline: true }
     }
@@ -751,7 +616,7 @@ impl How {
 
 /// The outcome of a batch.
 #[derive(Default)]
-struct Written {
+struct BatchResult {
     bytes: u64,
     /// Bytes that could not be written, with the first error in `failure`.
     failed_bytes: u64,
@@ -811,7 +676,7 @@ mod tests {
         let kinds = || fs.extents(id).unwrap().iter().map(|extent| extent.kind).collect::<Vec<_>>();
         for round in 1..4 {
             fs.write(id, 0, &[round; 200]).unwrap();
-            let how = How { wait: Wait::ForAll, may_inline: false };
+            let how = BatchMode { wait: Wait::ForAll, may_inline: false };
             let written = fs.write_batch(&[fs.inode(id).unwrap()], 0..u64::MAX, BATCH_BYTES, how).unwrap();
             assert!(written.failure.is_none() && !written.retry && written.bytes > 0);
             assert_eq!(kinds(), [ExtentKind::Data]);
@@ -820,7 +685,7 @@ mod tests {
             assert_eq!(kinds(), [ExtentKind::Inline], "inline again once it is at rest");
         }
         fs.write(id, 0, &[9; 50]).unwrap();
-        let how = How { wait: Wait::ForAll, may_inline: false };
+        let how = BatchMode { wait: Wait::ForAll, may_inline: false };
         fs.write_batch(&[fs.inode(id).unwrap()], 0..u64::MAX, BATCH_BYTES, how).unwrap();
         let content = [[9; 50].as_slice(), &[13; 50], &[3; 100]].concat();
         fs.close().unwrap();

@@ -31,13 +31,13 @@ pub(crate) struct WritebackErrors {
     nr_failures: AtomicU64,
     /// Number of files that have data which could not be written.
     nr_failing: AtomicU64,
-    /// The number of descriptors in [`State::reported`].
+    /// The number of descriptors in [`FailureTable::reported`].
     nr_reported: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<FailureTable>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FailureTable {
     files: HashMap<InodeId, Failure>,
     /// The number of the last failure that was reported to each descriptor.
     reported: HashMap<Descriptor, u64>,
@@ -106,7 +106,7 @@ impl WritebackErrors {
             return None;
         }
         let mut state = self.state.lock();
-        let State { files, reported } = &mut *state;
+        let FailureTable { files, reported } = &mut *state;
         let failure = files.get_mut(&id)?;
         let known = reported.get(&descriptor).copied().unwrap_or(descriptor);
         if failure.is_seen && known >= failure.at {

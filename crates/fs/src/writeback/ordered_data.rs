@@ -48,19 +48,19 @@ pub(crate) struct Policy {
 /// A part of a run. A unit becomes one new extent, or goes into one existing extent (I2).
 #[derive(Debug)]
 pub(crate) struct Unit {
-    /// The index of the unit's run in [`Batch::runs`].
+    /// The index of the unit's run in [`FileUnits::runs`].
     pub run: usize,
     /// The unit's range in the file.
     pub range: Range<u64>,
     /// The place to which the unit's bytes are written.
-    pub target: Target,
+    pub target: UnitTarget,
     /// Checksums of the bytes on disk; empty if the file has none.
     pub csums: Vec<u8>,
 }
 
 /// The place to which a unit's bytes are written.
 #[derive(Debug)]
-pub(crate) enum Target {
+pub(crate) enum UnitTarget {
     /// A new extent, not compressed.
     Plain { bytenr: Logical },
     /// A new extent of these compressed bytes, which fill whole sectors.
@@ -73,21 +73,21 @@ impl Unit {
     /// Bytes on disk.
     pub(crate) fn disk_len(&self) -> u64 {
         match &self.target {
-            Target::Compressed { bytes, .. } => bytes.len() as u64,
-            Target::Plain { .. } | Target::InPlace { .. } => self.range.end - self.range.start,
+            UnitTarget::Compressed { bytes, .. } => bytes.len() as u64,
+            UnitTarget::Plain { .. } | UnitTarget::InPlace { .. } => self.range.end - self.range.start,
         }
     }
 
     /// Whether the unit becomes a new extent, which needs space.
     pub(crate) fn is_new(&self) -> bool {
-        !matches!(self.target, Target::InPlace { .. })
+        !matches!(self.target, UnitTarget::InPlace { .. })
     }
 
     /// The unit's address on disk.
     pub(crate) fn bytenr(&self) -> Logical {
         match &self.target {
-            Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr,
-            Target::InPlace { at } => match &at.extent.body {
+            UnitTarget::Plain { bytenr } | UnitTarget::Compressed { bytenr, .. } => *bytenr,
+            UnitTarget::InPlace { at } => match &at.extent.body {
                 FileExtentBody::Regular(regular) | FileExtentBody::Prealloc(regular) => {
                     Logical(regular.disk_bytenr.0 + regular.offset + (self.range.start - at.start))
                 }
@@ -98,8 +98,8 @@ impl Unit {
 
     fn set_bytenr(&mut self, to: Logical) {
         match &mut self.target {
-            Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr = to,
-            Target::InPlace { .. } => {}
+            UnitTarget::Plain { bytenr } | UnitTarget::Compressed { bytenr, .. } => *bytenr = to,
+            UnitTarget::InPlace { .. } => {}
         }
     }
 
@@ -107,7 +107,7 @@ impl Unit {
     pub(crate) fn file_extent(&self) -> FileExtent {
         let len = self.range.end - self.range.start;
         let mut extent = whole_extent(self.bytenr(), self.disk_len());
-        if let Target::Compressed { kind, .. } = &self.target {
+        if let UnitTarget::Compressed { kind, .. } = &self.target {
             extent.compression = *kind;
             extent.ram_bytes = len;
             if let FileExtentBody::Regular(regular) = &mut extent.body {
@@ -120,8 +120,8 @@ impl Unit {
     /// The bytes that are written to disk.
     fn slices<'a>(&'a self, run: &'a Run) -> Vec<&'a [u8]> {
         match &self.target {
-            Target::Compressed { bytes, .. } => vec![bytes],
-            Target::Plain { .. } | Target::InPlace { .. } => run.pieces(self.range.clone()),
+            UnitTarget::Compressed { bytes, .. } => vec![bytes],
+            UnitTarget::Plain { .. } | UnitTarget::InPlace { .. } => run.pieces(self.range.clone()),
         }
     }
 }
@@ -134,7 +134,7 @@ pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> 
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min(at + most);
-            let target = Target::Plain { bytenr: Logical(0) };
+            let target = UnitTarget::Plain { bytenr: Logical(0) };
             units.push(Unit { run: *run, range: at..end, target, csums: Vec::new() });
             at = end;
         }
@@ -144,14 +144,14 @@ pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> 
 
 /// Compresses the new units of all files whose policy has a compression method. A unit stays uncompressed if it is too
 /// small, if it does not look compressible, or if compression saves no sector. Adjacent units that stay uncompressed
-/// are joined. Many units are compressed on several threads. Sets [`Batch::start_failed`].
-pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
-    let mut work: Vec<Mutex<Work<'_, '_>>> = Vec::new();
+/// are joined. Many units are compressed on several threads. Sets [`FileUnits::start_failed`].
+pub(crate) fn compress(batches: &mut [FileUnits<'_>], sectorsize: u32) {
+    let mut work: Vec<Mutex<CompressJob<'_, '_>>> = Vec::new();
     for batch in &mut *batches {
         let Some(method) = batch.policy.compress else { continue };
         let (runs, policy, start_failed) = (batch.runs, batch.policy, &batch.start_failed);
         for unit in batch.units.iter_mut().filter(|unit| unit.is_new()) {
-            work.push(Mutex::new(Work { runs, unit, method, force: policy.force, start_failed }));
+            work.push(Mutex::new(CompressJob { runs, unit, method, force: policy.force, start_failed }));
         }
     }
     let next = AtomicUsize::new(0);
@@ -178,7 +178,7 @@ pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
 }
 
 /// One unit to compress.
-struct Work<'b, 'r> {
+struct CompressJob<'b, 'r> {
     runs: &'r [Run],
     unit: &'b mut Unit,
     method: Method,
@@ -186,15 +186,15 @@ struct Work<'b, 'r> {
     start_failed: &'b AtomicBool,
 }
 
-impl Work<'_, '_> {
+impl CompressJob<'_, '_> {
     fn run(&mut self, sectorsize: u32) {
         let unit = &mut *self.unit;
         match compress_unit(&self.runs[unit.run], &unit.range, self.method, self.force, sectorsize) {
-            Outcome::Packed(bytes) => {
-                unit.target = Target::Compressed { bytenr: Logical(0), kind: self.method.kind, bytes };
+            CompressResult::Packed(bytes) => {
+                unit.target = UnitTarget::Compressed { bytenr: Logical(0), kind: self.method.kind, bytes };
             }
-            Outcome::NotTried => {}
-            Outcome::DoesNotPay => {
+            CompressResult::NotTried => {}
+            CompressResult::DoesNotPay => {
                 if unit.range.start == 0 {
                     self.start_failed.store(true, Ordering::Relaxed);
                 }
@@ -204,7 +204,7 @@ impl Work<'_, '_> {
 }
 
 /// The outcome of compressing a unit.
-enum Outcome {
+enum CompressResult {
     /// The compressed bytes, padded to whole sectors.
     Packed(AlignedBuf),
     /// Compression saves less than one sector.
@@ -213,11 +213,11 @@ enum Outcome {
     NotTried,
 }
 
-fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sectorsize: u32) -> Outcome {
+fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sectorsize: u32) -> CompressResult {
     let sectorsize = sectorsize as usize;
     let len = (range.end - range.start) as usize;
     if len <= sectorsize {
-        return Outcome::NotTried;
+        return CompressResult::NotTried;
     }
     let pieces = run.pieces(range.clone());
     let joined;
@@ -229,16 +229,16 @@ fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sec
         }
     };
     if !force && !compression::looks_compressible(input) {
-        return Outcome::NotTried;
+        return CompressResult::NotTried;
     }
     let Some(compressed) = compression::compress(method, input, len - sectorsize, sectorsize) else {
-        return Outcome::DoesNotPay;
+        return CompressResult::DoesNotPay;
     };
     let padded_len = compressed.len().next_multiple_of(sectorsize);
     let mut packed = AlignedBuf::with_capacity(padded_len);
     packed.extend_from_slice(&compressed);
     packed.resize(padded_len);
-    Outcome::Packed(packed)
+    CompressResult::Packed(packed)
 }
 
 /// Joins adjacent units that are not compressed into larger extents.
@@ -248,7 +248,7 @@ fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
         if let Some(last) = joined.last_mut()
             && last.run == unit.run
             && last.range.end == unit.range.start
-            && matches!((&last.target, &unit.target), (Target::Plain { .. }, Target::Plain { .. }))
+            && matches!((&last.target, &unit.target), (UnitTarget::Plain { .. }, UnitTarget::Plain { .. }))
             && unit.range.end - last.range.start <= MAX_EXTENT
         {
             last.range.end = unit.range.end;
@@ -261,7 +261,7 @@ fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
 
 /// The units of one file, with the runs that they were cut from.
 #[derive(Debug)]
-pub(crate) struct Batch<'r> {
+pub(crate) struct FileUnits<'r> {
     /// The runs that units refer to by index.
     pub runs: &'r [Run],
     /// The units.
@@ -277,7 +277,7 @@ pub(crate) struct Batch<'r> {
 /// an error, all space that this call allocated is released, and `reservation` covers the units again.
 pub(crate) fn write_out(
     engine: &Engine,
-    batches: &mut [Batch<'_>],
+    batches: &mut [FileUnits<'_>],
     reservation: &mut DataReservation,
     hint: &Mutex<Option<Logical>>,
 ) -> Result<()> {
@@ -295,7 +295,7 @@ pub(crate) fn write_out(
 
 fn allocate(
     engine: &Engine,
-    batches: &mut [Batch<'_>],
+    batches: &mut [FileUnits<'_>],
     reservation: &mut DataReservation,
     mut hint: Option<Logical>,
     extents: &mut Vec<DataExtent>,
@@ -315,7 +315,7 @@ fn allocate(
                 continue;
             }
             let len = unit.disk_len();
-            let is_plain = matches!(unit.target, Target::Plain { .. });
+            let is_plain = matches!(unit.target, UnitTarget::Plain { .. });
             if free.is_empty() || (!is_plain && free.end - free.start < len) {
                 release(engine, extents, &free, reservation);
                 let min = if is_plain { sectorsize } else { len };
@@ -325,7 +325,7 @@ fn allocate(
                     // covers the uncompressed bytes, so the uncompressed bytes are written to smaller free ranges
                     // instead.
                     Err(ubtrfs_error::Error::NoSpace) if !is_plain => {
-                        unit.target = Target::Plain { bytenr: Logical(0) };
+                        unit.target = UnitTarget::Plain { bytenr: Logical(0) };
                         wanted = wanted - len + unit.disk_len();
                         free = 0..0;
                         waiting.push(unit);
@@ -345,7 +345,7 @@ fn allocate(
                 waiting.push(Unit {
                     run: unit.run,
                     range: middle..unit.range.end,
-                    target: Target::Plain { bytenr: Logical(0) },
+                    target: UnitTarget::Plain { bytenr: Logical(0) },
                     csums: Vec::new(),
                 });
                 unit.range.end = middle;
@@ -374,7 +374,7 @@ fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>, reser
 }
 
 /// Checksums all units and writes them, adjacent ones in one write.
-fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
+fn write_units(engine: &Engine, batches: &mut [FileUnits<'_>]) -> Result<()> {
     let geometry = engine.geometry();
     for batch in &mut *batches {
         if !batch.policy.csums {
@@ -419,7 +419,7 @@ pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: Geometry) -> 
     let unit = &mut units[index];
     let (start, sectorsize) = (unit.range.start, u64::from(geometry.sectorsize));
     let nr_sectors = (unit.range.end - start) / sectorsize / 2;
-    let Target::Plain { bytenr } = &unit.target else { return false };
+    let UnitTarget::Plain { bytenr } = &unit.target else { return false };
     if nr_sectors == 0 {
         return false;
     }
@@ -428,7 +428,7 @@ pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: Geometry) -> 
         true => Vec::new(),
         false => unit.csums.split_off(nr_sectors as usize * geometry.csum_type.size()),
     };
-    let target = Target::Plain { bytenr: Logical(bytenr.0 + len) };
+    let target = UnitTarget::Plain { bytenr: Logical(bytenr.0 + len) };
     let second = Unit { run: unit.run, range: start + len..unit.range.end, target, csums };
     unit.range.end = start + len;
     units.insert(index + 1, second);

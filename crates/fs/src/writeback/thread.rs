@@ -18,12 +18,12 @@ use crate::service_threads::ServiceThreads;
 /// Starts, wakes and stops the threads.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackThreads {
-    shared: Arc<Shared>,
+    shared: Arc<WritebackCalls>,
     threads: ServiceThreads,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct WritebackCalls {
     stopped: AtomicBool,
     /// Number of threads that were woken and have not looked for work yet; a thread sleeps while this is 0.
     calls: Mutex<usize>,
@@ -56,7 +56,7 @@ impl WritebackThreads {
     }
 }
 
-fn run(shared: &Shared, fs: &Weak<Fs>) {
+fn run(shared: &WritebackCalls, fs: &Weak<Fs>) {
     loop {
         {
             let mut calls = shared.calls.lock();
@@ -70,7 +70,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
             return;
         }
         let Some(fs) = fs.upgrade() else { return };
-        if fs.read_only().is_some() {
+        if fs.context.read_only().is_some() {
             continue;
         }
         if let Err(error) = fs.flush_background() {

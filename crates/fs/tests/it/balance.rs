@@ -5,10 +5,6 @@
 //! block groups are emptied at random. Linux and ubtrfs resume each other's paused balances. `UBTRFS_SEED` repeats a
 //! failure.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +23,7 @@ use ubtrfs_testkit::{
     walk_fs, walk_path,
 };
 
-use common::open;
+use crate::common::open;
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 const ALL: u64 = BalanceFlags::DATA.union(BalanceFlags::METADATA).union(BalanceFlags::SYSTEM).bits();

@@ -6,8 +6,6 @@
 //! and Linux reads and scrubs everything. The writes of some runs are recorded, and the state after a power cut at many
 //! points of the recording is verified. `UBTRFS_SEED` repeats a failure.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

@@ -3,8 +3,6 @@
 //! Method: a commit or an fsync stops at a chosen flush of the device ([`HookDevice`]), where other threads make their
 //! calls. Then the commit or fsync continues, or the flush fails.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;

@@ -3,8 +3,6 @@
 //!
 //! Method: the image file is copied while the filesystem is open; the copy shows what a power cut would leave.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::time::{Duration, Instant};
 
 use ubtrfs_fs::{Caller, Error, NewInode};

@@ -1,8 +1,6 @@
 //! Many threads change names in the same few directories, with commits in between. There is no deadlock, operations
 //! fail only with errors that a race can cause, and `btrfs check` finds every link count and directory size right.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! The data path under stress: many threads on few files, full filesystems, failing devices. A test passes if the data
 //! of every successful sync is there, `btrfs check --check-data-csum` is clean, and the test ends.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

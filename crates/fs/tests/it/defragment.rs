@@ -1,9 +1,5 @@
 //! Defragmentation: fewer extents, equal content and times, shared extents stay shared.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_format::item::Compression;
@@ -11,7 +7,7 @@ use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::{Caller, CompressSpec, Defragment, ExtentKind, Fs, InodeId, Job, NewInode};
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
 
-use common::open;
+use crate::common::open;
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 const BLOCK: usize = 4096;

@@ -2,8 +2,6 @@
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

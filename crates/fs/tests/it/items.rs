@@ -4,8 +4,6 @@
 //! inspect-internal dump-tree` of both images is compared, except for expected differences (addresses, transactions,
 //! times, change counters).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use anyhow::Result;
 use ubtrfs_testkit::{FsTarget, Image, LoopMount, NodeKind, PathTarget, RenameOp, Target, capability, run};
 

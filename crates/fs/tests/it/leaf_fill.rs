@@ -4,8 +4,6 @@
 //! that collects the items of a whole leaf, the number was 839. For ubtrfs, the index items of one leaf count as one
 //! batch.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_device::{Device, MemoryDevice};

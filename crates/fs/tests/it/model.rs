@@ -5,8 +5,6 @@
 //! with `btrfs check`, and opened again with other options. `UBTRFS_SEED` repeats a failure, `UBTRFS_OPS` sets the
 //! number of operations of a round.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use anyhow::{Context, Result};
 use ubtrfs_testkit::{
     Compare, Driver, FsTarget, Image, LoopMount, Model, Rng, btrfs_check, capability, compare_entries, walk_path,

@@ -3,8 +3,6 @@
 //!
 //! Method: operate in-process, close, run `btrfs check`, open again, and compare with Linux's mount if there is one.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use anyhow::Result;
 use rustix::io::Errno;
 use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode};

@@ -6,8 +6,6 @@
 //! Linux; `btrfs check` and `ubtrfs check` must find nothing. `UBTRFS_SEED` repeats a failure, `UBTRFS_SEEDS` sets the
 //! number of seeds.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 //! Files that Linux shortened keep old bytes past their end on disk. No matter how such a file grows later, the added
 //! range reads as zeros. So a write up to the end of a file does not read the rest of its last sector.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 

@@ -4,14 +4,10 @@
 //! each round `btrfs check --qgroup-report` counts every group of every level independently; at the end Linux rescans.
 //! `UBTRFS_SEED` repeats a failure.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod quota_rounds;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use quota_rounds::{Numbers, ROOT, Rounds, TOP, numbers, numbers_shown, open, settle, write};
+use crate::quota_rounds::{Numbers, ROOT, Rounds, TOP, numbers, numbers_shown, open, settle, write};
 use ubtrfs_device::Device;
 use ubtrfs_fs::{
     Defragment, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId, QuotaKind, RenameFlags, SetAttr,

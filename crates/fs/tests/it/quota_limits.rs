@@ -4,16 +4,12 @@
 //! limit leaves room for a known number of tree blocks. Other tests write, preallocate and share until a limit is
 //! reached, and compare the counted bytes with it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod quota_rounds;
-
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quota_rounds::{ROOT, TOP, open, settle};
+use crate::quota_rounds::{ROOT, TOP, open, settle};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use ubtrfs_fs::{FallocateMode, Fs, InodeId, NewInode, QgroupId, QuotaKind, RenameFlags, SetAttr, SetTime, XattrFlags};
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, check_quotas, run};

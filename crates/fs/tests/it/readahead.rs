@@ -3,8 +3,6 @@
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

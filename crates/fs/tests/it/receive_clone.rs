@@ -1,8 +1,6 @@
 //! Tests receives with `--clone` (`ReceiveOptions::shares`) in which data equals the data of a source file, but cannot
 //! be shared with it. `testkit::send::check_cloned` tests receives whose data can be shared.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io::Read;
 use std::sync::Arc;
 

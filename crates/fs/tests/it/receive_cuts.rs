@@ -8,8 +8,6 @@
 //! The cuts include one at each flush.
 //! `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of further cuts.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};

@@ -1,7 +1,5 @@
 //! Receive joins commands that make, rename and describe an inode. Tests that the result is that of the single commands.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_device::{Device, MemoryDevice};

@@ -1,8 +1,6 @@
 //! Tests receiving with verification: a good stream passes. If the data has no checksums and the device stores it
 //! wrongly, verification finds the difference.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io;
 use std::sync::Arc;
 

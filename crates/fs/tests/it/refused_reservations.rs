@@ -9,8 +9,6 @@
 //! - R5. Later operations work as if nothing had been refused.
 
 #![cfg(debug_assertions)]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

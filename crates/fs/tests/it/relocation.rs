@@ -4,10 +4,6 @@
 //! of a filesystem are emptied, one after the other. Then each file is as before, both in the engine and under Linux;
 //! `btrfs check` and `ubtrfs check` find nothing; and the groups are gone.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
@@ -19,7 +15,7 @@ use ubtrfs_testkit::{
     judge, second_opinion, walk_path,
 };
 
-use common::open;
+use crate::common::open;
 
 fn entries_of_linux(image: &Image) -> Vec<TreeEntry> {
     let mount = LoopMount::new(image.path(), "ro").unwrap();

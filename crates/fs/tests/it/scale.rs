@@ -3,8 +3,6 @@
 //!
 //! `UBTRFS_SCALE` sets the number of entries (default 100,000).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::time::{Duration, Instant};
 
 use ubtrfs_fs::{Caller, NewInode, RenameFlags};

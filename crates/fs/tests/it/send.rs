@@ -1,7 +1,5 @@
 //! Tests calls that must fail or wait while a subvolume is being sent, and sends that must fail. Linux judges the
-//! streams themselves in `testkit/tests/send.rs`.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! streams themselves in `testkit/tests/it/send.rs`.
 
 use std::io::{self, Write};
 use std::sync::Arc;

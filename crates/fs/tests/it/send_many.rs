@@ -1,8 +1,6 @@
 //! Sends extents with hundreds of references, inodes with hundreds of names, and deep directories, and compares what is
 //! received: trees, holes, and the sharing of each block.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_device::Device;

@@ -1,7 +1,5 @@
 //! A subvolume that becomes so small that a block which a snapshot shares could become its root.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_device::Device;

@@ -1,8 +1,6 @@
 //! A file that stops sharing an extent holds it in the last commit until the next one is durable. Until then, no other
 //! file may overwrite the extent in place.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 

@@ -7,13 +7,9 @@
 //! everything, and the numbers must be those of an empty filesystem. `btrfs check` 6.2 does not open a filesystem with
 //! simple quotas. `UBTRFS_SEED` repeats a failure.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod quota_rounds;
-
 use std::path::Path;
 
-use quota_rounds::{ROOT, Rounds, TOP, numbers, numbers_shown, open, settle, write};
+use crate::quota_rounds::{ROOT, Rounds, TOP, numbers, numbers_shown, open, settle, write};
 use ubtrfs_fs::{Fs, Job, NewInode, QgroupId, QuotaKind};
 use ubtrfs_testkit::{Image, LoopMount, Rng, capability, run, second_opinion};
 

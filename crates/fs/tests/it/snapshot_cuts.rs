@@ -6,8 +6,6 @@
 //! that made it returned, unless its deletion had begun; every existing snapshot holds the model's content.
 //! `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};

@@ -5,10 +5,6 @@
 //! check` must find no problems, and the image must hold nothing of the deleted snapshots. `UBTRFS_SEED` repeats a
 //! failure.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +18,7 @@ use ubtrfs_testkit::{
     errno, judge, run, second_opinion, walk_path,
 };
 
-use common::open;
+use crate::common::open;
 
 const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };

@@ -6,10 +6,6 @@
 //! the filesystem read-only, and both checkers must find nothing. All names in the snapshots lead to inodes, both in
 //! the engine and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,7 +16,7 @@ use ubtrfs_testkit::{
     Compare, FsTarget, Image, LoopMount, Rng, btrfs_check, capability, compare_entries, second_opinion, walk_path,
 };
 
-use common::open;
+use crate::common::open;
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 

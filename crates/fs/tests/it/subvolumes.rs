@@ -4,8 +4,6 @@
 //! Method: Linux makes the image on a loop mount. Both before and after the engine changes the image, the directory
 //! tree that the engine shows is compared with the one that Linux shows.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 
 use anyhow::Result;
@@ -98,6 +96,17 @@ fn subvolumes_are_listed_and_shown_as_asked_for() {
     let target = FsTarget::open(image.path(), "ro").unwrap();
     assert_eq!(target.fs().root().root, id_of(target.fs(), "home"));
     assert!(target.fs().lookup(target.fs().root(), b"docs").is_ok());
+    // `..` of the selected subvolume leads out of it only if the top level is shown, too.
+    let (fs, top) = (target.fs(), ubtrfs_fs::InodeId::root_of(RootId::FS_TREE));
+    let above = || fs.lookup(fs.root(), b"..").unwrap().id;
+    assert_eq!((above(), fs.shows_top_level()), (fs.root(), false));
+    fs.show_top_level();
+    assert_eq!((above(), fs.shows_top_level()), (top, true));
+    assert_eq!(fs.lookup(top, b"..").unwrap().id, top);
+    let selected = |options: &str| fs.selected_root(&ubtrfs_fs::MountOptions::parse(options).unwrap());
+    assert_eq!(selected("").unwrap(), fs.root());
+    assert_eq!(selected("subvol=ro").unwrap().root, list[3].id);
+    assert!(selected("subvol=home/docs").is_err());
     target.close().unwrap();
 }
 

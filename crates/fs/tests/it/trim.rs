@@ -3,10 +3,6 @@
 //! Method: threads write, replace and remove files, and remember their content, while another thread discards free
 //! space without a pause. `UBTRFS_SEED` repeats a run.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +12,7 @@ use ubtrfs_format::RootId;
 use ubtrfs_fs::{Caller, Fs, InodeId, Job, NewInode, SendRequest};
 use ubtrfs_testkit::{Image, Rng, btrfs_check, capability};
 
-use common::open;
+use crate::common::open;
 
 const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };

@@ -1,7 +1,5 @@
 //! A power cut after a file was fsynced and then unlinked: the unlink may be lost, the fsynced content must not.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_device::Device;

@@ -1,8 +1,6 @@
 //! Writes into preallocated extents of a full filesystem have no space of their own. They must reach the disk whatever
 //! happens to the extents.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_device::Device;

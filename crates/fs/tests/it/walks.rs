@@ -1,8 +1,6 @@
 //! Tests walks through many directories: the leaves of the directories are read ahead, and concurrent changes do not
 //! falsify the results.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,6 @@
 //! Tests writeback with several threads: batches of one file do not wait for each other, sync waits for all batches,
 //! and after several writes to one place the disk has the last one.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

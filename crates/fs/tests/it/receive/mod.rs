@@ -1,8 +1,6 @@
 //! Tests receiving streams made by hand: changes that a stream must not make, the state after a failure. Module
 //! `resume` resumes broken receives.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod resume;
 
 use std::io::Read;

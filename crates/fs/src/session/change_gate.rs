@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ubtrfs_transaction::PerThread;
+use ubtrfs_transaction::lock_rank::{self, Rank};
 
 /// The gate. Every operation passes it, so each thread has counters of its own, which avoids contention.
 #[derive(Debug, Default)]
@@ -50,10 +51,12 @@ impl ChangeGate {
     /// Leaves.
     pub(crate) fn leave(&self) {
         self.left.current().fetch_add(1, Ordering::SeqCst);
+        debug_assert!(self.nr_inside() >= 0, "I1: a change left that was not inside");
     }
 
     /// Closes the gate, and waits for the changes inside (I1, I2). Returns whether the gate was open.
     pub(crate) fn close(&self) -> bool {
+        lock_rank::check_none_from(Rank::Subvolumes, "I2: changes that run may need this lock");
         let was_open = !self.closed.swap(true, Ordering::SeqCst);
         while !self.is_empty() {
             std::thread::sleep(POLL_INTERVAL);
@@ -67,12 +70,17 @@ impl ChangeGate {
     }
 
     fn is_empty(&self) -> bool {
+        self.nr_inside() == 0
+    }
+
+    /// The number of changes inside, or more if changes enter or leave during the call.
+    fn nr_inside(&self) -> i64 {
         let sum = |counts: &PerThread<AtomicU64>| -> u64 {
             counts.all().fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::SeqCst)))
         };
         // Read `left` first: a change that is inside during both reads is in the sum of `entered` only.
         let left = sum(&self.left);
-        sum(&self.entered) == left
+        sum(&self.entered).wrapping_sub(left).cast_signed()
     }
 }
 

@@ -1,35 +1,12 @@
-//! Writeback on request of the engine, and a guard that keeps a thread's own reservations from starting writeback.
+//! Requests of the engine ([`Flusher`]): writing data back, and waiting for threads that use extents.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use ubtrfs_transaction::{BackgroundWork, DirtyData, Flusher, Job, Reclaim};
 
+use crate::inode::extent_users::wait_for_extent_users;
+use crate::writeback::no_flush::NoFlush;
 use crate::{Error, Fs};
-
-thread_local! {
-    /// Whether reservations of this thread must not start writeback ([`NoFlush`]), because the thread writes data back
-    /// itself or holds inode locks.
-    static FLUSHING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Prevents writeback by reservations of this thread: writeback could deadlock on inode locks that the thread holds.
-#[derive(Debug)]
-pub(crate) struct NoFlush {
-    before: bool,
-}
-
-impl NoFlush {
-    pub(crate) fn new() -> Self {
-        Self { before: FLUSHING.replace(true) }
-    }
-}
-
-impl Drop for NoFlush {
-    fn drop(&mut self) {
-        FLUSHING.set(self.before);
-    }
-}
 
 impl Flusher for Fs {
     fn dirty_data(&self) -> DirtyData {
@@ -38,14 +15,14 @@ impl Flusher for Fs {
 
     /// Writes back data of inodes whose writeback locks are free.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_error::Result<()> {
-        if FLUSHING.get() {
+        if NoFlush::is_active() {
             return Ok(());
         }
         self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(for_engine)
     }
 
     fn may_wait(&self) -> bool {
-        !FLUSHING.get()
+        !NoFlush::is_active()
     }
 
     fn wait_for_writes_in_place(&self) {
@@ -64,13 +41,13 @@ impl Flusher for Fs {
 
     fn wait_for_deletions(&self) {
         let started = Instant::now();
-        while !FLUSHING.get() && started.elapsed() < DELETIONS_WAIT && self.inodes.awaits_deletions() {
+        while !NoFlush::is_active() && started.elapsed() < DELETIONS_WAIT && self.inodes.awaits_deletions() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     fn wait_for_readers(&self) {
-        self.wait_for_extent_users();
+        wait_for_extent_users(&self.inodes);
     }
 
     fn while_nothing_is_sent(
@@ -83,7 +60,7 @@ impl Flusher for Fs {
     }
 
     fn request_work(&self, work: BackgroundWork) -> bool {
-        self.commit_thread.request_work(work)
+        self.context.commits.request_work(work)
     }
 }
 
