@@ -118,7 +118,7 @@ impl<'a> Checker<'a> {
         let groups = std::mem::take(&mut self.groups.list);
         for group in &groups {
             let len = group.end.saturating_sub(group.start);
-            match self.volumes.chunk_at(ubtrfs_format::Logical(group.start)) {
+            match self.array.chunk_at(ubtrfs_format::Logical(group.start)) {
                 Some((start, chunk)) if start.0 == group.start && chunk.length == len => {
                     if chunk.flags.bits() != group.flags {
                         let (flags, chunk) = (group.flags, chunk.flags.bits());
@@ -139,7 +139,7 @@ impl<'a> Checker<'a> {
                 self.sink.report(Code::BlockGroupUsed, group.place, text);
             }
         }
-        for (start, _) in self.volumes.chunks() {
+        for (start, _) in self.array.chunks() {
             if groups.binary_search_by_key(&start.0, |group| group.start).is_err() {
                 let place = Place { bytenr: Some(start.0), ..Place::tree(RootId::CHUNK_TREE) };
                 self.sink.report(Code::BlockGroup, place, format!("chunk {start} has no block group"));

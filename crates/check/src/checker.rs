@@ -7,9 +7,9 @@ use ubtrfs_device::Device;
 use ubtrfs_error::Result;
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::superblock::{CompatRo, Superblock};
-use ubtrfs_format::{Generation, RootId};
-use ubtrfs_volumes::{OpenOptions, Volumes};
+use ubtrfs_format::{Corrupt, FormatError, Generation, RootId};
 
+use crate::array::{Array, Span};
 use crate::block_group::BlockGroups;
 use crate::block_table::BlockTable;
 use crate::chunk::DeviceExtents;
@@ -20,11 +20,10 @@ use crate::log::Logged;
 use crate::prealloc::Prealloc;
 use crate::problem::{Code, Place, Sink};
 use crate::quota::Quota;
-use crate::reader::{Span, spans};
 use crate::root::Roots;
 use crate::segment::Segments;
 use crate::walk::{Event, Kind, TreeRoot};
-use crate::{Options, Problem, Progress, Report, Stats, superblock};
+use crate::{Options, Problem, Progress, Report, Stats, members, superblock};
 
 /// Number of buckets for references to extents. The buckets take 512 KiB.
 const REF_BUCKETS: usize = 1 << 16;
@@ -39,7 +38,7 @@ pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
 
 /// The state of one check.
 pub(crate) struct Checker<'a> {
-    pub(crate) volumes: &'a Volumes,
+    pub(crate) array: &'a Array,
     pub(crate) sb: Superblock,
     pub(crate) ctx: CheckContext,
     pub(crate) nodesize: usize,
@@ -87,19 +86,28 @@ pub(crate) fn run(
     progress: &dyn Progress,
     tell: &mut dyn FnMut(Problem),
 ) -> Result<Report> {
-    let volumes = Volumes::open(devices.clone(), OpenOptions { read_only: true })?;
-    let sb = volumes.superblock().clone();
+    let mut sink = Sink::new(options.limits, tell);
+    let (sb, members) = members::find(devices, &mut sink)?;
+    let array = Array::new(&sb, members.clone());
+    for (start, chunk) in superblock::system_chunks(&sb)? {
+        array.add_chunk(start, chunk).map_err(|cause| Corrupt::new(cause).at(start))?;
+    }
+    if array.chunk_at(sb.chunk_root).is_none() {
+        let expected = "expected an address in a system chunk";
+        let cause = FormatError::Value { what: "superblock", field: "chunk_root", value: sb.chunk_root.0, expected };
+        return Err(Corrupt::new(cause).at(sb.chunk_root).into());
+    }
     let ctx = CheckContext::new(&sb).for_reading_only(true);
     let hash = Hash::random();
     let mut checker = Checker {
-        volumes: &volumes,
+        array: &array,
         nodesize: sb.nodesize as usize,
         sectorsize: sb.sectorsize.into(),
         threads: std::thread::available_parallelism().map_or(1, usize::from).min(8),
         options,
         progress,
-        sink: Sink::new(options.limits, tell),
-        spans: spans(&volumes),
+        sink,
+        spans: array.spans(),
         buf: Vec::new(),
         nr_walks: 0,
         has_gaps: false,
@@ -124,8 +132,8 @@ pub(crate) fn run(
         sb,
         ctx,
     };
-    for device in &devices {
-        superblock::check_mirrors(device.as_ref(), &checker.sb, &mut checker.sink);
+    for member in &members {
+        superblock::check_mirrors(member, &checker.sb, &mut checker.sink);
     }
     let complete = checker.all();
     Ok(Report { complete, counts: checker.sink.counts, stats: checker.stats })

@@ -1,14 +1,14 @@
-//! Checks the chunk tree and the device tree: chunks, device items, device extents and device statistics.
+//! Checks the chunk tree and the device tree: chunks, device items, device extents and device statistics. Compares the
+//! device items with the given devices.
 
 use std::collections::BTreeMap;
 
-use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::item::{ChunkItem, DevExtent, DevItem};
-use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_format::{Corrupt, Key, KeyType, Logical, Profile, RootId, objectid};
 
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
-use crate::reader::{one_line, spans};
+use crate::superblock;
 use crate::walk::Event;
 
 /// Device extents by device id and offset, and device items by device id.
@@ -32,15 +32,18 @@ impl<'a> Checker<'a> {
             let items = leaf.items().filter(|(_, key, _)| wanted(key));
             found.extend(items.map(|(slot, key, data)| (key, data.to_vec(), leaf.place(slot))));
         });
-        let system = self.system_chunks();
+        let system: BTreeMap<u64, ChunkItem> = superblock::system_chunks(&self.sb)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(start, item)| (start.0, item))
+            .collect();
         let mut nr_system: usize = 0;
         for (key, data, place) in &found {
             let result = match key.item_type {
-                KeyType::DEV_ITEM => DevItem::decode(data).map_err(Into::into).and_then(|item| {
-                    self.device_extents.items.insert(item.devid.0, (item.clone(), *place));
-                    self.volumes.set_dev_item(&item)
+                KeyType::DEV_ITEM => DevItem::decode(data).map(|item| {
+                    self.device_extents.items.insert(item.devid.0, (item, *place));
                 }),
-                _ => ChunkItem::decode(data).map_err(Into::into).and_then(|item| {
+                _ => ChunkItem::decode(data).and_then(|item| {
                     if let Some(other) = system.get(&key.offset) {
                         nr_system = nr_system.saturating_add(1);
                         if *other != item {
@@ -51,31 +54,70 @@ impl<'a> Checker<'a> {
                         let text = format!("system chunk {} is not in the superblock", key.offset);
                         self.sink.report(Code::Chunk, *place, text);
                     }
-                    self.volumes.add_chunk(Logical(key.offset), item)
+                    self.array.add_chunk(Logical(key.offset), item)
                 }),
             };
+            let result = result.map_err(|cause| Corrupt::new(cause).at(Logical(key.offset)));
             if let Err(error) = result {
                 let code = if key.item_type == KeyType::DEV_ITEM { Code::Device } else { Code::Chunk };
-                self.sink.report(code, *place, one_line(&error));
+                self.sink.report(code, *place, error.to_string());
             }
         }
         if complete && nr_system < system.len() {
             let text = "the superblock has a system chunk that the chunk tree lacks";
             self.sink.report(Code::Chunk, Place::tree(RootId::CHUNK_TREE), text);
         }
-        self.spans = spans(self.volumes);
+        self.spans = self.array.spans();
+        if complete {
+            self.compare_members();
+        }
         !found.is_empty()
     }
 
-    fn system_chunks(&self) -> BTreeMap<u64, ChunkItem> {
-        let size = self.sb.sys_chunk_array_size as usize;
-        let mut reader = FieldReader::new("sys_chunk_array", self.sb.sys_chunk_array.get(..size).unwrap_or_default());
-        let mut chunks = BTreeMap::new();
-        while let Ok(raw) = reader.array() {
-            let Ok(chunk) = ChunkItem::read(&mut reader) else { break };
-            chunks.insert(Key::decode(&raw).offset, chunk);
+    /// Compares the given devices with the device items. Reports devices that are missing, or that do not belong to the
+    /// filesystem any more.
+    fn compare_members(&mut self) {
+        for (item, place) in self.device_extents.items.values() {
+            let (devid, uuid) = (item.devid, item.uuid);
+            if self.array.remove_other(item) {
+                let text = format!("the given device {devid} is not the filesystem's, which has the uuid {uuid}");
+                self.sink.report(Code::Device, *place, text);
+            }
+            if item.fsid != self.sb.fsid {
+                let text = format!("device {devid} belongs to filesystem {}", item.fsid);
+                self.sink.report(Code::Device, *place, text);
+            }
+            if !self.array.has(devid) {
+                let text = format!("device {devid} (uuid {uuid}) was not given; its copies are not checked");
+                self.sink.report(Code::DeviceMissing, *place, text);
+            }
         }
-        chunks
+        for member in self.array.members() {
+            let own = &member.superblock.dev_item;
+            let Some((item, place)) = self.device_extents.items.get(&own.devid.0) else {
+                let text = format!("{} is device {}, which has no device item", member.device.describe(), own.devid);
+                self.sink.report(Code::Device, Place::tree(RootId::CHUNK_TREE), text);
+                continue;
+            };
+            if own.uuid != item.uuid {
+                let text = format!("device {} has the uuid {}, its item {}", own.devid, own.uuid, item.uuid);
+                self.sink.report(Code::Device, *place, text);
+            }
+            if member.device.len_bytes() < item.total_bytes {
+                let text = format!(
+                    "device {} has {} bytes, its item {}",
+                    own.devid,
+                    member.device.len_bytes(),
+                    item.total_bytes
+                );
+                self.sink.report(Code::Device, *place, text);
+            }
+            let is_current = member.superblock.generation == self.sb.generation;
+            if is_current && (own.total_bytes, own.bytes_used) != (item.total_bytes, item.bytes_used) {
+                let text = format!("device {}: the superblock's device item differs", own.devid);
+                self.sink.report(Code::Device, *place, text);
+            }
+        }
     }
 
     /// Reads the device extents and checks the device statistics.
@@ -116,7 +158,8 @@ impl<'a> Checker<'a> {
         }
         let mut extents = std::mem::take(&mut self.device_extents.extents);
         self.compare_devices(&extents);
-        for (start, chunk) in self.volumes.chunks() {
+        self.compare_stripes();
+        for (start, chunk) in self.array.chunks() {
             let len = chunk.device_extent_len();
             for stripe in &chunk.stripes {
                 let place = Place { bytenr: Some(start.0), ..Place::tree(RootId::CHUNK_TREE) };
@@ -149,6 +192,50 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// Checks the places of stripes: inside their device, apart from other stripes, and on as many devices as the profile
+    /// promises.
+    fn compare_stripes(&mut self) {
+        let mut places: Vec<(u64, u64, u64, Logical)> = Vec::new();
+        for (start, chunk) in self.array.chunks() {
+            let place = Place { bytenr: Some(start.0), ..Place::tree(RootId::CHUNK_TREE) };
+            let len = chunk.device_extent_len();
+            let mut devices = BTreeMap::<u64, u16>::new();
+            for stripe in &chunk.stripes {
+                let (devid, offset) = (stripe.devid, stripe.offset.0);
+                places.push((devid.0, offset, offset.saturating_add(len), start));
+                let on_device = devices.entry(devid.0).or_default();
+                *on_device = on_device.saturating_add(1);
+                match self.device_extents.items.get(&devid.0) {
+                    None => {
+                        let text = format!("chunk {start}: a stripe is on device {devid}, which has no device item");
+                        self.sink.report(Code::Chunk, place, text);
+                    }
+                    Some((item, _)) if offset.saturating_add(len) > item.total_bytes => {
+                        let text = format!("chunk {start}: the stripe at {offset} ends behind device {devid}");
+                        self.sink.report(Code::Chunk, place, text);
+                    }
+                    Some(_) => {}
+                }
+            }
+            let allowed = Profile::of(chunk.flags).map_or(1, |profile| profile.dev_stripes);
+            if let Some((devid, nr_stripes)) = devices.into_iter().find(|(_, nr_stripes)| *nr_stripes > allowed) {
+                let name = Profile::name_of(chunk.flags);
+                let text =
+                    format!("chunk {start}: {nr_stripes} stripes are on device {devid}, {name} allows {allowed}");
+                self.sink.report(Code::Chunk, place, text);
+            }
+        }
+        places.sort_unstable();
+        for pair in places.windows(2) {
+            let [(devid, _, end, first), (next_devid, next, _, second)] = pair else { continue };
+            if devid == next_devid && next < end {
+                let place = Place { bytenr: Some(second.0), ..Place::tree(RootId::CHUNK_TREE) };
+                let text = format!("the stripes of chunks {first} and {second} overlap at {next} of device {devid}");
+                self.sink.report(Code::Chunk, place, text);
+            }
+        }
+    }
+
     fn compare_devices(&mut self, extents: &BTreeMap<(u64, u64), (u64, u64, Place)>) {
         let items = std::mem::take(&mut self.device_extents.items);
         let mut total: u64 = 0;
@@ -173,12 +260,6 @@ impl<'a> Checker<'a> {
                 self.sink.report(Code::Device, *place, text);
             }
             total = total.saturating_add(item.total_bytes);
-            let own = &self.sb.dev_item;
-            if own.devid == devid
-                && (own.uuid, own.total_bytes, own.bytes_used) != (item.uuid, item.total_bytes, item.bytes_used)
-            {
-                self.sink.report(Code::Device, *place, format!("device {devid}: the superblock's device item differs"));
-            }
         }
         if let Some(((devid, _), _)) = extents.iter().find(|((devid, _), _)| !items.contains_key(devid)) {
             let text = format!("device extents of device {devid}, which has no device item");

@@ -7,11 +7,11 @@
 use std::thread;
 
 use ubtrfs_format::{CsumType, KeyType, Logical, RootId};
-use ubtrfs_volumes::Volumes;
 
+use crate::array::{Array, Span, Unreadable};
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
-use crate::reader::{Span, one_line, span_at};
+use crate::reader::span_at;
 use crate::walk::{Event, Leaf};
 
 /// Address ranges with checksums, in order.
@@ -198,7 +198,7 @@ impl<'a> Checker<'a> {
         let len_bytes = std::mem::take(&mut batch.len_bytes);
         let part_len = pieces.len().div_ceil(self.threads).max(1);
         let verifier = Verifier {
-            volumes: self.volumes,
+            array: self.array,
             csum_type: self.ctx.csum_type,
             sectorsize: self.sectorsize as usize,
             spans: &self.spans,
@@ -253,7 +253,7 @@ struct Bad {
 
 /// Compares data with checksums. Several threads share a verifier.
 struct Verifier<'a> {
-    volumes: &'a Volumes,
+    array: &'a Array,
     csum_type: CsumType,
     sectorsize: usize,
     spans: &'a [Span],
@@ -275,19 +275,22 @@ impl Verifier<'_> {
             let sectors_before = (at.saturating_sub(piece.start) as usize).checked_div(self.sectorsize).unwrap_or(0);
             let skip = sectors_before.saturating_mul(self.csum_type.size());
             for copy in 0..span.copies {
-                self.verify_copy(at, len, piece.csums.get(skip..).unwrap_or_default(), copy, &mut bad);
+                self.verify_copy(span, at, len, piece.csums.get(skip..).unwrap_or_default(), copy, &mut bad);
             }
             at = end;
         }
         bad
     }
 
-    fn verify_copy(&self, start: u64, len: usize, csums: &[u8], copy: usize, bad: &mut Vec<Bad>) {
+    fn verify_copy(&self, span: Span, start: u64, len: usize, csums: &[u8], copy: usize, bad: &mut Vec<Bad>) {
         let mut data = vec![0; len];
-        let mut unreadable = false;
-        if self.volumes.read_copy(Logical(start), &mut data, copy).is_err() {
-            unreadable = true;
-        }
+        let unreadable = match self.array.read_copy(Logical(start), &mut data, copy) {
+            Ok(()) => false,
+            Err(Unreadable::Missing(_)) if !span.is_striped && self.array.has_copy(Logical(start), span.copies) => {
+                return;
+            }
+            Err(_) => true,
+        };
         let size = self.csum_type.size();
         // Consecutive sectors are reported together if all are unreadable or all have wrong checksums.
         let mut run: Option<(u64, u64, Option<String>)> = None;
@@ -297,7 +300,9 @@ impl Verifier<'_> {
                 Some(error) => (Code::DataRead, error),
                 None => (Code::DataCsum, "does not match its checksums".to_owned()),
             };
-            let text = format!("data of {} bytes, copy {copy}: {what}", to.saturating_sub(from));
+            let on = self.array.device_of(Logical(from), copy).map(|devid| format!(" on device {devid}"));
+            let on = on.unwrap_or_default();
+            let text = format!("data of {} bytes, copy {copy}{on}: {what}", to.saturating_sub(from));
             bad.push(Bad { code, bytenr: from, text });
         };
         let mut next = start;
@@ -305,9 +310,19 @@ impl Verifier<'_> {
             let at = next;
             next = at.saturating_add(sector.len() as u64);
             let error = match unreadable {
-                true => self.volumes.read_copy(Logical(at), sector, copy).err().map(|error| one_line(&error)),
+                true => self.array.read_copy(Logical(at), sector, copy).err(),
                 false => None,
             };
+            // A sector without any copy is reported once.
+            let is_reported = |error: &Unreadable| {
+                let is_missing = matches!(error, Unreadable::Missing(_));
+                is_missing && (copy > 0 || self.array.has_copy(Logical(at), span.copies))
+            };
+            if error.as_ref().is_some_and(is_reported) {
+                tell(&mut run);
+                continue;
+            }
+            let error = error.map(|error| error.to_string());
             if error.is_none() && self.csum_type.compute(sector)[..size] == *csum {
                 tell(&mut run);
                 continue;

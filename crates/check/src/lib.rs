@@ -1,8 +1,8 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
-//! The checker shares with the engine only the format, the devices and the chunk map. So a bug in the rest of the
-//! engine cannot hide the damage that the bug causes. In the stack of crates, the checker is above `volumes`, like
-//! `tree` and `transaction`.
+//! The checker shares with the engine only the format and the devices. It chooses the superblock (`members`) and maps
+//! logical addresses to the devices (`array`) by code of its own. So a bug in the engine cannot hide the damage that the
+//! bug causes. In the stack of crates, the checker is above `device`, like `volumes`.
 //!
 //! The checker visits every tree once, in key order. Runs of leaves that were checked in one subvolume are usually not
 //! read again in another subvolume (`segment`). `walk` reads blocks (`reader`) and records references; the modules
@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod array;
 mod block_group;
 mod block_table;
 mod checker;
@@ -34,6 +35,7 @@ mod free_space;
 mod inode;
 mod inode_names;
 mod log;
+mod members;
 mod prealloc;
 mod problem;
 mod quota;
@@ -114,7 +116,8 @@ pub struct Stats {
 /// Checks the filesystem on these devices and calls `tell` with each problem as it is found.
 ///
 /// # Errors
-/// Fails if nothing could be checked: there is no superblock, features are unknown, or a device is truncated.
+/// Fails if nothing could be checked: there is no superblock, features are unknown, a device is truncated, or the devices
+/// belong to different filesystems. Missing devices are reported, and the rest is checked.
 pub fn check(
     devices: Vec<Arc<dyn Device>>,
     options: Options,

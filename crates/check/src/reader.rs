@@ -3,15 +3,16 @@
 //! Invariants:
 //! - I1. A usable block has a correct checksum, the right address in its header, and the level that its parent expects.
 //!   So the level decreases along pointers, and a descent ends.
-//! - I2. The first read of a block reads and verifies every copy.
+//! - I2. The first read of a block reads and verifies every copy on a given device. Missing devices are reported once
+//!   (`chunk`), not for each block, unless all copies of a block are on them.
 
 use std::thread;
 
 use ubtrfs_error::Error;
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
-use ubtrfs_volumes::Volumes;
 
+use crate::array::{Array, Span, Unreadable};
 use crate::problem::Code;
 
 /// A pointer to a tree block, with the expected properties of the block.
@@ -45,24 +46,6 @@ pub(crate) struct Outcome {
     pub(crate) problems: Vec<(Code, Option<usize>, String)>,
 }
 
-/// A chunk's range and number of copies.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-    pub(crate) copies: usize,
-}
-
-/// Chunks in order.
-pub(crate) fn spans(volumes: &Volumes) -> Vec<Span> {
-    let span = |(start, item): &(Logical, std::sync::Arc<ubtrfs_format::item::ChunkItem>)| Span {
-        start: start.0,
-        end: start.0.saturating_add(item.length),
-        copies: volumes.num_copies(*start),
-    };
-    volumes.chunks().iter().map(span).collect()
-}
-
 /// The chunk that covers an address.
 pub(crate) fn span_at(spans: &[Span], bytenr: u64) -> Option<Span> {
     let at = spans.partition_point(|span| span.start <= bytenr);
@@ -77,7 +60,7 @@ const PARALLEL_MIN: usize = 32;
 /// Reads blocks of one tree.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
-    pub(crate) volumes: &'a Volumes,
+    pub(crate) array: &'a Array,
     pub(crate) ctx: &'a CheckContext,
     pub(crate) spans: &'a [Span],
     pub(crate) tree: RootId,
@@ -164,9 +147,9 @@ impl Reader<'_> {
             let mut outcome = Outcome::default();
             let mut failed = None;
             for copy in 0..span.copies {
-                failed = match self.volumes.read_copy(Logical(edge.bytenr), raw, copy) {
+                failed = match self.array.read_copy(Logical(edge.bytenr), raw, copy) {
                     Ok(()) => self.check(edge, raw).map(|(code, usable, bad)| (code, usable, bad.cause.to_string())),
-                    Err(error) => Some((Code::BlockRead, false, one_line(&error))),
+                    Err(error) => Some((Code::BlockRead, false, error.to_string())),
                 };
                 outcome.usable = failed.as_ref().is_none_or(|(_, usable, _)| *usable);
                 if outcome.usable {
@@ -191,19 +174,31 @@ impl Reader<'_> {
         outcomes: &mut Vec<Outcome>,
     ) {
         let start = Logical(edges[0].bytenr);
-        let whole = self.volumes.read_copy(start, piece, 0).is_ok();
-        let mut differ = vec![!whole; edges.len()];
-        for copy in 1..span.copies {
-            other.resize(piece.len(), 0);
-            let other_whole = self.volumes.read_copy(start, other, copy).is_ok();
-            if other_whole && whole && other[..] == piece[..] {
-                continue;
+        // The first copy that could be read is in `piece`.
+        let mut first: Option<usize> = None;
+        let mut differ = vec![false; edges.len()];
+        for copy in 0..span.copies {
+            let into: &mut [u8] = match first {
+                None => piece,
+                Some(_) => {
+                    other.resize(piece.len(), 0);
+                    other
+                }
+            };
+            match self.array.read_copy(start, into, copy) {
+                Ok(()) if first.is_none() => first = Some(copy),
+                Ok(()) if other[..] == piece[..] => {}
+                Ok(()) => {
+                    let blocks = piece.chunks(self.nodesize).zip(other.chunks(self.nodesize));
+                    differ.iter_mut().zip(blocks).for_each(|(differ, (ours, theirs))| *differ |= ours != theirs);
+                }
+                // All blocks of a chunk without elements have this copy on one device.
+                Err(Unreadable::Missing(_)) if !span.is_striped => {}
+                Err(_) => differ.fill(true),
             }
-            for (differ, (ours, theirs)) in
-                differ.iter_mut().zip(piece.chunks(self.nodesize).zip(other.chunks(self.nodesize)))
-            {
-                *differ |= !other_whole || ours != theirs;
-            }
+        }
+        if first.is_none() {
+            differ.fill(true);
         }
         for ((edge, raw), differ) in edges.iter().zip(piece.chunks_mut(self.nodesize)).zip(differ) {
             outcomes.push(if differ { self.read_one(edge, span, raw) } else { self.judge(edge, raw) });
@@ -225,22 +220,27 @@ impl Reader<'_> {
         let mut outcome = Outcome::default();
         let mut good: Option<Vec<u8>> = None;
         let mut best: Option<BadCopy> = None;
+        let mut missing = None;
         for copy in 0..span.copies {
-            let failed = match self.volumes.read_copy(Logical(edge.bytenr), raw, copy) {
+            let failed = match self.array.read_copy(Logical(edge.bytenr), raw, copy) {
                 Ok(()) => {
                     self.check(edge, raw).map(|(code, usable, bad)| (code, usable, bad.slot, bad.cause.to_string()))
                 }
-                Err(error) => Some((Code::BlockRead, false, None, one_line(&error))),
+                Err(error @ Unreadable::Missing(_)) => {
+                    missing = Some(error);
+                    continue;
+                }
+                Err(error) => Some((Code::BlockRead, false, None, error.to_string())),
             };
             let Some((code, usable, slot, text)) = failed else {
                 if good.as_ref().is_some_and(|good| good != raw) {
-                    let text = format!("copy {copy} is valid, but differs from another valid copy");
+                    let text = format!("{} is valid, but differs from another valid copy", self.name(edge, copy));
                     outcome.problems.push((Code::BlockCopy, None, text));
                 }
                 good.get_or_insert_with(|| raw.to_vec());
                 continue;
             };
-            outcome.problems.push((Code::BlockCopy, slot, format!("copy {copy}: {text}")));
+            outcome.problems.push((Code::BlockCopy, slot, format!("{}: {text}", self.name(edge, copy))));
             if best.as_ref().is_none_or(|best| usable && !best.usable) {
                 best = Some(BadCopy { code, usable, slot, text, content: raw.to_vec() });
             }
@@ -252,8 +252,18 @@ impl Reader<'_> {
             raw.copy_from_slice(&content);
             outcome.usable = usable;
             outcome.problems = vec![(code, slot, format!("all copies are bad: {text}"))];
+        } else if let Some(missing) = missing {
+            outcome.problems = vec![(Code::BlockRead, None, format!("no copy was given: {missing}"))];
         }
         outcome
+    }
+
+    /// A name of a copy, for messages.
+    fn name(&self, edge: &BlockPtr, copy: usize) -> String {
+        match self.array.device_of(Logical(edge.bytenr), copy) {
+            Some(devid) => format!("copy {copy} on device {devid}"),
+            None => format!("copy {copy}"),
+        }
     }
 
     /// Returns the problem of a block, if any, and whether the block is usable nevertheless (I1).

@@ -3,19 +3,55 @@
 //! Linux writes all copies at a commit, but only the first copy when it syncs the log. So copies of one generation
 //! may differ in the fields of the log.
 
-use ubtrfs_device::Device;
+use ubtrfs_format::codec::Reader;
+use ubtrfs_format::item::ChunkItem;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{RootId, check_superblock};
+use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, check_superblock, objectid};
 
 use crate::checker::Checker;
+use crate::members::Member;
 use crate::problem::{Code, Place, Sink};
 
+/// The system chunks in the superblock.
+pub(crate) fn system_chunks(sb: &Superblock) -> Result<Vec<(Logical, ChunkItem)>, FormatError> {
+    let array = sb.sys_chunk_array.get(..sb.sys_chunk_array_size as usize).unwrap_or_default();
+    let mut reader = Reader::new("sys_chunk_array", array);
+    let mut chunks = Vec::new();
+    while !reader.is_empty() {
+        let key = Key::decode(&reader.array()?);
+        if (key.objectid, key.item_type) != (objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM) {
+            let (field, value) = ("key type", key.item_type.0.into());
+            return Err(FormatError::Value {
+                what: "sys_chunk_array",
+                field,
+                value,
+                expected: "expected a chunk item",
+            });
+        }
+        chunks.push((Logical(key.offset), ChunkItem::read(&mut reader)?));
+    }
+    Ok(chunks)
+}
+
 /// Checks every copy that fits on a device against the newest superblock.
-pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut Sink<'_>) {
+pub(crate) fn check_mirrors(member: &Member, newest: &Superblock, sink: &mut Sink<'_>) {
+    let (device, item) = (&member.device, &member.superblock.dev_item);
+    let behind = newest.generation.0.saturating_sub(member.superblock.generation.0);
+    // A power cut between the superblocks of two devices leaves one generation of difference, and no content is lost.
+    if behind > 1 {
+        let text = format!(
+            "{} is device {} of generation {}, the newest device has {}: it missed commits",
+            device.describe(),
+            item.devid,
+            member.superblock.generation,
+            newest.generation
+        );
+        sink.report(Code::DeviceStale, Place::default(), text);
+    }
     for (mirror, offset) in SUPERBLOCK_OFFSETS.into_iter().enumerate() {
         // Linux expects this copy only if it ends before the end of the device.
         let end = offset.saturating_add(SUPERBLOCK_SIZE as u64);
-        if end >= newest.dev_item.total_bytes.min(device.len_bytes()) {
+        if end >= item.total_bytes.min(device.len_bytes()) {
             continue;
         }
         let place = Place::at(offset);

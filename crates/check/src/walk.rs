@@ -234,7 +234,7 @@ impl<'a> Checker<'a> {
         let newest = self.newest().0.saturating_add(u64::from(tree.kind == Kind::Log));
         let ctx = CheckContext { generation_limit: Some(Generation(newest)), ..self.ctx };
         let reader = Reader {
-            volumes: self.volumes,
+            array: self.array,
             ctx: &ctx,
             spans: &self.spans,
             tree: tree.id,

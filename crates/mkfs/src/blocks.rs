@@ -15,9 +15,9 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::Field;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder, NodeBuilder, NodeHeader, finish_block};
-use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_format::{DevId, Key, KeyType, Logical, Physical, RootId, objectid};
 
-use crate::layout::Chunk;
+use crate::layout::{Chunk, Member};
 use crate::trees::{self, Facts, Items};
 use crate::{GENERATION, MkfsOptions};
 
@@ -54,12 +54,12 @@ pub(crate) struct Filesystem {
 const NR_ROUNDS_MAX: usize = 16;
 
 impl Filesystem {
-    pub(crate) fn build(options: &MkfsOptions, chunks: &[Chunk], total_bytes: u64) -> Result<Self> {
+    pub(crate) fn build(options: &MkfsOptions, chunks: &[Chunk], members: &[Member]) -> Result<Self> {
         let trees = trees::trees_of(options);
         let mut plan = Plan {
             options,
             chunks,
-            total_bytes,
+            members,
             nr_leaves: trees.iter().map(|&tree| (tree, 1)).collect(),
             first_keys: BTreeMap::new(),
             trees,
@@ -72,12 +72,10 @@ impl Filesystem {
         Err(no_room())
     }
 
-    /// Returns the device offsets of all copies of a block.
-    pub(crate) fn stripes_of(&self, bytenr: u64) -> impl Iterator<Item = u64> {
+    /// Returns the places of all copies of a block.
+    pub(crate) fn copies_of(&self, bytenr: u64) -> Vec<(DevId, Physical)> {
         let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end()).contains(&bytenr));
-        chunk.into_iter().flat_map(move |chunk| {
-            chunk.item.stripes.iter().map(move |stripe| stripe.offset.0 + (bytenr - chunk.start))
-        })
+        chunk.map(|chunk| chunk.copies_of(bytenr)).unwrap_or_default()
     }
 
     pub(crate) fn root(&self, tree: RootId) -> TreeRoot {
@@ -92,8 +90,9 @@ impl Filesystem {
         self.blocks.len() as u64 * self.nodesize
     }
 
-    pub(crate) fn device_bytes_used(&self) -> u64 {
-        trees::device_bytes_used(&self.chunks)
+    /// Sums the bytes of the device's extents.
+    pub(crate) fn device_bytes_used(&self, devid: DevId) -> u64 {
+        trees::device_bytes_used(&self.chunks, devid)
     }
 
     /// Encodes keys and items of the system chunks for the superblock.
@@ -117,7 +116,7 @@ fn no_room() -> Error {
 struct Plan<'a> {
     options: &'a MkfsOptions,
     chunks: &'a [Chunk],
-    total_bytes: u64,
+    members: &'a [Member],
     trees: Vec<RootId>,
     /// The assumed number of leaves of each tree.
     nr_leaves: BTreeMap<RootId, usize>,
@@ -145,13 +144,8 @@ impl Plan<'_> {
             let level = u8::from(blocks.len() > 1);
             roots.insert(tree, TreeRoot { bytenr: Logical(blocks[blocks.len() - 1]), level });
         }
-        let facts = Facts {
-            options: self.options,
-            chunks: self.chunks,
-            total_bytes: self.total_bytes,
-            roots: &roots,
-            blocks: &refs,
-        };
+        let facts =
+            Facts { options: self.options, chunks: self.chunks, members: self.members, roots: &roots, blocks: &refs };
         let leaves: BTreeMap<RootId, Vec<Items>> =
             self.trees.iter().map(|&tree| (tree, self.split(facts.items(tree)))).collect();
         let first_key = |leaf: &Items| leaf.keys().next().copied().unwrap_or(Key::MIN);

@@ -1,16 +1,17 @@
-//! Makes an empty filesystem on a device.
+//! Makes an empty filesystem on one device or several.
 //!
 //! The result has the chunks, trees and keys that mkfs.btrfs 6.2 makes, except keys that contain the address of a tree
 //! block or of free space. Everything is made in one transaction, of generation 1. Each tree is built directly from
 //! leaves in key order, without crate `tree`.
 //!
 //! ```text
-//! options --layout--> chunks --trees--> items of each tree --blocks--> tree blocks --make--> device
+//! options --layout--> chunks --trees--> items of each tree --blocks--> tree blocks --make--> devices
 //! ```
 //!
 //! Invariants:
-//! - I1. Nothing is written before every check has passed, so a refusal leaves the target unchanged.
-//! - I2. The primary superblock is written last, after a flush, so an interrupted run leaves no filesystem.
+//! - I1. Nothing is written before every check of every device has passed, so a refusal leaves all devices unchanged.
+//! - I2. The primary superblocks are written last, after a flush, and that of the first device after all others. So an
+//!   interrupted run leaves no filesystem, or one that is complete but lacks the first device.
 
 #![forbid(unsafe_code)]
 
@@ -29,10 +30,11 @@ use ubtrfs_format::item::{BlockGroupFlags, DevItem};
 use ubtrfs_format::superblock::{
     LABEL_SIZE, MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SYS_CHUNK_ARRAY_SIZE, Superblock,
 };
-use ubtrfs_format::{DevId, Generation, Logical, RootId};
+use ubtrfs_format::{DevId, Generation, Logical, Physical, RootId};
 use uuid::Uuid;
 
 use blocks::Filesystem;
+use layout::Member;
 pub use layout::min_size;
 pub use options::MkfsOptions;
 pub use signature::detect;
@@ -40,8 +42,6 @@ pub use unfinished::Unfinished;
 
 /// The transaction that makes the filesystem.
 const GENERATION: Generation = Generation(1);
-/// The id of the only device.
-const DEVID: DevId = DevId(1);
 
 /// A block group of the new filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,59 +57,99 @@ pub struct BlockGroupReport {
 /// The properties of a new filesystem.
 #[derive(Clone, Debug)]
 pub struct MkfsReport {
-    /// Bytes of the device that the filesystem uses.
+    /// Bytes of all devices that the filesystem uses.
     pub total_bytes: u64,
+    /// Bytes of each device that the filesystem uses. The first device has the id 1, the next one 2.
+    pub device_bytes: Vec<u64>,
     /// Bytes used by tree blocks.
     pub bytes_used: u64,
     /// The block groups.
     pub block_groups: Vec<BlockGroupReport>,
 }
 
-/// Makes an empty filesystem.
+/// Makes an empty filesystem on one device.
 ///
 /// # Errors
 ///
-/// Fails without a change if the options contradict each other, the device is too small or read-only, or the device has
-/// content and `force` is not set. Fails with an I/O error of the device.
+/// As [`make_array`].
 pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
-    options.check()?;
-    let total_bytes = usable_bytes(device, options)?;
-    let chunks = layout::plan(options, total_bytes)?;
-    if !options.force
-        && let Some(found) = signature::detect(device)?
-    {
-        return Err(Error::Refused {
-            what: format!("{} contains {found}", device.describe()),
-            hint: "choose another target, or overwrite it with `mkfs -f`",
-        });
-    }
-    let fs = Filesystem::build(options, &chunks, total_bytes)?;
+    make_array(&[device], options)
+}
 
-    if options.discard {
-        // Errors are ignored, because the device may not support discards.
-        let _unsupported = device.discard(0, total_bytes);
-    }
-    signature::wipe(device, total_bytes)?;
-    for block in &fs.blocks {
-        for stripe in fs.stripes_of(block.bytenr) {
-            write(device, stripe, &block.raw)?;
+/// Makes an empty filesystem on these devices. The caller passes no device twice.
+///
+/// # Errors
+///
+/// Fails without a change if the options contradict each other or the number of devices, a device is too small or
+/// read-only, or a device has content and `force` is not set. Fails with an I/O error of a device.
+pub fn make_array(devices: &[&dyn Device], options: &MkfsOptions) -> Result<MkfsReport> {
+    options.check(devices.len())?;
+    let members = members(devices, options)?;
+    let chunks = layout::plan(options, &members)?;
+    for device in devices {
+        if !options.force
+            && let Some(found) = signature::detect(*device)?
+        {
+            return Err(Error::Refused {
+                what: format!("{} contains {found}", device.describe()),
+                hint: "choose another target, or overwrite it with `mkfs -f`",
+            });
         }
     }
-    flush(device)?;
-    let superblock = superblock(options, &fs, total_bytes);
-    for offset in SUPERBLOCK_OFFSETS[1..].iter().filter(|&offset| offset + (SUPERBLOCK_SIZE as u64) < total_bytes) {
-        write(device, *offset, &Superblock { bytenr: *offset, ..superblock.clone() }.encode_with_csum())?;
+    let fs = Filesystem::build(options, &chunks, &members)?;
+
+    for (device, member) in devices.iter().zip(&members) {
+        if options.discard {
+            // Errors are ignored, because the device may not support discards.
+            let _unsupported = device.discard(0, member.total_bytes);
+        }
+        signature::wipe(*device, member.total_bytes)?;
     }
-    flush(device)?;
-    write(device, SUPERBLOCK_OFFSETS[0], &superblock.encode_with_csum())?;
-    flush(device)?;
+    for block in &fs.blocks {
+        for (devid, Physical(offset)) in fs.copies_of(block.bytenr) {
+            let at = members.iter().position(|member| member.devid == devid).expect("chunks lie on the members");
+            write(devices[at], offset, &block.raw)?;
+        }
+    }
+    flush_all(devices)?;
+    let superblocks: Vec<Superblock> =
+        members.iter().map(|member| superblock(options, &fs, &members, member)).collect();
+    for ((device, member), superblock) in devices.iter().zip(&members).zip(&superblocks) {
+        let is_inside = |offset: &&u64| **offset + (SUPERBLOCK_SIZE as u64) < member.total_bytes;
+        for offset in SUPERBLOCK_OFFSETS[1..].iter().filter(is_inside) {
+            write(*device, *offset, &Superblock { bytenr: *offset, ..superblock.clone() }.encode_with_csum())?;
+        }
+    }
+    flush_all(devices)?;
+    for (device, superblock) in devices.iter().zip(&superblocks).rev() {
+        write(*device, SUPERBLOCK_OFFSETS[0], &superblock.encode_with_csum())?;
+        flush(*device)?;
+    }
 
     let report = |chunk: &layout::Chunk| BlockGroupReport {
         flags: chunk.item.flags,
         start: chunk.start,
         len_bytes: chunk.item.length,
     };
-    Ok(MkfsReport { total_bytes, bytes_used: fs.bytes_used(), block_groups: chunks.iter().map(report).collect() })
+    Ok(MkfsReport {
+        total_bytes: total_bytes(&members),
+        device_bytes: members.iter().map(|member| member.total_bytes).collect(),
+        bytes_used: fs.bytes_used(),
+        block_groups: chunks.iter().map(report).collect(),
+    })
+}
+
+/// The devices with their ids and usable sizes.
+fn members(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Vec<Member>> {
+    let member = |(index, device): (usize, &&dyn Device)| {
+        let uuid = options.device_uuids.get(index).copied().unwrap_or_else(Uuid::new_v4);
+        Ok(Member { devid: DevId(index as u64 + 1), uuid, total_bytes: usable_bytes(*device, options)? })
+    };
+    devices.iter().enumerate().map(member).collect()
+}
+
+fn total_bytes(members: &[Member]) -> u64 {
+    members.iter().map(|member| member.total_bytes).fold(0, u64::saturating_add)
 }
 
 /// Computes the bytes of the device that the filesystem will use, in whole sectors.
@@ -131,7 +171,10 @@ fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
     Ok(wanted / u64::from(options.sectorsize) * u64::from(options.sectorsize))
 }
 
-fn superblock(options: &MkfsOptions, fs: &Filesystem, total_bytes: u64) -> Superblock {
+/// The primary superblock of a member.
+fn superblock(options: &MkfsOptions, fs: &Filesystem, members: &[Member], own: &Member) -> Superblock {
+    let total_bytes = total_bytes(members);
+    let num_devices = members.len() as u64;
     let root = |tree| fs.root(tree);
     let array = fs.sys_chunk_array();
     let mut sys_chunk_array = [0; SYS_CHUNK_ARRAY_SIZE];
@@ -153,7 +196,7 @@ fn superblock(options: &MkfsOptions, fs: &Filesystem, total_bytes: u64) -> Super
         total_bytes,
         bytes_used: fs.bytes_used(),
         root_dir_objectid: RootId::ROOT_TREE_DIR.0,
-        num_devices: 1,
+        num_devices,
         sectorsize: options.sectorsize,
         nodesize: options.nodesize,
         leafsize: options.nodesize,
@@ -167,7 +210,7 @@ fn superblock(options: &MkfsOptions, fs: &Filesystem, total_bytes: u64) -> Super
         root_level: root(RootId::ROOT_TREE).level,
         chunk_root_level: root(RootId::CHUNK_TREE).level,
         log_root_level: 0,
-        dev_item: dev_item(options, fs.device_bytes_used(), total_bytes),
+        dev_item: dev_item(options, own, fs.device_bytes_used(own.devid)),
         label,
         cache_generation: if has_free_space_tree { 0 } else { u64::MAX },
         uuid_tree_generation: GENERATION.0,
@@ -175,15 +218,15 @@ fn superblock(options: &MkfsOptions, fs: &Filesystem, total_bytes: u64) -> Super
         nr_global_roots: 0,
         reserved: [0; 27],
         sys_chunk_array,
-        super_roots: [backup(fs, total_bytes), empty_backup(), empty_backup(), empty_backup()],
+        super_roots: [backup(fs, total_bytes, num_devices), empty_backup(), empty_backup(), empty_backup()],
         padding: [0; 565],
     }
 }
 
-fn dev_item(options: &MkfsOptions, bytes_used: u64, total_bytes: u64) -> DevItem {
+fn dev_item(options: &MkfsOptions, member: &Member, bytes_used: u64) -> DevItem {
     DevItem {
-        devid: DEVID,
-        total_bytes,
+        devid: member.devid,
+        total_bytes: member.total_bytes,
         bytes_used,
         io_align: options.sectorsize,
         io_width: options.sectorsize,
@@ -194,7 +237,7 @@ fn dev_item(options: &MkfsOptions, bytes_used: u64, total_bytes: u64) -> DevItem
         dev_group: 0,
         seek_speed: 0,
         bandwidth: 0,
-        uuid: options.device_uuid,
+        uuid: member.uuid,
         fsid: options.fsid,
     }
 }
@@ -227,7 +270,7 @@ fn empty_backup() -> RootBackup {
     }
 }
 
-fn backup(fs: &Filesystem, total_bytes: u64) -> RootBackup {
+fn backup(fs: &Filesystem, total_bytes: u64, num_devices: u64) -> RootBackup {
     let root = |tree| fs.root(tree);
     RootBackup {
         tree_root: root(RootId::ROOT_TREE).bytenr,
@@ -244,7 +287,7 @@ fn backup(fs: &Filesystem, total_bytes: u64) -> RootBackup {
         csum_root_gen: GENERATION,
         total_bytes,
         bytes_used: fs.bytes_used(),
-        num_devices: 1,
+        num_devices,
         tree_root_level: root(RootId::ROOT_TREE).level,
         chunk_root_level: root(RootId::CHUNK_TREE).level,
         extent_root_level: root(RootId::EXTENT_TREE).level,
@@ -258,6 +301,10 @@ fn backup(fs: &Filesystem, total_bytes: u64) -> RootBackup {
 fn write(device: &dyn Device, offset: u64, data: &[u8]) -> Result<()> {
     let failed = |source| Error::io("write", device.describe(), offset, data.len() as u64, source);
     device.write_vectored_at(offset, &[IoSlice::new(data)]).map_err(failed)
+}
+
+fn flush_all(devices: &[&dyn Device]) -> Result<()> {
+    devices.iter().try_for_each(|device| flush(*device))
 }
 
 fn flush(device: &dyn Device) -> Result<()> {

@@ -13,13 +13,13 @@ pub struct MkfsOptions {
     pub label: Vec<u8>,
     /// Filesystem id.
     pub fsid: Uuid,
-    /// Id of the device.
-    pub device_uuid: Uuid,
+    /// Ids of the devices, in their order. A device without one gets a random id.
+    pub device_uuids: Vec<Uuid>,
     /// Id of the chunk tree.
     pub chunk_tree_uuid: Uuid,
     /// Id of the top-level subvolume.
     pub subvol_uuid: Uuid,
-    /// Bytes of the device to use; `None` for the whole device.
+    /// Bytes of each device to use; `None` for the whole devices.
     pub size_bytes: Option<u64>,
     /// Bytes of a tree block: a power of two from `sectorsize` to 65536.
     pub nodesize: u32,
@@ -27,9 +27,9 @@ pub struct MkfsOptions {
     pub sectorsize: u32,
     /// Checksum algorithm.
     pub csum_type: CsumType,
-    /// Profile of data: empty for single, or DUP.
+    /// Profile of data; empty for single. Profiles with parity are not supported.
     pub data_profile: BlockGroupFlags,
-    /// Profile of metadata: empty for single, or DUP.
+    /// Profile of metadata and system chunks; empty for single.
     pub metadata_profile: BlockGroupFlags,
     /// Whether data and metadata share block groups. Sharing requires equal profiles for data and metadata, and equal
     /// `nodesize` and `sectorsize`.
@@ -42,7 +42,7 @@ pub struct MkfsOptions {
     pub root_owner: (u32, u32),
     /// Overwrite existing content.
     pub force: bool,
-    /// Discard the device first.
+    /// Discard the devices first.
     pub discard: bool,
     /// Time of creation.
     pub now: Timespec,
@@ -53,7 +53,7 @@ impl Default for MkfsOptions {
         Self {
             label: Vec::new(),
             fsid: Uuid::new_v4(),
-            device_uuid: Uuid::new_v4(),
+            device_uuids: Vec::new(),
             chunk_tree_uuid: Uuid::new_v4(),
             subvol_uuid: Uuid::new_v4(),
             size_bytes: None,
@@ -91,9 +91,36 @@ fn refuse<T>(what: String, hint: &'static str) -> Result<T> {
     Err(Error::Refused { what, hint })
 }
 
+/// Refuses a profile that this program does not write, or that needs more devices.
+fn check_profile(kind: &str, flags: BlockGroupFlags, nr_devices: usize) -> Result<()> {
+    let name = Profile::name_of(flags);
+    let Some(profile) = Profile::of(flags).filter(|profile| !profile.has_parity()) else {
+        return refuse(
+            format!("the profile {name} of {kind} is not supported yet"),
+            "give single, dup, raid0, raid1, raid1c3, raid1c4 or raid10",
+        );
+    };
+    let needed = usize::from(profile.devs_min);
+    if nr_devices >= needed {
+        return Ok(());
+    }
+    refuse(
+        format!("the profile {name} of {kind} needs {needed} devices, more than the given {nr_devices}"),
+        "give more devices, or another profile",
+    )
+}
+
 impl MkfsOptions {
-    /// Refuses options that the format or this program does not support.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Sets the default profiles of a filesystem on several devices: RAID1 for metadata, single for data. Mixed block
+    /// groups are single.
+    #[must_use]
+    pub fn with_array_profiles(self) -> Self {
+        let metadata_profile = if self.mixed { BlockGroupFlags::empty() } else { BlockGroupFlags::RAID1 };
+        Self { metadata_profile, data_profile: BlockGroupFlags::empty(), ..self }
+    }
+
+    /// Refuses options that the format or this program does not support on this number of devices.
+    pub(crate) fn check(&self, nr_devices: usize) -> Result<()> {
         let is_size = |bytes: u32| bytes.is_power_of_two() && (BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&bytes);
         if !is_size(self.sectorsize) {
             return refuse(
@@ -113,13 +140,8 @@ impl MkfsOptions {
                 "give at most 255 bytes without them",
             );
         }
-        for profile in [self.data_profile, self.metadata_profile] {
-            if !Profile::of(profile).is_some_and(Profile::fits_one_device) {
-                return refuse(
-                    format!("the profile {} needs several devices", Profile::name_of(profile)),
-                    "on one device, give single or dup",
-                );
-            }
+        for (kind, flags) in [("data", self.data_profile), ("metadata", self.metadata_profile)] {
+            check_profile(kind, flags, nr_devices)?;
         }
         if self.mixed && self.data_profile != self.metadata_profile {
             return refuse(
@@ -158,9 +180,11 @@ impl MkfsOptions {
         Ok(())
     }
 
-    /// The incompat features, with MIXED_GROUPS according to `mixed`.
+    /// The incompat features, with MIXED_GROUPS according to `mixed` and RAID1C34 according to the profiles.
     pub(crate) fn incompat_bits(&self) -> Incompat {
         let mut incompat = self.incompat - Incompat::MIXED_GROUPS;
+        let profiles = self.data_profile | self.metadata_profile;
+        incompat.set(Incompat::RAID1C34, profiles.intersects(BlockGroupFlags::RAID1C3 | BlockGroupFlags::RAID1C4));
         incompat.set(Incompat::MIXED_GROUPS, self.mixed);
         incompat
     }
@@ -184,7 +208,7 @@ mod tests {
 
     #[test]
     fn impossible_combinations_are_refused() {
-        MkfsOptions::default().check().unwrap();
+        MkfsOptions::default().check(1).unwrap();
         let wrong = [
             MkfsOptions { sectorsize: 2048, ..Default::default() },
             MkfsOptions { sectorsize: 32768, ..Default::default() },
@@ -201,7 +225,16 @@ mod tests {
             MkfsOptions { compat_ro: CompatRo::FREE_SPACE_TREE, ..Default::default() },
         ];
         for options in wrong {
-            assert!(options.check().is_err(), "{options:?}");
+            assert!(options.check(1).is_err(), "{options:?}");
         }
+        let of = |data, metadata, nr_devices| {
+            MkfsOptions { data_profile: data, metadata_profile: metadata, ..Default::default() }.check(nr_devices)
+        };
+        let (raid1, raid1c4) = (BlockGroupFlags::RAID1, BlockGroupFlags::RAID1C4);
+        of(raid1, raid1c4, 4).unwrap();
+        let too_few = of(raid1, raid1c4, 3).unwrap_err().to_string();
+        assert!(too_few.contains("RAID1C4 of metadata needs 4 devices, more than the given 3"), "{too_few}");
+        let parity = of(BlockGroupFlags::RAID5, raid1, 3).unwrap_err().to_string();
+        assert!(parity.contains("RAID5 of data is not supported yet"), "{parity}");
     }
 }

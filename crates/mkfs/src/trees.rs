@@ -12,12 +12,12 @@ use ubtrfs_format::item::{
     BlockGroupItem, DevExtent, DirEntry, ExtentFlags, ExtentItem, FileType, FreeSpaceInfo, InlineRef, InodeItem,
     InodeRef, RootItem, Timespec, TreeBlockInfo,
 };
-use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
+use ubtrfs_format::{DevId, Generation, Key, KeyType, RootId, objectid};
 use uuid::Uuid;
 
 use crate::blocks::{BlockRef, TreeRoot};
-use crate::layout::Chunk;
-use crate::{DEVID, GENERATION, MkfsOptions};
+use crate::layout::{Chunk, Member};
+use crate::{GENERATION, MkfsOptions};
 
 /// The items of a tree.
 pub(crate) type Items = BTreeMap<Key, Vec<u8>>;
@@ -26,7 +26,7 @@ pub(crate) type Items = BTreeMap<Key, Vec<u8>>;
 pub(crate) struct Facts<'a> {
     pub(crate) options: &'a MkfsOptions,
     pub(crate) chunks: &'a [Chunk],
-    pub(crate) total_bytes: u64,
+    pub(crate) members: &'a [Member],
     pub(crate) roots: &'a BTreeMap<RootId, TreeRoot>,
     /// All tree blocks, by address.
     pub(crate) blocks: &'a BTreeMap<u64, BlockRef>,
@@ -180,8 +180,10 @@ impl Facts<'_> {
             (Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, chunk.start), chunk.item.encode())
         };
         let mut items: Items = self.chunks.iter().map(chunk_item).collect();
-        let dev_item = crate::dev_item(self.options, device_bytes_used(self.chunks), self.total_bytes);
-        items.insert(Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, DEVID.0), dev_item.encode());
+        for member in self.members {
+            let dev_item = crate::dev_item(self.options, member, device_bytes_used(self.chunks, member.devid));
+            items.insert(Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, member.devid.0), dev_item.encode());
+        }
         items
     }
 
@@ -193,10 +195,10 @@ impl Facts<'_> {
                     chunk_tree: RootId::CHUNK_TREE.0,
                     chunk_objectid: objectid::FIRST_CHUNK_TREE,
                     chunk_offset: chunk.start,
-                    length: chunk.item.length,
+                    length: chunk.item.device_extent_len(),
                     chunk_tree_uuid: self.options.chunk_tree_uuid,
                 };
-                items.insert(Key::new(DEVID.0, KeyType::DEV_EXTENT, stripe.offset.0), item.encode());
+                items.insert(Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0), item.encode());
             }
         }
         items
@@ -234,9 +236,13 @@ impl Facts<'_> {
     }
 }
 
-/// Sums the bytes of all device extents.
-pub(crate) fn device_bytes_used(chunks: &[Chunk]) -> u64 {
-    chunks.iter().map(|chunk| chunk.item.length * chunk.item.stripes.len() as u64).sum()
+/// Sums the bytes of a device's extents.
+pub(crate) fn device_bytes_used(chunks: &[Chunk], devid: DevId) -> u64 {
+    let on_device = |chunk: &Chunk| {
+        let nr_stripes = chunk.item.stripes.iter().filter(|stripe| stripe.devid == devid).count() as u64;
+        chunk.item.device_extent_len() * nr_stripes
+    };
+    chunks.iter().map(on_device).sum()
 }
 
 /// Splits a UUID into objectid and offset of its key in the UUID tree.

@@ -1,9 +1,9 @@
 //! [`Unfinished`]: a device that holds back superblocks while its filesystem is being filled.
 //!
 //! Invariants:
-//! - I1. No superblock reaches the device before [`Unfinished::finish`], so after an interruption the device has no
+//! - I1. No superblock reaches a device before [`Unfinished::finish`], so after an interruption the device has no
 //!   filesystem rather than an incomplete one. Reads through this value return the last written superblocks.
-//! - I2. `finish` writes the primary superblock last, after a flush.
+//! - I2. `finish` writes the primary superblocks last, after a flush, and that of the first device after all others.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -27,22 +27,35 @@ impl Unfinished {
         Self { device, held: Mutex::default() }
     }
 
-    /// Writes the held superblocks (I2). The caller has written the rest of the filesystem.
-    pub fn finish(&self) -> Result<()> {
-        let held = std::mem::take(&mut *self.held());
-        crate::flush(&*self.device)?;
-        for (offset, raw) in held.iter().rev() {
-            if *offset == SUPERBLOCK_OFFSETS[0] {
-                crate::flush(&*self.device)?;
+    /// Writes the superblocks that the devices of a filesystem hold (I2). The caller has written the rest of the
+    /// filesystem.
+    pub fn finish(devices: &[Arc<Self>]) -> Result<()> {
+        let mut primaries = Vec::new();
+        devices.iter().try_for_each(|unfinished| crate::flush(&*unfinished.device))?;
+        for Self { device, held } in devices.iter().map(|unfinished| &**unfinished) {
+            let held = std::mem::take(&mut *lock(held));
+            for (offset, raw) in held {
+                match offset == SUPERBLOCK_OFFSETS[0] {
+                    true => primaries.push((device, raw)),
+                    false => crate::write(&**device, offset, &raw)?,
+                }
             }
-            crate::write(&*self.device, *offset, raw)?;
         }
-        crate::flush(&*self.device)
+        devices.iter().try_for_each(|unfinished| crate::flush(&*unfinished.device))?;
+        for (device, raw) in primaries.into_iter().rev() {
+            crate::write(&**device, SUPERBLOCK_OFFSETS[0], &raw)?;
+            crate::flush(&**device)?;
+        }
+        Ok(())
     }
 
     fn held(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether the superblock at `start` overlaps a range.
@@ -129,8 +142,8 @@ mod tests {
     fn a_filesystem_appears_only_when_it_is_finished() {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(128 << 20));
         make(&*device, &MkfsOptions::default()).unwrap();
-        let unfinished = Unfinished::new(Arc::clone(&device));
-        make(&unfinished, &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
+        let unfinished = Arc::new(Unfinished::new(Arc::clone(&device)));
+        make(&*unfinished, &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
         assert_eq!(detect(&*device).unwrap(), None);
         let mut mirror = [0; SUPERBLOCK_SIZE];
         device.read_at(SUPERBLOCK_OFFSETS[1], &mut mirror).unwrap();
@@ -142,7 +155,7 @@ mod tests {
         let mut part = [0; 4];
         unfinished.read_at(SUPERBLOCK_OFFSETS[1] + 66, &mut part).unwrap();
         assert_eq!(part, MAGIC[2..6]);
-        unfinished.finish().unwrap();
+        Unfinished::finish(&[unfinished]).unwrap();
         let mut found = vec![0; 3 << 16];
         device.read_at(0, &mut found).unwrap();
         assert!(found == seen);

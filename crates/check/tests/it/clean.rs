@@ -1,11 +1,7 @@
 //! Tests that the checker finds no problems in images that Linux made in every format, before and after random
 //! operations of the engine.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::{assert_clean, check};
+use crate::common::{assert_clean, check};
 use ubtrfs_testkit::{
     Driver, FsTarget, KernelImage, KernelImageSpec, LoopMount, RichTree, Rng, btrfs_check, capability, run,
 };

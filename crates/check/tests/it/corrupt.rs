@@ -1,11 +1,7 @@
 //! Tests that the checker finds damage in every image in which `btrfs check` finds damage.
 //!
 //! By default, 120 damaged images in 4 formats are compared. This command compares 1,000 damaged images in 11 formats:
-//! `UBTRFS_CORRUPT=1000 cargo test --release -p ubtrfs-check --test corrupt -- --nocapture`.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
+//! `UBTRFS_CORRUPT=1000 cargo test --release -p ubtrfs-check --test it corrupt -- --nocapture`.
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -1,15 +1,11 @@
 //! Tests of rules that filesystems made by Linux rarely exercise, and of damage that is easily missed. Images are
 //! crafted item by item, with correct checksums.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use common::check;
+use crate::common::check;
 use ubtrfs_check::Code;
 use ubtrfs_error::Errno;
 use ubtrfs_format::csum::CsumType;

@@ -5,15 +5,11 @@
 //! By default, at least 16 images of Linux and 12 of the engine are checked. With `UBTRFS_CLEAN=100`, at least 100 of
 //! each are checked.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use common::check;
+use crate::common::check;
 use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;

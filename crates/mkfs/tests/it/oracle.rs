@@ -1,7 +1,6 @@
 //! Tests images with external programs. Method: images with many combinations of options must pass `btrfs check` and
 //! the kernel (mount through a loop device, write, scrub, unmount, check again), and must have the keys of images that
 //! mkfs.btrfs makes with equal options. A test that cannot run prints SKIPPED; in CI it fails.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -303,7 +302,7 @@ fn a_device_with_content_is_left_unchanged() {
 fn a_device_that_is_too_small_is_left_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let options = MkfsOptions::default();
-    let min = ubtrfs_mkfs::min_size(&options);
+    let min = ubtrfs_mkfs::min_size(&options, 1);
     let device = FileDevice::create(&dir.path().join("image"), min - 1, true).unwrap();
     device.write_at(0, b"precious").unwrap();
     let refused = make(&device, &options).unwrap_err().to_string();

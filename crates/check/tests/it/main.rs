@@ -1,0 +1,10 @@
+//! The tests of this crate, one module a subject, in one program: so the engine is linked once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod arrays;
+mod clean;
+mod common;
+mod corrupt;
+mod rules;
+mod states;
