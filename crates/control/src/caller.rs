@@ -122,7 +122,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::FileId;
+    use crate::process::ProcessFile;
 
     /// A test double: every process is in every group if the call names no user, and every process has every capability
     /// but 0 (a process that the server cannot see) and 1 (a process that has ended).
@@ -142,7 +142,7 @@ mod tests {
             None
         }
 
-        fn file_of(&self, _pid: u32, _descriptor: u32) -> Option<FileId> {
+        fn file_of(&self, _pid: u32, _descriptor: u32, _uid: Option<u32>) -> Option<ProcessFile> {
             None
         }
 

@@ -3,14 +3,18 @@
 //! - L1. Any file of a mount leads to the mount's socket. If the file is not readable, its parent directories in the
 //!   mount are tried.
 //! - L2. The client opens the files and sends their descriptors, so the kernel checks that the user may reach them.
-//! - L3. The server may be a stranger. The client sends it files of its mount (F4 of `mount_file`), pipes that were made
-//!   for the command (`relay`), and nothing else.
+//! - L3. The server may be a stranger. The client sends it files of its mount (F4 of `mount_file`), and no other
+//!   descriptor: the bytes of a stream go through the connection (`relay`).
 //! - L4. Before the client sends anything, it checks whose process answers (`peer`).
+//! - L5. The server of another user can end no command's memory or patience: the number and the length of its messages,
+//!   and the time of its silence, are limited ([`Limits`]). A server of root or of the client's own user is awaited
+//!   without limit.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,8 +35,9 @@ use crate::mount_file::{Access, MountFile, MountId, NewMountFile, find};
 use crate::open_image::{ImageWork, Sockets, sockets_of};
 use crate::peer::Peers;
 use crate::process::stopped_process;
-use crate::relay::{self, StreamPipe};
-use crate::wire::{ANSWER_MAX, Wire};
+use crate::relay::{self, Heard, Side};
+use crate::stream::Stream;
+use crate::wire::{ANSWER_MAX, DATA, Frame, Wire};
 use crate::{CONTROL_XATTR, filesystem, subvolume};
 
 /// The reason why a mount cannot be reached.
@@ -73,6 +78,14 @@ pub struct MountChannel {
     /// The mount; `None` for an image.
     id: Option<MountId>,
     peers: Peers,
+    /// Bytes of messages of another user's server (L5).
+    received: AtomicU64,
+}
+
+impl MountChannel {
+    fn new(name: Vec<u8>, file: MountFile, id: Option<MountId>, peers: Peers) -> Self {
+        Self { name, file, id, peers, received: AtomicU64::new(0) }
+    }
 }
 
 /// A file that commands of one [`Channel`] can work on.
@@ -89,7 +102,7 @@ impl<'f> Channel<'f> {
     pub fn mount(path: &Path) -> Result<Self, ConnectError> {
         let (id, file, name) = enter(path)?;
         let peers = Peers::of_mount(&file);
-        Ok(Self::Mount(MountChannel { name, file, id: Some(id), peers }))
+        Ok(Self::Mount(MountChannel::new(name, file, Some(id), peers)))
     }
 
     /// Returns the channel to the process that has this image open without a mount and serves commands on it; `None` if
@@ -104,7 +117,7 @@ impl<'f> Channel<'f> {
                 // Any user can make a socket with such a name, so no single one may hold this up.
                 match connect_within(name, Duration::ZERO) {
                     Ok(stream) if peers.include(&stream) => {
-                        return Some(Self::Mount(MountChannel { name: name.clone(), file: image, id: None, peers }));
+                        return Some(Self::Mount(MountChannel::new(name.clone(), image, None, peers)));
                     }
                     Ok(_) => {}
                     Err(error) => is_queue_full |= error.kind() == io::ErrorKind::TimedOut,
@@ -134,6 +147,18 @@ impl<'f> Channel<'f> {
         }
     }
 
+    /// The process at the other end; `None` for an image that is open in this process, and if the process cannot be reached
+    /// or is in another pid namespace.
+    pub fn server(&self) -> Option<u32> {
+        match self {
+            Self::Mount(mount) => connect(&mount.name)
+                .ok()
+                .filter(|stream| mount.peers.include(stream))
+                .and_then(|stream| pid_of(&stream)),
+            Self::Image { .. } => None,
+        }
+    }
+
     /// Whether the channel leads to the server that listens on the socket `name`.
     pub fn is_at(&self, name: &[u8]) -> bool {
         matches!(self, Self::Mount(mount) if mount.name == name)
@@ -144,7 +169,7 @@ impl<'f> Channel<'f> {
     #[doc(hidden)]
     pub fn at(name: &[u8], file: MountFile) -> Self {
         let id = MountId::of(&file).ok();
-        Self::Mount(MountChannel { name: name.to_vec(), file, id, peers: Peers::of_owner(None) })
+        Self::Mount(MountChannel::new(name.to_vec(), file, id, Peers::of_owner(None)))
     }
 
     /// Returns the channel to an image that is open in this process. New files get the owner `uid` and the group `gid`.
@@ -241,9 +266,9 @@ impl<'f> Channel<'f> {
         match self {
             Self::Mount(mount) => {
                 let files = mount.descriptors(files)?;
-                relay::with_input(input, only_first, |pipe| mount.call(&request, &files, Some(pipe), job))
+                relay::with_input(input, only_first, |feeder| mount.call(&request, &files, Side::Input(feeder), job))
             }
-            Self::Image { .. } => self.call_in_process(request, files, Some(input), job),
+            Self::Image { .. } => self.call_in_process(request, files, Some(Stream::File(input)), job),
         }
     }
 
@@ -260,19 +285,21 @@ impl<'f> Channel<'f> {
         match self {
             Self::Mount(mount) => {
                 let files = mount.descriptors(files)?;
-                relay::with_output(output, replaces, |pipe| mount.call(&request, &files, Some(pipe), job))
+                relay::with_output(output, replaces, |queue| {
+                    mount.call(&request, &files, Side::Output(queue, job), job)
+                })
             }
-            Self::Image { .. } if replaces => relay::with_output(output, replaces, |pipe| {
-                self.call_in_process(request, files, Some(pipe.as_fd()), job)
+            Self::Image { .. } if replaces => relay::with_output(output, replaces, |queue| {
+                self.call_in_process(request, files, Some(Stream::Queue(queue)), job)
             }),
-            Self::Image { .. } => self.call_in_process(request, files, Some(output), job),
+            Self::Image { .. } => self.call_in_process(request, files, Some(Stream::File(output)), job),
         }
     }
 
     /// Runs a command. `job` receives the command's progress and can cancel the command.
     pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
         match self {
-            Self::Mount(mount) => mount.call(&request, &mount.descriptors(files)?, None, job),
+            Self::Mount(mount) => mount.call(&request, &mount.descriptors(files)?, Side::None, job),
             Self::Image { .. } => self.call_in_process(request, files, None, job),
         }
     }
@@ -281,7 +308,7 @@ impl<'f> Channel<'f> {
         &self,
         request: Request,
         files: &[&OpenedFile],
-        stream: Option<BorrowedFd<'_>>,
+        stream: Option<Stream<'_>>,
         job: &Job,
     ) -> Result<Response> {
         let Self::Image { fs, caller } = self else { return Err(elsewhere()) };
@@ -363,8 +390,9 @@ impl Channel<'_> {
     #[doc(hidden)]
     pub fn send_only(&self, request: &Request) -> io::Result<UnixStream> {
         let Self::Mount(mount) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        let wire = Wire::of_client(connect(&mount.name)?)?;
-        wire.send(&encode_request(request).map_err(io::Error::other)?, &[mount.file.as_fd()])?;
+        let wire = Wire::without_files(connect(&mount.name)?)?;
+        let files = [mount.file.as_fd()];
+        wire.send(&encode_request(request, &files).map_err(io::Error::other)?, &files)?;
         Ok(wire.into_stream())
     }
 }
@@ -387,29 +415,25 @@ impl MountChannel {
         }
     }
 
-    fn call(
-        &self,
-        request: &Request,
-        files: &[&MountFile],
-        stream: Option<&StreamPipe>,
-        job: &Job,
-    ) -> Result<Response> {
-        let descriptors: Vec<_> = files.iter().map(AsFd::as_fd).chain(stream.map(AsFd::as_fd)).collect();
-        let frame = encode_request(request)?;
+    fn call(&self, request: &Request, files: &[&MountFile], side: Side<'_>, job: &Job) -> Result<Response> {
+        let descriptors: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let frame = encode_request(request, &descriptors)?;
         let waits = request.is_long() && !request.ends_other();
         let end = Instant::now() + CONNECT_PATIENCE;
         loop {
             let stream = connect(&self.name).map_err(lost)?;
             self.peers.check(&stream)?;
+            let limits = Peers::is_foreign(&stream).then(Limits::default);
             let server = pid_of(&stream);
             // A request that a stopped server receives would be executed when the server continues.
             await_continued(server)?;
             let server = server.filter(|_| !waits);
-            let wire = Wire::of_client(stream).map_err(lost)?;
+            let wire = Wire::without_files(stream).map_err(lost)?;
             // Sending fails if the server has already refused the connection, but the server's answer can still be
             // read.
             let sent = wire.send(&frame, &descriptors);
-            match answer_of(&wire, job, server) {
+            let limited = limits.map(|limits| Limited::new(limits, side, &self.received));
+            match side.talk(&wire, |heard| answer_of(&wire, job, server, limited, heard)) {
                 Err(failure) if failure.errno() == Errno::AGAIN && Instant::now() < end => thread::sleep(RETRY_PAUSE),
                 Err(failure) if failure.errno() == Errno::CONNRESET => return Err(sent.err().map_or(failure, lost)),
                 answer => return answer,
@@ -451,17 +475,115 @@ fn busy_image() -> Failure {
     Failure::new(Errno::BUSY, "another command has the image open; wait for its end")
 }
 
-/// Receives messages until the result arrives, and passes progress on to `job`. If `server` is given, the command takes
-/// no long time, and a stopped server is not waited for.
-fn answer_of(wire: &Wire, job: &Job, server: Option<u32>) -> Result<Response> {
+/// The limits of another user's server (L5).
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Bytes of a message.
+    len: usize,
+    /// Messages of a command that bring no bytes of a stream.
+    nr_messages: u32,
+    /// Bytes of such messages of all commands of a channel: a list comes in pages, with one command for each.
+    total: u64,
+    /// The time without a message, and the time that a message takes to arrive.
+    silence: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            len: FOREIGN_ANSWER_MAX,
+            nr_messages: FOREIGN_MESSAGES_MAX,
+            total: FOREIGN_BYTES_MAX,
+            silence: FOREIGN_PATIENCE,
+        }
+    }
+}
+
+/// The use of [`Limits`] by one command.
+#[derive(Debug)]
+struct Limited<'s> {
+    limits: Limits,
+    side: Side<'s>,
+    /// The number of messages so far.
+    nr_messages: u32,
+    /// The number of bytes so far, of all commands of the channel.
+    total: &'s AtomicU64,
+    /// The time of the last message.
+    heard_at: Instant,
+}
+
+impl<'s> Limited<'s> {
+    fn new(limits: Limits, side: Side<'s>, total: &'s AtomicU64) -> Self {
+        Self { limits, side, nr_messages: 0, total, heard_at: Instant::now() }
+    }
+
+    /// Receives a message within the limits. Fails with `WouldBlock` like [`Wire::receive_within`].
+    fn receive(&mut self, wire: &Wire) -> Result<io::Result<Option<Frame>>> {
+        let Limits { len, nr_messages, total, silence } = self.limits;
+        let silent = || Err(endless(&format!("has sent nothing complete for {} s", silence.as_secs_f32())));
+        match wire.receive_all_within(len, CANCEL_CHECK_INTERVAL, silence) {
+            Ok(Some(frame)) => {
+                self.heard_at = Instant::now();
+                if !matches!(&frame.bytes[..], [DATA, _, ..]) {
+                    self.nr_messages += 1;
+                    self.total.fetch_add(frame.bytes.len() as u64, Ordering::Relaxed);
+                }
+                match self.nr_messages > nr_messages || self.total.load(Ordering::Relaxed) > total {
+                    true => Err(endless("sends messages without an end")),
+                    false => Ok(Ok(Some(frame))),
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                // The server says nothing while it has no input.
+                if self.side.waits_for_input() {
+                    self.heard_at = Instant::now();
+                }
+                if self.heard_at.elapsed() >= silence { silent() } else { Ok(Err(error)) }
+            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => silent(),
+            received => Ok(received),
+        }
+    }
+
+    /// Notes that this process itself took its time.
+    fn wait_anew(&mut self) {
+        self.heard_at = Instant::now();
+    }
+}
+
+/// Makes the failure for another user's server that exceeds its limits.
+fn endless(what: &str) -> Failure {
+    let text = format!(
+        "the mount's server, which belongs to another user, {what}; the command may or may not have been executed"
+    );
+    Failure::new(Errno::CONNABORTED, text)
+}
+
+/// Receives messages until the result arrives, passes progress on to `job`, and the stream to `heard`. If `server` is
+/// given, the command takes no long time, and a stopped server is not waited for.
+fn answer_of(
+    wire: &Wire,
+    job: &Job,
+    server: Option<u32>,
+    mut limited: Option<Limited<'_>>,
+    heard: &mut dyn FnMut(Heard<'_>) -> bool,
+) -> Result<Response> {
     let mut has_cancelled = false;
+    let mut cancel = || {
+        if !std::mem::replace(&mut has_cancelled, true) {
+            wire.close_writing();
+        }
+    };
     let patient_until = Instant::now() + STOPPED_PATIENCE;
     loop {
-        if !has_cancelled && job.progress().is_cancelled {
-            has_cancelled = true;
-            let _ = wire.send(b"", &[]);
+        if job.progress().is_cancelled {
+            cancel();
         }
-        let frame = match wire.receive_within(ANSWER_MAX, CANCEL_CHECK_INTERVAL) {
+        let received = match &mut limited {
+            Some(limited) => limited.receive(wire)?,
+            None => wire.receive_within(ANSWER_MAX, CANCEL_CHECK_INTERVAL),
+        };
+        let frame = match received {
             Ok(Some(frame)) => frame,
             Ok(None) => return Err(lost(io::ErrorKind::ConnectionReset.into())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -474,6 +596,16 @@ fn answer_of(wire: &Wire, job: &Job, server: Option<u32>) -> Result<Response> {
             }
             Err(error) => return Err(lost(error)),
         };
+        if let Some((&DATA, bytes)) = frame.bytes.split_first() {
+            // If the output takes no more, the command is of no use.
+            if !heard(Heard::Bytes(bytes)) {
+                cancel();
+            }
+            if let Some(limited) = &mut limited {
+                limited.wait_anew();
+            }
+            continue;
+        }
         match decode_answer(&frame.bytes)? {
             Answer::Progress(progress) => {
                 let before = job.progress();
@@ -482,6 +614,9 @@ fn answer_of(wire: &Wire, job: &Job, server: Option<u32>) -> Result<Response> {
                 if progress.step != before.step {
                     job.set_step(progress.step);
                 }
+            }
+            Answer::Ready => {
+                heard(Heard::Ready);
             }
             Answer::Done(response) => return Ok(*response),
             Answer::Failed(failure) => return Err(failure),
@@ -524,33 +659,43 @@ fn control_name(file: &MountFile) -> Result<Vec<u8>, ConnectError> {
 
 /// Asks the server on this socket to report the end of the unmount; [`await_unmount`] receives the report.
 pub fn connect_to_unmount(name: &[u8], peers: &Peers) -> io::Result<UnixStream> {
-    let stream = connect(name)?;
+    connect_to_unmount_within(name, peers, CONNECT_PATIENCE)
+}
+
+/// Works like [`connect_to_unmount`]. Fails if the server does not accept the connection within `patience`.
+pub fn connect_to_unmount_within(name: &[u8], peers: &Peers, patience: Duration) -> io::Result<UnixStream> {
+    let stream = connect_within(name, patience)?;
     peers.check(&stream).map_err(io::Error::other)?;
-    let wire = Wire::of_client(stream)?;
-    let frame = encode_request(&Request::AwaitUnmount).map_err(io::Error::other)?;
+    let wire = Wire::without_files(stream)?;
+    let frame = encode_request(&Request::AwaitUnmount, &[]).map_err(io::Error::other)?;
     wire.send(&frame, &[])?;
     Ok(wire.into_stream())
 }
 
 /// Waits for the report that [`connect_to_unmount`] requested: `Ok(None)` if the server's last commit is durable,
-/// `Ok(Some(reason))` if that commit failed. Fails if the server ends without a report, or reports nothing within
-/// `patience`.
+/// `Ok(Some(reason))` if that commit failed. Fails if the server ends without a report. With `patience`, fails if the
+/// server gives no sign of life for this long, or no report within [`PATIENCE_MAX`] times as long.
 pub fn await_unmount(stream: UnixStream, patience: Option<Duration>) -> io::Result<Option<String>> {
     let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended without an answer");
-    let until = patience.map(|patience| Instant::now() + patience);
-    let received =
-        Wire::of_client(stream)?.receive(ANSWER_MAX, until).map_err(|error| match (error.kind(), patience) {
-            (io::ErrorKind::TimedOut, Some(patience)) => {
-                let text = format!("the server did not report its last commit within {} s", patience.as_secs());
+    let begun = Instant::now();
+    let wire = Wire::without_files(stream)?;
+    loop {
+        let until = patience.map(|patience| (Instant::now() + patience).min(begun + patience * PATIENCE_MAX));
+        let received = wire.receive(REPORT_MAX, until).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => {
+                let text = format!("the server did not report its last commit within {} s", begun.elapsed().as_secs());
                 io::Error::new(io::ErrorKind::TimedOut, text)
             }
             _ => error,
         });
-    let frame = received?.ok_or_else(ended)?;
-    match decode_answer(&frame.bytes) {
-        Ok(Answer::Done(_)) => Ok(None),
-        Ok(Answer::Failed(failure)) | Err(failure) => Ok(Some(failure.text)),
-        Ok(Answer::Progress(_)) => Err(ended()),
+        let frame = received?.ok_or_else(ended)?;
+        match decode_answer(&frame.bytes) {
+            Ok(Answer::Done(_)) => return Ok(None),
+            Ok(Answer::Failed(failure)) | Err(failure) => return Ok(Some(failure.text)),
+            // The server still commits.
+            Ok(Answer::Progress(_)) => {}
+            Ok(Answer::Ready) => return Err(ended()),
+        }
     }
 }
 
@@ -614,6 +759,20 @@ const FIND_PATIENCE: Duration = Duration::from_secs(1);
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause before the next attempt to connect if the server has reached a limit of connections.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// The greatest length of a message of another user's server. An answer of a real server is much shorter, and takes a
+/// multiple of its length in memory.
+const FOREIGN_ANSWER_MAX: usize = 16 << 20;
+/// The largest number of messages of another user's server. A real server sends at most five in a second.
+const FOREIGN_MESSAGES_MAX: u32 = 1_000_000;
+/// The largest number of bytes in messages of another user's server, for all commands of a channel.
+const FOREIGN_BYTES_MAX: u64 = 256 << 20;
+/// How long another user's server may be silent. A real server repeats the progress of a long command sooner
+/// (`server_stream`).
+const FOREIGN_PATIENCE: Duration = Duration::from_secs(60);
+/// The greatest length of a report about the last commit.
+const REPORT_MAX: usize = 1 << 20;
+/// How many times its patience a client waits for the last commit of a server that gives signs of life.
+const PATIENCE_MAX: u32 = 12;
 /// How long a client waits for a server that is stopped, by SIGSTOP or a debugger.
 const STOPPED_PATIENCE: Duration = Duration::from_secs(3);
 /// The interval at which a client checks whether it was cancelled.
@@ -625,6 +784,7 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener};
 
     use super::*;
+    use crate::message::{Progress, encode_answer};
 
     #[test]
     fn a_server_that_reports_nothing_is_awaited_for_a_limited_time() {
@@ -632,6 +792,86 @@ mod tests {
         let error = await_unmount(near, Some(Duration::from_millis(10))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(error.to_string().contains("did not report"), "{error}");
+    }
+
+    /// The failure of a command whose server does this, and belongs to another user.
+    fn failure_by(limits: Limits, server: impl FnOnce(Wire) + Send) -> Failure {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (wire, far) = (Wire::without_files(near).unwrap(), Wire::new(far).unwrap());
+        thread::scope(|scope| {
+            scope.spawn(|| server(far));
+            let total = AtomicU64::new(0);
+            let limited = Some(Limited::new(limits, Side::None, &total));
+            let failure = answer_of(&wire, &Job::new(), None, limited, &mut |_| true).unwrap_err();
+            drop(wire);
+            failure
+        })
+    }
+
+    #[test]
+    fn a_server_that_gives_signs_of_life_is_awaited_longer() {
+        let patience = Duration::from_millis(400);
+        let await_by = |server: &(dyn Fn(&Wire, &[u8]) -> bool + Sync)| {
+            let (near, far) = UnixStream::pair().unwrap();
+            let far = Wire::new(far).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    let sign = encode_answer(&Answer::Progress(Progress::default())).unwrap();
+                    while server(&far, &sign) {
+                        thread::sleep(Duration::from_millis(50));
+                    }
+                });
+                await_unmount(near, Some(patience))
+            })
+        };
+        let begun = Instant::now();
+        let done = encode_answer(&Answer::Done(Box::new(Response::Unmounted))).unwrap();
+        let commits = |wire: &Wire, sign: &[u8]| match begun.elapsed() < 3 * patience {
+            true => wire.send(sign, &[]).is_ok(),
+            false => wire.send(&done, &[]).is_err(),
+        };
+        assert_eq!(await_by(&commits).unwrap(), None);
+        let begun = Instant::now();
+        let endless = await_by(&|wire, sign| wire.send(sign, &[]).is_ok()).unwrap_err();
+        assert_eq!(endless.kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() < (PATIENCE_MAX + 2) * patience, "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_server_of_another_user_has_limits() {
+        let patient = Limits::default();
+        let hasty = Limits { silence: Duration::from_millis(300), ..Limits::default() };
+        let send = |wire: &Wire, bytes: &[u8]| wire.send(bytes, &[]).is_ok();
+        let endlessly = |bytes: &'static [u8]| move |wire: Wire| while send(&wire, bytes) {};
+        let progress = br#"{"progress":{"done":1,"total":0}}"#;
+        for message in [&progress[..], &[DATA], br#""ready""#] {
+            for limits in [Limits { nr_messages: 1000, ..patient }, Limits { total: 10_000, ..patient }] {
+                let failure = failure_by(limits, endlessly(message));
+                assert!(failure.text.contains("without an end"), "L5: {failure}");
+            }
+        }
+        let failure = failure_by(Limits { len: 1000, ..patient }, |wire| assert!(send(&wire, &[b' '; 1001])));
+        assert!(failure.text.contains("too long"), "L5: {failure}");
+        // Says nothing, until the client has gone.
+        let wait = |wire: Wire| {
+            while !wire.has_ended() {
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let failure = failure_by(hasty, wait);
+        assert!(failure.text.contains("nothing complete"), "L5: {failure}");
+        // Sends a message byte by byte.
+        let failure = failure_by(hasty, |wire| {
+            let stream = wire.into_stream();
+            let drip = [&100_u32.to_le_bytes()[..], &[b' '; 100]].concat();
+            for byte in drip {
+                if io::Write::write_all(&mut &stream, &[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(failure.text.contains("nothing complete"), "L5: {failure}");
     }
 
     #[test]

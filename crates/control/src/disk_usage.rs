@@ -28,7 +28,7 @@ use crate::access::can_read;
 use crate::dir_part::{check_depth, part_of};
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
-use crate::output::Output;
+use crate::stream::Output;
 
 /// Counts the bytes of a file, or of all files below a directory. [`collect`] reads the stream of the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

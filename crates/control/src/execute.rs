@@ -10,8 +10,10 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
+use crate::process::ProcessFile;
+use crate::stream::Stream;
 use crate::{
-    balance, defragment, device, disk_usage, file, filesystem, quota, receive, resolve, search, send, subvolume,
+    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, search, send, subvolume,
 };
 
 /// The index of a file among the files sent with a request.
@@ -48,6 +50,24 @@ pub trait Host: Send + Sync {
         Vec::new()
     }
 
+    /// The root directory of what the host shows.
+    fn root(&self, fs: &Fs) -> InodeId {
+        fs.root()
+    }
+
+    /// The inode number that `stat` shows for an inode; `None` if there is no mount.
+    fn st_ino(&self, _id: InodeId) -> Option<u64> {
+        None
+    }
+
+    /// Remembers a further mount of the filesystem by its number.
+    fn note_mount(&self, _mount: u64) {}
+
+    /// The numbers of the mounts of the filesystem that were made one by one, also of those that are unmounted by now.
+    fn mounts(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
     /// Whether users may see other owners than the filesystem stores (idmapped mounts). A client's user id then does
     /// not show which files the client owns.
     fn may_map_owners(&self) -> bool {
@@ -56,6 +76,11 @@ pub trait Host: Send + Sync {
 
     /// Finds the file behind a descriptor that a client sent.
     fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile>;
+
+    /// Finds the file that a client has open, as /proc shows it.
+    fn file_of_process(&self, _file: ProcessFile) -> Result<OpenFile> {
+        Err(Failure::new(Errno::PERM, "only root and the user who opened the image may do this"))
+    }
 
     /// Called before a command that changes something.
     fn note_change(&self) {}
@@ -122,9 +147,8 @@ pub struct Context<'c> {
     pub caller: &'c Caller,
     /// The files that came with the request.
     pub files: &'c [OpenFile],
-    /// The stream that the command reads or writes. The descriptor may refer to any type of file, and reading or
-    /// writing it may block.
-    pub stream: Option<BorrowedFd<'c>>,
+    /// The stream that the command reads or writes.
+    pub stream: Option<Stream<'c>>,
     /// Reports progress and tells whether the command was cancelled.
     pub job: &'c Job,
 }
@@ -145,11 +169,6 @@ impl Context<'_> {
     /// The inode of a file of the request.
     pub fn inode(&self, nr: FileNr) -> Result<InodeId> {
         self.file(nr).map(|file| file.id)
-    }
-
-    /// The stream of the request.
-    pub fn stream(&self) -> Result<BorrowedFd<'_>> {
-        self.stream.ok_or_else(|| Failure::new(Errno::BADF, "the request lacks its stream"))
     }
 
     /// Whether the caller is the ordinary user who mounted.
@@ -194,6 +213,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Receive(request) => receive::execute(context, &request).map(Response::Receive),
         Request::Send(request) => send::execute(context, request).map(Response::Send),
         Request::Resolve(request) => resolve::execute(context, request).map(Response::Resolve),
+        Request::Join(request) => join::execute(context, request).map(Response::Join),
         Request::AwaitUnmount => {
             Err(Failure::new(Errno::INVAL, "only the server of a mount can report the end of an unmount"))
         }

@@ -13,7 +13,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
-//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `disk_usage`, `search`, `file`, `quota`, `receive`, `send`, `resolve` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `disk_usage`, `search`, `file`, `quota`, `receive`, `send`, `resolve`, `join` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the user who runs a command, and their rights                           |
 //! | `access`     | whether a caller may list, search or change a directory                 |
 //! | `message`    | the messages on the socket                                              |
@@ -22,7 +22,9 @@
 //! | `sent_files` | the files of a request, which may never answer                          |
 //! | `open_image` | the socket of an image that a process has open without a mount          |
 //! | `dir_part`   | walks through directories, in parts                                     |
-//! | `output`     | streams that clients receive through a pipe                             |
+//! | `stream`     | the stream that a command reads or writes                               |
+//! | `byte_queue` | the bytes of a stream between two threads                               |
+//! | `server_stream` | streams and progress, at the mount's end of a connection             |
 //! | `client`     | the command line's end of the socket                                    |
 //! | `mount_file` | files of a mount, opened for a command without leaving the mount        |
 //! | `peer`       | whose process may answer a client                                       |
@@ -42,13 +44,13 @@
 //! 4. In the command line, open a [`Channel`], open the files with [`Channel::open`], and call [`Channel::call`].
 //! 5. Bound the memory of the request: any user can run [`Server`]'s commands in parallel, and memory use has to stay
 //!    within `--memory`. An answer holds at most about a quarter of a MiB. A longer list is answered in pages, or written
-//!    to a stream while it is made. `cli/tests/worst_requests.rs` sends every request in its worst form: add yours.
-//! 6. Add tests: a line for each permission in `tests/permissions.rs`, and a run on a mount and on an image that must
+//!    to a stream while it is made. `cli/tests/it/worst_requests.rs` sends every request in its worst form: add yours.
+//! 6. Add tests: a line for each permission in `tests/it/permissions.rs`, and a run on a mount and on an image that must
 //!    give equal output.
 //!
-//! For a command that reads or writes a send stream, [`Request::takes_stream`] returns true. The client calls
-//! [`Channel::call_with_input`] or [`Channel::call_with_output`], which copy between the stream and a pipe; on the socket
-//! the pipe is the last descriptor of the request. The command finds the stream in [`Context::stream`].
+//! For a command that reads or writes a stream, [`Request::stream`] tells the direction. The client calls
+//! [`Channel::call_with_input`] or [`Channel::call_with_output`], which copy between the stream and the connection. The
+//! command finds the stream in [`Context::stream`].
 //!
 //! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
 //! server refuses fields and commands that it does not know and names them in the error.
@@ -57,6 +59,7 @@
 
 mod access;
 pub mod balance;
+mod byte_queue;
 mod bytes;
 mod caller;
 mod client;
@@ -68,10 +71,10 @@ mod execute;
 mod failure;
 pub mod file;
 pub mod filesystem;
+pub mod join;
 mod message;
 mod mount_file;
 mod open_image;
-mod output;
 mod peer;
 mod process;
 pub mod quota;
@@ -82,23 +85,28 @@ pub mod search;
 pub mod send;
 mod sent_files;
 mod server;
+mod server_stream;
+mod stream;
 pub mod subvolume;
 mod wire;
 
+pub use byte_queue::ByteQueue;
 pub use caller::Caller;
 pub use client::{
-    Channel, ConnectError, CreatedFile, MountChannel, OpenedFile, await_unmount, connect_to_unmount, unexpected,
+    Channel, ConnectError, CreatedFile, MountChannel, OpenedFile, await_unmount, connect_to_unmount,
+    connect_to_unmount_within, unexpected,
 };
 pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
 pub use failure::{Failure, Result};
-pub use message::{Request, Response};
+pub use message::{Direction, Request, Response};
 #[doc(hidden)]
 pub use mount_file::unchecked_mount_file;
-pub use mount_file::{MountFile, names_of_others, open_image};
+pub use mount_file::{InMountOfOther, MountFile, Way, find_file, open_image, reopen};
 pub use open_image::{ImageId, ImageWork, OpenImage};
 pub use peer::Peers;
-pub use process::{FileId, LocalProcesses, Processes, stopped_process};
+pub use process::{FileId, LocalProcesses, ProcessFile, Processes, is_of_user, stopped_process};
 pub use server::{Canceller, Server};
+pub use stream::Stream;
 
 /// The extended attribute, on every file of a mount, that holds the name of the control socket. This is the only
 /// attribute that the server adds; all other information comes through the socket.

@@ -7,14 +7,23 @@
 //! server:  {"done": {"subvolume": "done"}}   or   {"failed": {"errno": 17, "text": "file exists"}}
 //! ```
 //!
+//! A request also has the numbers of the descriptors (`"files": [5]`), for a server that does not receive them
+//! (`sent_files`).
+//!
+//! The stream of a command goes through the same connection, in frames. Those of the server begin with a byte 0, so they
+//! are no answers. The client sends its stream after the answer `"ready"`, and an empty frame at its end. It cancels a
+//! command by closing its side of the connection.
+//!
 //! - M1. A request starts with its version. The server refuses unknown versions and commands with a one-line error.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
 use crate::{
-    balance, defragment, device, disk_usage, file, filesystem, quota, receive, resolve, search, send, subvolume,
+    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, search, send, subvolume,
 };
 
 /// The version of the messages. The version changes when an existing command gets another meaning, not for new commands
@@ -49,6 +58,8 @@ pub enum Request {
     Receive(receive::Request),
     /// Sending subvolumes.
     Send(send::Request),
+    /// Further mounts of the filesystem.
+    Join(join::Request),
     /// Waits until the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
@@ -63,7 +74,7 @@ impl Request {
             Self::Defragment(_) | Self::DiskUsage(_) | Self::Receive(_) | Self::Send(_) => true,
             Self::Balance(request) => request.is_long(),
             Self::File(request) => request.is_long(),
-            Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
+            Self::Resolve(_) | Self::Search(_) | Self::Join(_) | Self::AwaitUnmount => false,
             Self::Quota(request) => request.is_long(),
         }
     }
@@ -92,9 +103,13 @@ impl Request {
         }
     }
 
-    /// Whether the command reads or writes a stream, whose descriptor comes last with the request.
-    pub fn takes_stream(&self) -> bool {
-        matches!(self, Self::Receive(_) | Self::Send(_) | Self::DiskUsage(_))
+    /// The direction of the command's stream, if it has one.
+    pub fn stream(&self) -> Option<Direction> {
+        match self {
+            Self::Receive(_) => Some(Direction::ToServer),
+            Self::Send(_) | Self::DiskUsage(_) => Some(Direction::ToClient),
+            _ => None,
+        }
     }
 
     /// Whether the command may change the filesystem.
@@ -107,9 +122,19 @@ impl Request {
             Self::Balance(request) => request.changes(),
             Self::File(request) => request.changes(),
             Self::DiskUsage(_) | Self::Resolve(_) | Self::Search(_) | Self::Send(_) | Self::AwaitUnmount => false,
+            Self::Join(request) => request.changes(),
             Self::Quota(request) => request.changes(),
         }
     }
+}
+
+/// The direction of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The command reads it.
+    ToServer,
+    /// The command writes it.
+    ToClient,
 }
 
 /// The result of a command, grouped by the module that executed it.
@@ -140,6 +165,8 @@ pub enum Response {
     Receive(receive::Response),
     /// Sending subvolumes.
     Send(send::Response),
+    /// Further mounts of the filesystem.
+    Join(join::Response),
     /// The last commit is durable, and the image is closed.
     Unmounted,
 }
@@ -158,6 +185,8 @@ pub(crate) struct Progress {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     Progress(Progress),
+    /// The client may send the stream of its command.
+    Ready,
     Done(Box<Response>),
     Failed(Failure),
 }
@@ -167,6 +196,11 @@ struct Outgoing<'r> {
     version: u32,
     /// The program and its version, for error messages about versions.
     program: &'static str,
+    /// Whether the client sends or receives the stream of the command through the connection.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    streams: bool,
+    /// The numbers of the descriptors in the client's process.
+    files: Vec<i32>,
     request: &'r Request,
 }
 
@@ -175,17 +209,23 @@ struct Incoming {
     version: u32,
     #[serde(default)]
     program: String,
+    #[serde(default)]
+    streams: bool,
+    #[serde(default)]
+    files: Vec<u32>,
     request: serde_json::Value,
 }
 
 const PROGRAM: &str = concat!("ubtrfs ", env!("CARGO_PKG_VERSION"));
 
-pub(crate) fn encode_request(request: &Request) -> Result<Vec<u8>> {
-    to_json(&Outgoing { version: VERSION, program: PROGRAM, request })
+/// Encodes a request that comes with these files.
+pub(crate) fn encode_request(request: &Request, files: &[BorrowedFd<'_>]) -> Result<Vec<u8>> {
+    let files = files.iter().map(AsRawFd::as_raw_fd).collect();
+    to_json(&Outgoing { version: VERSION, program: PROGRAM, streams: request.stream().is_some(), files, request })
 }
 
-/// Decodes a request (M1).
-pub(crate) fn decode_request(frame: &[u8]) -> Result<Request> {
+/// Decodes a request (M1), and the numbers of the client's files.
+pub(crate) fn decode_request(frame: &[u8]) -> Result<(Request, Vec<u32>)> {
     let incoming: Incoming = serde_json::from_slice(frame).map_err(|_| {
         Failure::new(Errno::PROTO, "the server does not understand the message; use ubtrfs to send commands")
     })?;
@@ -200,13 +240,21 @@ pub(crate) fn decode_request(frame: &[u8]) -> Result<Request> {
             ),
         ));
     }
-    serde_json::from_value(incoming.request).map_err(|error| {
+    let request: Request = serde_json::from_value(incoming.request).map_err(|error| {
         let error = error.to_string().lines().next().unwrap_or_default().chars().take(200).collect::<String>();
         Failure::new(
             Errno::OPNOTSUPP,
             format!("the mount's server ({PROGRAM}) does not know this command ({error}); unmount and mount it with the newer ubtrfs"),
         )
-    })
+    })?;
+    // Earlier versions sent a pipe.
+    if request.stream().is_some() && !incoming.streams {
+        let text = format!(
+            "the mount's server ({PROGRAM}) sends and receives streams in another way; use the ubtrfs that mounted it"
+        );
+        return Err(Failure::new(Errno::PROTONOSUPPORT, text));
+    }
+    Ok((request, incoming.files))
 }
 
 pub(crate) fn encode_answer(answer: &Answer) -> Result<Vec<u8>> {
@@ -228,6 +276,8 @@ fn to_json(message: &impl Serialize) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -243,20 +293,22 @@ mod tests {
                 limits: None,
             }),
         ] {
-            let frame = encode_request(&request).unwrap();
-            assert_eq!(decode_request(&frame), Ok(request), "{}", String::from_utf8_lossy(&frame));
+            let file = tempfile::tempfile().unwrap();
+            let frame = encode_request(&request, &[file.as_fd()]).unwrap();
+            let numbers = vec![u32::try_from(file.as_raw_fd()).unwrap()];
+            assert_eq!(decode_request(&frame), Ok((request, numbers)), "{}", String::from_utf8_lossy(&frame));
         }
     }
 
     #[test]
     fn receives_of_versions_that_do_not_share_are_understood() {
         let text = concat!(
-            r#"{"version":1,"request":{"receive":{"dir":0,"only_first":false,"max_errors":1,"keep":false,"#,
+            r#"{"version":1,"streams":true,"request":{"receive":{"dir":0,"only_first":false,"max_errors":1,"keep":false,"#,
             r#""force_decompress":false,"verify":false,"total_bytes":null}}}"#
         );
-        let request = decode_request(text.as_bytes()).unwrap();
+        let (request, _) = decode_request(text.as_bytes()).unwrap();
         assert!(matches!(&request, Request::Receive(receive) if !receive.shares), "{request:?}");
-        let frame = String::from_utf8(encode_request(&request).unwrap()).unwrap();
+        let frame = String::from_utf8(encode_request(&request, &[]).unwrap()).unwrap();
         assert!(!frame.contains("shares"), "{frame}");
         let done = serde_json::to_value(receive::Response::default()).unwrap();
         let fields = done.as_object().unwrap().iter().filter(|(name, _)| *name != "bytes_shared");

@@ -14,6 +14,7 @@
 //!   for the process that has the image open.
 
 use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -165,9 +166,18 @@ const FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).union(OFlags::NOCT
 /// Opens an image without an effect on any other file (F1).
 ///
 /// # Errors
-/// `EINVAL` if it is neither a regular file nor a block device.
+/// `EINVAL` if it is neither a regular file nor a block device; `EPERM` if the way to it leads through a mount of another
+/// user.
 pub fn open_image(path: &Path, writes: bool) -> io::Result<OwnedFd> {
-    let found = find(CWD, path.as_os_str(), OFlags::empty())?;
+    let found = match find_file(path, InMountOfOther::Refuse)? {
+        Way::To(found) => found,
+        Way::Nowhere => {
+            // Tells why.
+            find(CWD, path.as_os_str(), OFlags::empty())?;
+            return Err(Errno::NOENT.into());
+        }
+        Way::OfOther(_) => return Err(Errno::PERM.into()),
+    };
     match FileType::from_raw_mode(fstat(&found)?.st_mode) {
         FileType::RegularFile | FileType::BlockDevice => {}
         _ => return Err(Errno::INVAL.into()),
@@ -180,31 +190,69 @@ pub(crate) fn open_image_to_send(path: &Path, writes: bool) -> io::Result<MountF
     open_image(path, writes).map(|file| MountFile { file })
 }
 
-/// Whether the way to a file leads through names in a FUSE mount of a user other than root and the current user: returns
-/// that user, or `Some(None)` if the mount is not visible in this mount namespace. Such a user can make the names lead
-/// anywhere at any time, so the path must not be taken for that of an image. `None` for a path that leads nowhere, as far
-/// as it leads through other names.
+/// The end of the way to a path.
+#[derive(Debug)]
+pub enum Way {
+    /// A file, open with `O_PATH` (F1).
+    To(OwnedFd),
+    /// Nothing, because a name is missing or cannot be entered.
+    Nowhere,
+    /// Unknown: the way leads through names in a FUSE mount of this user; `None` if the mount is not visible in this mount
+    /// namespace.
+    OfOther(Option<u32>),
+}
+
+/// How far the way to a path is followed in a FUSE mount of a user other than root and the current user. Such a user can
+/// make the names lead anywhere at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InMountOfOther {
+    /// Not at all.
+    Refuse,
+    /// To regular files and directories of that mount, and through no link.
+    StayInside,
+}
+
+/// Finds a file as the kernel does, and opens nothing on the way (F1). [`reopen`] opens the file that was found, whatever
+/// its names lead to by then.
 ///
 /// # Errors
-/// It cannot be found out; then the path must not be taken for that of an image either.
-pub fn names_of_others(path: &Path) -> io::Result<Option<Option<u32>>> {
+/// It cannot be found out in whose mount a name is.
+pub fn find_file(path: &Path, how: InMountOfOther) -> io::Result<Way> {
     let names = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
     let directory = |name: &str| find(CWD, OsStr::new(name), OFlags::DIRECTORY);
     let mut at = directory(if path.is_absolute() { "/" } else { "." })?;
     let (mut left, mut nr_links) = (names(path), 0);
+    // `components` leaves out the end of such a path.
+    let names_directory = [&b"/"[..], b"/."].iter().any(|end| path.as_os_str().as_bytes().ends_with(end));
+    // The mount of another user that the way has entered.
+    let mut inside: Option<(MountId, Option<u32>)> = None;
     loop {
         // Every directory is checked before one of its names is looked up.
-        if let Some(maker) = other_maker(&at)? {
-            return Ok(Some(maker));
+        match (inside, other_maker(&at)?) {
+            (None, Some(maker)) if how == InMountOfOther::Refuse => return Ok(Way::OfOther(maker)),
+            (None, Some(maker)) => inside = Some((MountId::of(&at)?, maker)),
+            _ => {}
         }
-        let Some(name) = left.pop() else { return Ok(None) };
+        if let Some((id, maker)) = inside
+            && id.check(&at).is_err()
+        {
+            return Ok(Way::OfOther(maker));
+        }
+        let Some(name) = left.pop() else {
+            let is_dir = || fstat(&at).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_dir());
+            return Ok(if names_directory && !is_dir() { Way::Nowhere } else { Way::To(at) });
+        };
         if name == "/" {
+            if let Some((_, maker)) = inside {
+                return Ok(Way::OfOther(maker));
+            }
             at = directory("/")?;
             continue;
         }
-        let Ok(found) = find(&at, &name, OFlags::NOFOLLOW) else { return Ok(None) };
-        if let Some(maker) = other_maker(&found)? {
-            return Ok(Some(maker));
+        let Ok(found) = find(&at, &name, OFlags::NOFOLLOW) else { return Ok(Way::Nowhere) };
+        if inside.is_some() || other_maker(&found)?.is_some() {
+            at = found;
+            continue;
         }
         if !FileType::from_raw_mode(fstat(&found)?.st_mode).is_symlink() {
             at = found;
@@ -212,16 +260,33 @@ pub fn names_of_others(path: &Path) -> io::Result<Option<Option<u32>>> {
         }
         nr_links += 1;
         if nr_links > LINKS_MAX {
-            return Ok(None);
+            return Ok(Way::Nowhere);
         }
         // The text of a link in /proc need not be its target.
         if MountId::of(&found)?.kind == PROC_MAGIC {
-            let Ok(found) = find(&at, &name, OFlags::empty()) else { return Ok(None) };
+            let Ok(found) = find(&at, &name, OFlags::empty()) else { return Ok(Way::Nowhere) };
             at = found;
         } else {
             let target = rustix::fs::readlinkat(&found, c"", Vec::new())?;
             left.extend(names(Path::new(OsStr::from_bytes(target.as_bytes()))));
         }
+    }
+}
+
+/// Opens a file that [`find_file`] found. Without /proc, opens `path` again.
+///
+/// # Errors
+/// Without /proc, the path leads to another file by now.
+pub fn reopen(found: &OwnedFd, path: &Path, options: &OpenOptions) -> io::Result<File> {
+    match options.open(format!("/proc/self/fd/{}", found.as_raw_fd())) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    let file = options.open(path)?;
+    let (one, other) = (fstat(&file)?, fstat(found)?);
+    match (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino) {
+        true => Ok(file),
+        false => Err(io::Error::other("its path was changed by another program; try again")),
     }
 }
 
@@ -283,14 +348,36 @@ mod tests {
         symlink("../file", dir.path().join("d/up")).unwrap();
         symlink(dir.path().join("d"), dir.path().join("absolute")).unwrap();
         symlink("loop", dir.path().join("loop")).unwrap();
-        let way =
-            |name: &str| names_of_others(&dir.path().join(name)).map_err(|error| Errno::from_io_error(&error).unwrap());
+        let way = |name: &str| match find_file(&dir.path().join(name), InMountOfOther::StayInside).unwrap() {
+            Way::To(found) => Some(fstat(found).unwrap().st_ino),
+            Way::Nowhere => None,
+            Way::OfOther(user) => panic!("{name} is in a mount of {user:?}"),
+        };
+        let ino = fstat(std::fs::File::open(dir.path().join("file")).unwrap()).unwrap().st_ino;
         for name in ["file", "d/up", "absolute/up", "d/../absolute/./up"] {
-            assert_eq!(way(name), Ok(None), "{name}");
+            assert_eq!(way(name), Some(ino), "{name}");
         }
-        assert_eq!(names_of_others(Path::new("/proc/self/cwd")).unwrap(), None);
-        assert_eq!(way("loop"), Ok(None), "whatever opens it says so");
-        assert_eq!(way("absolute/none"), Ok(None));
+        assert!(matches!(find_file(Path::new("/proc/self/cwd"), InMountOfOther::Refuse), Ok(Way::To(_))));
+        assert_eq!(way("loop"), None, "whatever opens it says so");
+        assert_eq!(way("absolute/none"), None);
+        for name in ["file/", "file/.", "d/up/"] {
+            assert_eq!(way(name), None, "{name} is no directory");
+        }
+        assert!(way("d/").is_some() && way("absolute/.").is_some());
+    }
+
+    #[test]
+    fn a_file_that_was_found_is_opened_although_its_name_leads_elsewhere_by_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "found").unwrap();
+        let Way::To(found) = find_file(&path, InMountOfOther::Refuse).unwrap() else { panic!("it is there") };
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        std::fs::write(&path, "another").unwrap();
+        let mut text = String::new();
+        let mut file = reopen(&found, &path, File::options().read(true)).unwrap();
+        io::Read::read_to_string(&mut file, &mut text).unwrap();
+        assert_eq!(text, "found");
     }
 
     #[test]

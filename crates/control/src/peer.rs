@@ -61,6 +61,13 @@ impl Peers {
         ))
     }
 
+    /// Whether the socket at the other end belongs neither to root nor to the client's own user, who can do everything
+    /// that the client can.
+    pub(crate) fn is_foreign(stream: &UnixStream) -> bool {
+        let peer = getsockopt(stream, PeerCredentials).map(|peer| peer.uid());
+        !matches!(peer, Ok(peer) if peer == 0 || peer == rustix::process::geteuid().as_raw())
+    }
+
     /// Whether one of these users made the socket at the other end.
     pub(crate) fn include(&self, stream: &UnixStream) -> bool {
         self.check(stream).is_ok()

@@ -7,6 +7,7 @@
 use std::fmt::Debug;
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::OFlags;
 use ubtrfs_format::print::escaped;
 
 /// Looks up processes: in /proc, or through a helper process if the server is confined.
@@ -21,8 +22,9 @@ pub trait Processes: Debug + Send + Sync {
     /// The umask of a process.
     fn umask_of(&self, pid: u32) -> Option<u32>;
 
-    /// The file that a process has open under this descriptor number.
-    fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId>;
+    /// The file that a process has open under this descriptor number. If `uid` is given, all four user ids of the process
+    /// must equal it.
+    fn file_of(&self, pid: u32, descriptor: u32, uid: Option<u32>) -> Option<ProcessFile>;
 
     /// `len` bytes of the memory of a process; `None` if the memory is not readable, or if this process may not read it.
     fn memory_of(&self, pid: u32, address: u64, len: usize) -> Option<Vec<u8>>;
@@ -40,6 +42,19 @@ pub struct FileId {
     pub device: u64,
     /// `st_ino`
     pub ino: u64,
+}
+
+/// A file that a process has open, as /proc shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessFile {
+    /// The file.
+    pub id: FileId,
+    /// Whether the process may read the file. False for a descriptor that only names the file (`O_PATH`).
+    pub is_readable: bool,
+    /// Whether the process may write to the file.
+    pub is_writable: bool,
+    /// Whether the file was opened through a read-only mount.
+    pub is_read_only_mount: bool,
 }
 
 /// Tells that a process is stopped, by SIGSTOP or a debugger, and how it continues; `None` if it is not stopped.
@@ -77,11 +92,24 @@ impl Processes for LocalProcesses {
 
     /// Reads only /proc and never the filesystem of the file, because a filesystem that does not answer would block
     /// this process.
-    fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
+    fn file_of(&self, pid: u32, descriptor: u32, uid: Option<u32>) -> Option<ProcessFile> {
         let info = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).ok()?;
         let ino = field(&info, "ino:")?.parse().ok()?;
+        let flags = OFlags::from_bits_retain(u32::from_str_radix(field(&info, "flags:")?, 8).ok()?);
         let table = std::fs::read(format!("/proc/{pid}/mountinfo")).ok()?;
-        Some(FileId { device: mount_of(&table, field(&info, "mnt_id:")?)?.device, ino })
+        let mount = mount_of(&table, field(&info, "mnt_id:")?)?;
+        // Read last: a process that has its number by now has another user, or could be controlled by this user anyway.
+        if !uid.is_none_or(|uid| status(pid).is_some_and(|status| has_user(&status, uid))) {
+            return None;
+        }
+        let access = flags & OFlags::RWMODE;
+        let is_open = !flags.contains(OFlags::PATH);
+        Some(ProcessFile {
+            id: FileId { device: mount.device, ino },
+            is_readable: is_open && access != OFlags::WRONLY,
+            is_writable: is_open && access != OFlags::RDONLY,
+            is_read_only_mount: mount.is_read_only,
+        })
     }
 
     /// The kernel permits this under the rules for debuggers (ptrace), so root can read the memory of every process.
@@ -184,6 +212,11 @@ fn has_user(status: &str, uid: u32) -> bool {
     !users.is_empty() && users.split_ascii_whitespace().all(|user| user.parse() == Ok(uid))
 }
 
+/// Whether a process belongs to this user, with all its user ids.
+pub fn is_of_user(pid: u32, uid: u32) -> bool {
+    status(pid).is_some_and(|status| has_user(&status, uid))
+}
+
 /// The effective capabilities that a process's status shows.
 fn effective_capabilities(status: &str) -> Option<u64> {
     u64::from_str_radix(field(status, "CapEff:")?, 16).ok()
@@ -247,12 +280,20 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let stat = rustix::fs::fstat(&file).unwrap();
         let descriptor = u32::try_from(file.as_raw_fd()).unwrap();
-        let found = LocalProcesses.file_of(std::process::id(), descriptor);
+        let (pid, uid) = (std::process::id(), rustix::process::getuid().as_raw());
+        let found = LocalProcesses.file_of(pid, descriptor, Some(uid));
         // Before Linux 5.14, /proc does not show the inode number of an open file, so `file_of` finds nothing.
         if let Some(found) = found {
-            assert_eq!(found, FileId { device: stat.st_dev, ino: stat.st_ino });
+            assert_eq!(found.id, FileId { device: stat.st_dev, ino: stat.st_ino });
+            assert!(found.is_readable && found.is_writable && !found.is_read_only_mount);
+            let named = format!("/proc/self/fd/{descriptor}");
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let path = rustix::fs::open(named, flags, rustix::fs::Mode::empty()).unwrap();
+            let only_named = LocalProcesses.file_of(pid, u32::try_from(path.as_raw_fd()).unwrap(), None).unwrap();
+            assert!(only_named.id == found.id && !only_named.is_readable && !only_named.is_writable);
         }
-        assert_eq!(LocalProcesses.file_of(std::process::id(), u32::MAX), None);
+        assert_eq!(LocalProcesses.file_of(pid, u32::MAX, None), None);
+        assert_eq!(LocalProcesses.file_of(pid, descriptor, Some(uid + 1)), None, "of another user");
         let table =
             b"36 35 98:0 / /mnt rw - btrfs x rw,user_id=3\n7 1 0:52 / /ro nodev,ro - fuse x rw,user_id=70,group_id=1\n";
         assert_eq!(mount_of(table, "7"), Some(MountLine { device: 52, is_read_only: true, maker: Some(70) }));

@@ -13,12 +13,10 @@
 //! - V2. The kernel caches names and data of a subvolume that programs read while it is being received. When the
 //!   receive ends, the server makes the kernel forget the names and data of the received subvolumes.
 
-use std::io::{self, BufReader, Read};
-use std::os::fd::BorrowedFd;
+use std::io::BufReader;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::print::escaped;
@@ -28,6 +26,7 @@ use ubtrfs_stream::Problem;
 use crate::access::may_change_names;
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
+use crate::stream::Input;
 
 /// Receives the subvolumes of the stream that comes with the request. Progress counts bytes of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,7 +120,7 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     };
     // Without a buffer, nothing after the first end command is read.
     let buffer_bytes = if request.only_first { 0 } else { INPUT_BYTES };
-    let input = BufReader::with_capacity(buffer_bytes, Input { stream: context.stream()?, ended });
+    let input = BufReader::with_capacity(buffer_bytes, Input::of(context, move || ended.load(Ordering::SeqCst))?);
     let mut begun: Vec<ReceivedSubvolume> = Vec::new();
     let done = fs.receive(dir, input, &options, context.job, &mut |made| {
         context.job.set_step(escaped(&made.path).chars().take(STEP_CHARS).collect::<String>());
@@ -189,35 +188,6 @@ fn failure_of(error: &ReceiveError) -> Failure {
     Failure { errno: errno.raw_os_error(), text: error.to_string(), has_advice }
 }
 
-/// Reads from a descriptor only when bytes are available (V1).
-struct Input<'i> {
-    stream: BorrowedFd<'i>,
-    ended: Arc<AtomicBool>,
-}
-
-impl Read for Input<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if self.ended.load(Ordering::SeqCst) {
-                return Err(io::Error::other("the receive has ended"));
-            }
-            let mut files = [PollFd::new(&self.stream, PollFlags::IN)];
-            match poll(&mut files, Some(&PAUSE)) {
-                // poll also reports files that do not support polling, and files with an error, as ready. The next read
-                // then returns data or the error.
-                Ok(0) | Err(Errno::INTR) => continue,
-                Ok(_) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-            match rustix::io::read(self.stream, &mut *out) {
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                done => return Ok(done?),
-            }
-        }
-    }
-}
-
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const INPUT_BYTES: usize = 256 << 10;
 /// The number of characters of a path that the progress shows.
 const STEP_CHARS: usize = 60;

@@ -136,7 +136,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Subvolume { id } => vec![fs.subvolume_info(RootId(id))?.path],
         Request::RootId { .. } => Vec::new(),
     };
-    let shown = PathBytes(fs.path_of(fs.root())?);
+    let shown = PathBytes(fs.path_of(context.host.root(fs))?);
     Ok(Response::Paths { paths: paths.into_iter().map(PathBytes).collect(), shown, is_cut })
 }
 

@@ -5,8 +5,8 @@
 //! | send, diff, find new | the rights of an administrator ([`Context::require_admin`]): a stream contains files that only |
 //! |                      | their owners may read                                                                         |
 //!
-//! So root may send from every mount. An ordinary user may send from their own mounts and images. The stream of a
-//! request to a mount is a pipe that the client made and reads: the server writes to nothing else ([`Output`]).
+//! So root may send from every mount. An ordinary user may send from their own mounts and images. A mount's server sends
+//! the stream through the connection ([`Output`]).
 
 use std::io::{self, BufWriter, Write};
 
@@ -18,7 +18,7 @@ use ubtrfs_fs::{Change, ChangeKind, Error, SendRequest};
 
 use crate::execute::Context;
 use crate::failure::{Failure, Result};
-use crate::output::Output;
+use crate::stream::Output;
 
 /// A command that writes a stream. Subvolumes are named by their ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,11 +1,13 @@
-//! The files that a client sends with a request, in the server.
+//! The files of a request, in the server.
 //!
-//! A client may send files of another FUSE mount, whose server it controls. Reading the attributes of such a file, and
-//! closing it, wait until that server answers, which may be never.
+//! A client may name files of another FUSE mount, whose server it controls. Reading the attributes of such a file, and
+//! closing it, wait until that server answers, which may be never. A process cannot end meanwhile.
 //!
-//! - S1. A file that is not known to be the mount's own, or a pipe, is examined and closed by a thread of its own. So it
-//!   holds up neither another file, which would keep the mount busy, nor the filesystem (K5 of `server`).
-//! - S2. Such a thread counts as a connection of the client's user until its file is closed (K2 of `server`).
+//! - S1. The server receives descriptors only from root and its own user, who can stop or end it anyway. A stranger's file
+//!   is looked up in /proc by the number that the descriptor has in the stranger's process. That asks no other filesystem.
+//! - S2. Each received file is examined and closed by a thread of its own. So it holds up neither another file, which would
+//!   keep the mount busy, nor the filesystem (K5 of `server`).
+//! - S3. Such a thread counts as a connection of the client's user until its file is closed (K2 of `server`).
 
 use std::any::Any;
 use std::fmt;
@@ -14,13 +16,14 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 
 use crate::execute::{Host, OpenFile};
 use crate::failure::{Failure, Result};
+use crate::process::Processes;
+use crate::wire::FILES_MAX;
 
-/// Something that is held until a file is closed (S2).
+/// Something that is held until a file is closed (S3).
 pub(crate) type Slot = Arc<dyn Any + Send + Sync>;
 
 /// Files that arrived and were not examined yet.
@@ -36,13 +39,12 @@ impl fmt::Debug for Files {
     }
 }
 
-/// The files of a request: of the mount, and perhaps a pipe.
+/// The files of a request, all of the mount.
 #[derive(Debug)]
 pub(crate) struct Examined {
     pub(crate) opened: Vec<OpenFile>,
     /// Keeps the files open.
     pub(crate) files: Vec<OwnedFd>,
-    pub(crate) stream: Option<OwnedFd>,
 }
 
 impl Files {
@@ -59,18 +61,16 @@ impl Files {
         self.list.len()
     }
 
-    /// Finds the files in the mount (S1). With `has_stream`, the last file must be a pipe.
-    pub(crate) fn examine(mut self, host: &Arc<dyn Host>, has_stream: bool) -> Result<Examined> {
+    /// Finds the files in the mount (S2).
+    pub(crate) fn examine(mut self, host: &Arc<dyn Host>) -> Result<Examined> {
         let list = std::mem::take(&mut self.list);
-        let nr_opened = list.len().saturating_sub(usize::from(has_stream));
         let (send, results) = mpsc::sync_channel(list.len());
-        let mut found: Vec<Option<(OwnedFd, Option<OpenFile>)>> = list.iter().map(|_| None).collect();
+        let mut found: Vec<Option<(OwnedFd, OpenFile)>> = list.iter().map(|_| None).collect();
         for (nr, file) in list.into_iter().enumerate() {
             let (host, send, slot) = (Arc::clone(host), send.clone(), self.slot.clone());
             apart(move || {
-                let examined = if nr < nr_opened { host.file(file.as_fd()).map(Some) } else { check_pipe(&file) };
                 // Sending fails only if nobody waits any more.
-                match examined {
+                match host.file(file.as_fd()) {
                     Ok(opened) => drop(send.send(Ok((nr, file, opened)))),
                     Err(failure) => {
                         let _ = send.send(Err(failure));
@@ -91,22 +91,30 @@ impl Files {
                 *place = Some((file, opened));
             }
         }
-        let mut examined = Examined { opened: Vec::new(), files: Vec::new(), stream: None };
-        for (file, opened) in found.into_iter().flatten() {
-            match opened {
-                Some(opened) => {
-                    examined.opened.push(opened);
-                    examined.files.push(file);
-                }
-                None => examined.stream = Some(file),
-            }
-        }
-        Ok(examined)
+        let (files, opened) = found.into_iter().flatten().unzip();
+        Ok(Examined { opened, files })
     }
 }
 
+/// Finds the files that a stranger's process has open under these numbers (S1).
+pub(crate) fn files_of_stranger(
+    host: &dyn Host,
+    processes: &dyn Processes,
+    numbers: &[u32],
+    pid: u32,
+    uid: u32,
+) -> Result<Vec<OpenFile>> {
+    let hidden = || {
+        let text =
+            "the server sees in /proc neither your process nor its files; root and the user who mounted may do this";
+        Failure::new(Errno::PERM, text)
+    };
+    let find = |number: &u32| host.file_of_process(processes.file_of(pid, *number, Some(uid)).ok_or_else(hidden)?);
+    numbers.iter().take(FILES_MAX).map(find).collect()
+}
+
 impl Drop for Files {
-    /// Closes each file apart (S1).
+    /// Closes each file apart (S2).
     fn drop(&mut self) {
         for file in self.list.drain(..) {
             let slot = self.slot.clone();
@@ -122,13 +130,6 @@ impl Drop for Files {
 fn apart(work: impl FnOnce() + Send + 'static) {
     // If no thread can be started, the work is dropped with everything in it, here.
     let _ = thread::Builder::new().name("control-file".to_owned()).spawn(work);
-}
-
-fn check_pipe(file: &OwnedFd) -> Result<Option<OpenFile>> {
-    match fstat(file).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
-        Ok(FileType::Fifo) => Ok(None),
-        _ => Err(Failure::new(Errno::BADF, "the stream of a command must be a pipe")),
-    }
 }
 
 /// How long the files of a request may take to be examined.

@@ -27,7 +27,6 @@
 //!   one. Up to [`CLOSING_MAX`] are closed at once.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,13 +42,16 @@ use rustix::net::{Shutdown, shutdown};
 use ubtrfs_fs::Fs;
 use ubtrfs_transaction::Job;
 
+use crate::byte_queue::ByteQueue;
 use crate::caller::Caller;
 use crate::execute::{Context, Host, execute};
 use crate::failure::{Failure, Result};
-use crate::message::{Answer, Progress, Request, Response, decode_request, encode_answer};
+use crate::message::{Answer, Direction, Progress, Request, Response, decode_request, encode_answer};
 use crate::open_image::{ImageId, ImageWork};
 use crate::process::Processes;
-use crate::sent_files::{Examined, Files, Slot};
+use crate::sent_files::{Examined, Files, Slot, files_of_stranger};
+use crate::server_stream::{PROGRESS_INTERVAL, Reporter};
+use crate::stream::Stream;
 use crate::wire::{Frame, Outgoing, REQUEST_MAX, Wire};
 
 /// The mount's end of the control socket.
@@ -166,9 +168,15 @@ impl Server {
         Canceller(Arc::clone(&self.shared))
     }
 
-    /// Refuses new commands, cancels the running ones, and waits for their end (K5).
+    /// Refuses new commands, cancels the running ones, and waits for their end (K5). From now on, connections that wait for
+    /// the unmount get signs of life.
     pub fn stop(&self) {
-        self.shared.state.lock().served = None;
+        let was_served = self.shared.state.lock().served.take().is_some();
+        if was_served {
+            let shared = Arc::clone(&self.shared);
+            // Without the thread, clients of other users give up earlier.
+            let _ = thread::Builder::new().name("control-alive".to_owned()).spawn(move || give_signs_of_life(&shared));
+        }
         self.canceller().cancel_all();
         let mut state = self.shared.state.lock();
         while !state.running.is_empty() {
@@ -219,6 +227,21 @@ impl Canceller {
     }
 }
 
+/// Sends progress to the connections that wait for the unmount, until the server ends. Their clients wait only for a
+/// limited time for a server of another user that says nothing.
+fn give_signs_of_life(shared: &Shared) {
+    while !shared.ends.load(Ordering::SeqCst) {
+        thread::sleep(ALIVE_INTERVAL);
+        let state = shared.state.lock();
+        if shared.ends.load(Ordering::SeqCst) {
+            return;
+        }
+        for (_, wire) in &state.waiting {
+            try_send_answer(wire, &Answer::Progress(Progress::default()));
+        }
+    }
+}
+
 /// Accepts connections until the server ends (K1).
 fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
     loop {
@@ -234,8 +257,10 @@ fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
 /// Starts a thread for a connection (K4), if there is room (K2).
 fn start(stream: UnixStream, shared: &Arc<Shared>) {
     let Ok(peer) = getsockopt(&stream, PeerCredentials) else { return };
-    let Ok(wire) = Wire::new(stream) else { return };
     let user = peer.uid();
+    let is_stranger = user != 0 && user != shared.owner;
+    // S1 of `sent_files`.
+    let Ok(wire) = (if is_stranger { Wire::without_files(stream) } else { Wire::new(stream) }) else { return };
     {
         let mut state = shared.state.lock();
         if !has_room(state.connected.iter().copied(), user, shared.owner) {
@@ -248,7 +273,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     }
     let guard = Arc::new(ConnectionSlot { shared: Arc::clone(shared), user });
     let pid = u32::try_from(peer.pid()).unwrap_or(0);
-    let peer = Peer { uid: user, gid: peer.gid(), pid };
+    let peer = Peer { uid: user, gid: peer.gid(), pid, is_stranger };
     let thread = thread::Builder::new().name("control-client".to_owned());
     // If no thread can be started, `guard` and `wire` are dropped, which closes the connection.
     let _ = thread.spawn(move || {
@@ -278,6 +303,8 @@ struct Peer {
     uid: u32,
     gid: u32,
     pid: u32,
+    /// Neither root nor the mount's owner.
+    is_stranger: bool,
 }
 
 /// Whether `user` may have one more connection, if each element of `users` has a connection already (K2).
@@ -304,8 +331,8 @@ fn handle_connection(wire: Wire, peer: Peer, slot: &Arc<ConnectionSlot>) {
         Err(_) => return,
     };
     let answered = match request {
-        Ok(Request::AwaitUnmount) => return wait_for_unmount(wire, peer, shared),
-        Ok(request) => answer(&wire, peer, shared, request, frame),
+        Ok((Request::AwaitUnmount, _)) => return wait_for_unmount(wire, peer, shared),
+        Ok((request, numbers)) => answer(&wire, peer, shared, request, &numbers, frame),
         Err(failure) => Err(failure),
     };
     let answer = match answered {
@@ -335,12 +362,25 @@ fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
     shared.close_apart(ended);
 }
 
-fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame: Frame) -> Result<Response> {
+fn answer(
+    wire: &Wire,
+    peer: Peer,
+    shared: &Arc<Shared>,
+    request: Request,
+    numbers: &[u32],
+    frame: Frame,
+) -> Result<Response> {
     let unmounted = || Failure::new(Errno::NOTCONN, "it is being unmounted; open the image instead");
     let served = shared.state.lock().served.clone().ok_or_else(unmounted)?;
     // A descriptor may belong to another filesystem that never answers, so the files are looked up before the command
     // starts to hold this filesystem (K5).
-    let Examined { opened, files, stream } = frame.files.examine(&served.host, request.takes_stream())?;
+    let Examined { opened, files } = match peer.is_stranger {
+        true => {
+            let opened = files_of_stranger(&*served.host, &*served.processes, numbers, peer.pid, peer.uid)?;
+            Examined { opened, files: Vec::new() }
+        }
+        false => frame.files.examine(&served.host)?,
+    };
     if opened.is_empty() {
         return Err(Failure::new(Errno::BADF, "a command has to come with an open file of the mount"));
     }
@@ -350,21 +390,22 @@ fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame
     let fs = served.fs.upgrade().ok_or_else(unmounted)?;
     let ends_with_client = request.ends_with_client();
     let is_long = request.is_long();
+    let stream = request.stream().map(|direction| (direction, Arc::new(ByteQueue::default())));
     let work = {
         let (job, host) = (Arc::clone(&job), Arc::clone(&served.host));
         let changes = request.changes();
+        let queue = stream.as_ref().map(|(_, queue)| CommandsEnd(Arc::clone(queue)));
         move || {
-            let stream_fd = stream.as_ref().map(AsFd::as_fd);
-            let context =
-                Context { fs: &fs, host: &*host, caller: &caller, files: &opened, stream: stream_fd, job: &job };
+            let stream = queue.as_ref().map(|queue| Stream::Queue(&queue.0));
+            let context = Context { fs: &fs, host: &*host, caller: &caller, files: &opened, stream, job: &job };
             let done = catch_unwind(AssertUnwindSafe(|| execute(&context, request)));
             if changes {
                 host.settle();
             }
             drop(fs);
             drop(files);
-            drop(stream);
             drop(running);
+            drop(queue);
             done.unwrap_or_else(|_| Err(Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs")))
         }
     };
@@ -380,7 +421,29 @@ fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame
             let _ = send.send(work());
         })
         .map_err(no_thread)?;
-    watch(wire, &job, &results, ends_with_client)
+    let mut reporter = Reporter::new(wire, &job);
+    let is_gone = match &stream {
+        Some((Direction::ToClient, queue)) => reporter.send_stream(queue),
+        Some((Direction::ToServer, queue)) => reporter.receive_stream(queue),
+        None => false,
+    };
+    if is_gone {
+        job.cancel();
+        if let Some((_, queue)) = &stream {
+            queue.close();
+        }
+    }
+    watch(wire, &job, &results, ends_with_client, &mut reporter)
+}
+
+/// A command's end of its stream. When it is dropped, the connection's thread stops waiting for the command.
+struct CommandsEnd(Arc<ByteQueue>);
+
+impl Drop for CommandsEnd {
+    fn drop(&mut self) {
+        self.0.end();
+        self.0.close();
+    }
 }
 
 /// Sends progress until the result arrives. If the client goes away, cancels a job that ends with its client.
@@ -389,9 +452,8 @@ fn watch(
     job: &Job,
     results: &mpsc::Receiver<Result<Response>>,
     ends_with_client: bool,
+    reporter: &mut Reporter<'_>,
 ) -> Result<Response> {
-    let mut shown = Progress::default();
-    let mut out = Outgoing::nothing();
     let mut is_gone = false;
     loop {
         let result = results.recv_timeout(if is_gone { FOR_EVER } else { PROGRESS_INTERVAL });
@@ -400,31 +462,17 @@ fn watch(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
             Ok(result) => {
-                // If a progress message is only partly sent, send the rest of it, because the caller sends the result
-                // next.
-                let _ = wire.finish(&mut out);
+                reporter.finish();
                 return result;
             }
         }
-        if !is_gone && wire.has_ended() {
+        if wire.has_ended() {
             is_gone = true;
             if ends_with_client {
                 job.cancel();
             }
-        }
-        if is_gone {
-            continue;
-        }
-        let now = job.progress();
-        let now = Progress { done: now.done, total: now.total, step: now.step };
-        // A client that reads slowly misses some progress messages (K3).
-        if matches!(wire.push(&mut out, &[]), Ok(true))
-            && now != shown
-            && let Ok(bytes) = encode_answer(&Answer::Progress(now.clone()))
-            && let Ok(next) = Outgoing::new(&bytes)
-        {
-            (shown, out) = (now, next);
-            let _ = wire.push(&mut out, &[]);
+        } else {
+            reporter.report();
         }
     }
 }
@@ -470,8 +518,8 @@ const OWNER_MAX: usize = 128;
 /// The largest number of connections of all ordinary users together.
 const OTHERS_MAX: usize = 64;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The interval at which progress is sent and a client that went away is noticed.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// The interval of signs of life.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// How long [`Server::finish`] waits for connections that have not sent a request yet.
 const FINISH_TIMEOUT: Duration = Duration::from_millis(200);

@@ -3,11 +3,13 @@
 //!
 //! - W1. The server does not wait for a client forever: reading a request has a deadline, and writing gives up if the
 //!   other end reads nothing for [`WRITE_PATIENCE`]. A client waits for its answer until the server closes the
-//!   connection.
+//!   connection, and for that of another user's server for a limited time (L5 of `client`).
 //! - W2. Memory grows with the bytes that have arrived, not with the length that the other end announces.
 //! - W3. A frame that is too long or has too many descriptors is an error, and its descriptors are closed.
-//! - W4. A client receives no descriptors. Closing one can wait forever: a file of a FUSE mount is closed when the mount's
-//!   server answers.
+//! - W4. A client receives no descriptors, nor does a server from a stranger (S1 of `sent_files`). Reading the attributes
+//!   of a descriptor, and closing it, can wait forever: a file of a FUSE mount answers when its server does. Even a killed
+//!   process waits for that, and keeps its other files open. A descriptor that is not received is not closed by the
+//!   receiver.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -28,8 +30,12 @@ use crate::sent_files::Files;
 pub(crate) const REQUEST_MAX: usize = 64 << 10;
 /// The greatest length of an answer.
 pub(crate) const ANSWER_MAX: usize = 64 << 20;
-/// The largest number of descriptors in a request, including that of a stream.
+/// The largest number of descriptors in a request.
 pub(crate) const FILES_MAX: usize = 4;
+/// The first byte of a frame with bytes of a stream.
+pub(crate) const DATA: u8 = 0;
+/// The largest number of bytes of a stream in one frame.
+pub(crate) const STREAM_PIECE: usize = 64 << 10;
 /// A writer gives up if the other end reads nothing for this long.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes read at once.
@@ -40,6 +46,12 @@ const PIECE: usize = 16 << 10;
 pub(crate) struct Wire {
     stream: UnixStream,
     takes_files: bool,
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
 }
 
 /// A frame and its files.
@@ -55,8 +67,8 @@ impl Wire {
         Ok(Self { stream, takes_files: true })
     }
 
-    /// The client's end of a connection (W4).
-    pub(crate) fn of_client(stream: UnixStream) -> io::Result<Self> {
+    /// An end that receives no descriptors (W4).
+    pub(crate) fn without_files(stream: UnixStream) -> io::Result<Self> {
         Ok(Self { takes_files: false, ..Self::new(stream)? })
     }
 
@@ -76,6 +88,21 @@ impl Wire {
             Ok(()) if self.has_ended() => self.receive(max, None),
             Ok(()) => Err(io::ErrorKind::WouldBlock.into()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Works like [`Self::receive_within`], but the whole frame must arrive within `whole` after its first byte. Otherwise
+    /// fails with `TimedOut`.
+    pub(crate) fn receive_all_within(
+        &self,
+        max: usize,
+        patience: Duration,
+        whole: Duration,
+    ) -> io::Result<Option<Frame>> {
+        self.wait(PollFlags::IN, Some(Instant::now() + patience))?;
+        match self.has_ended() {
+            true => self.receive(max, Some(Instant::now() + whole)),
+            false => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
@@ -183,8 +210,38 @@ impl Wire {
         Ok(true)
     }
 
-    /// Whether the other end has closed the connection or sent something. After its request, a client sends bytes only
-    /// to cancel the command.
+    /// Receives some bytes that are no frame of their own, and no files: the kernel drops those that come along. Fails with
+    /// `WouldBlock` if nothing arrives within `patience`. 0 bytes are the end.
+    pub(crate) fn receive_some(&self, bytes: &mut [u8], patience: Duration) -> io::Result<usize> {
+        let receive = |bytes: &mut [u8]| match rustix::net::recv(&self.stream, bytes, RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            received => received.map(|(count, _)| Some(count)),
+        };
+        if let Some(count) = receive(bytes)? {
+            return Ok(count);
+        }
+        self.wait(PollFlags::IN, Some(Instant::now() + patience))?;
+        receive(bytes)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Waits until bytes can be sent, at most for `patience`.
+    pub(crate) fn wait_writable(&self, patience: Duration) -> io::Result<()> {
+        self.wait(PollFlags::OUT, Some(Instant::now() + patience))
+    }
+
+    /// Tells the other end that no more bytes come. A client cancels its command by it.
+    pub(crate) fn close_writing(&self) {
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write);
+    }
+
+    /// Whether the other end sends no more bytes. Bytes that it sent before may not have been received yet.
+    pub(crate) fn is_closing(&self) -> bool {
+        let mut files = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        matches!(poll(&mut files, Some(&Timespec::default())), Ok(count) if count > 0)
+    }
+
+    /// Whether the other end has closed the connection or sent something. After its request, a client sends nothing but
+    /// the stream of its command, so this ends the command.
     pub(crate) fn has_ended(&self) -> bool {
         let mut byte = [0];
         !matches!(
@@ -220,6 +277,20 @@ impl Outgoing {
     /// An empty frame: nothing is left to send.
     pub(crate) fn nothing() -> Self {
         Self { bytes: Vec::new(), sent: 0 }
+    }
+
+    /// A frame with bytes of a stream. Its first byte, 0, tells it from an answer, which is JSON.
+    ///
+    /// # Panics
+    /// There are 4 GiB or more.
+    pub(crate) fn data(bytes: &[u8]) -> Self {
+        let len = u32::try_from(bytes.len() + 1).expect("the caller sends pieces of some KiB");
+        Self { bytes: [&len.to_le_bytes()[..], &[DATA], bytes].concat(), sent: 0 }
+    }
+
+    /// The number of bytes that are not sent yet.
+    pub(crate) fn left(&self) -> usize {
+        self.bytes.len() - self.sent
     }
 
     pub(crate) fn new(bytes: &[u8]) -> io::Result<Self> {
@@ -315,7 +386,7 @@ mod tests {
     #[test]
     fn a_client_receives_no_files() {
         let (near, far) = UnixStream::pair().unwrap();
-        let (server, client) = (Wire::new(near).unwrap(), Wire::of_client(far).unwrap());
+        let (server, client) = (Wire::new(near).unwrap(), Wire::without_files(far).unwrap());
         let (mut read, write) = io::pipe().unwrap();
         server.send(b"answer", &[write.as_fd()]).unwrap();
         drop(write);

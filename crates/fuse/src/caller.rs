@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use ubtrfs_control::file::without_set_id;
-use ubtrfs_control::{FileId, LocalProcesses, Processes};
+use ubtrfs_control::{LocalProcesses, ProcessFile, Processes};
 use ubtrfs_fs::{Caller, FlagRights};
 
 use crate::protocol::{Operation, Request, UNKNOWN_ID};
@@ -157,10 +157,10 @@ impl Processes for Groups {
         }
     }
 
-    fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
+    fn file_of(&self, pid: u32, descriptor: u32, uid: Option<u32>) -> Option<ProcessFile> {
         match self.0.get() {
-            Some(helper) => helper.file_of(pid, descriptor),
-            None => LocalProcesses.file_of(pid, descriptor),
+            Some(helper) => helper.file_of(pid, descriptor, uid),
+            None => LocalProcesses.file_of(pid, descriptor, uid),
         }
     }
 

@@ -2,12 +2,14 @@
 //! refer to, and makes the kernel forget changed names, data and attributes.
 
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
 use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
-use ubtrfs_control::{Context, Failure, Host, OpenFile, Processes, Request, Response, execute, quota};
+use ubtrfs_control::{
+    Context, Failure, FileId, Host, OpenFile, ProcessFile, Processes, Request, Response, execute, quota,
+};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::{Metric, prometheus_text};
@@ -17,10 +19,10 @@ use crate::caller::Groups;
 use crate::interrupt::{EndsBy, Interrupts};
 use crate::lost_pages::LostPages;
 use crate::mount::MountConfig;
-use crate::mount_table;
 use crate::name_cache::NameCache;
 use crate::node::Nodes;
 use crate::protocol;
+use crate::sandbox::PrivilegedHelper;
 use crate::transport::RequestCounts;
 
 /// A mount that serves as the [`Host`] of commands.
@@ -42,6 +44,10 @@ pub(crate) struct MountHost {
     fs: Weak<Fs>,
     /// The device number, once the filesystem is mounted.
     device: OnceLock<u64>,
+    /// The mounts that were made one by one, by their numbers ([`Host::mounts`]).
+    mounts: Mutex<Vec<u64>>,
+    /// The helper process of a confined server.
+    helper: OnceLock<Arc<PrivilegedHelper>>,
     /// Whether requests arrive through io_uring; known once the connection exists.
     pub(crate) has_rings: OnceLock<bool>,
     /// The counts of requests; known once the connection exists.
@@ -50,16 +56,17 @@ pub(crate) struct MountHost {
 
 impl MountHost {
     /// Makes the current user of this process the mount's owner. So call this function before confinement, which may
-    /// change the process's user.
+    /// change the process's user. `root` is the root directory of the FUSE filesystem.
     pub(crate) fn new(
         fs: &Arc<Fs>,
+        root: InodeId,
         groups: Groups,
         names: NameCache,
         activity: Arc<Activity>,
         config: &MountConfig,
     ) -> Self {
         Self {
-            nodes: Arc::new(Nodes::new(fs.root())),
+            nodes: Arc::new(Nodes::new(root, fs.root().root)),
             interrupts: Interrupts::new(groups.clone()),
             lost_pages: Arc::default(),
             groups,
@@ -71,17 +78,21 @@ impl MountHost {
             options: config.given.clone(),
             fs: Arc::downgrade(fs),
             device: OnceLock::new(),
+            mounts: Mutex::default(),
+            helper: OnceLock::new(),
             has_rings: OnceLock::new(),
             counts: OnceLock::new(),
         }
     }
 
-    /// Notes the device number of the mount. This function must not access the mounted directory, because the server
-    /// does not answer requests yet.
-    pub(crate) fn mounted(&self, dir: &Path) {
-        if let Some(device) = mount_table::find_mount(dir).and_then(|mount| mount.device_number()) {
-            let _ = self.device.set(device);
-        }
+    /// Notes the device number of the filesystem, when it is mounted.
+    pub(crate) fn mounted(&self, device: u64) {
+        let _ = self.device.set(device);
+    }
+
+    /// Notes that this process is confined from now on, and has this helper.
+    pub(crate) fn confined(&self, helper: &Arc<PrivilegedHelper>) {
+        let _ = self.helper.set(Arc::clone(helper));
     }
 
     /// Runs a command on the inodes `ids`, for a request `req` of the kernel.
@@ -107,7 +118,11 @@ impl MountHost {
     /// The inode that the caller of an ioctl has open under the number `descriptor`.
     pub(crate) fn inode_of(&self, req: &protocol::Request<'_>, descriptor: u32) -> ubtrfs_control::Result<InodeId> {
         let closed = || Failure::new(Errno::INVAL, "no such descriptor, or /proc does not show it");
-        let file = self.groups.file_of(req.pid, descriptor).ok_or_else(closed)?;
+        let file = self.groups.file_of(req.pid, descriptor, None).ok_or_else(closed)?;
+        self.inode_with(file.id)
+    }
+
+    fn inode_with(&self, file: FileId) -> ubtrfs_control::Result<InodeId> {
         let id = self.nodes.id_of_st_ino(file.ino).filter(|_| self.device.get() == Some(&file.device));
         id.ok_or_else(not_here)
     }
@@ -121,8 +136,15 @@ fn ends_by(request: &Request) -> EndsBy {
     }
 }
 
+/// The number of mounts that are remembered. An older mount counts as a bind mount.
+const MOUNTS_MAX: usize = 4096;
+
 fn not_here() -> Failure {
     Failure::new(Errno::XDEV, "the file is not in this mount; name paths in one mount or one image")
+}
+
+fn not_open() -> Failure {
+    Failure::new(Errno::BADF, "the file is not open for reading or writing")
 }
 
 impl Host for MountHost {
@@ -134,6 +156,30 @@ impl Host for MountHost {
         Some(self.owner)
     }
 
+    fn root(&self, _fs: &Fs) -> InodeId {
+        self.nodes.root()
+    }
+
+    fn st_ino(&self, id: InodeId) -> Option<u64> {
+        Some(self.nodes.st_ino(id))
+    }
+
+    fn note_mount(&self, mount: u64) {
+        let mut mounts = self.mounts.lock();
+        if mounts.len() >= MOUNTS_MAX {
+            mounts.remove(0);
+        }
+        mounts.push(mount);
+        drop(mounts);
+        if let Some(helper) = self.helper.get() {
+            helper.note_mounts();
+        }
+    }
+
+    fn mounts(&self) -> Vec<u64> {
+        self.mounts.lock().clone()
+    }
+
     fn may_map_owners(&self) -> bool {
         self.idmap
     }
@@ -141,13 +187,10 @@ impl Host for MountHost {
     fn file(&self, file: BorrowedFd<'_>) -> ubtrfs_control::Result<OpenFile> {
         let flags = rustix::fs::fcntl_getfl(file).map_err(|_| not_here())?;
         if flags.contains(OFlags::PATH) {
-            return Err(Failure::new(Errno::BADF, "the file is not open for reading or writing"));
+            return Err(not_open());
         }
         let stat = rustix::fs::fstat(file).map_err(|_| not_here())?;
-        if self.device.get() != Some(&stat.st_dev) {
-            return Err(not_here());
-        }
-        let id = self.nodes.id_of_st_ino(stat.st_ino).ok_or_else(not_here)?;
+        let id = self.inode_with(FileId { device: stat.st_dev, ino: stat.st_ino })?;
         let access = flags & OFlags::RWMODE;
         let is_read_only_mount =
             rustix::fs::fstatvfs(file).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY));
@@ -157,6 +200,14 @@ impl Host for MountHost {
             is_writable: access != OFlags::RDONLY,
             is_read_only_mount,
         })
+    }
+
+    fn file_of_process(&self, file: ProcessFile) -> ubtrfs_control::Result<OpenFile> {
+        let ProcessFile { id, is_readable, is_writable, is_read_only_mount } = file;
+        if !is_readable && !is_writable {
+            return Err(not_open());
+        }
+        Ok(OpenFile { id: self.inode_with(id)?, is_readable, is_writable, is_read_only_mount })
     }
 
     fn note_change(&self) {

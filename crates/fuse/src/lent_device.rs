@@ -15,7 +15,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use ubtrfs_device::{Device, claim_block_device};
 use ubtrfs_fs::Fs;
 
-use crate::mount_table;
+use crate::mount_table::{self, MountInfo};
 use crate::sandbox::PrivilegedHelper;
 
 #[derive(Debug)]
@@ -35,12 +35,11 @@ pub(crate) struct LentDevice {
     state: Mutex<State>,
 }
 
-/// The device and its mount, as paths.
+/// The device.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) device: PathBuf,
     pub(crate) rdev: u64,
-    pub(crate) dir: PathBuf,
 }
 
 #[derive(Debug)]
@@ -55,10 +54,10 @@ enum State {
 }
 
 impl LentDevice {
-    /// Makes the value for a `device` that will be mounted on `dir`.
-    pub(crate) fn new(device: Arc<dyn Device>, dir: &Path) -> io::Result<Self> {
+    /// Makes the value for a `device` that will be mounted.
+    pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<Self> {
         let path = PathBuf::from(device.location());
-        let place = Place { rdev: std::fs::metadata(&path)?.rdev(), device: path, dir: dir.to_owned() };
+        let place = Place { rdev: std::fs::metadata(&path)?.rdev(), device: path };
         Ok(Self { device, place, state: Mutex::new(State::Lent) })
     }
 
@@ -124,15 +123,19 @@ impl Place {
         }
     }
 
-    /// Opens the mount point, without a request to the server. While the returned file is open, the mount and its claim
-    /// on the device stay. Returns `None` if the mount is gone. Call this function only after [`PATIENCE`], because the
+    /// Opens the mount point of a mount, without a request to the server. While the returned file is open, the mount and its
+    /// claim on the device stay. Returns `None` if no mount is left. Call this function only after [`PATIENCE`], because the
     /// open file would make a running umount(2) fail.
     fn keep_mount(&self) -> Option<File> {
         let flags = i32::try_from((OFlags::PATH | OFlags::DIRECTORY).bits()).ok()?;
-        let file = File::options().read(true).custom_flags(flags).open(&self.dir).ok()?;
-        let mount = mount_table::find_mount(&self.dir)?;
-        let is_ours = mount.kind.starts_with("fuseblk.") && mount.is_of_ubtrfs();
-        (is_ours && mount.device_number() == Some(self.rdev)).then_some(file)
+        let is_ours = |mount: &MountInfo| {
+            mount.kind.starts_with("fuseblk.") && mount.is_of_ubtrfs() && mount.device_number() == Some(self.rdev)
+        };
+        // The mount may be another one than the first.
+        mount_table::mounts().into_iter().filter(is_ours).find_map(|mount| {
+            let file = File::options().read(true).custom_flags(flags).open(&mount.dir).ok()?;
+            mount_table::find_mount(&mount.dir).is_some_and(|top| top.id == mount.id).then_some(file)
+        })
     }
 }
 

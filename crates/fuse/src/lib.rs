@@ -24,6 +24,7 @@
 //! | `lent_device` | the claim on the block device of a `fuseblk` mount          |
 //! | `lost_pages` | files with written pages that could not be stored            |
 //! | `remaining_mounts` | bind mounts and other uses that remain after an unmount   |
+//! | `subtree`    | mounts that show one subvolume of several                   |
 //! | `running_programs` | files that are open for execution, which cannot be truncated |
 //! | `sandbox`    | seccomp, Landlock and giving up root                        |
 //! | `activity`   | commits when a burst of changes ends                        |
@@ -52,6 +53,7 @@ mod sandbox;
 mod seek;
 mod server;
 mod session;
+mod subtree;
 mod subvolume_ioctl;
 pub mod transport;
 
@@ -60,3 +62,4 @@ pub use mount_table::{holding_mount, image_mounted_at, mount_point_of};
 pub use other_user::{Helper, tell_control_name};
 pub use sandbox::{Confinement, Identity, PrivilegedHelper, confine, serve_unmounts};
 pub use session::{Session, unmount, unmount_with_helper};
+pub use subtree::{FirstMount, Placement};

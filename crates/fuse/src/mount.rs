@@ -6,12 +6,11 @@
 //! (`default_permissions`) unless that is pointless ([`MountConfig::checks_permissions`]). The server answers every
 //! request that arrives, also those of the kernel's own writeback.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -25,6 +24,7 @@ use ubtrfs_device::Device;
 
 use crate::mount_table::{MountInfo, find_mount, mounts};
 use crate::other_user;
+use crate::subtree;
 use crate::transport::{IdlePolling, Transport};
 
 /// The subtype of mounts. `mount` and /proc/mounts show the type `fuse.ubtrfs` or `fuseblk.ubtrfs`.
@@ -312,7 +312,7 @@ pub fn is_root() -> bool {
 
 /// Mounts, and returns the descriptor that carries the requests.
 pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
-    Ok(mount_device(dir, config, None)?.requests)
+    Ok(mount_device(dir, config, None, false)?.requests)
 }
 
 /// A new mount.
@@ -320,27 +320,31 @@ pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
 pub(crate) struct NewMount {
     /// The descriptor that carries the requests.
     pub(crate) requests: OwnedFd,
+    /// The root directory of a mount that is on no directory yet.
+    pub(crate) detached: Option<OwnedFd>,
     /// Whether the mount has the type `fuseblk`; if not, although a block device was given, the reason.
     pub(crate) is_fuseblk: Result<bool, String>,
 }
 
-/// Mounts. A mount of a block device gets the type `fuseblk` if possible; `fsname` must then be the device's path.
+/// Mounts. A mount of a block device gets the type `fuseblk` if possible; `fsname` must then be the device's path. With
+/// `detached`, the new mount is on no directory yet, and `dir` only appears in errors.
 pub(crate) fn mount_device(
     dir: &Path,
     config: &MountConfig,
     block_device: Option<&dyn Device>,
+    detached: bool,
 ) -> Result<NewMount, MountError> {
-    if is_root() {
-        match mount_directly(dir, config, block_device) {
+    if is_root() || detached {
+        match mount_directly(dir, config, block_device, detached) {
             // Root may lack the capability to mount, as in some containers; then fusermount3 is tried.
             Err(MountError::Mount { source, .. })
-                if source.kind() == io::ErrorKind::PermissionDenied && find_fusermount().is_some() => {}
+                if source.kind() == io::ErrorKind::PermissionDenied && !detached && find_fusermount().is_some() => {}
             other => return other,
         }
     }
     let requests = mount_by_helper(dir, config)?;
     let is_fuseblk = block_device.map_or(Ok(false), |_| Err("fusermount3 cannot mount with this type".to_owned()));
-    Ok(NewMount { requests, is_fuseblk })
+    Ok(NewMount { requests, detached: None, is_fuseblk })
 }
 
 /// Returns those flags of `config` that the kernel itself enforces.
@@ -423,7 +427,12 @@ impl Mounted {
     }
 }
 
-fn mount_directly(dir: &Path, config: &MountConfig, block_device: Option<&dyn Device>) -> Result<NewMount, MountError> {
+fn mount_directly(
+    dir: &Path,
+    config: &MountConfig,
+    block_device: Option<&dyn Device>,
+    detached: bool,
+) -> Result<NewMount, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let device = File::options().read(true).write(true).open("/dev/fuse").map_err(MountError::FuseDenied)?;
     let mut data = format!(
@@ -439,10 +448,14 @@ fn mount_directly(dir: &Path, config: &MountConfig, block_device: Option<&dyn De
         data.push_str(",allow_other");
     }
     let mount_as = |kind: &str, data: String| {
+        if detached {
+            return subtree::mount_detached(kind, &data, config).map(Some).map_err(failed);
+        }
         let data = CString::new(data).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
         let kind = format!("{kind}.{}", config.subtype);
         rustix::mount::mount(config.fsname.as_str(), dir, kind.as_str(), mount_flags(config), data.as_c_str())
-            .map_err(|errno| failed(errno.into()))
+            .map_err(|errno| failed(errno.into()))?;
+        Ok(None)
     };
     let mut is_fuseblk = Ok(false);
     if let Some(block_device) = block_device {
@@ -459,14 +472,14 @@ fn mount_directly(dir: &Path, config: &MountConfig, block_device: Option<&dyn De
             std::thread::sleep(BUSY_PAUSE);
         };
         is_fuseblk = match mounted {
-            Ok(()) => return Ok(NewMount { requests: device.into(), is_fuseblk: Ok(true) }),
+            Ok(detached) => return Ok(NewMount { requests: device.into(), detached, is_fuseblk: Ok(true) }),
             // Some kernels refuse to mount a device that any process has open for writing.
             Err(error) => Err(error.to_string()),
         };
         block_device.claim().map_err(failed)?;
     }
-    mount_as("fuse", data)?;
-    Ok(NewMount { requests: device.into(), is_fuseblk })
+    let detached = mount_as("fuse", data)?;
+    Ok(NewMount { requests: device.into(), detached, is_fuseblk })
 }
 
 /// Size of the blocks in which the kernel would access the device of a `fuseblk` mount. The size has no effect, because
@@ -643,14 +656,12 @@ pub(crate) fn has_server_ended(error: &io::Error) -> bool {
 
 /// Raises the kernel's read-ahead from 128 KiB, so that sequential reads need fewer requests: the kernel sends one
 /// request for each piece that it reads ahead. Only root may set the read-ahead, and only after the kernel knows the
-/// server's limits. A failure only makes reading slower, so it is logged and ignored.
-pub(crate) fn set_read_ahead(dir: &Path) {
-    let Some(mount) = find_mount(dir) else { return };
-    let mut name = mount.device;
-    if mount.kind.starts_with("fuseblk.") {
-        name.extend(b"-fuseblk");
-    }
-    let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&name)).join("read_ahead_kb");
+/// server's limits. A failure only makes reading slower, so it is logged and ignored. `device` is the filesystem's number
+/// (`st_dev`).
+pub(crate) fn set_read_ahead(device: u64, is_fuseblk: bool) {
+    let kind = if is_fuseblk { "-fuseblk" } else { "" };
+    let name = format!("{}:{}{kind}", rustix::fs::major(device), rustix::fs::minor(device));
+    let file = Path::new("/sys/class/bdi").join(name).join("read_ahead_kb");
     if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
         tracing::debug!("{}: {error}", file.display());
     }

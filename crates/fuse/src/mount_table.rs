@@ -1,10 +1,12 @@
 //! The table of mounts: /proc/PID/mountinfo.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Gid, Uid};
+use rustix::fs::{AtFlags, CWD, Gid, StatxFlags, Uid, makedev, statx};
 
 use crate::mount::SUBTYPE;
 use crate::other_user::other_user_of;
@@ -82,6 +84,33 @@ pub fn image_mounted_at(path: &Path) -> Option<PathBuf> {
     let found = holding.max_by_key(|mount| mount.dir.as_os_str().len())?;
     let is_ours = found.is_of_ubtrfs() && other_user_of(&found).is_none();
     Some(PathBuf::from(found.source)).filter(|source| is_ours && source.is_absolute())
+}
+
+/// A number of the mount at this path, found without a question to its server: the number that no other mount ever has or,
+/// before Linux 6.8, none.
+pub(crate) fn unique_id(path: &Path) -> Option<u64> {
+    unique_id_at(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Works like [`unique_id`], for an open file of the mount.
+pub(crate) fn unique_id_of(file: impl AsFd) -> Option<u64> {
+    unique_id_at(file.as_fd(), Path::new(""), AtFlags::EMPTY_PATH)
+}
+
+fn unique_id_at(dir: BorrowedFd<'_>, path: &Path, how: AtFlags) -> Option<u64> {
+    let wanted = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+    let found = statx(dir, path, how | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+    (found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id)
+}
+
+/// A constant of linux/stat.h.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
+
+/// The number of the filesystem (`st_dev`) of an open file, found without a question to its server.
+pub(crate) fn device_of_file(file: impl AsFd) -> io::Result<u64> {
+    let how = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(file.as_fd(), "", how, StatxFlags::empty())?;
+    Ok(makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
 /// All mounts of the device with this number: `mount --bind` shows one filesystem in several places.

@@ -8,8 +8,8 @@
 //!
 //! | inode                                                              | node id and `st_ino`                      |
 //! |--------------------------------------------------------------------|-------------------------------------------|
-//! | root directory of the mount                                        | 1; `st_ino` is 256                        |
-//! | of the mounted subvolume, number below 2^40                        | the inode number, as on Linux             |
+//! | root directory of the FUSE filesystem                              | 1; `st_ino` by one of the rows below       |
+//! | of the first mounted subvolume, number below 2^40                  | the inode number, as on Linux             |
 //! | of another subvolume, id below 2^22, number below 2^40             | `id << 40 \| number`                      |
 //! | of another subvolume, id below 2^32, number below 2^30             | `2^62 \| id << 30 \| number`              |
 //! | the empty directory that a snapshot has in place of a nested subvolume, both ids below 2^31         | `2^63 \| 2^62 \| snapshot << 31 \| subvolume` |
@@ -20,6 +20,9 @@
 //! `tar --listed-incremental` depend on equal numbers. Subvolume ids are not reused, so a number never refers to
 //! another file later. Numbers made from hashes are also equal unless two hashes collide; file handles with these
 //! numbers become stale when the server ends.
+//!
+//! The root of the FUSE filesystem is the root directory of the first mounted subvolume or, if the mounts show several
+//! subvolumes, the top level. Of the root directories of subvolumes, only that of the first mounted one has `st_ino` 256.
 //!
 //! Invariants:
 //! - N1. The mapping is one to one for the lifetime of the mount. An id that [`Nodes::node`] cannot have made is stale.
@@ -35,10 +38,13 @@ use ubtrfs_fs::InodeId;
 /// The node id of the mount's root directory, fixed by the protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// The mapping of one mount.
+/// The mapping of one FUSE filesystem.
 #[derive(Debug)]
 pub(crate) struct Nodes {
+    /// The directory with node id 1.
     root: InodeId,
+    /// The subvolume whose inodes keep their numbers.
+    first: RootId,
     /// Inodes whose numbers do not fit the arithmetic forms; ordinary filesystems have none.
     outliers: RwLock<Outliers>,
 }
@@ -50,14 +56,26 @@ struct Outliers {
 }
 
 impl Nodes {
-    /// Makes the mapping for a mount whose root directory is `root`.
-    pub(crate) fn new(root: InodeId) -> Self {
-        Self { root, outliers: RwLock::default() }
+    /// Makes the mapping for a FUSE filesystem whose root is `root`. The inodes of the subvolume `first` keep their
+    /// numbers.
+    pub(crate) fn new(root: InodeId, first: RootId) -> Self {
+        Self { root, first, outliers: RwLock::default() }
+    }
+
+    /// The root directory of the FUSE filesystem.
+    pub(crate) fn root(&self) -> InodeId {
+        self.root
     }
 
     /// The node id of an inode.
     pub(crate) fn node(&self, id: InodeId) -> u64 {
         self.by_arithmetic(id).unwrap_or_else(|| self.outlier(id))
+    }
+
+    /// The generation of an inode for file handles. Equal numbers can mean inodes of different subvolumes when another
+    /// subvolume is mounted first the next time, so the subvolume is a part of it.
+    pub(crate) fn generation(id: InodeId, generation: u64) -> u64 {
+        generation ^ hash(InodeId { root: id.root, ino: Ino(0) })
     }
 
     /// The inode of a node id; `None` if [`node`](Self::node) cannot have made the id (N1).
@@ -66,7 +84,7 @@ impl Nodes {
         let id = match (node >> 62, node) {
             (_, ROOT_NODE) => self.root,
             (0, _) => match node >> NUMBER_BITS {
-                0 => InodeId { root: self.root.root, ino: Ino(node) },
+                0 => InodeId { root: self.first, ino: Ino(node) },
                 root => InodeId { root: RootId(root), ino: Ino(low(NUMBER_BITS)) },
             },
             (HIGH_IDS, _) => InodeId { root: RootId(low(62) >> SHORT_BITS), ino: Ino(low(SHORT_BITS)) },
@@ -78,19 +96,24 @@ impl Nodes {
 
     /// The inode number that `stat` shows.
     pub(crate) fn st_ino(&self, id: InodeId) -> u64 {
-        if id == self.root { id.ino.0 } else { self.node(id) }
+        if id == self.root { self.root_st_ino() } else { self.node(id) }
+    }
+
+    fn root_st_ino(&self) -> u64 {
+        self.numbered(self.root).unwrap_or(ROOT_NODE)
     }
 
     /// The inode whose number in `stat` is `st_ino`.
     pub(crate) fn id_of_st_ino(&self, st_ino: u64) -> Option<InodeId> {
-        if st_ino == self.root.ino.0 { Some(self.root) } else { self.id(st_ino) }
+        if st_ino == self.root_st_ino() { Some(self.root) } else { self.id(st_ino) }
     }
 
     fn by_arithmetic(&self, id: InodeId) -> Option<u64> {
+        if id == self.root { Some(ROOT_NODE) } else { self.numbered(id) }
+    }
+
+    fn numbered(&self, id: InodeId) -> Option<u64> {
         let (root, number) = (id.root.0, id.ino.0);
-        if id == self.root {
-            return Some(ROOT_NODE);
-        }
         if let Some(RootId(subvolume)) = id.stub_of() {
             let fits = root < 1 << STUB_BITS && subvolume < 1 << STUB_BITS;
             return fits.then_some(STUBS << 62 | root << STUB_BITS | subvolume);
@@ -98,7 +121,7 @@ impl Nodes {
         match () {
             // No file has a number below 256. So no file gets node id 1, which is the root's.
             () if number < Ino::ROOT_DIR.0 || root == 0 => None,
-            () if id.root == self.root.root => (number < 1 << NUMBER_BITS).then_some(number),
+            () if id.root == self.first => (number < 1 << NUMBER_BITS).then_some(number),
             () if root < 1 << ID_BITS && number < 1 << NUMBER_BITS => Some(root << NUMBER_BITS | number),
             () if root < 1 << LONG_ID_BITS && number < 1 << SHORT_BITS => {
                 Some(HIGH_IDS << 62 | root << SHORT_BITS | number)
@@ -174,8 +197,9 @@ mod tests {
 
     #[test]
     fn every_inode_has_its_own_number_whatever_is_mounted() {
-        for mounted in [5, 256, 1 << ID_BITS, 1 << LONG_ID_BITS, u64::MAX - 300] {
-            let nodes = Nodes::new(id(mounted, 256));
+        let mounts = [5, 256, 1 << ID_BITS, 1 << LONG_ID_BITS, u64::MAX - 300];
+        for (mounted, top) in mounts.into_iter().flat_map(|mounted| [(mounted, mounted), (mounted, 5)]) {
+            let nodes = Nodes::new(id(top, 256), RootId(mounted));
             let (mut seen, mut shown) = (HashMap::new(), HashMap::new());
             for id in borders() {
                 let node = nodes.node(id);
@@ -184,11 +208,13 @@ mod tests {
                 if let Some(other) = seen.insert(node, id) {
                     assert_eq!(other, id, "N1: {node:x}");
                 }
-                if let Some(other) = shown.insert(nodes.st_ino(id), id) {
+                let st_ino = nodes.st_ino(id);
+                assert_eq!(nodes.id_of_st_ino(st_ino), Some(id), "{mounted}: {st_ino:x}");
+                if let Some(other) = shown.insert(st_ino, id) {
                     assert_eq!(other, id, "st_ino of {id:?}");
                 }
             }
-            assert_eq!((nodes.node(id(mounted, 256)), nodes.st_ino(id(mounted, 256))), (ROOT_NODE, 256));
+            assert_eq!((nodes.node(id(top, 256)), nodes.st_ino(id(mounted, 256))), (ROOT_NODE, 256));
             assert_eq!(nodes.st_ino(id(mounted, 257)), 257, "as Linux shows it");
             assert_eq!(shown.keys().filter(|ino| **ino == 256).count(), 1);
         }
@@ -196,7 +222,8 @@ mod tests {
 
     #[test]
     fn numbers_are_the_same_after_the_next_mount() {
-        let (one, next) = (Nodes::new(id(5, 256)), Nodes::new(id(5, 256)));
+        let nodes = || Nodes::new(id(5, 256), RootId(5));
+        let (one, next) = (nodes(), nodes());
         let ids = borders();
         let numbers: Vec<u64> = ids.iter().map(|id| one.st_ino(*id)).collect();
         let mut other_order: Vec<u64> = ids.iter().rev().map(|id| next.st_ino(*id)).collect();
@@ -205,8 +232,19 @@ mod tests {
     }
 
     #[test]
+    fn handles_of_another_first_subvolume_do_not_name_its_files() {
+        let [one, other] = [300, 301].map(|first| Nodes::new(id(5, 256), RootId(first)));
+        let (file, same_number) = (id(300, 257), id(301, 257));
+        assert_eq!(one.node(file), other.node(same_number));
+        let low = |id| Nodes::generation(id, 7) & u64::from(u32::MAX);
+        assert_ne!(low(file), low(same_number), "the kernel keeps 32 bits");
+        assert_ne!(low(id(300, 256)), Nodes::generation(id(300, 256), 8) & u64::from(u32::MAX));
+        assert_eq!(low(file), low(id(300, 258)), "it depends on the subvolume only");
+    }
+
+    #[test]
     fn another_number_for_the_same_inode_is_stale() {
-        let nodes = Nodes::new(id(300, 256));
+        let nodes = Nodes::new(id(300, 256), RootId(300));
         for node in
             [0, 2, 255, 256, 300 << NUMBER_BITS | 257, 5 << NUMBER_BITS | 3, HIGH_IDS << 62 | 5 << SHORT_BITS | 257]
         {
@@ -217,7 +255,7 @@ mod tests {
 
     #[test]
     fn outliers_whose_hashes_are_taken_get_other_numbers() {
-        let nodes = Nodes::new(id(5, 256));
+        let nodes = Nodes::new(id(5, 256), RootId(5));
         let first = id(5, 1 << 50);
         let taken = OUTLIERS << 62 | hash(first) >> 2;
         nodes.outliers.write().ids.insert(taken, id(7, 1 << 50));

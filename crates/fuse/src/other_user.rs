@@ -12,7 +12,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::thread;
@@ -65,15 +65,20 @@ impl MountPoint {
     pub(crate) fn check(&self) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let top = rustix::fs::openat(&self.parent, &self.name, flags, Mode::empty())?;
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", top.as_raw_fd()))?;
-        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-        if id == Some(self.id) { Ok(()) } else { Err(io::Error::other("its mount point changed meanwhile")) }
+        if mount_id_of(&top)? == self.id { Ok(()) } else { Err(io::Error::other("its mount point changed meanwhile")) }
     }
 
     /// A path of the mount point that leads through the opened directory.
     pub(crate) fn path(&self) -> PathBuf {
         Path::new("/proc/self/fd").join(self.parent.as_raw_fd().to_string()).join(&self.name)
     }
+}
+
+/// The number of an open file's mount in the table of mounts. Does not ask the server.
+pub(crate) fn mount_id_of(file: impl AsFd) -> io::Result<u64> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| io::Error::other("/proc does not tell the number of its mount"))
 }
 
 /// Text of another user for root's terminal: without control characters, and not longer than a few lines.
@@ -107,18 +112,18 @@ pub(crate) fn without_entering(dir: &Path) -> Option<PathBuf> {
 }
 
 /// The name of the control socket of the mount at this directory. Another user's mount is asked by the helper (Q1),
-/// if there is one.
-pub(crate) fn control_name(dir: &Path, helper: Option<Helper<'_>>) -> io::Result<Vec<u8>> {
+/// if there is one, and not awaited after `until`.
+pub(crate) fn control_name(dir: &Path, helper: Option<Helper<'_>>, until: Instant) -> io::Result<Vec<u8>> {
     let uid = mount_table::find_mount(dir).and_then(|found| other_user_of(&found));
     match (uid, helper) {
-        (Some(uid), Some(helper)) => ask(helper(dir)?, uid),
+        (Some(uid), Some(helper)) => ask(helper(dir)?, uid, until),
         _ => read_control_name(dir, dir),
     }
 }
 
 /// Runs the child process and returns its answer (Q1).
-fn ask(mut command: Command, uid: u32) -> io::Result<Vec<u8>> {
-    let end = Instant::now() + PATIENCE;
+fn ask(mut command: Command, uid: u32, until: Instant) -> io::Result<Vec<u8>> {
+    let end = until.min(Instant::now() + PATIENCE);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let answer =
         child.stdout.take().ok_or_else(|| io::ErrorKind::BrokenPipe.into()).and_then(|out| read_until(out, end));

@@ -1,5 +1,8 @@
-//! The uses of a filesystem that remain after one of its mounts was unmounted: bind mounts, mounts in other mount
+//! The uses of a filesystem that remain after one of its mounts was unmounted: other mounts, mounts in other mount
 //! namespaces, and detached mounts in which a process works. The server goes on for them, so `umount` makes it commit.
+//!
+//! Other mounts are of two kinds. A mount that `ubtrfs mount` made is known to the server, and is unmounted by itself; the
+//! filesystem stays in use as wanted. Any other one is a bind mount, which keeps a mount in use that should have ended.
 //!
 //! - R1. Only a file of the unmounted filesystem is opened, and only if this user may control its server. Before opening,
 //!   the file's device number is read without asking any server.
@@ -12,13 +15,33 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use ubtrfs_control::Channel;
+use ubtrfs_control::{Channel, Request, Response, join};
 use ubtrfs_format::print::escaped;
 
 use crate::mount::{self, MountError};
 use crate::mount_table::{self, MountInfo};
 use crate::other_user::MountPoint;
+
+/// A mount before it is unmounted.
+#[derive(Debug)]
+pub(crate) struct Unmounted {
+    pub(crate) found: MountInfo,
+    /// Its number, as the server knows it.
+    key: u64,
+}
+
+impl Unmounted {
+    pub(crate) fn new(found: MountInfo) -> Self {
+        Self { key: key_of(&found), found }
+    }
+}
+
+/// The number of a mount, as its server knows it.
+fn key_of(mount: &MountInfo) -> u64 {
+    mount_table::unique_id(&mount.dir).unwrap_or(mount.id)
+}
 
 /// A use of the filesystem that remains.
 #[derive(Debug)]
@@ -29,6 +52,10 @@ pub(crate) struct Remaining {
     remedy: String,
     /// Paths of files of the filesystem, through which its server can be asked to commit.
     ways: Vec<PathBuf>,
+    /// The numbers of the mounts in this mount namespace, as the server knows them.
+    keys: Vec<u64>,
+    /// The number of the mount that was unmounted.
+    unmounted: u64,
     device: Option<u64>,
 }
 
@@ -36,19 +63,20 @@ impl Remaining {
     /// The mounts in this mount namespace that remain after `unmounted`; `None` if there are none. `before` are the mounts
     /// that [`others`] returned before the unmount; `is_ours` tells whether a newer mount belongs to the same server.
     pub(crate) fn here(
-        unmounted: &MountInfo,
+        unmounted: &Unmounted,
         before: &[MountInfo],
         is_ours: impl Fn(&MountInfo) -> bool,
     ) -> Option<Self> {
         let was_there = |mount: &MountInfo| before.iter().any(|known| known.id == mount.id);
-        let mut left = others(unmounted);
+        let mut left = others(&unmounted.found);
         left.retain(|mount| was_there(mount) || is_ours(mount));
         let at = left.first()?.dir.display().to_string();
         let more = if left.len() > 1 { format!(" and {} more directories", left.len() - 1) } else { String::new() };
         let text = format!("its filesystem is still mounted on {at}{more}");
         let remedy = format!("unmount it there, too, with: ubtrfs umount {at}");
+        let keys = left.iter().map(key_of).collect();
         let ways = left.into_iter().map(|mount| mount.dir).collect();
-        Some(Self { text, remedy, ways, device: unmounted.device_number() })
+        Some(Self { text, remedy, ways, keys, unmounted: unmounted.key, device: unmounted.found.device_number() })
     }
 
     /// A process that still uses the filesystem of `unmounted`: in another mount namespace, or in a mount that was
@@ -67,29 +95,39 @@ impl Remaining {
         });
         let (text, way, end) = found?;
         let remedy = format!("the last commit follows when {end}, or with: kill {server}");
-        Some(Self { text, remedy, ways: vec![way], device })
+        Some(Self { text, remedy, ways: vec![way], keys: Vec::new(), unmounted: 0, device })
     }
 
-    /// Makes the server with this control socket commit, and returns what `umount` has to say. If `foreign` is true, the
-    /// mount belongs to another user, and is not entered.
-    pub(crate) fn commit(self, dir: &str, name: &[u8], foreign: bool) -> MountError {
+    /// Makes the server with this control socket commit. If `foreign` is true, the mount belongs to another user, and is not
+    /// entered.
+    ///
+    /// # Errors
+    /// The commit fails, or `ubtrfs mount` has made not both the unmounted mount and one of those that remain.
+    pub(crate) fn commit(self, dir: &str, name: &[u8], foreign: bool) -> Result<(), MountError> {
         let committed = match foreign {
-            true => Err("another user's mount is not entered".to_owned()),
+            true => Err(NotCommitted::NotYet("another user's mount is not entered".to_owned())),
             false => self.commit_by_any_way(name),
         };
         let committed = match committed {
-            Ok(()) => "everything written so far is on disk".to_owned(),
-            Err(reason) => format!("its last changes are not committed ({reason})"),
+            Ok(mounts) if mounts.contains(&self.unmounted) && self.keys.iter().any(|key| mounts.contains(key)) => {
+                return Ok(());
+            }
+            Ok(_) => "everything written so far is on disk".to_owned(),
+            Err(NotCommitted::NotYet(reason)) => format!("its last changes are not committed ({reason})"),
+            Err(NotCommitted::ReadOnly(reason)) => {
+                let reason = format!("{reason}; {}", self.text);
+                return Err(MountError::NotDurable { dir: dir.to_owned(), reason });
+            }
         };
-        MountError::InUseElsewhere { dir: dir.to_owned(), used: self.text, committed, remedy: self.remedy }
+        Err(MountError::InUseElsewhere { dir: dir.to_owned(), used: self.text, committed, remedy: self.remedy })
     }
 
-    fn commit_by_any_way(&self, name: &[u8]) -> Result<(), String> {
-        let mut outcome = Err("no way into the filesystem is left".to_owned());
+    fn commit_by_any_way(&self, name: &[u8]) -> Result<Vec<u64>, NotCommitted> {
+        let mut outcome = Err(NotCommitted::NotYet("no way into the filesystem is left".to_owned()));
         for way in &self.ways {
             match commit_by(way, self.device, name) {
-                Ok(()) => return Ok(()),
-                Err(error) => outcome = Err(error),
+                Err(error @ NotCommitted::NotYet(_)) => outcome = Err(error),
+                asked => return asked,
             }
         }
         outcome
@@ -102,44 +140,84 @@ pub(crate) fn others(mount: &MountInfo) -> Vec<MountInfo> {
     mount_table::mounts_of_device(&mount.device).into_iter().filter(is_other).collect()
 }
 
-/// Unmounts `dir`, and then all other mounts of its filesystem in this mount namespace (R2). Of these, busy mounts are
-/// detached. A mount that cannot be unmounted stays.
-pub(crate) fn unmount_all(dir: &Path, lazy: bool) -> Result<(), MountError> {
-    let found = mount_table::find_mount(dir).filter(MountInfo::is_of_ubtrfs);
-    let before = found.as_ref().map(others).unwrap_or_default();
-    mount::unmount(dir, lazy)?;
-    // The last mount is the topmost one, if several are on one directory.
-    unmount_others(&before, mount::is_root());
-    Ok(())
-}
-
-/// Unmounts mounts of a filesystem that [`others`] found (R2). Busy mounts are detached. A mount that cannot be unmounted
-/// stays. `by_descriptor` tells whether this process unmounts itself, so that it can name a mount by an opened directory.
-pub(crate) fn unmount_others(before: &[MountInfo], by_descriptor: bool) {
-    // The last mount is the topmost one, if several are on one directory.
-    for other in before.iter().rev() {
-        // Fails if another mount is on the directory by now.
-        let Ok(point) = MountPoint::open(other) else { continue };
-        let path = if by_descriptor { point.path() } else { other.dir.clone() };
-        if mount::unmount(&path, false).is_err()
-            && let Err(error) = mount::unmount(&path, true)
-        {
-            tracing::warn!("the filesystem stays mounted on {}: {error}", other.dir.display());
+/// Unmounts all mounts of the filesystem with this number in this mount namespace, if one of them has a number in `keys`, the
+/// numbers of mounts of this filesystem (R2). `dir` is only named in errors.
+///
+/// # Errors
+/// No mount has such a number. Or a mount is busy, and all others are unmounted; or none could be unmounted.
+pub(crate) fn unmount_all(dir: &Path, device: u64, keys: &[u64], lazy: bool) -> Result<(), MountError> {
+    let shown = || dir.display().to_string();
+    let has_device = |mount: &MountInfo| mount.is_of_ubtrfs() && mount.device_number() == Some(device);
+    let mounts: Vec<MountInfo> = mount_table::mounts().into_iter().filter(has_device).collect();
+    let (mut is_ours, mut is_covered) = (false, false);
+    for mount in &mounts {
+        match MountPoint::open(mount) {
+            Ok(point) => is_ours |= keys.contains(&mount_table::unique_id(&point.path()).unwrap_or(mount.id)),
+            Err(_) => is_covered = true,
         }
     }
+    match is_ours {
+        true => unmount_each(&mounts, lazy, mount::is_root()).unwrap_or_else(|| Err(MountError::NotMounted(shown()))),
+        false if is_covered => Err(MountError::Busy(shown())),
+        false => Err(MountError::NotMounted(shown())),
+    }
 }
 
-/// Makes the kernel hand over its pages, and the server commit, through a file of the filesystem (R1).
-fn commit_by(way: &Path, device: Option<u64>, name: &[u8]) -> Result<(), String> {
-    let failed = |error: io::Error| format!("{}: {error}", way.display());
-    if device_of(way).map_err(failed)? != device {
-        return Err(format!("another filesystem is mounted over {}", way.display()));
+/// Unmounts these mounts of one filesystem. Returns `None` if there are none, and the error of a busy mount if there is one.
+/// A mount that cannot be unmounted for another reason stays, unless no other one could be unmounted either.
+/// `by_descriptor` tells whether this process unmounts itself, so that it can name a mount by an opened directory.
+pub(crate) fn unmount_each(mounts: &[MountInfo], lazy: bool, by_descriptor: bool) -> Option<Result<(), MountError>> {
+    let (mut outcome, mut busy) = (None, None);
+    // The last mount is the topmost one, if several are on one directory, and lies below those that it hides.
+    for mount in mounts.iter().rev() {
+        let done = match MountPoint::open(mount) {
+            Ok(point) => mount::unmount(&if by_descriptor { point.path() } else { mount.dir.clone() }, lazy),
+            // Another mount covers it.
+            Err(_) => Err(MountError::Busy(mount.dir.display().to_string())),
+        };
+        match done {
+            Ok(()) => outcome = Some(Ok(())),
+            Err(MountError::Busy(_)) => busy = Some(MountError::Busy(mount.dir.display().to_string())),
+            Err(MountError::NotMounted(_)) => {}
+            Err(error) => {
+                tracing::warn!("the filesystem stays mounted on {}: {error}", mount.dir.display());
+                if outcome.is_none() {
+                    outcome = Some(Err(error));
+                }
+            }
+        }
     }
-    let channel = Channel::mount(way).map_err(|error| format!("{}: {error}", way.display()))?;
+    busy.map(Err).or(outcome)
+}
+
+/// Why the server has not committed.
+enum NotCommitted {
+    /// It was not asked, or something failed that a later commit may do.
+    NotYet(String),
+    /// The filesystem has turned read-only: no commit follows.
+    ReadOnly(String),
+}
+
+/// Makes the kernel hand over its pages, and the server commit, through a file of the filesystem (R1). Returns the mounts
+/// that the server knows.
+fn commit_by(way: &Path, device: Option<u64>, name: &[u8]) -> Result<Vec<u64>, NotCommitted> {
+    let not_yet = |text: String| NotCommitted::NotYet(text);
+    let covered = || not_yet(format!("another filesystem is mounted over {}", way.display()));
+    if device_of(way).map_err(|error| not_yet(format!("{}: {error}", way.display())))? != device {
+        return Err(covered());
+    }
+    let channel = Channel::mount(way).map_err(|error| not_yet(format!("{}: {error}", way.display())))?;
     if !channel.is_at(name) {
-        return Err(format!("another filesystem is mounted over {}", way.display()));
+        return Err(covered());
     }
-    channel.sync().map_err(|failure| failure.to_string())
+    channel.sync().map_err(|failure| match failure.errno() {
+        Errno::ROFS => NotCommitted::ReadOnly(failure.to_string()),
+        _ => NotCommitted::NotYet(failure.to_string()),
+    })?;
+    Ok(match channel.call(Request::Join(join::Request::Mounts), &[]) {
+        Ok(Response::Join(join::Response::Mounts(mounts))) => mounts,
+        _ => Vec::new(),
+    })
 }
 
 /// The device number of a file, without a question to the server of a FUSE mount.

@@ -182,7 +182,7 @@ impl Server {
     fn entry(&self, attr: &Attr) -> Entry {
         Entry {
             node: self.nodes.node(attr.id),
-            generation: attr.generation.0,
+            generation: Nodes::generation(attr.id, attr.generation.0),
             attr: wire_attr(attr, self.nodes.st_ino(attr.id)),
             ttl: if attr.id.stub_of().is_some() { Duration::ZERO } else { self.name_ttl(attr.id) },
             attr_ttl: self.attr_ttl(attr),

@@ -6,24 +6,29 @@
 //!                 +-- panic in any thread, another program has the device --> read-only: nothing is committed any more
 //! ```
 //!
+//! A session serves all mounts of a filesystem. The first one is made by `mount()`. If it shows one subvolume of several, it
+//! appears on its directory only when the session serves, because the kernel asks for the subvolume's path (`subtree.rs`).
+//!
 //! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed. If the filesystem stays
 //!     in use elsewhere, `umount` commits, and fails with the other use.
 //! R2. A signal that ends the session unmounts all mounts of the filesystem in this mount namespace, and commits, even if
 //!     the session has to go on because the filesystem is in use.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, Weak};
-use std::thread;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ubtrfs_control::{Canceller, Peers, Server as Control};
+use ubtrfs_control::{Canceller, Host, Peers, Server as Control};
 use ubtrfs_device::{Device, LoopEvent, LoopWatch};
-use ubtrfs_fs::Fs;
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Fs, InodeId};
 
 use crate::activity::Activity;
 use crate::caller::Groups;
@@ -36,10 +41,11 @@ use crate::mount_table::{self, MountInfo};
 use crate::name_cache::NameCache;
 use crate::other_user::{self, Helper, control_name};
 use crate::protocol::Limits;
-use crate::remaining_mounts::{self, Remaining};
+use crate::remaining_mounts::{self, Remaining, Unmounted};
 use crate::sandbox::{self, Confinement, Identity, PrivilegedHelper};
 use crate::seek::PageFlusher;
 use crate::server::{self, Server};
+use crate::subtree::{self, Placement};
 use crate::transport::{Config, Connection, SessionEnd};
 
 /// A filesystem that is mounted and ready to be served.
@@ -59,6 +65,21 @@ pub struct Session {
     lent: Arc<OnceLock<LentDevice>>,
     is_fuseblk: Result<bool, String>,
     loop_watch: Option<LoopWatch>,
+    host: Arc<MountHost>,
+    device: u64,
+    /// The first mount, if it is on no directory yet.
+    placing: Placing,
+}
+
+/// What remains to do for the first mount once the session serves.
+#[derive(Debug)]
+enum Placing {
+    /// Nothing.
+    Done,
+    /// This process puts it on its directory.
+    Here(Placement),
+    /// The helper process does.
+    ByHelper,
 }
 
 impl Session {
@@ -87,13 +108,33 @@ impl Session {
         let name = control.name().to_vec();
         let groups = Groups::default();
         let names = NameCache::new(notifier.clone());
-        let host = Arc::new(MountHost::new(&fs, groups.clone(), names, activity.clone(), config));
-        let to_lend = block_device.map(|device| LentDevice::new(device, dir)).transpose().map_err(failed)?;
+        let path = subtree::path_of_selected(&fs);
+        let root = path.as_ref().map_or_else(|| fs.root(), |_| InodeId::root_of(RootId::FS_TREE));
+        if path.is_some() {
+            fs.show_top_level();
+        }
+        let host = Arc::new(MountHost::new(&fs, root, groups.clone(), names, activity.clone(), config));
+        let to_lend = block_device.map(LentDevice::new).transpose().map_err(failed)?;
         let lent = Arc::new(OnceLock::new());
         let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), name, config, lent.clone());
         abort_on_panic(Arc::downgrade(&fs));
         let block_device = to_lend.as_ref().map(LentDevice::device);
-        let mount::NewMount { requests, is_fuseblk } = mount::mount_device(dir, config, block_device)?;
+        let mount::NewMount { requests, detached, is_fuseblk } =
+            mount::mount_device(dir, config, block_device, path.is_some())?;
+        let placing = match (detached, path) {
+            (Some(top), Some(path)) => Placing::Here(Placement { top, path, dir: dir.to_owned() }),
+            _ => Placing::Done,
+        };
+        let device = match &placing {
+            Placing::Here(placement) => mount_table::device_of_file(&placement.top).map_err(failed)?,
+            _ => {
+                let found = mount_table::find_mount(dir);
+                if let Some(found) = &found {
+                    host.note_mount(mount_table::unique_id(dir).unwrap_or(found.id));
+                }
+                found.and_then(|found| found.device_number()).unwrap_or_default()
+            }
+        };
         if let Some(device) = to_lend.filter(|_| is_fuseblk == Ok(true)) {
             let _ = lent.set(device);
         }
@@ -109,10 +150,10 @@ impl Session {
                 let _ = notifier.set(connection.notifier());
                 let _ = host.has_rings.set(connection.has_rings());
                 let _ = host.counts.set(connection.counts());
-                host.mounted(dir);
+                host.mounted(device);
                 let lost_pages = host.lost_pages.clone();
-                control.serve(&fs, host, Arc::new(groups.clone()));
-                mount::set_read_ahead(dir);
+                control.serve(&fs, host.clone(), Arc::new(groups.clone()));
+                mount::set_read_ahead(device, is_fuseblk == Ok(true));
                 let (dir, is_read_only) = (dir.to_owned(), config.read_only);
                 let unmounter = None;
                 Ok(Self {
@@ -129,13 +170,23 @@ impl Session {
                     lent,
                     is_fuseblk,
                     loop_watch: None,
+                    host,
+                    device,
+                    placing,
                 })
             }
             Err(source) => {
-                let _ = mount::unmount(dir, true);
+                if matches!(placing, Placing::Done) {
+                    let _ = mount::unmount(dir, true);
+                }
                 Err(failed(source))
             }
         }
+    }
+
+    /// Whether a mount of `fs` appears on its directory only when it is served ([`Self::take_placement`]).
+    pub fn places_later(fs: &Fs) -> bool {
+        subtree::path_of_selected(fs).is_some()
     }
 
     /// Whether the mount has the type `fuseblk`. If not, although [`mount_device`](Self::mount_device) got a block
@@ -155,12 +206,26 @@ impl Session {
         self.loop_watch = LoopWatch::start(image, move |event| on_loop_device(&fs, &dir, &event)).ok();
     }
 
+    /// The first mount, if it is on no directory yet. A helper process that is started for [`Self::confine`] afterwards must
+    /// get it, because a confined process cannot mount.
+    pub fn take_placement(&mut self) -> Option<Placement> {
+        match std::mem::replace(&mut self.placing, Placing::ByHelper) {
+            Placing::Here(placement) => Some(placement),
+            other => {
+                self.placing = other;
+                None
+            }
+        }
+    }
+
     /// Gives up every right that serving does not need. If this process runs as root, it runs as `identity` afterwards.
     /// In every case, `unmounter` unmounts for it from then on.
     pub fn confine(&mut self, unmounter: PrivilegedHelper, identity: Identity) -> Confinement {
-        let knows = unmounter.mounted();
+        // A helper that places the mount answers only when the session serves.
+        let knows = if matches!(self.placing, Placing::ByHelper) { Ok(()) } else { unmounter.mounted() };
         let unmounter = Arc::new(unmounter);
         self.groups.ask(Arc::clone(&unmounter));
+        self.host.confined(&unmounter);
         self.unmounter = Some(unmounter);
         let mut done = sandbox::confine(identity);
         done.missing.extend(knows.err());
@@ -169,6 +234,12 @@ impl Session {
 
     /// Serves until the mount is gone, commits, closes the image, and sends the result to `umount`.
     pub fn run(self) -> Result<(), MountError> {
+        self.run_and_tell(|_| ())
+    }
+
+    /// Works like [`Self::run`], and calls `ready` when the mount is on its directory, with a list of what a helper process
+    /// could not give up.
+    pub fn run_and_tell(self, ready: impl FnOnce(&[String]) + Send + 'static) -> Result<(), MountError> {
         let Self {
             dir,
             fs,
@@ -181,12 +252,17 @@ impl Session {
             unmounter,
             lent,
             loop_watch,
+            host,
+            device,
+            placing,
             ..
         } = self;
         let shown = dir.display().to_string();
         let to_commit = Arc::new(Mutex::new(Some(fs.clone())));
         let signalled = Signalled {
             dir: dir.clone(),
+            device,
+            host: host.clone(),
             unmounter: unmounter.clone(),
             canceller: control.canceller(),
             interrupts: server.interrupts(),
@@ -199,12 +275,16 @@ impl Session {
             let (activity, fs) = (activity.clone(), fs.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
         };
+        let placed = place_when_served(placing, unmounter.clone(), host.clone(), ready)
+            .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let served = connection.serve(server);
         if let Err(error) = &served {
             // Unmount, because requests to a mount without a server would wait forever or fail.
             tracing::error!("the FUSE session ended: {error}");
-            let _ = unmount_by(unmounter.as_deref(), &dir, true);
+            let _ = unmount_by(unmounter.as_deref(), &dir, device, &host, true);
         }
+        // P1 of `subtree.rs`: if placing fails, the session has ended by that.
+        let not_placed = placed.and_then(|thread| thread.join().unwrap_or_else(|_| Err(panicked())).err());
         activity.stop();
         if let Ok(idle) = idle {
             let _ = idle.join();
@@ -220,14 +300,54 @@ impl Session {
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only).or(lost);
         }
-        drop((fs, lent, loop_watch));
+        drop((fs, host, lent, loop_watch));
         control.finish(failure.as_deref());
+        if let Some(source) = not_placed {
+            return Err(MountError::Mount { dir: shown, source });
+        }
         match (failure, served) {
             (Some(reason), _) => Err(MountError::NotDurable { dir: shown, reason }),
             (None, Err(source)) => Err(MountError::Session { dir: shown, source }),
             (None, Ok(())) => Ok(()),
         }
     }
+}
+
+/// Puts the first mount on its directory in a thread, because the session has to answer requests meanwhile, and then calls
+/// `ready`. Calls `ready` at once if the mount is there already.
+fn place_when_served(
+    placing: Placing,
+    helper: Option<Arc<PrivilegedHelper>>,
+    host: Arc<MountHost>,
+    ready: impl FnOnce(&[String]) + Send + 'static,
+) -> io::Result<Option<JoinHandle<io::Result<()>>>> {
+    if matches!(placing, Placing::Done) {
+        ready(&[]);
+        return Ok(None);
+    }
+    let (started, has_started) = mpsc::channel();
+    let place = move || match (placing, helper) {
+        (Placing::Here(placement), _) => {
+            drop(started);
+            placement.place().map(|placed| (placed.key(), Vec::new()))
+        }
+        (_, Some(helper)) => helper.placed(|| drop(started)),
+        (_, None) => Err(io::ErrorKind::NotConnected.into()),
+    };
+    let thread = thread::Builder::new().name("place".into()).spawn(move || {
+        let (key, missing) = place()?;
+        host.note_mount(key);
+        ready(&missing);
+        Ok(())
+    })?;
+    // No request is taken before the thread has asked the helper. A thread that answers requests must not wait for the
+    // helper while the helper waits for the answer to a request.
+    let _ = has_started.recv() as Result<(), _>;
+    Ok(Some(thread))
+}
+
+fn panicked() -> io::Error {
+    io::Error::other("the thread panicked")
 }
 
 /// Turns the filesystem read-only until it is unmounted; the disk keeps the last commit.
@@ -286,6 +406,8 @@ fn abort_on_panic(fs: Weak<Fs>) {
 /// What signals act on.
 struct Signalled {
     dir: PathBuf,
+    device: u64,
+    host: Arc<MountHost>,
     unmounter: Option<Arc<PrivilegedHelper>>,
     canceller: Canceller,
     interrupts: Interrupts,
@@ -306,7 +428,7 @@ impl Signalled {
                 // Cancel running commands and ioctls, because they have files open, which keep the mount busy.
                 self.canceller.cancel_all();
                 self.interrupts.cancel_all();
-                match unmount_by(self.unmounter.as_deref(), &self.dir, false) {
+                match self.unmount(false) {
                     Ok(()) => {}
                     Err(MountError::NotMounted(_)) => {
                         self.session.end();
@@ -314,7 +436,7 @@ impl Signalled {
                     }
                     Err(error) => {
                         tracing::warn!("{error}; detaching it");
-                        if let Err(error) = unmount_by(self.unmounter.as_deref(), &self.dir, true) {
+                        if let Err(error) = self.unmount(true) {
                             tracing::error!("{error}");
                         }
                     }
@@ -323,6 +445,10 @@ impl Signalled {
             }
         })?;
         Ok(())
+    }
+
+    fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        unmount_by(self.unmounter.as_deref(), &self.dir, self.device, &self.host, lazy)
     }
 
     fn commit(&self) {
@@ -334,16 +460,24 @@ impl Signalled {
     }
 }
 
-/// Unmounts `dir` and the bind mounts of its filesystem, through the helper process if the server is confined.
-fn unmount_by(unmounter: Option<&PrivilegedHelper>, dir: &Path, lazy: bool) -> Result<(), MountError> {
+/// Unmounts all mounts of the filesystem with this number, through the helper process if the server is confined. `dir`
+/// appears in errors.
+fn unmount_by(
+    unmounter: Option<&PrivilegedHelper>,
+    dir: &Path,
+    device: u64,
+    host: &MountHost,
+    lazy: bool,
+) -> Result<(), MountError> {
     match unmounter {
         Some(unmounter) => unmounter.unmount(dir, lazy),
-        None => remaining_mounts::unmount_all(dir, lazy),
+        None => remaining_mounts::unmount_all(dir, device, &host.mounts(), lazy),
     }
 }
 
-/// Unmounts `dir` and returns when the server's last commit is durable. If the filesystem is still mounted somewhere
-/// else, makes the server commit, and fails with [`MountError::InUseElsewhere`]. If it is still in use in another mount
+/// Unmounts `dir` and returns when the server's last commit is durable. If other mounts of the filesystem remain that were
+/// mounted one by one, makes the server commit instead. If only bind mounts of it remain, makes the server commit, and
+/// fails with [`MountError::InUseElsewhere`]. If it is still in use in another mount
 /// namespace or in a detached mount, waits for that if `lazy` is true, and otherwise fails in the same way. Waits without
 /// a limit for the server, also if another user runs it.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
@@ -376,10 +510,20 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
         false => None,
     };
     let before = remaining_mounts::others(&found);
+    let unmounted = Unmounted::new(found);
+    let found = &unmounted.found;
     // Connecting fails if the server is dead, and then no commit is awaited.
     let peers = Peers::of_owner(found.user().map(|(uid, _)| uid.as_raw()));
-    let server =
-        control_name(&full, helper).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name, &peers)?, name)));
+    let is_foreign = helper.is_some() && is_of_other_user;
+    let until = Instant::now() + QUESTIONS_PATIENCE;
+    let left = || until.saturating_duration_since(Instant::now());
+    let server = control_name(&full, helper, until).and_then(|name| {
+        let server = match is_foreign {
+            true => ubtrfs_control::connect_to_unmount_within(&name, &peers, left())?,
+            false => ubtrfs_control::connect_to_unmount(&name, &peers)?,
+        };
+        Ok((server, name))
+    });
     match &point {
         Some(point) => {
             point.check().map_err(changed)?;
@@ -398,19 +542,23 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
     };
     match server {
         Ok((server, name)) => {
-            let is_foreign = helper.is_some() && is_of_other_user;
-            if let Some(remaining) = Remaining::here(&found, &before, |other| is_of(other, &name, helper)) {
-                return Err(remaining.commit(&shown, &name, is_foreign));
+            if let Some(remaining) = Remaining::here(&unmounted, &before, |other| is_of(other, &name, helper, until)) {
+                return remaining.commit(&shown, &name, is_foreign);
             }
             if !lazy
-                && !ends_soon(&server)
-                && let Some(remaining) = Remaining::elsewhere(&found, &server)
+                && !ends_soon(&server, if is_foreign { left().min(USE_PATIENCE) } else { USE_PATIENCE })
+                && let Some(remaining) = Remaining::elsewhere(found, &server)
             {
-                return Err(remaining.commit(&shown, &name, is_foreign));
+                return remaining.commit(&shown, &name, is_foreign);
             }
-            match ubtrfs_control::await_unmount(server, is_foreign.then_some(COMMIT_PATIENCE)) {
+            let process = process_of(&server);
+            let patience = is_foreign.then(|| left().max(COMMIT_PATIENCE_MIN));
+            match ubtrfs_control::await_unmount(server, patience) {
                 Ok(None) => Ok(()),
                 Ok(Some(reason)) => Err(not_durable(reason)),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    Err(not_durable(format!("{error}; they are on disk when process {process} has ended")))
+                }
                 Err(error) => Err(not_durable(error.to_string())),
             }
         }
@@ -421,21 +569,32 @@ fn unmount_by_asking(dir: &Path, lazy: bool, helper: Option<Helper<'_>>) -> Resu
     }
 }
 
-/// Whether the server ends, or reports its end, within [`USE_PATIENCE`].
-fn ends_soon(server: &UnixStream) -> bool {
+/// Whether the server ends, or reports its end, within this time.
+fn ends_soon(server: &UnixStream, patience: Duration) -> bool {
     let mut ends = [PollFd::new(server, PollFlags::IN)];
-    poll(&mut ends, Some(&USE_PATIENCE)).is_ok_and(|nr_ready| nr_ready > 0)
+    let timeout = Timespec::try_from(patience).ok();
+    poll(&mut ends, timeout.as_ref()).is_ok_and(|nr_ready| nr_ready > 0)
 }
 
 /// How long a server may go on until other uses of the filesystem are searched for.
-const USE_PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+const USE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long another user's server may take to end.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(60);
+/// The process that listens on the other end, for messages.
+fn process_of(server: &UnixStream) -> String {
+    let peer = rustix::net::sockopt::socket_peercred(server);
+    peer.map_or_else(|_| "of its server".to_owned(), |peer| peer.pid.to_string())
+}
+
+/// How long another user's server may take to answer all questions, and to give a sign of life while it commits. A server
+/// that gives such signs is awaited longer (`ubtrfs_control::await_unmount`).
+const QUESTIONS_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long another user's server that has answered late may take to give the first sign of life while it commits.
+const COMMIT_PATIENCE_MIN: Duration = Duration::from_secs(2);
 
 /// Whether the server with this control socket serves a mount.
-fn is_of(mount: &MountInfo, name: &[u8], helper: Option<Helper<'_>>) -> bool {
-    control_name(&mount.dir, helper).is_ok_and(|other| other == name)
+fn is_of(mount: &MountInfo, name: &[u8], helper: Option<Helper<'_>>, until: Instant) -> bool {
+    control_name(&mount.dir, helper, until).is_ok_and(|other| other == name)
 }
 
 #[cfg(test)]
@@ -460,18 +619,51 @@ mod tests {
         Served { dir, server: thread::spawn(move || session.run()) }
     }
 
+    /// P1 of `subtree.rs`.
+    #[test]
+    fn a_first_mount_that_cannot_be_placed_ends_the_session() {
+        if !capability::fuse() || !mount::is_root() {
+            return;
+        }
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(device.as_ref(), &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let open =
+            |options: &str| Fs::open(vec![device.clone()], ubtrfs_fs::MountOptions::parse(options).unwrap()).unwrap();
+        let fs = open("");
+        fs.create_subvolume(fs.root(), b"v", &ubtrfs_fs::Caller::ROOT).unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        let dir = TempDir::with_prefix("ubtrfs-session-").unwrap();
+        let session = Session::mount(open("subvol=v"), &dir.path().join("none"), &MountConfig::default()).unwrap();
+        let error = session.run_and_tell(|_| panic!("it is not mounted")).unwrap_err();
+        assert!(error.to_string().contains("cannot mount on"), "{error}");
+        let session = Session::mount(open("subvol=v"), dir.path(), &MountConfig::default()).unwrap();
+        let (ready, is_ready) = mpsc::channel();
+        let server = thread::spawn(move || session.run_and_tell(move |_| ready.send(()).unwrap()));
+        is_ready.recv().unwrap();
+        let found = mount_table::find_mount(dir.path()).unwrap();
+        assert_eq!(found.root, Path::new("/v"));
+        unmount(dir.path(), false).unwrap();
+        server.join().unwrap().unwrap();
+    }
+
     #[test]
     fn a_mount_that_got_the_number_of_the_device_is_not_another_place() {
         if !capability::fuse() {
             return;
         }
         let [ours, next] = [served(), served()];
-        let name = |of: &Served| control_name(of.dir.path(), None).unwrap();
+        let name = |of: &Served| control_name(of.dir.path(), None, Instant::now()).unwrap();
         // `umount` unmounts our filesystem and then searches for other mounts with its device number. If another
         // filesystem is mounted in between and gets the same device number, the search finds that filesystem.
         let found = mount_table::find_mount(next.dir.path()).unwrap();
-        let unmounted = MountInfo { id: u64::MAX, ..found.clone() };
-        let remaining = |name: &[u8]| Remaining::here(&unmounted, &[], |other| is_of(other, name, None));
+        let device = found.device_number().unwrap();
+        let refused = remaining_mounts::unmount_all(ours.dir.path(), device, &[u64::MAX], true).unwrap_err();
+        assert!(matches!(refused, MountError::NotMounted(_)), "a signal unmounts no other filesystem");
+        assert_eq!(mount_table::find_mount(next.dir.path()), Some(found.clone()));
+        let unmounted = Unmounted::new(MountInfo { id: u64::MAX, ..found.clone() });
+        let remaining =
+            |name: &[u8]| Remaining::here(&unmounted, &[], |other| is_of(other, name, None, Instant::now()));
         assert!(remaining(&name(&ours)).is_none());
         assert!(remaining(&name(&next)).is_some(), "a place that is ours is found");
         for Served { dir, server } in [ours, next] {

@@ -2,14 +2,10 @@
 //!
 //! Method: the test makes files, reads the stream of the count, and compares it with what it made.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::io::BufReader;
 use std::os::fd::AsFd;
 
-use common::{ROOT, filesystem};
+use crate::common::{ROOT, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::disk_usage::{Request, Usage, collect};
 use ubtrfs_control::{Channel, OpenedFile, Result};

@@ -1,14 +1,10 @@
 //! Tests of the control socket of an image that a process has open without a mount: who finds it, and what it obeys.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::filesystem;
+use crate::common::filesystem;
 use rustix::io::Errno;
 use ubtrfs_control::{
     Channel, ImageId, ImageWork, LocalProcesses, OpenImage, Request, Response, Server, balance, filesystem as whole,

@@ -2,20 +2,17 @@
 //! mounted, the owner of the files, a member of the files' group, and another user. The expected error numbers are
 //! those of Linux, where Linux has the command.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
+use crate::common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Caller, Context, Failure, OpenFile, Request, balance, device, disk_usage, file, filesystem as whole, quota,
-    receive, resolve, search, send, subvolume,
+    Caller, Context, Failure, OpenFile, Request, Response, balance, device, disk_usage, file, filesystem as whole,
+    join, quota, receive, resolve, search, send, subvolume,
 };
+use ubtrfs_device::MemoryDevice;
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Fs, InodeId};
+use ubtrfs_fs::{Fs, InodeId, MountOptions};
 use ubtrfs_transaction::Job;
 
 /// Owner of the directories and subvolumes.
@@ -174,6 +171,9 @@ fn each_command_is_for_those_whom_its_rule_names() {
         ),
         (Request::Filesystem(whole::Request::Stats), &["/"], everyone),
         (Request::Filesystem(whole::Request::MountOptions), &["/"], everyone),
+        (Request::Join(join::Request::Find { subvol: None, subvolid: Some(256) }), &["/"], admins),
+        (Request::Join(join::Request::Joined { mount: 1 }), &["/"], admins),
+        (Request::Join(join::Request::Mounts), &["/"], admins),
         (Request::Device(device::Request::Stats), &["/"], everyone),
         (Request::Device(device::Request::MinSize { devid: 1 }), &["/"], admins),
         (Request::Device(device::Request::ResetStats), &["/"], admins),
@@ -192,6 +192,56 @@ fn each_command_is_for_those_whom_its_rule_names() {
     for (request, files, expected) in table {
         assert_eq!(Bed::each("", &request, files), expected, "{request:?} {files:?}");
     }
+}
+
+#[test]
+fn subvolumes_to_mount_are_found_as_by_the_options_of_a_mount() {
+    let bed = Bed::new("");
+    let find = |subvol: Option<&[u8]>, subvolid| {
+        let subvol = subvol.map(|path| resolve::PathBytes(path.to_vec()));
+        let root = Caller::of_peer(0, 0, 0, Arc::new(InGroup(0)));
+        let (fs, host, job) = (&*bed.fs, &bed.host, Job::new());
+        let context = Context { fs, host, caller: &root, files: &[], stream: None, job: &job };
+        match ubtrfs_control::execute(&context, Request::Join(join::Request::Find { subvol, subvolid })) {
+            Ok(Response::Join(join::Response::Found(found))) => Ok((found.path, found.st_ino)),
+            other => Err(other.unwrap_err().text),
+        }
+    };
+    let a = bed.id("/open/a");
+    assert_eq!(find(None, None), Ok((vec![], 256)), "the top level is the default subvolume");
+    assert_eq!(find(Some(b"/open//a/"), None), Ok((b"open/a".to_vec(), a.root.0 << 40 | 256)));
+    assert_eq!(find(None, Some(a.root.0)).unwrap().0, b"open/a");
+    for (subvol, subvolid, word) in [
+        (Some(&b"open"[..]), None, "does not exist"),
+        (Some(b"open/none"), None, "does not exist"),
+        (None, Some(9999), "9999"),
+        (None, Some(2), "2"),
+        (Some(b"open/a"), Some(5), "contradicts"),
+    ] {
+        assert!(find(subvol, subvolid).unwrap_err().contains(word), "{subvol:?} {subvolid:?}");
+    }
+    bed.fs.set_default_subvolume(a.root).unwrap();
+    assert_eq!(find(None, None).unwrap().0, b"open/a");
+}
+
+#[test]
+fn a_server_that_shows_one_subvolume_takes_no_further_mounts() {
+    let device = Arc::new(MemoryDevice::new(256 << 20));
+    ubtrfs_mkfs::make(device.as_ref(), &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+    let open = |options: &str| Fs::open(vec![device.clone()], MountOptions::parse(options).unwrap()).unwrap();
+    let first = open("");
+    first.create_subvolume(first.root(), b"v", &ROOT).unwrap();
+    first.close().unwrap();
+    drop(first);
+    let fs = open("subvol=v");
+    let (host, job) = (TestHost::of(OWNER), Job::new());
+    let root = Caller::of_peer(0, 0, 0, Arc::new(InGroup(0)));
+    let context = Context { fs: &fs, host: &host, caller: &root, files: &[], stream: None, job: &job };
+    let find = || Request::Join(join::Request::Find { subvol: None, subvolid: None });
+    let refused = ubtrfs_control::execute(&context, find()).unwrap_err();
+    assert!(refused.text.contains("one subvolume only"), "{refused}");
+    fs.show_top_level();
+    ubtrfs_control::execute(&context, find()).unwrap();
 }
 
 fn items() -> search::Range {

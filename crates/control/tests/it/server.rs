@@ -1,10 +1,6 @@
 //! Tests of the control socket with many clients, some of which misbehave: no client blocks another one, and the server
 //! ends when it is told to.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -14,12 +10,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{ROOT, TestHost, filesystem};
+use crate::common::{ROOT, TestHost, filesystem};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use ubtrfs_control::{
-    Channel, Failure, LocalProcesses, OpenedFile, Peers, Request, Server, await_unmount, connect_to_unmount, subvolume,
-    unchecked_mount_file,
+    Channel, Failure, LocalProcesses, OpenedFile, Peers, Request, Server, await_unmount, connect_to_unmount,
+    disk_usage, receive, subvolume, unchecked_mount_file,
 };
 use ubtrfs_fs::Fs;
 use ubtrfs_testkit::Rng;
@@ -154,6 +150,125 @@ fn connections_that_take_long_to_close_hold_up_nobody() {
     held.push(connect_to_unmount(bed.server.name(), &Peers::of_owner(None)).unwrap());
     works_soon();
     drop(held);
+    bed.end();
+}
+
+/// A client of its own that has sent this request with an open file of the mount.
+fn ask(bed: &Bed, request: &Request) -> UnixStream {
+    let stream = bed.channel().send_only(request).unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream
+}
+
+fn receive() -> Request {
+    Request::Receive(receive::Request {
+        dir: 0,
+        only_first: false,
+        max_errors: 1,
+        keep: false,
+        force_decompress: false,
+        verify: false,
+        shares: false,
+        total_bytes: None,
+    })
+}
+
+/// Reads one answer.
+fn answer(from: &mut UnixStream) -> String {
+    let mut head = [0; 4];
+    from.read_exact(&mut head).unwrap();
+    let mut text = vec![0; u32::from_le_bytes(head) as usize];
+    from.read_exact(&mut text).unwrap();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// A filesystem whose usage is a stream that fills every buffer.
+fn bed_with_many_files() -> (Bed, Request) {
+    let bed = Bed::new();
+    for nr in 0..10_000 {
+        let name = format!("{nr:0>200}");
+        bed.fs.create(bed.fs.root(), name.as_bytes(), ubtrfs_fs::NewInode::file(0o644), &ROOT).unwrap();
+    }
+    (bed, Request::DiskUsage(disk_usage::Request { of: 0, names: true }))
+}
+
+#[test]
+fn a_client_that_stops_reading_its_stream_does_not_hold_up_the_end() {
+    let (bed, usage) = bed_with_many_files();
+    let clients: Vec<_> = (0..4).map(|_| ask(&bed, &usage)).collect();
+    // One keeps its side open for nothing but sending, one reads a part, one changes all flags, all the time.
+    let _ = clients[0].shutdown(std::net::Shutdown::Read);
+    (&clients[1]).read_exact(&mut [0; 100_000]).unwrap();
+    let (ends, flips) = (AtomicBool::new(false), clients[2].try_clone().unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::SeqCst) {
+                for is_set in [true, false] {
+                    flips.set_nonblocking(is_set).unwrap();
+                }
+            }
+        });
+        thread::sleep(Duration::from_millis(500));
+        bed.works();
+        bed.end();
+        ends.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn a_client_that_stops_sending_its_stream_does_not_hold_up_the_end() {
+    let bed = Bed::new();
+    let mut clients: Vec<_> = (0..4).map(|_| ask(&bed, &receive())).collect();
+    for client in &mut clients {
+        assert_eq!(answer(client), "\"ready\"");
+    }
+    // Nothing; a part of a length; a part of a frame; a frame with a socket that takes 20 seconds to be closed.
+    clients[1].write_all(&[1, 0]).unwrap();
+    clients[2].write_all(&[200, 0, 0, 0, 7]).unwrap();
+    let (file, _peer) = lingering();
+    send_away(&clients[3], file);
+    thread::sleep(Duration::from_millis(300));
+    bed.works();
+    bed.end();
+}
+
+#[test]
+fn a_stream_that_is_cut_cancels_its_command() {
+    let bed = Bed::new();
+    for sent in [&[][..], &[1], &[3, 0, 0, 0, 7]] {
+        let mut client = ask(&bed, &receive());
+        assert_eq!(answer(&mut client), "\"ready\"");
+        client.write_all(sent).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(answer(&mut client).contains("failed"), "{sent:?}");
+    }
+    // A whole stream, which is too short to be one.
+    let mut client = ask(&bed, &receive());
+    assert_eq!(answer(&mut client), "\"ready\"");
+    client.write_all(&[3, 0, 0, 0, 7, 7, 7, 0, 0, 0, 0]).unwrap();
+    let told = answer(&mut client);
+    assert!(told.contains("failed") && !told.contains("cancelled"), "{told}");
+    bed.end();
+}
+
+#[test]
+fn a_stream_arrives_whole_through_the_connection() {
+    let (bed, usage) = bed_with_many_files();
+    let (mut from, to) = std::io::pipe().unwrap();
+    let channel = bed.channel();
+    let text = thread::scope(|scope| {
+        let read = scope.spawn(move || {
+            let mut all = Vec::new();
+            from.read_to_end(&mut all).unwrap();
+            all
+        });
+        let file = OpenedFile::Descriptor(bed.host.open(bed.fs.root()));
+        channel.call_with_output(usage, &[&file], to.as_fd(), false, &Job::new()).unwrap();
+        drop(to);
+        read.join().unwrap()
+    });
+    let usage = disk_usage::collect(&text[..], true).unwrap();
+    assert_eq!(usage.names.len(), 10_000);
     bed.end();
 }
 

@@ -1,7 +1,7 @@
 //! The seccomp filter of a confined server (X1, X3, X6).
 //!
 //! A call without pointers to names and without process ids is allowed whole. Every other call is allowed with certain
-//! arguments only. `tests/injected_calls.rs` makes all calls in a confined process, and has the list of those that pass.
+//! arguments only. `tests/it/injected_calls.rs` makes all calls in a confined process, and has the list of those that pass.
 
 use std::collections::BTreeMap;
 

@@ -5,11 +5,17 @@
 //! helper: limits itself -----------------> remembers the mount ----answers-------> ends with the server
 //! ```
 //!
+//! If the mount shows one subvolume of several (`subtree.rs`), the server starts the helper after it has made the mount,
+//! and the helper puts the mount on its directory before it limits itself. It gets the mount as its standard error, so
+//! that no other process inherits it.
+//!
 //! The image can have taken over the server, so a question is untrusted.
 //!
-//! - H1. The helper unmounts the mount that was on the directory when the server asked [`MOUNTED`], and with it the bind
-//!   mounts of its filesystem, but no other: neither a mount that covers it, nor a mount that has its directory or its
-//!   number later. It answers [`MOUNTED`] once.
+//! - H1. The helper unmounts the mounts of one filesystem: that of the mount that was on the directory when the server
+//!   asked [`MOUNTED`], or that the helper put there. It unmounts no other: neither a mount that covers one, nor a mount
+//!   that has its directory or its number later. A device number does not identify a filesystem, because Linux gives it to
+//!   another one after the last unmount. So the filesystem is known by mounts of it that the helper has seen: while one of
+//!   them exists, all mounts with the device number belong to it. It answers [`MOUNTED`] once.
 //! - H2. About processes, the helper tells what /proc shows to every user (groups, umask, capabilities, the processor, a
 //!   pending kill). About open files, it tells only of files of the mount; of other files, only that
 //!   they are open.
@@ -18,7 +24,10 @@
 //! - H5. A helper of root keeps only the capabilities [`KEPT`], cannot get others, and its seccomp filter allows only the
 //!   calls that it needs. An ordinary user's helper has no rights to give up: it needs the setuid program fusermount3.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -27,10 +36,11 @@ use std::time::Duration;
 
 use nix::unistd::setgroups;
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, CapabilitySets, CpuSet};
-use ubtrfs_control::{FileId, LocalProcesses, Processes};
+use ubtrfs_control::{FileId, LocalProcesses, ProcessFile, Processes};
 
 use super::filter;
 use crate::lent_device::Place;
@@ -38,6 +48,7 @@ use crate::mount::{self, MountError};
 use crate::mount_table::{self, MountInfo};
 use crate::other_user::MountPoint;
 use crate::remaining_mounts;
+use crate::subtree::{Placed, Placement};
 
 /// A process that acts for the confined server (X4): it unmounts one mount, claims one block device, moves threads of
 /// the server, and looks up groups, umasks, capabilities and open files of processes.
@@ -51,6 +62,11 @@ pub struct PrivilegedHelper {
 
 /// Question: remember the mount that is on the directory now. The answer is "ok", or [`UNLIMITED`].
 const MOUNTED: u8 = b'm';
+/// Question: has the helper put the mount on its directory? The answer "ok", or [`UNLIMITED`], is followed by the
+/// filesystem's device number and the number of the mount, 8 bytes each. Another answer is an error number.
+const PLACED: u8 = b's';
+/// Question: look at the mounts of the filesystem, because there are new ones.
+const LOOK: u8 = b'o';
 /// Question: unmount lazily.
 const LAZY: u8 = b'l';
 /// Question: unmount.
@@ -62,8 +78,9 @@ const GROUP: u8 = b'g';
 const UMASK: u8 = b'u';
 /// Question: does the process have the capability?
 const CAPABILITY: u8 = b'c';
-/// Question: the file of the mount that the process has open as the descriptor. The answer "ok" is followed by the
-/// device and the inode, 8 bytes each.
+/// Question: the file of the mount that the process, of this user or [`ANYBODY`], has open as the descriptor. The answer
+/// "ok" is followed by the device, the inode, and the bits [`READABLE`], [`WRITABLE`] and [`READ_ONLY_MOUNT`], 8 bytes
+/// each.
 const FILE: u8 = b'f';
 /// Question: is every file that the process has open on the device of the mount (two numbers, the low half first) open
 /// through a read-only mount?
@@ -77,6 +94,9 @@ const PROCESSOR: u8 = b'n';
 const MOVE: u8 = b'a';
 /// Question: can the block device with this number (the low half first) be claimed? If so, the helper keeps the claim.
 const TAKE_DEVICE: u8 = b'd';
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+const READ_ONLY_MOUNT: u64 = 4;
 /// No user has this id.
 const ANYBODY: u32 = u32::MAX;
 /// No processor has this number.
@@ -96,7 +116,12 @@ const UNLIMITED: u16 = u16::from_le_bytes(*b"un");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
 
 /// Stands for a file of which the helper tells nothing. No device has this number.
-const NOT_OF_MOUNT: FileId = FileId { device: u64::MAX, ino: 0 };
+const NOT_OF_MOUNT: ProcessFile = ProcessFile {
+    id: FileId { device: u64::MAX, ino: 0 },
+    is_readable: false,
+    is_writable: false,
+    is_read_only_mount: true,
+};
 
 /// The capabilities of root's helper: to unmount, to see the descriptors of other users' processes, to reach the device
 /// and the mount point, and to move the threads of a server that runs as another user.
@@ -106,10 +131,20 @@ const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::SYS_NICE);
 
 impl PrivilegedHelper {
-    /// Starts the process; `command` must run a program that calls [`serve_unmounts`].
-    pub fn start(mut command: Command) -> io::Result<Self> {
+    /// Starts the process; `command` must run a program that calls [`serve_unmounts`]. With `placement`, the process puts
+    /// the mount on its directory, and gets the path of its subvolume with the option `--subtree`.
+    pub fn start(mut command: Command, placement: Option<Placement>) -> io::Result<Self> {
+        let stderr = match placement {
+            Some(Placement { top, path, .. }) => {
+                let mut option = OsString::from("--subtree=");
+                option.push(OsStr::from_bytes(&path));
+                command.arg(option);
+                Stdio::from(top)
+            }
+            None => Stdio::null(),
+        };
         // The helper gets a process group of its own, because signals from the terminal are meant for the server.
-        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
         Ok(Self { child: Mutex::new(command.spawn()?) })
     }
 
@@ -118,13 +153,33 @@ impl PrivilegedHelper {
     pub(crate) fn mounted(&self) -> Result<(), String> {
         match self.ask(MOUNTED, [0; 3]) {
             Ok(YES) => Ok(()),
-            Ok(UNLIMITED) => Err("its helper process keeps all rights of root".to_owned()),
+            Ok(UNLIMITED) => Err(UNLIMITED_TEXT.to_owned()),
             Ok(_) => Err("its helper process does not find the mount, so it will not unmount".to_owned()),
             Err(error) => Err(format!("its helper process has ended: {error}")),
         }
     }
 
-    /// Unmounts on behalf of the server.
+    /// Waits until the process has put the mount on its directory. Calls `asked` when no other question can come before.
+    /// Returns the number of the mount, and what the process could not give up.
+    pub(crate) fn placed(&self, asked: impl FnOnce()) -> io::Result<(u64, Vec<String>)> {
+        let mut child = self.child.lock();
+        asked();
+        let answer = ask(&mut child, PLACED, [0; 3])?;
+        if !matches!(answer, YES | UNLIMITED) {
+            let failed = || io::Error::other("its helper process did not mount it");
+            return Err(if answer == NO { failed() } else { io::Error::from_raw_os_error(answer.into()) });
+        }
+        let missing = (answer == UNLIMITED).then(|| UNLIMITED_TEXT.to_owned());
+        let [_, key] = read_numbers(&mut child).ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok((key, missing.into_iter().collect()))
+    }
+
+    /// Tells the process that there are new mounts of the filesystem.
+    pub(crate) fn note_mounts(&self) {
+        let _ = self.ask(LOOK, [0; 3]);
+    }
+
+    /// Unmounts all mounts of the filesystem on behalf of the server.
     pub(crate) fn unmount(&self, dir: &Path, lazy: bool) -> Result<(), MountError> {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
         match self.ask(if lazy { LAZY } else { PLAIN }, [0; 3]) {
@@ -196,18 +251,22 @@ impl PrivilegedHelper {
         self.ask(UMASK, [pid, 0, 0]).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
-    /// The file that a process has open under a descriptor number; [`NOT_OF_MOUNT`] for files outside the mount.
-    pub(crate) fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
+    /// The file that a process of this user has open under a descriptor number; [`NOT_OF_MOUNT`] for files outside the
+    /// mount.
+    pub(crate) fn file_of(&self, pid: u32, descriptor: u32, uid: Option<u32>) -> Option<ProcessFile> {
         let mut child = self.child.lock();
-        match ask(&mut child, FILE, [pid, descriptor, 0]).ok()? {
+        match ask(&mut child, FILE, [pid, descriptor, uid.unwrap_or(ANYBODY)]).ok()? {
             YES => {}
             ELSEWHERE => return Some(NOT_OF_MOUNT),
             _ => return None,
         }
-        let mut numbers = [[0; 8]; 2];
-        child.stdout.as_mut()?.read_exact(numbers.as_flattened_mut()).ok()?;
-        let [device, ino] = numbers.map(u64::from_le_bytes);
-        Some(FileId { device, ino })
+        let [device, ino, bits] = read_numbers(&mut child)?;
+        Some(ProcessFile {
+            id: FileId { device, ino },
+            is_readable: bits & READABLE != 0,
+            is_writable: bits & WRITABLE != 0,
+            is_read_only_mount: bits & READ_ONLY_MOUNT != 0,
+        })
     }
 
     fn ask_whether(&self, kind: u8, numbers: [u32; 3]) -> Option<bool> {
@@ -237,29 +296,68 @@ fn ask(child: &mut Child, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
     Ok(u16::from_le_bytes(answer))
 }
 
+/// The numbers that follow an answer.
+/// A file as the numbers of the answer to [`FILE`].
+fn numbers_of(file: &ProcessFile) -> Vec<u64> {
+    let flags =
+        [(file.is_readable, READABLE), (file.is_writable, WRITABLE), (file.is_read_only_mount, READ_ONLY_MOUNT)];
+    let bits = flags.iter().filter(|(is_set, _)| *is_set).fold(0, |bits, (_, bit)| bits | bit);
+    vec![file.id.device, file.id.ino, bits]
+}
+
+fn read_numbers<const N: usize>(child: &mut Child) -> Option<[u64; N]> {
+    let mut numbers = [[0; 8]; N];
+    child.stdout.as_mut()?.read_exact(numbers.as_flattened_mut()).ok()?;
+    Some(numbers.map(u64::from_le_bytes))
+}
+
+const UNLIMITED_TEXT: &str = "its helper process keeps all rights of root";
+
 fn halves(number: u64) -> [u32; 2] {
     let [a, b, c, d, e, f, g, h] = number.to_le_bytes();
     [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }
 
 /// Runs the helper process for the mount of `device` on `dir`: answers questions from standard input on standard output
-/// until the server, which must be the parent process, is gone.
-pub fn serve_unmounts(device: &Path, dir: &Path) {
-    let Some(mut helper) = Helper::new(device, dir) else { return };
+/// until the server, which must be the parent process, is gone. If `subtree` is given, standard error is a mount of the top
+/// level, and the helper first puts its subvolume with this path on `dir`.
+pub fn serve_unmounts(device: &Path, dir: &Path, subtree: Option<&OsStr>) {
+    let placed = match subtree.map(|path| place(path, dir)) {
+        // The mount must not stay open (P1 of `subtree.rs`).
+        Some(Err(PlaceError::StillOpen)) => return,
+        Some(Err(PlaceError::Failed(error))) => Some(Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
+        Some(Ok(placed)) => Some(Ok(placed)),
+        None => None,
+    };
+    let Some(mut helper) = Helper::new(device, dir, placed) else { return };
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut kind = [0];
     let mut numbers = [[0; 4]; 3];
     while ask.read_exact(&mut kind).and_then(|()| ask.read_exact(numbers.as_flattened_mut())).is_ok() {
         let [kind] = kind;
-        let (answered, file) = helper.answer(kind, numbers.map(u32::from_le_bytes));
+        let (answered, more) = helper.answer(kind, numbers.map(u32::from_le_bytes));
         let mut bytes = answered.to_le_bytes().to_vec();
-        if let Some(file) = file {
-            bytes.extend([file.device, file.ino].map(u64::to_le_bytes).as_flattened());
-        }
+        more.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         if answer.write_all(&bytes).and_then(|()| answer.flush()).is_err() {
             return;
         }
     }
+}
+
+enum PlaceError {
+    StillOpen,
+    Failed(io::Error),
+}
+
+/// Puts the mount that is standard error on its directory.
+fn place(path: &OsStr, dir: &Path) -> Result<Placed, PlaceError> {
+    // The kernel takes a mount apart that is on no directory when its first open file is closed, so another open does not
+    // keep it.
+    let top = io::stderr().as_fd().try_clone_to_owned();
+    let null = rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+    null.and_then(rustix::stdio::dup2_stderr).map_err(|_| PlaceError::StillOpen)?;
+    let top = top.map_err(PlaceError::Failed)?;
+    Placement { top, path: path.as_bytes().to_vec(), dir: dir.to_owned() }.place().map_err(PlaceError::Failed)
 }
 
 /// The state of the helper process.
@@ -271,42 +369,61 @@ struct Helper {
     dir: PathBuf,
     server: Pid,
     is_limited: bool,
-    mount: Option<OwnMount>,
+    filesystem: Option<OwnFilesystem>,
+    /// The mount that this process put on its directory, until the server is told.
+    placed: Option<Result<Placed, Errno>>,
     /// The claim of the device, or the mount that has it.
     taken: Option<std::fs::File>,
 }
 
-/// The mount that the helper may unmount (H1).
+/// The filesystem whose mounts the helper may unmount (H1).
 #[derive(Debug)]
-struct OwnMount {
-    /// The number in the table of mounts, which another mount may have later.
-    id: u64,
-    /// The number that no other mount ever has, if this kernel has such numbers (Linux 6.8).
-    unique: Option<u64>,
+struct OwnFilesystem {
     /// The number of the filesystem (`st_dev`).
     device: u64,
-    is_unmounted: bool,
+    /// The mounts that were there when the helper looked last.
+    known: Vec<Placed>,
+}
+
+/// The mounts of the filesystem that the helper finds.
+enum Seen {
+    /// The mounts of the filesystem.
+    Mounts(Vec<MountInfo>),
+    /// Other mounts cover those that the helper knows.
+    Covered,
+    /// Nothing that the helper knows.
+    Nothing,
 }
 
 impl Helper {
     /// Gives up what the process does not need (H5).
-    fn new(device: &Path, dir: &Path) -> Option<Self> {
+    fn new(device: &Path, dir: &Path, placed: Option<Result<Placed, Errno>>) -> Option<Self> {
         let rdev = std::fs::metadata(device).ok().map(|meta| meta.rdev()).filter(|rdev| *rdev != 0);
         let (device, dir, server) = (device.to_owned(), dir.to_owned(), rustix::process::getppid()?);
         let is_limited = !mount::is_root() || limit().is_ok();
-        Some(Self { device, rdev, dir, server, is_limited, mount: None, taken: None })
+        let own = placed.and_then(Result::ok);
+        let filesystem = own.map(|placed| OwnFilesystem { device: placed.device, known: vec![placed] });
+        Some(Self { device, rdev, dir, server, is_limited, filesystem, placed, taken: None })
     }
 
-    /// The answer to a question; for [`FILE`], with the file.
-    fn answer(&mut self, kind: u8, numbers: [u32; 3]) -> (u16, Option<FileId>) {
+    /// The answer to a question, and the numbers that follow it.
+    fn answer(&mut self, kind: u8, numbers: [u32; 3]) -> (u16, Vec<u64>) {
         let [pid, number, user] = numbers;
         let yes = |is_so: bool| if is_so { YES } else { NO };
         let known = |is_so: Option<bool>| is_so.map_or(UNKNOWN, yes);
         let long = u64::from(user) << 32 | u64::from(number);
-        let is_of_mount = |device: u64| self.mount.as_ref().is_some_and(|mount| mount.device == device);
+        let is_of_mount = |device: u64| self.filesystem.as_ref().is_some_and(|own| own.device == device);
         let processes = LocalProcesses;
         let answered = match kind {
             MOUNTED => self.mounted(),
+            PLACED => match self.placed.take() {
+                Some(Ok(placed)) => {
+                    return (self.agreed(), vec![placed.device, placed.key()]);
+                }
+                Some(Err(errno)) => u16::try_from(errno.raw_os_error()).unwrap_or(NO),
+                None => NO,
+            },
+            LOOK => yes(self.filesystem.as_mut().is_some_and(|own| matches!(own.look(), Seen::Mounts(_)))),
             LAZY | PLAIN => self.unmount(kind == LAZY),
             GROUP => yes(processes.is_in_group(pid, number, Some(user).filter(|user| *user != ANYBODY))),
             CAPABILITY => known(processes.has_capability(pid, number)),
@@ -319,39 +436,53 @@ impl Helper {
             }
             MOVE => yes(self.move_thread(pid, number)),
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
-            FILE => match processes.file_of(pid, number) {
-                Some(file) if is_of_mount(file.device) => return (YES, Some(file)),
+            FILE => match processes.file_of(pid, number, Some(user).filter(|user| *user != ANYBODY)) {
+                Some(file) if is_of_mount(file.id.device) => return (YES, numbers_of(&file)),
                 Some(_) => ELSEWHERE,
                 None => NO,
             },
             TAKE_DEVICE => yes(self.take_device(long)),
             _ => UNKNOWN,
         };
-        (answered, None)
+        (answered, Vec::new())
     }
 
     /// Remembers the mount.
     fn mounted(&mut self) -> u16 {
-        if self.mount.is_some() {
+        if self.filesystem.is_some() {
             return NO;
         }
         let found = mount_table::find_mount(&self.dir).filter(MountInfo::is_of_ubtrfs);
         let Some((id, device)) = found.and_then(|found| Some((found.id, found.device_number()?))) else { return NO };
-        self.mount = Some(OwnMount { id, unique: unique_id(&self.dir), device, is_unmounted: false });
+        let placed = Placed { id, unique: mount_table::unique_id(&self.dir), device };
+        self.filesystem = Some(OwnFilesystem { device, known: vec![placed] });
+        self.agreed()
+    }
+
+    /// The answer "yes" to the question about the mount.
+    fn agreed(&self) -> u16 {
         if self.is_limited { YES } else { UNLIMITED }
     }
 
+    /// Unmounts all mounts of the filesystem where they are now, if no other mount covers them (H1).
     fn unmount(&mut self, lazy: bool) -> u16 {
-        let Some(own) = &mut self.mount else { return NO };
-        for _ in 0..=mount::BUSY_TRIES {
-            match own.unmount_once(lazy, self.is_limited) {
-                Err(MountError::Busy(_)) => std::thread::sleep(mount::BUSY_PAUSE),
-                Ok(()) => return YES,
-                Err(MountError::NotMounted(_)) => return GONE,
-                Err(_) => return NO,
+        let Some(own) = &mut self.filesystem else { return NO };
+        let mounts = match own.look() {
+            Seen::Mounts(mounts) => mounts,
+            Seen::Covered => return NO,
+            Seen::Nothing => return GONE,
+        };
+        // A path through an opened directory leads nowhere else if another process exchanges directories meanwhile. The
+        // program fusermount3, which unmounts for ordinary users, needs the plain path.
+        let by_descriptor = self.is_limited && mount::is_root();
+        match remaining_mounts::unmount_each(&mounts, lazy, by_descriptor) {
+            Some(Ok(())) => {
+                own.known.clear();
+                YES
             }
+            Some(Err(_)) => NO,
+            None => GONE,
         }
-        NO
     }
 
     /// Lets a thread of the server run on the processor with this number, or [`EVERYWHERE`] (H3).
@@ -377,48 +508,44 @@ impl Helper {
 
     fn take_device(&mut self, rdev: u64) -> bool {
         if self.taken.is_none() && self.rdev == Some(rdev) {
-            let place = Place { device: self.device.clone(), rdev, dir: self.dir.clone() };
+            let place = Place { device: self.device.clone(), rdev };
             self.taken = place.take().ok();
         }
         self.taken.is_some() && self.rdev == Some(rdev)
     }
 }
 
-impl OwnMount {
-    /// Unmounts this mount where it is now, if no other mount covers it (H1).
-    fn unmount_once(&mut self, lazy: bool, is_limited: bool) -> Result<(), MountError> {
-        let is_it = |mount: &MountInfo| mount.id == self.id && mount.device_number() == Some(self.device);
-        let found = mount_table::mounts().into_iter().find(|mount| is_it(mount) && !self.is_unmounted);
-        let Some(found) = found else { return Err(MountError::NotMounted(String::new())) };
-        let dir = found.dir.display().to_string();
-        let covered = |_| MountError::Busy(dir.clone());
-        let point = MountPoint::open(&found).map_err(covered)?;
-        if self.unique.is_some() && unique_id(&point.path()) != self.unique {
-            return Err(MountError::NotMounted(dir));
+impl OwnFilesystem {
+    /// Finds the mounts of the filesystem, if one of those that the helper knows is still there, and remembers them.
+    fn look(&mut self) -> Seen {
+        let is_it = |mount: &MountInfo| mount.is_of_ubtrfs() && mount.device_number() == Some(self.device);
+        let mounts: Vec<MountInfo> = mount_table::mounts().into_iter().filter(is_it).collect();
+        let (mut is_covered, mut is_ours) = (false, false);
+        for mount in &mounts {
+            let Some(known) = self.known.iter().find(|known| known.id == mount.id) else { continue };
+            match MountPoint::open(mount) {
+                Ok(point) => is_ours |= known.unique.is_none() || mount_table::unique_id(&point.path()) == known.unique,
+                Err(_) => is_covered = true,
+            }
         }
-        // A path through the opened directory leads nowhere else if another process exchanges directories meanwhile. The
-        // program fusermount3, which unmounts for ordinary users, needs the plain path.
-        let by_descriptor = is_limited && mount::is_root();
-        let others = remaining_mounts::others(&found);
-        let path = if by_descriptor { point.path() } else { found.dir };
-        mount::unmount_once(&path, lazy)?;
-        self.is_unmounted = true;
-        remaining_mounts::unmount_others(&others, by_descriptor);
-        Ok(())
+        if !is_ours {
+            return if is_covered { Seen::Covered } else { Seen::Nothing };
+        }
+        let unique = |mount: &MountInfo| MountPoint::open(mount).ok().and_then(|at| mount_table::unique_id(&at.path()));
+        let seen = |mount: &MountInfo| {
+            let known = self.known.iter().find(|known| known.id == mount.id).and_then(|known| known.unique);
+            let unique = unique(mount).or(known);
+            // Without its unique number, a mount could be taken for a later one with its number.
+            (unique.is_some() || self.known.iter().all(|known| known.unique.is_none())).then_some(Placed {
+                id: mount.id,
+                unique,
+                device: self.device,
+            })
+        };
+        self.known = mounts.iter().filter_map(seen).collect();
+        Seen::Mounts(mounts)
     }
 }
-
-/// The unique number of the mount at this path, without a question to its server; `None` if this kernel has no such
-/// numbers.
-fn unique_id(path: &Path) -> Option<u64> {
-    let wanted = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
-    let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let found = rustix::fs::statx(CWD, path, how, wanted).ok()?;
-    (found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id)
-}
-
-/// A constant of linux/stat.h.
-const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// Gives up the rights of root that the helper does not need (H5).
 fn limit() -> Result<(), String> {

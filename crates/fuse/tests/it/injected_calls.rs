@@ -5,8 +5,6 @@
 //! unless it fails with EPERM or ENOSYS. Some calls are made with arguments that would affect another process, and the
 //! test looks at that process.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -27,7 +25,7 @@ const USER: u32 = 4321;
 const GROUP: u32 = 4322;
 
 const CHILD: &str = "UBTRFS_CONFINED_CHILD";
-const TEST: &str = "only_the_listed_calls_pass";
+const TEST: &str = "injected_calls::only_the_listed_calls_pass";
 const EPERM: i64 = -1;
 const ENOSYS: i64 = -38;
 /// An argument that is no descriptor, no address and no length.

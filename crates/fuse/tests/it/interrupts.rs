@@ -3,8 +3,6 @@
 //! Method: this process serves a mount of a device in memory, whose large reads and writes can be made slow. Programs
 //! in other processes make ioctls and get signals.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

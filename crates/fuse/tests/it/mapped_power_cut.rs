@@ -6,8 +6,6 @@
 //! Then the power is cut after every event of the recording. Each page of a file holds one version number, which names
 //! the round that wrote it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -4,8 +4,6 @@
 //! input, the device panics in every request of one kind. System calls and `umount` then meet the broken server, and
 //! each must return. After the unmount, the server must end within a time limit.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -106,7 +104,7 @@ impl Running {
     fn start(kind: &str, image: &Path) -> Self {
         let dir = TempDir::with_prefix("ubtrfs-panicking-").unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "server", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "panicking_server::server", "--nocapture", "--test-threads=1"])
             .env(SERVER, format!("{kind}:{}:{}", image.display(), dir.path().display()))
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())

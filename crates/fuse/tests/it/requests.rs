@@ -4,8 +4,6 @@
 //! Method: this process serves a mount in memory, and programs in other processes use it. The server's own counts tell
 //! which requests arrived.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;

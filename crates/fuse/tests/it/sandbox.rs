@@ -1,8 +1,6 @@
 //! Tests of the limits of a confined process. Method: the test runs itself again as a child, which confines itself,
 //! tries allowed and forbidden operations, and prints the results.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -20,7 +18,12 @@ fn a_confined_process_serves_and_does_nothing_else() {
         return child();
     }
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_confined_process_serves_and_does_nothing_else", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "sandbox::a_confined_process_serves_and_does_nothing_else",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(CHILD, "1")
         .output()
         .unwrap();

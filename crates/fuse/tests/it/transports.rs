@@ -4,8 +4,6 @@
 //! Then many threads of the program at once make requests during which the server must wait: fsync, and seeking data in
 //! files whose pages only the kernel has, so that the server must first get these pages.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::process::Command;
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use ubtrfs_control::{Failure, FileId, Host, MountFile, OpenFile, Processes, Result, unchecked_mount_file};
+use ubtrfs_control::{Failure, Host, MountFile, OpenFile, ProcessFile, Processes, Result, unchecked_mount_file};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
 
@@ -70,6 +70,10 @@ impl Host for TestHost {
         self.files.lock().get(&ino).copied().ok_or_else(other)
     }
 
+    fn st_ino(&self, id: InodeId) -> Option<u64> {
+        Some(if id.root.0 == 5 { id.ino.0 } else { id.root.0 << 40 | id.ino.0 })
+    }
+
     fn note_change(&self) {
         if let Some(before) = &mut *self.before_change.lock() {
             before();
@@ -94,7 +98,7 @@ impl Processes for InGroup {
         None
     }
 
-    fn file_of(&self, _pid: u32, _descriptor: u32) -> Option<FileId> {
+    fn file_of(&self, _pid: u32, _descriptor: u32, _uid: Option<u32>) -> Option<ProcessFile> {
         None
     }
 

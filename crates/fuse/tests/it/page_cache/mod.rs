@@ -4,8 +4,6 @@
 //! Method: this process serves a mount, and programs in other processes use it. Linux's own btrfs serves as the
 //! reference: the same program runs on a loop mount.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
