@@ -3,15 +3,35 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 /// Runs a tool. Returns the tool's standard output, or an error with the tool's status and all of its output.
+///
+/// mkfs.btrfs looks at every mount, and fails while the server of one is dead. Another test may have killed it, so
+/// mkfs.btrfs is tried again.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<String> {
-    let mut command = Command::new(program);
-    command.args(args).stdin(Stdio::null());
-    finish(command, None)
+    let args: Vec<S> = args.into_iter().collect();
+    let once = || {
+        let mut command = Command::new(program);
+        command.args(&args).stdin(Stdio::null());
+        finish(command, None)
+    };
+    for _ in 0..DEAD_MOUNT_TRIES {
+        match once() {
+            Err(error) if program == "mkfs.btrfs" && error.to_string().contains(DEAD_MOUNT) => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            done => return done,
+        }
+    }
+    once()
 }
+
+/// The text of the error of a path in a mount whose server is dead.
+const DEAD_MOUNT: &str = "Transport endpoint is not connected";
+const DEAD_MOUNT_TRIES: u32 = 100;
 
 /// Works like `run`, with bytes for the tool's standard input.
 pub fn run_with_input<S: AsRef<OsStr>>(

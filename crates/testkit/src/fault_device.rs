@@ -3,6 +3,8 @@
 //! I1. A failed or short write writes part of its range, as on a real device: the first half, in whole sectors
 //!     of 4096 bytes, because disks do not tear sectors. A short read fills the first half of its range.
 //! I2. The device counts a request, and decides its fault, before it passes the request to the device below.
+//! I3. A failed flush loses each sector that was written since the last completed flush, or keeps it. A later flush does
+//!     not bring it back, as on Linux, where a failed write-back is reported once.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,6 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ubtrfs_device::Device;
+
+use crate::Rng;
+use crate::unflushed::Unflushed;
 
 const SECTOR: usize = 4096;
 
@@ -63,6 +68,8 @@ pub struct FaultDevice {
     flushes: AtomicU64,
     faults: AtomicU64,
     threads: Mutex<BTreeSet<String>>,
+    /// The writes since the last completed flush, if a flush may fail (I3).
+    unflushed: Option<Mutex<Unflushed>>,
 }
 
 impl FaultDevice {
@@ -76,6 +83,7 @@ impl FaultDevice {
             flushes: 0.into(),
             faults: 0.into(),
             threads: Mutex::default(),
+            unflushed: plan.flush.map(|_| Mutex::default()),
         }
     }
 
@@ -93,6 +101,12 @@ impl FaultDevice {
     /// Names of the threads that made a request with a fault, except writes that [`FaultPlan::refused`] refused.
     pub fn threads(&self) -> BTreeSet<String> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn with_unflushed(&self, act: impl FnOnce(&mut Unflushed)) {
+        if let Some(unflushed) = &self.unflushed {
+            act(&mut unflushed.lock().unwrap_or_else(PoisonError::into_inner));
+        }
     }
 
     fn touches(&self, offset: u64, len: usize) -> bool {
@@ -156,6 +170,7 @@ impl Device for FaultDevice {
             self.faults.fetch_add(1, Ordering::SeqCst);
             return Err(failure("write"));
         }
+        self.with_unflushed(|unflushed| unflushed.before_write(&*self.inner, offset, buf.len()));
         if !self.touches(offset, buf.len()) {
             return self.inner.write_at(offset, buf);
         }
@@ -180,8 +195,16 @@ impl Device for FaultDevice {
 
     fn flush(&self) -> io::Result<()> {
         match self.fault("flush", &self.flushes, self.plan.flush) {
-            None => self.inner.flush(),
-            Some(_) => Err(failure("flush")),
+            None => {
+                self.inner.flush()?;
+                self.with_unflushed(Unflushed::flushed);
+                Ok(())
+            }
+            Some(_) => {
+                let mut rng = Rng::new(self.counts().1);
+                self.with_unflushed(|unflushed| unflushed.lose(&*self.inner, &mut rng));
+                Err(failure("flush"))
+            }
         }
     }
 
@@ -199,5 +222,27 @@ impl Device for FaultDevice {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Medium, MediumDevice};
+
+    #[test]
+    fn a_flush_after_a_failed_one_does_not_bring_its_writes_back() {
+        let below = Arc::new(MediumDevice::new(Medium::zeros(1 << 20)));
+        let plan = FaultPlan { flush: Some(1), ..FaultPlan::default() };
+        let device = FaultDevice::new(below.clone(), plan);
+        device.write_at(0, &[1; 64 << 10]).unwrap();
+        device.flush().unwrap();
+        device.write_at(0, &[2; 64 << 10]).unwrap();
+        device.flush().unwrap_err();
+        device.flush().unwrap();
+        let mut found = vec![0; 64 << 10];
+        below.read_at(0, &mut found).unwrap();
+        let sectors: BTreeSet<u8> = found.chunks(SECTOR).map(|sector| sector[0]).collect();
+        assert_eq!(sectors, BTreeSet::from([1, 2]));
     }
 }

@@ -33,7 +33,12 @@ impl FsTarget {
 
     /// Opens the filesystem on a device.
     pub fn on_device(device: Arc<dyn Device>, options: MountOptions) -> Result<Self> {
-        Ok(Self { fs: Fs::open(vec![device], options)? })
+        Self::on_devices(vec![device], options)
+    }
+
+    /// Opens the filesystem on these devices of an array.
+    pub fn on_devices(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Self> {
+        Ok(Self { fs: Fs::open(devices, options)? })
     }
 
     /// The filesystem.

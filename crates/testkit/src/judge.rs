@@ -10,7 +10,11 @@ use crate::{Compare, LoopMount, TreeEntry, btrfs_check, compare_entries, walk_pa
 /// messages.
 pub fn judge(image: &Path, mount_options: &str, expected: &[(&[TreeEntry], Compare)]) -> Result<()> {
     btrfs_check(image)?;
-    let mount = LoopMount::new(image, mount_options)?;
+    judge_mount(LoopMount::new(image, mount_options)?, expected)
+}
+
+/// Verifies what Linux reads from a mount, and scrubs it.
+pub(crate) fn judge_mount(mount: LoopMount, expected: &[(&[TreeEntry], Compare)]) -> Result<()> {
     let found =
         walk_path(mount.path()).with_context(|| format!("Linux cannot read it all:\n{}", mount.kernel_log()))?;
     for (entries, what) in expected {

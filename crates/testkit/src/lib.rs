@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod array;
 pub mod capability;
 mod check;
 mod command;
@@ -54,11 +55,12 @@ mod snapshot_chain;
 mod target;
 mod threads;
 mod tree_entry;
+mod unflushed;
 
 use check::opinion_without_quotas;
 pub use check::{
-    QuotaNumbers, btrfs_check, btrfs_check_after_failures, btrfs_check_output, check_quotas, quota_report,
-    second_opinion,
+    QuotaNumbers, btrfs_check, btrfs_check_after_failures, btrfs_check_array, btrfs_check_output, check_quotas,
+    quota_report, second_opinion,
 };
 pub use command::{run, run_with_input};
 pub use corruptor::{Corruption, Corruptor, Damage};
@@ -71,7 +73,7 @@ pub use hook_device::HookDevice;
 pub use image::Image;
 pub use judge::judge;
 pub use kernel_image::{KernelImage, KernelImageSpec, RichTree};
-pub use loop_mount::{LoopDevice, LoopMount};
+pub use loop_mount::{LoopArray, LoopDevice, LoopMount};
 pub use medium::{Medium, MediumDevice};
 pub use model::{CAPABILITY, Model, ModelError};
 pub use names::{colliding_names, name_of_len};
@@ -85,5 +87,5 @@ pub use scale::{Cost, Dimension, exponent};
 pub use script::{Script, Step};
 pub use snapshot_chain::{SendOptions, Sharing, SnapshotChain, receive_by_linux};
 pub use target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
-pub use threads::{ThreadedCuts, ThreadedFaults, random_balance};
+pub use threads::{ArrayCut, ArrayCuts, Fate, MemberFaults, ThreadedCuts, ThreadedFaults, random_balance};
 pub use tree_entry::{Compare, TreeEntry, compare_entries, compare_trees, tree_digest, walk_path};

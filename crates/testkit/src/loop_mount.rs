@@ -1,10 +1,15 @@
-//! Attaches an image to a loop device, and mounts the image with Linux. The loop device and the mount point are
-//! released on drop.
+//! Attaches the images of a filesystem to loop devices, and mounts the filesystem with Linux. The loop devices and the
+//! mount point are released on drop.
 //!
-//! I1. A [`LoopMount`] owns its mount point and its loop device. Dropping the value unmounts the image, then detaches
-//!     the loop device.
+//! I1. A [`LoopMount`] owns its mount point and its loop devices. Dropping the value unmounts the filesystem, then
+//!     detaches the loop devices.
+//! I2. Linux and btrfs-progs find the members of an array by their fsid. So the images of one fsid are attached only
+//!     once at a time ([`ArrayLock`]).
 
+use std::collections::HashSet;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
@@ -45,7 +50,18 @@ impl LoopDevice {
         // Linux remembers the device of every btrfs that it has seen. Make Linux forget this device, because another
         // filesystem may use the loop device later.
         let _ = run("btrfs", ["device", "scan", "--forget", &device]);
-        run("losetup", ["-d", &device]).map(drop)
+        let backing = Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("loop/backing_file");
+        let image = std::fs::read(&backing).ok();
+        run("losetup", ["-d", &device])?;
+        // Linux detaches the image when the last process has closed the device, and btrfs-progs opens all block devices
+        // while it looks for the members of an array.
+        for _ in 0..400 {
+            if image.is_none() || std::fs::read(&backing).ok() != image {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        Ok(())
     }
 }
 
@@ -57,23 +73,92 @@ impl Drop for LoopDevice {
     }
 }
 
+/// The only array of an fsid that this process has attached (I2). Others wait until it is dropped.
+#[derive(Debug)]
+struct ArrayLock([u8; 16]);
+
+static ATTACHED: (Mutex<Option<HashSet<[u8; 16]>>>, Condvar) = (Mutex::new(None), Condvar::new());
+
+impl ArrayLock {
+    /// Waits for the lock of the filesystem of this image.
+    fn of(image: &Path) -> Result<Self> {
+        const FSID_AT: u64 = (64 << 10) + 32;
+        let mut fsid = [0; 16];
+        std::fs::File::open(image)?.read_exact_at(&mut fsid, FSID_AT)?;
+        let (mutex, freed) = &ATTACHED;
+        let mut attached = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        while !attached.get_or_insert_default().insert(fsid) {
+            attached = freed.wait(attached).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(Self(fsid))
+    }
+}
+
+impl Drop for ArrayLock {
+    fn drop(&mut self) {
+        let (mutex, freed) = &ATTACHED;
+        mutex.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().remove(&self.0);
+        freed.notify_all();
+    }
+}
+
+/// The images of an array on loop devices, which Linux knows as one filesystem. Detached on drop.
+#[derive(Debug)]
+pub struct LoopArray {
+    // Dropped before the lock.
+    devices: Vec<LoopDevice>,
+    _lock: ArrayLock,
+}
+
+impl LoopArray {
+    /// Attaches images of one filesystem. Images that are not given are missing.
+    pub fn over(images: &[impl AsRef<Path>]) -> Result<Self> {
+        let first = images.first().context("an array has a member")?;
+        let lock = ArrayLock::of(first.as_ref())?;
+        let devices: Vec<LoopDevice> =
+            images.iter().map(|image| LoopDevice::over(image.as_ref())).collect::<Result<_>>()?;
+        let array = Self { devices, _lock: lock };
+        run("btrfs", [&["device", "scan"], &array.paths()[..]].concat())?;
+        Ok(array)
+    }
+
+    /// The paths of the devices, in the order of the images.
+    pub fn paths(&self) -> Vec<&str> {
+        self.devices.iter().map(LoopDevice::path).collect()
+    }
+}
+
 /// The text in the kernel's log about a transaction that Linux aborted because it found no space.
 pub(crate) const NO_SPACE_IN_LOG: &str = "errno=-28 No space left";
 
-/// A mounted image.
+/// A mounted image, or a mounted array of images.
 #[derive(Debug)]
 pub struct LoopMount {
     dir: Option<TempDir>,
-    device: LoopDevice,
+    devices: Vec<LoopDevice>,
+    lock: Option<ArrayLock>,
     mounted: bool,
+    is_degraded: bool,
     log_mark: Option<f64>,
 }
 
 impl LoopMount {
     /// Mounts the image as btrfs with these `-o` options ("" for none).
     pub fn new(image: &Path, options: &str) -> Result<Self> {
-        let device = LoopDevice::over(image)?;
-        let mut mount = Self { dir: None, device, mounted: false, log_mark: uptime_seconds() };
+        Self::mount(vec![LoopDevice::over(image)?], None, options, image)
+    }
+
+    /// Mounts an array of images with these `-o` options ("" for none). Images that are not given are missing.
+    pub fn array(images: &[impl AsRef<Path>], options: &str) -> Result<Self> {
+        let LoopArray { devices, _lock: lock } = LoopArray::over(images)?;
+        let first = images.first().context("an array has a member")?;
+        Self::mount(devices, Some(lock), options, first.as_ref())
+    }
+
+    fn mount(devices: Vec<LoopDevice>, lock: Option<ArrayLock>, options: &str, image: &Path) -> Result<Self> {
+        let is_degraded = options.split(',').any(|option| option == "degraded");
+        let log_mark = uptime_seconds();
+        let mut mount = Self { dir: None, devices, lock, mounted: false, is_degraded, log_mark };
         let dir = TempDir::with_prefix("ubtrfs-kernel-mount-")?;
         let point = dir.path().to_string_lossy().into_owned();
         mount.dir = Some(dir);
@@ -81,7 +166,7 @@ impl LoopMount {
         if !options.is_empty() {
             args.extend(["-o", options]);
         }
-        args.extend([mount.device.path(), point.as_str()]);
+        args.extend([mount.device(), point.as_str()]);
         if let Err(error) = run("mount", args) {
             let log = mount.kernel_log();
             return Err(error.context(format!("Linux did not mount {}:\n{log}", image.display())));
@@ -100,9 +185,9 @@ impl LoopMount {
         self.path().join(path)
     }
 
-    /// The loop device.
+    /// The first loop device.
     pub fn device(&self) -> &str {
-        self.device.path()
+        self.devices.first().map_or("", LoopDevice::path)
     }
 
     /// Scrubs the filesystem with Linux. Fails unless the scrub ends without errors.
@@ -196,13 +281,13 @@ impl LoopMount {
         Ok(true)
     }
 
-    /// The kernel's log about this device since the mount (empty if the log cannot be read).
+    /// The kernel's log about these devices since the mount (empty if the log cannot be read).
     pub fn kernel_log(&self) -> String {
         let Ok(text) = run("dmesg", std::iter::empty::<&str>()) else { return String::new() };
-        let name = self.device().trim_start_matches("/dev/");
+        let names: Vec<&str> = self.devices.iter().map(|device| device.path().trim_start_matches("/dev/")).collect();
         let since = self.log_mark.unwrap_or(0.0);
         text.lines()
-            .filter(|line| line.contains("BTRFS") && is_about(line, name))
+            .filter(|line| line.contains("BTRFS") && names.iter().any(|name| is_about(line, name)))
             .filter(|line| log_seconds(line).is_none_or(|at| at >= since))
             .collect::<Vec<_>>()
             .join("\n")
@@ -213,7 +298,7 @@ impl LoopMount {
         self.kernel_log().lines().any(|line| line.contains("BTRFS: error") && line.contains(NO_SPACE_IN_LOG))
     }
 
-    /// Lines of the kernel's log about this device that are warnings or worse.
+    /// Lines of the kernel's log about these devices that are warnings or worse.
     pub fn kernel_complaints(&self) -> Vec<String> {
         self.kernel_log()
             .lines()
@@ -229,6 +314,8 @@ impl LoopMount {
             // Also ignore a failed rescan of quotas: Linux continues an interrupted rescan at mount and records the
             // rescan's progress in the quota tree, which also fails with ENOSPC on a full filesystem.
             .filter(|line| !line.contains("fail to start transaction for status update: -28"))
+            // With the option `degraded`, Linux names the missing devices.
+            .filter(|line| !(self.is_degraded && line.contains(" is missing")))
             // Also ignore one read past the end of a leaf: when Linux replays a log, it reads 53 bytes of the inline
             // extent that the log replaces, although an inline extent may be shorter, and gets zeros (seen with Linux
             // 6.18).
@@ -260,7 +347,11 @@ impl LoopMount {
                 let _ = run("umount", ["-l", &point]);
             }
         }
-        result.and(self.device.detach())
+        for device in &mut self.devices {
+            result = result.and(device.detach());
+        }
+        self.lock = None;
+        result
     }
 }
 

@@ -12,6 +12,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::Result;
 use ubtrfs_device::Device;
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+
+use crate::Rng;
 
 const BLOCK: usize = 16 << 10;
 
@@ -114,6 +117,13 @@ impl Medium {
         });
     }
 
+    /// Changes every block that was written, in the order of the blocks.
+    pub(crate) fn fill_written(&mut self, mut change: impl FnMut(&mut [u8])) {
+        let mut blocks: Vec<_> = self.blocks.iter_mut().collect();
+        blocks.sort_unstable_by_key(|(index, _)| **index);
+        blocks.into_iter().for_each(|(_, block)| change(Arc::make_mut(block)));
+    }
+
     /// Writes zeros.
     pub fn zero(&mut self, offset: u64, len_bytes: u64) {
         pieces(offset, len_bytes as usize, |index, within, piece| {
@@ -131,6 +141,27 @@ impl Medium {
 pub struct MediumDevice {
     len_bytes: u64,
     live: RwLock<Medium>,
+}
+
+impl Medium {
+    /// Replaces the content, except the superblocks, by random bytes: each block that was ever written.
+    pub(crate) fn add_noise(&mut self, rng: &mut Rng) {
+        let copies = SUPERBLOCK_OFFSETS.map(|offset| {
+            let mut raw = vec![0; SUPERBLOCK_SIZE];
+            self.read(offset, &mut raw);
+            (offset, raw)
+        });
+        self.fill_written(|block| {
+            for word in block.chunks_mut(8) {
+                word.copy_from_slice(&rng.next_u64().to_le_bytes()[..word.len()]);
+            }
+        });
+        for (offset, raw) in copies {
+            if offset + (SUPERBLOCK_SIZE as u64) < self.len_bytes() {
+                self.write(offset, &raw);
+            }
+        }
+    }
 }
 
 impl MediumDevice {

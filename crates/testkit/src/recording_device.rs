@@ -1,7 +1,9 @@
-//! A device that records every write since its creation, to build the states that a power cut could leave.
+//! Devices that record every write since their creation, to build the states that a power cut could leave. The devices of
+//! an array share one log, so that a cut is at one moment on all of them.
 //!
 //! The fault model of a disk with a volatile write cache:
-//! - I1. Everything written before a completed flush is on the medium.
+//! - I1. Everything written to a device before a completed flush of this device is on its medium. A flush of another
+//!   device of the array makes nothing durable.
 //! - I2. Each write after the last completed flush is kept, dropped, or torn, independently of the others and in any
 //!   order. A torn write has some new and some old sectors of 4096 bytes. A sector is never torn. btrfs depends on
 //!   whole sectors, because it overwrites the superblock (one sector) in place, and Linux reads only the primary
@@ -27,10 +29,38 @@ const SUPERBLOCK: u64 = 64 << 10;
 
 #[derive(Clone, Debug)]
 enum Event {
-    Write { offset: u64, data: Arc<[u8]> },
-    Discard { offset: u64, len_bytes: u64 },
-    Flush,
+    Write { device: usize, offset: u64, data: Arc<[u8]> },
+    Discard { device: usize, offset: u64, len_bytes: u64 },
+    Flush { device: usize },
     Mark { lane: usize, value: u64 },
+}
+
+impl Event {
+    /// The number of the event's device, if it has one.
+    fn device(&self) -> Option<usize> {
+        match self {
+            Self::Write { device, .. } | Self::Discard { device, .. } | Self::Flush { device } => Some(*device),
+            Self::Mark { .. } => None,
+        }
+    }
+
+    fn is_flush_of(&self, number: usize) -> bool {
+        matches!(self, Self::Flush { device } if *device == number)
+    }
+}
+
+/// The events of all devices of an array, in one order.
+#[derive(Debug, Default)]
+struct Log {
+    /// The content with which each device started.
+    bases: Vec<Medium>,
+    events: Mutex<Vec<Event>>,
+    /// Signals that an event was added.
+    added: Condvar,
+    /// Numbers of the events at which a delayed request was released.
+    passed: Mutex<Vec<usize>>,
+    /// The number of requests that are delayed now.
+    stopped: AtomicUsize,
 }
 
 /// The number of lanes. A lane is a separate numbering of promises: of the returns of calls that guarantee durability,
@@ -40,9 +70,9 @@ pub const LANES: usize = 8;
 /// The part of a recording that survived a cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutOutcome {
-    /// The number of completed flushes.
+    /// The number of completed flushes of all devices.
     pub flushes: usize,
-    /// Writes after the last completed flush that were kept in full.
+    /// Writes after the last completed flush of their device that were kept in full.
     pub kept: usize,
     /// Writes after the last completed flush that were dropped.
     pub dropped: usize,
@@ -81,42 +111,51 @@ pub struct Gate {
 /// A sparse device in memory that records writes, discards, flushes and promises.
 #[derive(Debug)]
 pub struct RecordingDevice {
-    base: Medium,
+    /// The number of this device in its log.
+    number: usize,
+    len_bytes: u64,
     live: MediumDevice,
-    events: Mutex<Vec<Event>>,
-    /// Signals that an event was added.
-    added: Condvar,
+    log: Arc<Log>,
     gate: Option<(Gate, Mutex<Rng>)>,
-    /// Numbers of the events at which a delayed request was released.
-    passed: Mutex<Vec<usize>>,
-    /// The number of requests that are delayed now.
-    stopped: AtomicUsize,
 }
 
-/// Builds the states that the medium could have after power cuts at several points of a recording. The points must
+/// Builds the states that the media could have after power cuts at several points of a recording. The points must
 /// ascend, because the builder keeps only the durable state at the last point.
 #[derive(Debug)]
 pub struct CutBuilder {
-    events: Vec<Event>,
-    durable: Medium,
-    /// Number of events that are in `durable`.
-    nr_durable: usize,
+    log: Arc<Log>,
+    /// The events when the builder was made.
+    events: Arc<[Event]>,
+    members: Vec<Durable>,
+    /// Number of events whose promises are in `outcome`.
+    nr_noted: usize,
     outcome: CutOutcome,
+}
+
+/// The durable state of a device.
+#[derive(Clone, Debug)]
+struct Durable {
+    medium: Medium,
+    /// Number of events that are in `medium`.
+    nr_events: usize,
 }
 
 impl RecordingDevice {
     /// Creates a device with this content.
     pub fn new(base: Medium) -> Self {
-        let live = MediumDevice::new(base.clone());
-        Self {
-            live,
-            base,
-            events: Mutex::default(),
-            added: Condvar::new(),
-            gate: None,
-            passed: Mutex::default(),
-            stopped: 0.into(),
-        }
+        Self::in_log(0, Arc::new(Log { bases: vec![base], ..Log::default() }))
+    }
+
+    /// Creates the devices of an array with these contents. Promises, points and cuts of any of them are of the whole
+    /// array.
+    pub fn array(bases: Vec<Medium>) -> Vec<Self> {
+        let log = Arc::new(Log { bases, ..Log::default() });
+        (0..log.bases.len()).map(|number| Self::in_log(number, Arc::clone(&log))).collect()
+    }
+
+    fn in_log(number: usize, log: Arc<Log>) -> Self {
+        let base = &log.bases[number];
+        Self { number, len_bytes: base.len_bytes(), live: MediumDevice::new(base.clone()), log, gate: None }
     }
 
     /// Makes the device delay some requests (I4).
@@ -133,7 +172,7 @@ impl RecordingDevice {
 
     /// Makes another device with the content with which this device started.
     pub fn fork(&self) -> Self {
-        Self::new(self.base.clone())
+        Self::new(self.log.bases[self.number].clone())
     }
 
     /// Records promise number `value` of lane 0. Call this function when a sync or fsync has returned.
@@ -155,13 +194,13 @@ impl RecordingDevice {
     /// Returns the numbers of the events directly after each flush.
     pub fn flush_points(&self) -> Vec<usize> {
         let events = self.lock_events();
-        let is_flush = |(at, event): (usize, &Event)| matches!(event, Event::Flush).then_some(at + 1);
+        let is_flush = |(at, event): (usize, &Event)| matches!(event, Event::Flush { .. }).then_some(at + 1);
         events.iter().enumerate().filter_map(is_flush).collect()
     }
 
     /// Returns the numbers of the events at which a delayed request was released (I4).
     pub fn gate_points(&self) -> Vec<usize> {
-        self.passed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.log.passed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the numbers of the events directly after each promise to a lane in `lanes`.
@@ -175,8 +214,10 @@ impl RecordingDevice {
 
     /// Makes a builder for cuts at many points.
     pub fn cuts(&self) -> CutBuilder {
-        let events = self.lock_events().clone();
-        CutBuilder { events, durable: self.base.clone(), nr_durable: 0, outcome: CutOutcome::default() }
+        let events = self.lock_events().as_slice().into();
+        let member = |base: &Medium| Durable { medium: base.clone(), nr_events: 0 };
+        let members = self.log.bases.iter().map(member).collect();
+        CutBuilder { log: Arc::clone(&self.log), events, members, nr_noted: 0, outcome: CutOutcome::default() }
     }
 
     /// Writes an image of a state that the medium could have if the power is cut after the first `events` events.
@@ -188,7 +229,7 @@ impl RecordingDevice {
 
     fn push(&self, event: Event) {
         self.lock_events().push(event);
-        self.added.notify_all();
+        self.log.added.notify_all();
     }
 
     /// Delays the request if the gate chooses it (I4).
@@ -199,7 +240,7 @@ impl RecordingDevice {
             return;
         }
         let deadline = Instant::now() + gate.limit;
-        self.stopped.fetch_add(1, Ordering::SeqCst);
+        self.log.stopped.fetch_add(1, Ordering::SeqCst);
         let mut events = self.lock_events();
         let enough = events.len() + gate.events;
         while events.len() < enough {
@@ -207,53 +248,95 @@ impl RecordingDevice {
             if left.is_zero() {
                 break;
             }
-            events = self.added.wait_timeout(events, left).unwrap_or_else(PoisonError::into_inner).0;
+            events = self.log.added.wait_timeout(events, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        self.passed.lock().unwrap_or_else(PoisonError::into_inner).push(events.len());
+        self.log.passed.lock().unwrap_or_else(PoisonError::into_inner).push(events.len());
         drop(events);
-        self.stopped.fetch_sub(1, Ordering::SeqCst);
+        self.log.stopped.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Waits until a request is delayed (I4), at most for `limit`.
     pub fn wait_for_stop(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
-        while self.stopped.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
+        while self.log.stopped.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
     fn lock_events(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl CutBuilder {
-    /// Returns a state that the medium could have if the power is cut after the first `events` events. `events` must
-    /// not be smaller than in the last call.
+    /// Returns a state that the medium of the only device could have if the power is cut after the first `events`
+    /// events. `events` must not be smaller than in the last call.
     pub fn cut(&mut self, events: usize, rng: &mut Rng) -> (Medium, CutOutcome) {
+        let (mut media, outcome) = self.cut_all(events, rng);
+        assert_eq!(media.len(), 1, "an array has several media");
+        (media.remove(0), outcome)
+    }
+
+    /// Works like [`CutBuilder::cut`], for all devices of an array.
+    pub fn cut_all(&mut self, events: usize, rng: &mut Rng) -> (Vec<Medium>, CutOutcome) {
         let prefix = events.min(self.events.len());
-        let flushed =
-            self.events[..prefix].iter().rposition(|event| matches!(event, Event::Flush)).map_or(0, |at| at + 1);
-        assert!(self.nr_durable <= flushed, "cuts are asked for in ascending order");
-        for event in &self.events[self.nr_durable..flushed] {
+        assert!(self.nr_noted <= prefix, "cuts are asked for in ascending order");
+        // A promise that was made after the last completed flush must be kept too, because the flush that made its data
+        // durable completed before the promise was made.
+        for event in &self.events[self.nr_noted..prefix] {
             match event {
-                Event::Write { offset, data } => self.durable.write(*offset, data),
-                Event::Discard { offset, len_bytes } => self.durable.zero(*offset, *len_bytes),
-                Event::Flush => self.outcome.flushes += 1,
+                Event::Flush { .. } => self.outcome.flushes += 1,
                 Event::Mark { lane, value } => self.outcome.note(*lane, *value),
+                Event::Write { .. } | Event::Discard { .. } => {}
             }
         }
-        self.nr_durable = flushed;
-        let (mut medium, mut outcome) = (self.durable.clone(), self.outcome);
+        self.nr_noted = prefix;
+        let mut outcome = self.outcome;
+        let all = Arc::clone(&self.events);
+        let media = self.members.iter_mut().enumerate().map(|(number, member)| {
+            member.advance(&all, number, prefix);
+            member.cut(&all, number, prefix, rng, &mut outcome)
+        });
+        (media.collect(), outcome)
+    }
+
+    /// Returns a state that a device could have if it stopped after the first `events` events, before or after any other
+    /// cut.
+    pub fn stopped_at(&self, number: usize, events: usize, rng: &mut Rng) -> Medium {
+        let prefix = events.min(self.events.len());
+        let mut member = Durable { medium: self.log.bases[number].clone(), nr_events: 0 };
+        member.advance(&self.events, number, prefix);
+        member.cut(&self.events, number, prefix, rng, &mut CutOutcome::default())
+    }
+}
+
+impl Durable {
+    /// Adds what is durable after the first `prefix` events: all before the device's last flush among them (I1).
+    fn advance(&mut self, events: &[Event], number: usize, prefix: usize) {
+        let is_flush = |event: &Event| event.is_flush_of(number);
+        let flushed = events[self.nr_events..prefix].iter().rposition(is_flush);
+        let flushed = flushed.map_or(self.nr_events, |at| self.nr_events + at + 1);
+        for event in &events[self.nr_events..flushed] {
+            match event {
+                Event::Write { device, offset, data } if *device == number => self.medium.write(*offset, data),
+                Event::Discard { device, offset, len_bytes } if *device == number => {
+                    self.medium.zero(*offset, *len_bytes);
+                }
+                _ => {}
+            }
+        }
+        self.nr_events = flushed;
+    }
+
+    /// Adds some of the writes that are not durable (I2, I3).
+    fn cut(&self, events: &[Event], number: usize, prefix: usize, rng: &mut Rng, outcome: &mut CutOutcome) -> Medium {
+        let mut medium = self.medium.clone();
         // Most cuts mix kept, dropped and torn writes. Some cuts keep or drop nearly all writes, which independent
         // choices would hardly ever do.
         let pattern = rng.below(8);
-        for event in &self.events[flushed..prefix] {
+        for event in events[self.nr_events..prefix].iter().filter(|event| event.device() == Some(number)) {
             match event {
-                // A promise that was made after the last completed flush must be kept too, because the flush that made
-                // its data durable completed before the promise was made.
-                Event::Mark { lane, value } => outcome.note(*lane, *value),
-                Event::Write { offset, data } => match (pattern, rng.below(24)) {
+                Event::Write { offset, data, .. } => match (pattern, rng.below(24)) {
                     (0, 1..) | (1, 0) | (2.., 0..8) => {
                         outcome.kept += 1;
                         medium.write(*offset, data);
@@ -268,17 +351,17 @@ impl CutBuilder {
                         }
                     }
                 },
-                Event::Discard { offset, len_bytes } if rng.one_in(2) => medium.zero(*offset, *len_bytes),
-                Event::Discard { .. } | Event::Flush => {}
+                Event::Discard { offset, len_bytes, .. } if rng.one_in(2) => medium.zero(*offset, *len_bytes),
+                Event::Discard { .. } | Event::Flush { .. } | Event::Mark { .. } => {}
             }
         }
-        (medium, outcome)
+        medium
     }
 }
 
 impl Device for RecordingDevice {
     fn len_bytes(&self) -> u64 {
-        self.base.len_bytes()
+        self.len_bytes
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -290,14 +373,14 @@ impl Device for RecordingDevice {
         let mut live = self.live.write();
         live.check(offset, buf.len() as u64)?;
         live.write(offset, buf);
-        self.push(Event::Write { offset, data: buf.into() });
+        self.push(Event::Write { device: self.number, offset, data: buf.into() });
         Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
         self.maybe_delay(true);
         let _live = self.live.write();
-        self.push(Event::Flush);
+        self.push(Event::Flush { device: self.number });
         Ok(())
     }
 
@@ -305,12 +388,15 @@ impl Device for RecordingDevice {
         let mut live = self.live.write();
         live.check(offset, len_bytes)?;
         live.zero(offset, len_bytes);
-        self.push(Event::Discard { offset, len_bytes });
+        self.push(Event::Discard { device: self.number, offset, len_bytes });
         Ok(())
     }
 
     fn describe(&self) -> String {
-        "recording device".to_owned()
+        match self.log.bases.len() {
+            1 => "recording device".to_owned(),
+            _ => format!("recording device {}", self.number + 1),
+        }
     }
 
     fn is_read_only(&self) -> bool {
@@ -341,5 +427,31 @@ mod tests {
             seen.insert((data[0], data[8191]));
         }
         assert_eq!(seen.len(), 4, "kept, dropped, and torn in both ways");
+    }
+
+    #[test]
+    fn a_flush_of_one_device_makes_nothing_durable_on_another() {
+        let devices = RecordingDevice::array(vec![Medium::zeros(1 << 20), Medium::zeros(1 << 20)]);
+        for device in &devices {
+            device.write_at(0, &[1; 4096]).unwrap();
+        }
+        devices[1].flush().unwrap();
+        devices[0].mark(3);
+        devices[1].write_at(0, &[2; 4096]).unwrap();
+        let first = |medium: &Medium| {
+            let mut byte = [0];
+            medium.read(0, &mut byte);
+            byte[0]
+        };
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..64 {
+            let mut builder = devices[0].cuts();
+            let (media, outcome) = builder.cut_all(devices[1].events(), &mut Rng::new(seed));
+            assert_eq!((outcome.flushes, outcome.promised), (1, Some(3)));
+            seen.insert((first(&media[0]), first(&media[1])));
+            // The first device stopped before anything was written.
+            assert_eq!(first(&builder.stopped_at(0, 0, &mut Rng::new(seed))), 0);
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [(0, 1), (0, 2), (1, 1), (1, 2)]);
     }
 }

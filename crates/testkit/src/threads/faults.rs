@@ -69,7 +69,7 @@ fn run_here(seed: u64) -> Result<ThreadedFaults> {
     let plan = plan(&mut Rng::new(seed ^ 0xfa17));
     let name = format!("threads, seed {seed} ({}), {plan:?}", scenario.name);
     let verdict = || -> Result<ThreadedFaults> {
-        let below = Arc::new(MediumDevice::new(scenario.base()?));
+        let below = Arc::new(MediumDevice::new(scenario.bases()?.remove(0)));
         let device = Arc::new(FaultDevice::new(Arc::clone(&below) as Arc<dyn Device>, plan));
         let options = MountOptions::parse(&scenario.mount)?;
         let opened = caught(|| FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, options.clone()));

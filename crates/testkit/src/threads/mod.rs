@@ -29,9 +29,11 @@
 //! - T9. On a nearly full filesystem, a balance, a resize, a snapshot or a write may fail with ENOSPC. The rules T1,
 //!   T2, T6, T7 and T8 hold nevertheless.
 
+mod arrays;
 mod balance;
 mod faults;
 mod lane;
+mod member_faults;
 mod snapshots;
 mod verify;
 
@@ -46,10 +48,12 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_fs::{Job, MountOptions, QgroupId, QuotaKind};
 use ubtrfs_mkfs::MkfsOptions;
 
+pub use self::arrays::{ArrayCut, ArrayCuts, Fate};
 use self::balance::Balances;
 pub use self::balance::random_balance;
 pub use self::faults::ThreadedFaults;
 use self::lane::{Lane, Work};
+pub use self::member_faults::MemberFaults;
 use self::snapshots::{Snapshot, Snapshots};
 use crate::faults::caught;
 use crate::target::{NOSPC, Target};
@@ -69,7 +73,9 @@ const POISON: [u8; 16] = *b"never on a disk!";
 #[derive(Clone, Debug)]
 struct Scenario {
     name: &'static str,
+    /// The size of each device.
     len_bytes: u64,
+    nr_devices: usize,
     mkfs: MkfsOptions,
     mount: String,
     lanes: Vec<Work>,
@@ -114,6 +120,7 @@ impl Scenario {
         let mut scenario = Self {
             name: "",
             len_bytes: 256 << 20,
+            nr_devices: 1,
             mkfs,
             mount: mount.to_owned(),
             lanes: Vec::new(),
@@ -192,6 +199,7 @@ impl Scenario {
         let mut scenario = Self {
             name: "balances",
             len_bytes: 256 << 20,
+            nr_devices: 1,
             mkfs,
             mount: mount.to_owned(),
             lanes,
@@ -220,10 +228,14 @@ impl Scenario {
         scenario
     }
 
-    /// Makes the filesystem with which the threads start.
-    fn base(&self) -> Result<Medium> {
-        let device = Arc::new(MediumDevice::new(Medium::formatted(self.len_bytes, &self.mkfs)?));
-        let mut target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, MountOptions::default())?;
+    /// Makes the filesystem with which the threads start. Returns the media of its devices.
+    fn bases(&self) -> Result<Vec<Medium>> {
+        let device = |_| Arc::new(MediumDevice::new(Medium::zeros(self.len_bytes)));
+        let devices: Vec<Arc<MediumDevice>> = (0..self.nr_devices).map(device).collect();
+        let refs: Vec<&dyn Device> = devices.iter().map(|device| &**device as &dyn Device).collect();
+        ubtrfs_mkfs::make_array(&refs, &self.mkfs)?;
+        let shared = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+        let mut target = FsTarget::on_devices(shared, MountOptions::default())?;
         let mut make = |path: &str, kind| {
             let mode = if kind == NodeKind::Directory { 0o755 } else { 0o644 };
             target.create(path.as_bytes(), kind, mode, (0, 0)).map_err(errno).with_context(|| path.to_owned())
@@ -262,7 +274,7 @@ impl Scenario {
             }
         }
         target.close()?;
-        Ok(device.content())
+        Ok(devices.iter().map(|device| device.content()).collect())
     }
 
     fn ballast_paths(&self) -> Vec<String> {
@@ -316,6 +328,13 @@ struct Record {
     told: bool,
 }
 
+impl Record {
+    /// The number of promises made to all threads.
+    fn nr_promises(&self) -> usize {
+        self.lanes.iter().map(History::promises).sum::<usize>() + self.snapshots.len() + self.versions.len()
+    }
+}
+
 /// A recorded run of threads.
 #[derive(Debug)]
 pub struct ThreadedCuts {
@@ -340,7 +359,7 @@ impl ThreadedCuts {
 
     fn record_scenario(scenario: Scenario, seed: u64) -> Result<Self> {
         let gate = Gate { seed, superblocks: 2, writes: 80, events: 40, limit: Duration::from_millis(20) };
-        let device = Arc::new(RecordingDevice::new(scenario.base()?).with_gate(gate));
+        let device = Arc::new(RecordingDevice::new(scenario.bases()?.remove(0)).with_gate(gate));
         let options = MountOptions::parse(&scenario.mount)?;
         let mut below: Arc<dyn Device> = Arc::clone(&device) as Arc<dyn Device>;
         if scenario.poison {
@@ -368,30 +387,12 @@ impl ThreadedCuts {
     /// request; directly after a promise (the return of a call that guarantees durability, such as fsync); and
     /// anywhere.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
-        let mut rng = Rng::new(self.seed ^ 0x5eed);
-        let (flushes, events) = (self.device.flush_points(), self.device.events());
-        let stopped = self.device.gate_points();
-        let (marks, rewritten) =
-            (self.device.mark_points(0..LANES), self.device.mark_points(REWRITTEN_LANE..REWRITTEN_LANE + 1));
-        let mut points: Vec<usize> = (0..cuts)
-            .map(|number| match number % 6 {
-                0 if !flushes.is_empty() => (*rng.pick(&flushes) + rng.index(4)).saturating_sub(1),
-                1 if !stopped.is_empty() => *rng.pick(&stopped),
-                2 if !marks.is_empty() => *rng.pick(&marks),
-                3 if !rewritten.is_empty() => *rng.pick(&rewritten),
-                3 if !marks.is_empty() => *rng.pick(&marks),
-                _ => rng.index(events + 1),
-            })
-            .collect();
-        points.sort_unstable();
-        points
+        points(&self.device, self.seed, cuts)
     }
 
     /// Returns the numbers of promises, flushes and events in the recording.
     pub fn size(&self) -> (usize, usize, usize) {
-        let promises = self.record.lanes.iter().map(History::promises).sum::<usize>()
-            + self.record.snapshots.len()
-            + self.record.versions.len();
+        let promises = self.record.nr_promises();
         (promises, self.device.flush_points().len(), self.device.events())
     }
 
@@ -466,6 +467,26 @@ impl ThreadedCuts {
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<LinuxVerdict> {
         cut.verify_by_linux(ours, image, |found, read| self.record.verify(found, read, &cut.lanes))
     }
+}
+
+/// Chooses points to cut a recording at; see [`ThreadedCuts::points`].
+fn points(device: &RecordingDevice, seed: u64, cuts: usize) -> Vec<usize> {
+    let mut rng = Rng::new(seed ^ 0x5eed);
+    let (flushes, events) = (device.flush_points(), device.events());
+    let stopped = device.gate_points();
+    let (marks, rewritten) = (device.mark_points(0..LANES), device.mark_points(REWRITTEN_LANE..REWRITTEN_LANE + 1));
+    let mut points: Vec<usize> = (0..cuts)
+        .map(|number| match number % 6 {
+            0 if !flushes.is_empty() => (*rng.pick(&flushes) + rng.index(4)).saturating_sub(1),
+            1 if !stopped.is_empty() => *rng.pick(&stopped),
+            2 if !marks.is_empty() => *rng.pick(&marks),
+            3 if !rewritten.is_empty() => *rng.pick(&rewritten),
+            3 if !marks.is_empty() => *rng.pick(&marks),
+            _ => rng.index(events + 1),
+        })
+        .collect();
+    points.sort_unstable();
+    points
 }
 
 fn errno(errno: i32) -> anyhow::Error {

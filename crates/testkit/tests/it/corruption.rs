@@ -1,8 +1,6 @@
 //! Tests damaged filesystems: a block with another good copy is read and repaired, a bad block without a good copy
 //! causes an error that names the block, and no content of a disk makes the engine panic.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;

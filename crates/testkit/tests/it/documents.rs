@@ -1,8 +1,6 @@
 //! Tests the repository's documents: the files, modules and items that they name exist, links lead somewhere, and no
 //! document grows past the size that is read.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

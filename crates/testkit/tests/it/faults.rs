@@ -2,8 +2,6 @@
 //! reported, and nothing panics or hangs. Runs a sample of the runs of `examples/faults.rs`, and tests the use of
 //! second copies.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

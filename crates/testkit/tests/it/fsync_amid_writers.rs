@@ -5,8 +5,6 @@
 //! (or sync), and then reads the file from the device with a read-only mount that replays the log in memory. Each
 //! round uses a new file, because a file that was never on disk can lose the most data.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,8 +1,6 @@
 //! Tests hostile input: runs the bodies of the fuzz targets on the kept corpus and on random mutations of it.
 //! `fuzz/` runs the bodies with cargo-fuzz.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

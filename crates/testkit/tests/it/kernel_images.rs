@@ -5,8 +5,6 @@
 //! loaded through Linux, and the driver changes the model and the engine. At the end, both walks and the model must
 //! agree, and `btrfs check` and scrub must find nothing.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 
 use ubtrfs_testkit::{

@@ -1,8 +1,6 @@
 //! Tests the oracle itself: images that Linux made and filled are clean and equal to the model loaded from them, and
 //! changes by Linux have the results that the model predicts.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use ubtrfs_testkit::{
     Compare, Driver, KernelImage, KernelImageSpec, LoopMount, PathTarget, RichTree, btrfs_check, capability,
     compare_entries, compare_trees, walk_path,

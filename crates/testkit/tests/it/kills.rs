@@ -5,8 +5,6 @@
 //! once failed come first, then random cases: sessions of a few operations, each killed at its end and continued by
 //! the next session.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

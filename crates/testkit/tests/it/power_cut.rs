@@ -5,8 +5,6 @@
 //! for each unflushed write whether it is kept, dropped or torn. Each result is opened, checked and compared with the
 //! promises; Linux replays and checks a few results. `examples/power_cuts.rs` runs many more cuts.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_fs::MountOptions;

@@ -1,8 +1,6 @@
 //! Tests filesystems made by ubtrfs: random operations are compared with the model, with remounts in between, and
 //! Linux checks the result.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;

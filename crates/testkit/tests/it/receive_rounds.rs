@@ -1,7 +1,5 @@
 //! Runs some rounds of `examples/send_rounds.rs --bed from-linux`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use ubtrfs_testkit::{Rng, capability, receive_round};
 
 #[test]

@@ -1,8 +1,6 @@
 //! Sends chains of snapshots with random operations between them, and receives them with the engine and with Linux (see
 //! `testkit::send`). Cases that once failed are separate tests.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 
 use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode};

@@ -2,8 +2,6 @@
 //! memory, the n-th write fails or panics, or the power is cut. Afterwards the filesystem has exactly the files of
 //! the previous commit or of the new commit, and is clean.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 

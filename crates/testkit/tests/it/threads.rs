@@ -5,8 +5,6 @@
 //! Method: see `testkit::threads`. `UBTRFS_SEED` selects a seed, which then runs several times, because the threads
 //! interleave differently each time.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -3,8 +3,6 @@
 //! other writer, turns read-only and writes nothing more. Also tests images that are removed or truncated: nothing is
 //! reported as durable afterwards.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,8 +4,6 @@
 //! Method: the device refuses sectors that begin with certain bytes. A read-only mount of the device's current content
 //! shows what is durable.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -6,8 +6,6 @@
 //! clean, and fsynced changes must exist. Times of directories are not compared, because Linux sets the times of
 //! directories to the time of the replay.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod cases;
 
 use std::path::Path;

@@ -1,0 +1,340 @@
+//! Power cuts of arrays: threads change a filesystem on several devices, the power is cut on all of them at one moment,
+//! and then as many devices as the profiles tolerate are lost, stale or full of noise.
+//!
+//! - A1. After a cut and any tolerated loss, the filesystem opens for writing, degraded if a device is missing. All
+//!   promises hold (T1 to T4 of [`super`]).
+//! - A2. The undamaged devices are clean before and after the replay of the log. Only missing devices are reported, and
+//!   after the replay also devices that are not up to date yet, because the cut came before their superblock was written.
+//! - A3. Linux mounts the undamaged devices, degraded if a device is missing, finds nothing wrong, and the promises hold.
+//!   Linux finds the same entries, except if the cut came while superblocks were written: then some have the new commit
+//!   or log, and others do not.
+//! - A4. A stale device has a state that it had at an earlier cut. A device full of noise keeps its superblocks, and each
+//!   of its other blocks that was ever written has random content.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ubtrfs_check::{Code, Options};
+use ubtrfs_device::Device;
+use ubtrfs_format::Profile;
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_fs::MountOptions;
+
+use super::verify::Made;
+use super::{Record, Scenario, Work, points, run_threads};
+use crate::{
+    Compare, CutBuilder, FsTarget, Gate, LoopMount, Medium, MediumDevice, RecordingDevice, Rng, TreeEntry,
+    btrfs_check_array, compare_entries, run, walk_path,
+};
+
+/// A recorded run of threads on an array.
+#[derive(Debug)]
+pub struct ArrayCuts {
+    /// Describes the scenario.
+    pub name: String,
+    devices: Vec<Arc<RecordingDevice>>,
+    record: Record,
+    options: MountOptions,
+    /// Number of devices that the profiles of all chunks allow to lose.
+    tolerated: usize,
+    seed: u64,
+}
+
+/// What happens to a device at a cut, besides the cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing.
+    Kept,
+    /// The device is lost.
+    Lost,
+    /// The device stopped at an earlier event (A4).
+    Stale(usize),
+    /// The device is full of noise (A4).
+    Noise,
+}
+
+/// The media that a cut left, and the promises made before it.
+#[derive(Debug)]
+pub struct ArrayCut {
+    media: Vec<Medium>,
+    fates: Vec<Fate>,
+    lanes: Made,
+    /// Describes the cut, for messages.
+    pub what: String,
+}
+
+/// Profiles of data and metadata, and numbers of devices.
+const ARRAYS: [(&str, &str, usize); 10] = [
+    ("raid1", "raid1", 2),
+    ("raid1", "raid1", 3),
+    ("single", "raid1", 2),
+    ("raid0", "raid1", 3),
+    ("raid1c3", "raid1c3", 3),
+    ("raid1", "raid1c3", 4),
+    ("raid1c4", "raid1c4", 4),
+    ("raid10", "raid10", 4),
+    ("raid10", "raid1c4", 5),
+    ("raid0", "raid10", 2),
+];
+
+impl ArrayCuts {
+    /// Number of arrays over which the seeds go in turn.
+    pub const KINDS: u64 = ARRAYS.len() as u64;
+
+    /// Records the run of this seed. Returns `None` if arrays can only be read.
+    pub fn record(seed: u64) -> Result<Option<Self>> {
+        let (data, metadata, nr_devices) = ARRAYS[(seed % Self::KINDS) as usize];
+        Self::record_on(data, metadata, nr_devices, seed)
+    }
+
+    /// Works like [`ArrayCuts::record`], with these profiles and this number of devices.
+    pub fn record_on(data: &str, metadata: &str, nr_devices: usize, seed: u64) -> Result<Option<Self>> {
+        let profile = |name: &str| Profile::named(name).with_context(|| format!("no profile {name}"));
+        let (data, metadata) = (profile(data)?, profile(metadata)?);
+        let mut scenario = scenario(seed);
+        scenario.nr_devices = nr_devices;
+        (scenario.mkfs.data_profile, scenario.mkfs.metadata_profile) = (data.flag, metadata.flag);
+        let what = format!("seed {seed} ({}, {} and {} on {nr_devices})", scenario.name, data.name, metadata.name);
+        if nr_devices > 1 && !can_write(&scenario)? {
+            return Ok(None);
+        }
+        let gate = Gate { seed, superblocks: 2, writes: 80, events: 40, limit: Duration::from_millis(20) };
+        let device = |(number, device): (u64, RecordingDevice)| {
+            Arc::new(device.with_gate(Gate { seed: gate.seed.wrapping_add(number << 32), ..gate }))
+        };
+        let bases = scenario.bases().with_context(|| what.clone())?;
+        let devices: Vec<_> = (0..).zip(RecordingDevice::array(bases)).map(device).collect();
+        let options = MountOptions::parse(&scenario.mount)?;
+        let shared = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+        let target = FsTarget::on_devices(shared, options.clone()).with_context(|| what.clone())?;
+        let mut record = run_threads(scenario, &target, Some(&devices[0]), None, seed).with_context(|| what.clone())?;
+        target.close().with_context(|| format!("{what}: closing"))?;
+        for (lane, history) in record.lanes.iter_mut().enumerate() {
+            devices[0].mark_lane(lane, history.sync() as u64);
+        }
+        let tolerated = data.tolerated_failures.min(metadata.tolerated_failures).into();
+        Ok(Some(Self { name: what, devices, record, options, tolerated, seed }))
+    }
+
+    /// Chooses points to cut at, in ascending order. They are chosen as in [`super::ThreadedCuts::points`].
+    pub fn points(&self, cuts: usize) -> Vec<usize> {
+        points(&self.devices[0], self.seed, cuts)
+    }
+
+    /// Returns the numbers of promises, flushes and events in the recording.
+    pub fn size(&self) -> (usize, usize, usize) {
+        (self.record.nr_promises(), self.devices[0].flush_points().len(), self.devices[0].events())
+    }
+
+    /// Makes the builder that [`ArrayCuts::cut`] needs.
+    pub fn builder(&self) -> CutBuilder {
+        self.devices[0].cuts()
+    }
+
+    /// Returns the media as they are after a power cut at this point and a loss. `number` selects the random choices.
+    pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> ArrayCut {
+        let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
+        let (mut media, outcome) = builder.cut_all(point, &mut rng);
+        let mut fates = vec![Fate::Kept; media.len()];
+        for _ in 0..rng.index(self.tolerated + 1) {
+            let victim = rng.index(media.len());
+            fates[victim] = match rng.below(3) {
+                0 => Fate::Lost,
+                1 => Fate::Stale(rng.index(point + 1)),
+                _ => Fate::Noise,
+            };
+        }
+        for (index, fate) in fates.iter().enumerate() {
+            match fate {
+                Fate::Kept | Fate::Lost => {}
+                Fate::Stale(events) => media[index] = builder.stopped_at(index, *events, &mut rng),
+                Fate::Noise => media[index].add_noise(&mut rng),
+            }
+        }
+        let primaries: Vec<String> = media.iter().map(primary_of).collect();
+        let what =
+            format!("arrays, {}, cut {number} at event {point}, {fates:?}, {primaries:?}: {outcome:?}", self.name);
+        ArrayCut { media, fates, lanes: outcome.promised_by, what }
+    }
+
+    /// Verifies A1 and A2. Returns the entries of the filesystem.
+    pub fn verify(&self, cut: &ArrayCut) -> Result<Vec<TreeEntry>> {
+        let verify = || {
+            check(&cut.undamaged(), false).context("A2, before the replay")?;
+            let devices: Vec<Option<Arc<MediumDevice>>> = cut.devices();
+            let given = devices.iter().flatten().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+            let degraded = cut.fates.contains(&Fate::Lost);
+            let options = MountOptions { degraded, ..self.options.clone() };
+            let target = FsTarget::on_devices(given, options).context("A1: it does not open")?;
+            ensure!(target.fs().read_only().is_none(), "A1: it opens read-only: {:?}", target.fs().read_only());
+            let found = target.walk().context("A1: it cannot be read")?;
+            self.record.verify(&found, &|path| crate::faults::read_all(&target, path), &cut.lanes).context("A1")?;
+            target.close().context("A1: it cannot be closed")?;
+            let is_kept = |(fate, device): (&Fate, &Option<Arc<MediumDevice>>)| {
+                device.as_ref().filter(|_| *fate == Fate::Kept).map(|device| device.content())
+            };
+            let kept: Vec<Medium> = cut.fates.iter().zip(&devices).filter_map(is_kept).collect();
+            check(&kept, true).context("A2, after the replay")?;
+            Ok(found)
+        };
+        verify().with_context(|| cut.what.clone())
+    }
+
+    /// Verifies A3. Linux must find `ours`, the entries that [`ArrayCuts::verify`] returned.
+    pub fn verify_by_linux(&self, cut: &ArrayCut, ours: &[TreeEntry], dir: &Path) -> Result<()> {
+        let judge = || {
+            let images = cut.save(dir)?;
+            btrfs_check_array(&images)?;
+            let options = if images.len() < cut.media.len() { "degraded" } else { "" };
+            let mount = LoopMount::array(&images, options)?;
+            let found = walk_path(mount.path()).with_context(|| mount.kernel_log())?;
+            let read = |path: &[u8]| Ok(std::fs::read(mount.path().join(OsStr::from_bytes(path)))?);
+            self.record.verify(&found, &read, &cut.lanes)?;
+            if cut.has_one_log() {
+                compare_entries(ours, &found, Compare { root: false, ..Compare::ALL })
+                    .context("our replay (first) and Linux's (second) differ")?;
+            }
+            // A commit writes the superblocks that the cut left old. Scrub reports them otherwise.
+            std::fs::write(mount.join("new"), b"new")?;
+            run("sync", ["-f".as_ref(), mount.path().as_os_str()])?;
+            mount.scrub()?;
+            let complaints = mount.kernel_complaints();
+            ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
+            mount.close()?;
+            btrfs_check_array(&images).context("after the replay")
+        };
+        judge().with_context(|| format!("A3: {}", cut.what))
+    }
+
+    /// Lists the steps of each lane, with the number of the state after each step.
+    pub fn trace(&self) -> String {
+        let lanes = self.record.steps.iter().enumerate();
+        lanes.map(|(lane, steps)| format!("lane {lane}\n  {}\n", steps.join("\n  "))).collect()
+    }
+}
+
+impl ArrayCut {
+    /// The contents of the devices that the cut left undamaged.
+    fn undamaged(&self) -> Vec<Medium> {
+        let is_kept = |(fate, medium): (&Fate, &Medium)| (*fate == Fate::Kept).then(|| medium.clone());
+        self.fates.iter().zip(&self.media).filter_map(is_kept).collect()
+    }
+
+    /// Whether the newest superblocks of all devices but the lost ones have the same log, and an undamaged device has one
+    /// of them. Linux gets the undamaged devices only.
+    fn has_one_log(&self) -> bool {
+        let newest_of = |media: &mut dyn Iterator<Item = &Medium>| {
+            let found: Vec<Superblock> = media.filter_map(primary).collect();
+            let newest = found.iter().map(|superblock| superblock.generation).max();
+            let is_newest = |superblock: &&Superblock| Some(superblock.generation) == newest;
+            let logs: BTreeSet<u64> = found.iter().filter(is_newest).map(|superblock| superblock.log_root.0).collect();
+            (newest, logs)
+        };
+        let mut given =
+            self.fates.iter().zip(&self.media).filter(|(fate, _)| **fate != Fate::Lost).map(|(_, medium)| medium);
+        let (newest, logs) = newest_of(&mut given);
+        logs.len() == 1 && newest == newest_of(&mut self.undamaged().iter()).0
+    }
+
+    /// The devices, except those that are lost.
+    fn devices(&self) -> Vec<Option<Arc<MediumDevice>>> {
+        let device = |(fate, medium): (&Fate, &Medium)| {
+            (*fate != Fate::Lost).then(|| Arc::new(MediumDevice::new(medium.clone())))
+        };
+        self.fates.iter().zip(&self.media).map(device).collect()
+    }
+
+    /// Saves the undamaged devices to images in this folder.
+    pub fn save(&self, dir: &Path) -> Result<Vec<std::path::PathBuf>> {
+        let mut images = Vec::new();
+        for (index, (fate, medium)) in self.fates.iter().zip(&self.media).enumerate() {
+            if *fate == Fate::Kept {
+                let image = dir.join(format!("device{}", index + 1));
+                medium.save(&image)?;
+                images.push(image);
+            }
+        }
+        Ok(images)
+    }
+}
+
+/// The primary superblock on a medium.
+fn primary(medium: &Medium) -> Option<Superblock> {
+    let mut raw = vec![0; SUPERBLOCK_SIZE];
+    medium.read(SUPERBLOCK_OFFSETS[0], &mut raw);
+    Superblock::decode(&raw).ok()
+}
+
+/// Generation, root and number of the log in the primary superblock, for messages.
+fn primary_of(medium: &Medium) -> String {
+    primary(medium).map_or_else(
+        || "no superblock".to_owned(),
+        |superblock| {
+            format!("{} log {} number {}", superblock.generation, superblock.log_root, superblock.log_root_transid)
+        },
+    )
+}
+
+/// A scenario with free space, and without a file that a single device refuses.
+pub(super) fn scenario(seed: u64) -> Scenario {
+    let kinds = [0, 1, 2, 6, 7];
+    let kind = kinds[(seed / ArrayCuts::KINDS) as usize % kinds.len()];
+    let mut scenario = Scenario::of(seed / kinds.len() as u64 * Scenario::KINDS + kind);
+    (scenario.len_bytes, scenario.free) = (256 << 20, None);
+    if scenario.lanes.is_empty() {
+        scenario.lanes = vec![Work::Busy { steps: 70 }];
+    }
+    scenario
+}
+
+/// Whether the engine opens the array of a scenario for writing.
+pub(super) fn can_write(scenario: &Scenario) -> Result<bool> {
+    let device = |_| Arc::new(MediumDevice::new(Medium::zeros(scenario.len_bytes)));
+    let devices: Vec<Arc<MediumDevice>> = (0..scenario.nr_devices).map(device).collect();
+    let refs: Vec<&dyn Device> = devices.iter().map(|device| &**device as &dyn Device).collect();
+    ubtrfs_mkfs::make_array(&refs, &scenario.mkfs)?;
+    let shared = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let target = FsTarget::on_devices(shared, MountOptions::default())?;
+    let is_writable = target.fs().read_only().is_none();
+    target.close()?;
+    Ok(is_writable)
+}
+
+/// Fails with the problems that `ubtrfs-check` finds, except missing devices. If `stale` is set, also ignores devices that
+/// are not up to date, and their bad copies.
+pub(super) fn check(media: &[Medium], stale: bool) -> Result<()> {
+    check_except(media, stale, None)
+}
+
+/// Works like [`check`], but ignores bad copies on the device `bad`, too.
+pub(super) fn check_except(media: &[Medium], stale: bool, bad: Option<u64>) -> Result<()> {
+    let device = |medium: &Medium| Arc::new(MediumDevice::new(medium.clone())) as Arc<dyn Device>;
+    let options = Options { data_csums: true, ..Options::default() };
+    let mut problems = Vec::new();
+    let mut stale_devices: Vec<String> = bad.iter().map(u64::to_string).collect();
+    let report = ubtrfs_check::check(media.iter().map(device).collect(), options, &(), &mut |problem| {
+        // A cut between the superblocks of two devices leaves an old one.
+        let mut is_expected = matches!(problem.code, Code::DeviceMissing | Code::SuperMirror);
+        if stale && problem.code == Code::DeviceStale {
+            // "... is device N of generation ..."
+            stale_devices.extend(
+                problem.text.split(" is device ").nth(1).and_then(|rest| rest.split(' ').next()).map(str::to_owned),
+            );
+            is_expected = true;
+        }
+        let is_copy = matches!(problem.code, Code::BlockCopy | Code::DataCsum | Code::DataRead);
+        is_expected |=
+            is_copy && stale_devices.iter().any(|devid| problem.text.contains(&format!(" on device {devid}:")));
+        if !is_expected && (problem.code.is_error() || problem.code == Code::Qgroup) {
+            problems.push(problem.to_string());
+        }
+    })?;
+    problems.truncate(10);
+    ensure!(report.complete && problems.is_empty(), "check: {:?}\n{}", report.counts, problems.join("\n"));
+    Ok(())
+}
