@@ -16,6 +16,7 @@ use ubtrfs_format::print::{escaped, escaped_line, json_lines};
 
 use crate::commands::background;
 use crate::logging;
+use crate::progs::{is_progs, is_quiet};
 
 /// Parses a size as btrfs-progs does: digits with an optional suffix of K M G T P E (powers of 1024, any case),
 /// optionally followed by `iB` or `B`. A suffix may follow a fraction: `1.5G`.
@@ -85,7 +86,7 @@ pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
 
 /// Formats an error as `ubtrfs: outer: inner: ...` in one line.
 pub(crate) fn error_line(error: &anyhow::Error) -> String {
-    format!("ubtrfs: {}", error_text(error))
+    format!("{}{}", if is_progs() { "ERROR: " } else { "ubtrfs: " }, error_text(error))
 }
 
 /// Formats an error as `outer: inner: ...` in one line.
@@ -146,7 +147,7 @@ impl<T: AsRef<OsStr> + ?Sized> Shown for T {
 
 /// Prints one line on stderr about a problem that does not stop the command.
 pub(crate) fn warn(text: &str) {
-    print_err(&format!("ubtrfs: {text}"));
+    print_err(&format!("{}{text}", if is_progs() { "WARNING: " } else { "ubtrfs: " }));
 }
 
 /// Calls `work` for each operand. As in coreutils, a failure does not stop the work on other operands, but makes the
@@ -214,9 +215,11 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str, tip: Option<&str>
             if let Some(tip) = &tip {
                 lines.insert(lines.len().min(1), tip);
             }
-            let what = lines.join("\n");
+            let what = with_own_name(&lines.join("\n"));
+            let commands = &*with_own_name(commands);
             let what = what.strip_prefix("error: ").unwrap_or(&what);
-            print_err(&format!("ubtrfs: {what}\nFor more, see: {commands} --help"));
+            let begin = if is_progs() { commands } else { "ubtrfs" };
+            print_err(&format!("{begin}: {what}\nFor more, see: {commands} --help"));
             ExitCode::FAILURE
         }
     }
@@ -224,10 +227,15 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str, tip: Option<&str>
 
 /// Prints help, in colors if stdout is a terminal.
 fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
-    if stdout().is_terminal() {
+    if stdout().is_terminal() && !is_progs() {
         return error.print().and_then(|()| io::stdout().flush()).context(OUTPUT_LOST);
     }
-    print_out(&error.render().to_string())
+    print_out(&with_own_name(&error.render().to_string()))
+}
+
+/// Names `mkfs.btrfs` in a text of clap, for which it is a command of a program with the same name.
+fn with_own_name(text: &str) -> String {
+    text.replace("mkfs.btrfs mkfs", "mkfs.btrfs")
 }
 
 /// Makes a progress bar over bytes. The bar draws nothing if stderr is not a terminal.
@@ -343,6 +351,9 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Writes all of `text` to stdout, lines and tabs as they are. Other invisible characters are escaped, because some of
 /// the text comes from servers of other users.
 pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {
+    if is_quiet() {
+        return Ok(());
+    }
     let mut shown = String::with_capacity(text.len());
     for piece in text.split_inclusive(['\n', '\t']) {
         let line = piece.trim_end_matches(['\n', '\t']);
@@ -355,6 +366,11 @@ pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {
 /// Prints a result as JSON, in several lines.
 pub(crate) fn print_json(value: &Value) -> anyhow::Result<()> {
     print_out(&format!("{}\n", json_lines(value)))
+}
+
+/// Prints a list as JSON in the form of btrfs-progs, with a header.
+pub(crate) fn print_progs_json(name: &str, list: &Value) -> anyhow::Result<()> {
+    print_json(&serde_json::json!({ "__header": { "version": "1" }, (name): list }))
 }
 
 /// Writes all bytes to stdout, as [`print_out`] does with text.

@@ -9,6 +9,8 @@
 //! - I3. Devices, FIFOs, and files named as open files of a process (such as `/dev/stdout`) are written in place, never
 //!   removed or replaced.
 //! - I4. [`HostFile::in_dir`] touches only one name in one directory, and follows no links.
+//! - I5. Files and directories that a user named are found name by name, and opened by what was found ([`find_target`]). In
+//!   a FUSE mount of another user, no link is followed and the mount is not left.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -20,8 +22,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
+use ubtrfs_control::{InMountOfOther, Way, find_file, reopen};
 
 use crate::common::Shown;
 use crate::interrupt::{self, RegisteredFile};
@@ -100,24 +103,19 @@ impl HostFile {
         if ubtrfs_device::stdout_was_closed() && STDOUT_NAMES.iter().any(|name| path == Path::new(name)) {
             bail!("cannot write to {shown}: standard output is closed");
         }
-        let there = match std::fs::metadata(path) {
-            Ok(there) => there,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if std::fs::symlink_metadata(path).is_ok() {
-                    bail!("{shown} is a symbolic link that leads nowhere; remove it first");
-                }
-                let (dir, name) = directory_of(path)?;
-                return Self::in_dir(&dir, name, mode).with_context(|| format!("cannot create {shown}"));
-            }
-            Err(error) => return Err(error).with_context(|| shown.clone()),
+        let Some(found) = find_target(path)? else {
+            let (dir, name) = directory_of_new(path)?;
+            return Self::in_dir(&dir, name, mode).with_context(|| format!("cannot create {shown}"));
         };
-        if there.is_dir() {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&found).with_context(|| shown.clone())?.st_mode);
+        if kind.is_dir() {
             bail!("{shown} is a directory; name a file");
         }
         // As with cp, only a user who may write to the file may replace it.
-        let file = File::options().write(true).open(path).with_context(|| format!("cannot write {shown}"))?;
+        let file = reopen(&found, path, File::options().write(true));
+        let file = file.with_context(|| format!("cannot write {shown}"))?;
         refuse_in_use(&file, path)?;
-        if !there.is_file() {
+        if !kind.is_file() {
             return Ok(Self { file, place: Place::Direct, written: 0 });
         }
         if is_open_file_of_a_process(path) {
@@ -265,6 +263,35 @@ pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Finds the file at a path that is to be written (I5). `None` if it does not exist.
+pub(crate) fn find_target(path: &Path) -> anyhow::Result<Option<OwnedFd>> {
+    let shown = path.shown();
+    match find_file(path, InMountOfOther::StayInside) {
+        Ok(Way::To(found)) => Ok(Some(found)),
+        Ok(Way::Nowhere) => match std::fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| shown),
+            Ok(_) => bail!("{shown} was changed by another program; try again"),
+        },
+        Ok(Way::OfOther(user)) => {
+            let user = user.map_or_else(|| "another user".to_owned(), |user| format!("user {user}"));
+            bail!(
+                "{shown} leads through a link or special file in a mount of {user}, which may lead anywhere; name the file \
+                 itself, or write it elsewhere"
+            )
+        }
+        Err(error) => bail!("cannot find out through which mounts {shown} leads: {error}"),
+    }
+}
+
+/// Works like [`directory_of`], for a name that does not exist.
+pub(crate) fn directory_of_new(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
+    if std::fs::symlink_metadata(path).is_ok() {
+        bail!("{} is a symbolic link that leads nowhere; remove it first", path.shown());
+    }
+    directory_of(path)
+}
+
 /// Opens the directory of a path's last name. Returns the directory and the name.
 pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
     let name = path
@@ -276,13 +303,15 @@ pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> 
 
 /// Opens a directory that a user named.
 pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
-    opened.map_err(|errno| match errno {
-        Errno::NOENT => anyhow::anyhow!("the directory {} does not exist; check the path", path.shown()),
-        Errno::NOTDIR => anyhow::anyhow!("{} is not a directory; check the path", path.shown()),
-        other => anyhow::Error::new(other).context(format!("cannot open {}", path.shown())),
-    })
+    let shown = path.shown();
+    let not_a_directory = || anyhow::anyhow!("{shown} is not a directory; check the path");
+    let found = find_target(path).map_err(|error| match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+        Some(io::ErrorKind::NotADirectory) => not_a_directory(),
+        _ => error,
+    })?;
+    let found = found.with_context(|| format!("the directory {shown} does not exist; check the path"))?;
+    let stat = rustix::fs::fstat(&found).with_context(|| format!("cannot open {shown}"))?;
+    if FileType::from_raw_mode(stat.st_mode).is_dir() { Ok(found) } else { Err(not_a_directory()) }
 }
 
 /// Names of standard output. These names are refused if stdout was closed, because Rust then opens /dev/null in place

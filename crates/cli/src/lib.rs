@@ -5,11 +5,13 @@
 //! input nor a failed write to stdout causes a panic: only `common` prints, and it returns an error if a result cannot
 //! be printed. I2. stdout carries only results. Progress and warnings go to stderr, progress only on a terminal. I3.
 //! The program also accepts the command lines with which mount(8) and umount(8) call it for the types `ubtrfs` and
-//! `fuse.ubtrfs`: `mount.ubtrfs`, `mount.fuse.ubtrfs`, `umount.fuse.ubtrfs`, and `ubtrfs DEVICE DIR -o ...`.
+//! `fuse.ubtrfs`: `mount.ubtrfs`, `mount.fuse.ubtrfs`, `umount.fuse.ubtrfs`, and `ubtrfs DEVICE DIR -o ...`. I4. Called
+//! by a name of btrfs-progs, the program takes their command lines (`progs`).
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod columns;
 mod commands;
 mod common;
 mod host_file;
@@ -17,6 +19,7 @@ mod interrupt;
 mod job;
 mod logging;
 mod new_image;
+mod progs;
 mod sort;
 mod suggest;
 mod units;
@@ -108,13 +111,17 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 /// Runs the program with the arguments of this process, and returns its exit status.
 pub fn main() -> ExitCode {
-    let args = match with_format(std::env::args_os().collect()) {
+    let args = match progs::translate(std::env::args_os().collect()) {
+        progs::Called::Line(args) => args,
+        progs::Called::Done(status) => return status,
+    };
+    let args = match with_format(args) {
         Ok(args) => args,
         Err(error) => return common::print_error(&error),
     };
     let args = commands::mount::as_mount_helper(args, &subcommand_names());
     let args = commands::filesystem::with_method(commands::balance::with_long_filters(args));
-    let cli = match Cli::try_parse_from(&args) {
+    let cli = match parse(&args) {
         Ok(cli) => cli,
         Err(error) => {
             let named = named_commands(&args);
@@ -122,6 +129,7 @@ pub fn main() -> ExitCode {
             // For wrong arguments, these commands do not exit with status 1, because their status 1 is an answer: a
             // damaged filesystem, or a balance.
             return match named.as_str() {
+                _ if progs::is_progs() => status,
                 "ubtrfs check" if error.use_stderr() => ExitCode::from(commands::check::CANNOT_CHECK),
                 "ubtrfs balance status" if error.use_stderr() => ExitCode::from(commands::balance::CANNOT_SHOW),
                 _ => status,
@@ -133,6 +141,33 @@ pub fn main() -> ExitCode {
         interrupt::watch();
     }
     finish(run(cli.command))
+}
+
+/// Parses a command line of `ubtrfs`, or of `btrfs` with full names. As in getopt_long(3), `btrfs` takes shortened long
+/// options.
+fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
+    use clap::FromArgMatches;
+    let command = definition().infer_long_args(progs::is_progs());
+    command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches))
+}
+
+/// The definition of all commands, under the name by which this program was called. Manual pages and completions are
+/// made from it.
+pub fn definition() -> clap::Command {
+    use clap::CommandFactory;
+    let name = progs::program();
+    Cli::command().name(name).bin_name(name)
+}
+
+/// Whether the command that the arguments name has this long option.
+fn command_has(args: &[OsString], option: &str) -> bool {
+    named_command(args).1.get_arguments().any(|arg| arg.get_long() == Some(option))
+}
+
+/// The first line of the help of the command with these names, without the program's.
+fn about(names: &[&str]) -> Option<String> {
+    let args: Vec<OsString> = std::iter::once("btrfs").chain(names.iter().copied()).map(OsString::from).collect();
+    named_command(&args).1.get_about().map(ToString::to_string)
 }
 
 /// Runs one command line, for tests in this process. The first argument is the program's name. Unlike [`main`], does
@@ -187,10 +222,9 @@ fn with_format(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
 
 /// Returns a tip about an unknown command.
 fn meant(error: &clap::Error, args: &[OsString]) -> Option<String> {
-    use clap::CommandFactory;
     use clap::error::{ContextKind, ContextValue};
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
-    suggest::command_meant(&Cli::command(), &named_command(args).0, word)
+    suggest::command_meant(&definition(), &named_command(args).0, word)
 }
 
 /// Returns the command that the arguments name, such as `ubtrfs subvolume list`.
@@ -200,8 +234,7 @@ fn named_commands(args: &[OsString]) -> String {
 
 /// Returns the names of the command that the arguments name, and its definition.
 fn named_command(args: &[OsString]) -> (Vec<String>, clap::Command) {
-    use clap::CommandFactory;
-    let mut command = Cli::command();
+    let mut command = definition();
     let mut names = vec![command.get_name().to_owned()];
     for word in args.iter().skip(1).map_while(|arg| arg.to_str()) {
         let Some(sub) = command.find_subcommand(word).cloned() else { break };
@@ -213,8 +246,7 @@ fn named_command(args: &[OsString]) -> (Vec<String>, clap::Command) {
 
 /// Returns the names of all commands. Any other first argument names a device.
 fn subcommand_names() -> Vec<String> {
-    use clap::CommandFactory;
-    let command = Cli::command();
+    let command = definition();
     let mut names = Vec::new();
     for sub in command.get_subcommands() {
         names.push(sub.get_name().to_owned());

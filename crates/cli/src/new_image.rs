@@ -4,19 +4,26 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::Context;
+use rustix::fs::{Mode, OFlags};
 use ubtrfs_device::{FileDevice, OpenError};
 
+use crate::commands::place::{find_own, has_proc};
 use crate::common::Shown;
-use crate::host_file::{TemporaryName, directory_of};
+use crate::host_file::TemporaryName;
 
 /// A new image file, which is removed if it is dropped without `keep`.
 pub(crate) struct NewImage {
     device: Arc<FileDevice>,
     path: PathBuf,
+    /// The directory, open with `O_PATH`.
+    dir: Rc<OwnedFd>,
     /// The current, temporary path.
     temporary: PathBuf,
     name: TemporaryName,
@@ -29,11 +36,20 @@ impl NewImage {
         if !dir.is_dir() {
             return Err(OpenError::NoDirectory { path: dir.to_owned() }.into());
         }
-        let (opened, name) = directory_of(path)?;
+        // The names of another user's mount may lead anywhere, also when the image is opened later.
+        let found = find_own(dir)?.ok_or_else(|| OpenError::NoDirectory { path: dir.to_owned() })?;
+        let opened = Rc::new(found);
+        let name = path
+            .file_name()
+            .map(OsStr::as_bytes)
+            .with_context(|| format!("{} does not name a file; give a path that ends in a name", path.shown()))?;
         let mut temporary = PathBuf::new();
         let (device, name) = TemporaryName::make(&opened, name, false, |name| {
             temporary = dir.join(name);
-            FileDevice::create_under(path, OsStr::new(name), size)
+            // The directory that was found, whatever its path leads to by now.
+            let by_descriptor = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
+            let under = if has_proc() { by_descriptor.join(name) } else { PathBuf::from(name) };
+            FileDevice::create_under(path, under.as_os_str(), size)
         })
         .map_err(|error| match error {
             // The file does not exist yet, so the directory denies the access.
@@ -44,7 +60,7 @@ impl NewImage {
             ),
             error => error.into(),
         })?;
-        Ok(Self { device: Arc::new(device), path: path.to_owned(), temporary, name })
+        Ok(Self { device: Arc::new(device), path: path.to_owned(), dir: opened, temporary, name })
     }
 
     pub(crate) fn device(&self) -> &Arc<FileDevice> {
@@ -71,7 +87,9 @@ impl NewImage {
             }
             kept => kept.with_context(|| format!("cannot make {shown}"))?,
         }
-        let synced = File::open(dir_of(&self.path)).and_then(|dir| dir.sync_all());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&*self.dir, ".", flags, Mode::empty()).map_err(io::Error::from);
+        let synced = opened.and_then(|dir| File::from(dir).sync_all());
         synced.with_context(|| format!("cannot make {shown} durable"))
     }
 }

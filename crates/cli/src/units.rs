@@ -14,7 +14,7 @@ pub(crate) struct Units {
     #[arg(long, overrides_with = "si")]
     iec: bool,
     /// Use 1000 as the base of units (kB, MB, GB, TB)
-    #[arg(long, overrides_with = "iec")]
+    #[arg(short = 'H', long, overrides_with = "iec")]
     si: bool,
     /// Print sizes in KiB, or in kB with --si
     #[arg(long, group = "unit")]
@@ -33,7 +33,41 @@ pub(crate) struct Units {
     help: Option<bool>,
 }
 
+/// The short forms of options for a fixed unit, for commands in which these letters mean nothing else.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct UnitLetters {
+    /// Short for --kbytes
+    #[arg(short, group = "unit")]
+    k: bool,
+    /// Short for --mbytes
+    #[arg(short, group = "unit")]
+    m: bool,
+    /// Short for --gbytes
+    #[arg(short, group = "unit")]
+    g: bool,
+    /// Short for --tbytes
+    #[arg(short, group = "unit")]
+    t: bool,
+}
+
 impl Units {
+    /// The default units, or with `raw` numbers of bytes.
+    pub(crate) fn or_raw(raw: bool) -> Self {
+        Self { raw, ..Self::default() }
+    }
+
+    /// Adds the units that were given as letters.
+    pub(crate) fn with(self, letters: UnitLetters) -> Self {
+        let UnitLetters { k, m, g, t } = letters;
+        Self {
+            kbytes: self.kbytes || k,
+            mbytes: self.mbytes || m,
+            gbytes: self.gbytes || g,
+            tbytes: self.tbytes || t,
+            ..self
+        }
+    }
+
     /// Formats a size as btrfs-progs does, such as `1.60GiB`.
     pub(crate) fn format(&self, bytes: u64) -> String {
         if self.raw {
@@ -51,9 +85,10 @@ impl Units {
         format!("{:.2}{}", last as f64 / divisor, names[unit])
     }
 
-    /// Whether sizes are printed in bytes.
-    pub(crate) fn is_raw(&self) -> bool {
-        self.raw
+    /// Whether no unit was chosen.
+    pub(crate) fn is_default(&self) -> bool {
+        let is_fixed = self.kbytes || self.mbytes || self.gbytes || self.tbytes;
+        !(self.raw || self.si || is_fixed)
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice};
+use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, find_members};
 use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 
@@ -192,7 +192,8 @@ impl Filesystem {
     }
 
     /// Opens an image file or a block device with mount options. [`MountOptions::read_only`] opens the filesystem for
-    /// reading only.
+    /// reading only. The other devices of a filesystem with several are those of [`MountOptions::devices`], and those
+    /// found beside it and in `/dev`.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -210,14 +211,21 @@ impl Filesystem {
     pub fn open_image_with(path: impl AsRef<Path>, options: MountOptions) -> Result<Self> {
         let path = path.as_ref();
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let device = FileDevice::open(path, access).while_doing("open", path)?;
-        Self::open_devices(vec![Arc::new(device)], options)
+        let mut paths: Vec<PathBuf> = std::iter::once(path.to_owned()).chain(options.devices.iter().cloned()).collect();
+        let given: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+        let others = find_members(&given).while_doing("open", path)?;
+        paths.extend(others);
+        let open = |path: &PathBuf| {
+            FileDevice::open(path, access).while_doing("open", path).map(|device| Arc::new(device) as Arc<dyn Device>)
+        };
+        let devices = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
+        Self::open_devices(devices, options)
     }
 
     /// Opens a filesystem on the given devices: image files, block devices, memory, or the caller's [`Device`].
     ///
-    /// The example `own_device` implements a device. As on Linux, several devices can form one filesystem, but this
-    /// crate can only read such a filesystem.
+    /// The example `own_device` implements a device. As on Linux, several devices can form one filesystem: give
+    /// all of them.
     ///
     /// ```
     /// use std::sync::Arc;

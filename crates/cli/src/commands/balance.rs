@@ -1,5 +1,6 @@
 //! `ubtrfs balance start|status|pause|resume|cancel`: with the options and filters of btrfs-progs.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::process::ExitCode;
@@ -15,8 +16,9 @@ use super::background::Detached;
 use super::offline::{ImageOptions, Use};
 use super::place::Target;
 use super::served::{until_closed, with_running, with_served};
-use crate::common::{is_broken_pipe, parse_size, print_error, print_json, print_out, warn};
+use crate::common::{is_broken_pipe, parse_size, print_err, print_error, print_json, print_out, warn};
 use crate::job::with_progress_in_bytes;
+use crate::progs::is_progs;
 
 /// Move block groups: compact, convert or drain them
 #[derive(clap::Args)]
@@ -216,6 +218,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
             std::thread::sleep(QUEUE_WAIT);
         }
     }
+    let is_interrupted = Cell::new(false);
     let report = with_served(&path, &image, ImageWork::Balance, |channel| {
         let request = Request::Start(Box::new(start));
         let response = with_progress_in_bytes("balance", |job| {
@@ -228,13 +231,33 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
                         }
                         wait_in_queue(job)?;
                     }
-                    result => return result,
+                    result => {
+                        is_interrupted.set(job.progress().is_cancelled);
+                        return result;
+                    }
                 }
             }
         });
         done(response.map_err(|error| ended(error, "start a", &path))?)
-    })?;
-    tell(&report, quiet)
+    });
+    match report {
+        Err(error) if !is_interrupted.get() => stopped(error, ExitCode::SUCCESS),
+        Err(error) => Err(error),
+        Ok(report) => tell(&report, quiet),
+    }
+}
+
+/// The end of a command whose balance did not end by itself. As in btrfs-progs, a pause or cancellation on request is no
+/// error of `btrfs balance start`.
+fn stopped(error: anyhow::Error, status: ExitCode) -> anyhow::Result<ExitCode> {
+    match error.downcast_ref::<Failure>().filter(|failure| is_progs() && failure.errno == ECANCELED) {
+        Some(failure) => {
+            let how = if failure.text.contains("was paused") { "paused" } else { "canceled" };
+            print_err(&format!("balance {how} by user"));
+            Ok(status)
+        }
+        None => Err(error),
+    }
 }
 
 /// Whether a balance cannot start because another balance is running. A paused balance does not end by itself, so it is
@@ -251,11 +274,20 @@ fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bo
 
 fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let (path, image) = (args.of.path.or_image(), &args.of.image);
+    let is_interrupted = Cell::new(false);
     let report = with_served(&path, image, ImageWork::Balance, |channel| {
-        let resumed = call_long(channel, Request::Resume);
+        let resumed = with_progress_in_bytes("balance", |job| {
+            let resumed = call_in_job(channel, Request::Resume, None, job);
+            is_interrupted.set(job.progress().is_cancelled);
+            resumed
+        });
         done(resumed.map_err(|error| ended(error, "resume the", &path))?)
-    })?;
-    tell(&report, args.quiet)
+    });
+    match report {
+        Err(error) if !is_interrupted.get() => stopped(error, ExitCode::from(RESUME_STOPPED)),
+        Err(error) => Err(error),
+        Ok(report) => tell(&report, args.quiet),
+    }
 }
 
 /// The message about a balance that was not started, or was paused or cancelled later.
@@ -489,6 +521,8 @@ const ECANCELED: i32 = 125;
 const EINPROGRESS: i32 = 115;
 /// Time between two attempts to start a balance that waits for another one.
 const QUEUE_WAIT: Duration = Duration::from_millis(500);
+/// Exit status of `btrfs balance resume` if the balance is paused or cancelled meanwhile.
+const RESUME_STOPPED: u8 = 255;
 /// Exit status of a command that pauses, resumes or cancels a balance, if there is no balance.
 const NO_BALANCE: u8 = 2;
 /// Exit status of `balance status` after an error, because 1 means that there is a balance.

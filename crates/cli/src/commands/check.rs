@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. Each problem is one line on stdout that begins with its code; `docs/check.md` lists the codes.
-//! - I2. Exit status: 0 clean, 1 problems found, 2 the filesystem could not be checked.
+//! - I2. Exit status: 0 clean, 1 problems found, 2 the filesystem could not be checked; for `btrfs check`, 1 instead of 2.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -17,8 +17,9 @@ use ubtrfs_device::{Access, Device};
 use ubtrfs_format::print::json_line;
 
 use super::committed::Committed;
-use super::offline::open_device;
+use super::offline::{open_device, with_members};
 use crate::common::{Shown, format_size, is_broken_pipe, print_error, print_out, progress_bytes};
+use crate::progs::is_progs;
 
 /// Check an unmounted filesystem for damage, without changing it
 ///
@@ -45,6 +46,15 @@ pub(crate) struct Args {
     /// Print at most this many problems of each kind; all are counted
     #[arg(long, value_name = "N", default_value_t = Limits::default().per_code)]
     max_problems: u64,
+    /// Accepted for compatibility: a check never writes
+    #[arg(long)]
+    readonly: bool,
+    /// Accepted for compatibility: a terminal always shows progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Accepted for compatibility: original or lowmem; a check always uses little memory
+    #[arg(long, value_name = "MODE", value_parser = ["original", "lowmem"])]
+    mode: Option<String>,
     /// Not supported; the error message names the alternatives
     #[arg(long, hide = true)]
     repair: bool,
@@ -60,7 +70,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Err(error) if is_broken_pipe(&error) => print_error(&error),
         Err(error) => {
             print_error(&error);
-            ExitCode::from(CANNOT_CHECK)
+            if is_progs() { ExitCode::FAILURE } else { ExitCode::from(CANNOT_CHECK) }
         }
     }
 }
@@ -78,14 +88,15 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
              check --repair on the rest, copy the image"
         );
     }
+    let paths = with_members(&args.devices)?;
     if args.force {
-        let mut committed = Committed::open(&args.devices)?;
+        let mut committed = Committed::open(&paths)?;
         if committed.has_writer() {
             return checked_beside_writer(args, &mut committed, started);
         }
     }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-    for path in &args.devices {
+    for path in &paths {
         devices.push(Arc::new(open_device(path, Access::ReadOnly).map_err(with_force)?));
     }
     let options = Options { data_csums: args.check_data_csum, limits: Limits { per_code: args.max_problems } };

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
-use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use uuid::Uuid;
 
 use super::offline::{in_use, open_device};
-use super::place::{await_server, refuse_names_of_others};
+use super::place::{await_server, find_own};
 use crate::common::{Shown, warn};
 
 /// The devices of a filesystem, opened for reading.
@@ -34,11 +35,15 @@ impl Committed {
         for path in paths {
             let path = image_of(path)?;
             await_server(&path)?;
-            refuse_names_of_others(&path)?;
-            let device = match FileDevice::open(&path, Access::ReadOnly) {
+            let Some(found) = find_own(&path)? else {
+                // Fails with the reason.
+                devices.push(Arc::new(open_device(&path, Access::ReadOnly)?));
+                continue;
+            };
+            let device = match FileDevice::open_found(&found, &path, Access::ReadOnly) {
                 Ok(device) => device,
                 Err(error @ (OpenError::Locked { .. } | OpenError::BackingInUse { .. })) => {
-                    let device = FileDevice::open_beside_writer(&path)?;
+                    let device = FileDevice::open_found_beside_writer(&found, &path)?;
                     if !std::mem::replace(&mut has_writer, true) {
                         warn(&format!("note: {}; this is its last commit, without its log", in_use(&error)));
                     }
@@ -49,6 +54,7 @@ impl Committed {
             };
             devices.push(Arc::new(device));
         }
+        refuse_foreign(&devices)?;
         let superblocks = devices.iter().map(|device| first_superblock(device)).collect();
         Ok(Self { devices, has_writer, superblocks })
     }
@@ -106,7 +112,27 @@ fn image_of(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn first_superblock(device: &FileDevice) -> Vec<u8> {
+/// Fails if a device belongs to another filesystem than most of the devices, and names that device. The first device
+/// decides between equal numbers.
+pub(crate) fn refuse_foreign(devices: &[Arc<FileDevice>]) -> anyhow::Result<()> {
+    let fsid = |device: &Arc<FileDevice>| {
+        let superblock = Superblock::decode(&first_superblock(device)).ok();
+        superblock.filter(|superblock| superblock.magic == MAGIC).map(|superblock| superblock.fsid)
+    };
+    // A device without a superblock is judged by whatever opens the filesystem.
+    let found: Vec<_> = devices.iter().filter_map(|device| Some((device, fsid(device)?))).collect();
+    let count = |of: &Uuid| found.iter().filter(|(_, fsid)| fsid == of).count();
+    let Some((_, usual)) = found.iter().rev().max_by_key(|(_, fsid)| count(fsid)) else { return Ok(()) };
+    match found.iter().find(|(_, fsid)| fsid != usual) {
+        Some((device, fsid)) => bail!(
+            "{} belongs to filesystem {fsid}, not {usual}; give the devices of one filesystem",
+            device.path().shown()
+        ),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn first_superblock(device: &FileDevice) -> Vec<u8> {
     let mut raw = vec![0; SUPERBLOCK_SIZE];
     let [primary, ..] = SUPERBLOCK_OFFSETS;
     // A device without this block has no commits.

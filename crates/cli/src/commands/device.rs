@@ -1,16 +1,24 @@
-//! `ubtrfs device stats [-c] [-z] [-T] [--json] PATH|IMAGE`: the error counters of devices, printed as btrfs-progs prints them.
+//! `ubtrfs device stats`, `usage`, `ready` and `scan`: the error counters and the space of devices, and which devices are
+//! there, printed as btrfs-progs prints them.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use ubtrfs_control::Response as AnyResponse;
 use ubtrfs_control::device::{Request, Response, Stats};
+use ubtrfs_device::{Access, FileDevice, block_devices};
 use ubtrfs_format::print::escaped;
+use ubtrfs_format::superblock::{MAGIC, Superblock};
 
-use super::offline::Use;
-use super::place::{FilesystemArgs, with_channel};
-use crate::common::{print_json, print_out};
+use super::committed::first_superblock;
+use super::filesystem::{DeviceUsageArgs, device_usage};
+use super::offline::{Use, open_device, with_members};
+use super::place::{FilesystemArgs, await_server, find_own, with_channel};
+use crate::columns::columns;
+use crate::common::{Shown, each, print_json, print_out, print_progs_json};
+use crate::progs::is_progs;
 
 /// Commands on devices
 #[derive(clap::Args)]
@@ -22,6 +30,35 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Stats(StatsArgs),
+    Usage(DeviceUsageArgs),
+    Ready(ReadyArgs),
+    Scan(ScanArgs),
+}
+
+/// Tell whether all devices of a filesystem are there
+///
+/// Exit status: 0 if they are, 1 if some are missing.
+#[derive(clap::Args)]
+struct ReadyArgs {
+    /// One device or image of the filesystem
+    #[arg(value_name = "DEVICE")]
+    device: PathBuf,
+}
+
+/// Say which devices hold a btrfs
+///
+/// ubtrfs keeps no list of devices: it looks for the devices of a filesystem when it opens one of them.
+#[derive(clap::Args)]
+struct ScanArgs {
+    /// The devices to examine; by default, all block devices
+    #[arg(value_name = "DEVICE")]
+    devices: Vec<PathBuf>,
+    /// Accepted for compatibility; block devices are always found without help
+    #[arg(short = 'd', long)]
+    all_devices: bool,
+    /// Accepted for compatibility: there is no list from which devices could be removed
+    #[arg(short = 'u', long)]
+    forget: bool,
 }
 
 /// Show how many errors each device had since the filesystem was made
@@ -47,7 +84,61 @@ struct StatsArgs {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Command::Stats(args) = args.command;
+    match args.command {
+        Command::Stats(args) => stats(args),
+        Command::Usage(args) => Ok(device_usage(&args)),
+        Command::Ready(args) => ready(&args),
+        Command::Scan(args) => scan(&args),
+    }
+}
+
+fn ready(args: &ReadyArgs) -> anyhow::Result<ExitCode> {
+    let nr_devices = superblock_of(&args.device)?.num_devices;
+    let nr_found = with_members(std::slice::from_ref(&args.device))?.len();
+    if u64::try_from(nr_found).is_ok_and(|found| found >= nr_devices) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    bail!(
+        "{nr_found} of the {nr_devices} devices of the filesystem on {} are there; see: ubtrfs filesystem show",
+        args.device.shown()
+    )
+}
+
+fn scan(args: &ScanArgs) -> anyhow::Result<ExitCode> {
+    if args.forget {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.devices.is_empty() {
+        print_out("Scanning for Btrfs filesystems\n")?;
+        for path in block_devices() {
+            if superblock_of(&path).is_ok() {
+                print_out(&format!("found: {}\n", path.shown()))?;
+            }
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(each(&args.devices, |path| {
+        print_out(&format!("Scanning for btrfs filesystems on '{}'\n", path.shown()))?;
+        superblock_of(path).map(drop)
+    }))
+}
+
+/// The primary superblock of a device or image, as it is.
+fn superblock_of(path: &Path) -> anyhow::Result<Superblock> {
+    await_server(path)?;
+    let device = match find_own(path)? {
+        Some(found) => FileDevice::open_found_beside_writer(found, path)?,
+        // Fails with the reason.
+        None => open_device(path, Access::ReadOnly)?,
+    };
+    let superblock = Superblock::decode(&first_superblock(&device));
+    superblock
+        .ok()
+        .filter(|superblock| superblock.magic == MAGIC)
+        .with_context(|| format!("{} holds no btrfs", path.shown()))
+}
+
+fn stats(args: StatsArgs) -> anyhow::Result<ExitCode> {
     let target = args.of.path.or_image();
     let (request, usage, what) = match args.reset {
         true => (Request::ResetStats, Use::Write, "reset"),
@@ -61,12 +152,22 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     })?;
     match (args.json, args.table) {
+        (true, _) if is_progs() => print_progs_json("device-stats", &stats.iter().map(progs_json).collect()),
         (true, _) => print_json(&stats.iter().map(|stats| json!(stats)).collect()),
         (_, true) => print_out(&table(&stats)),
         _ => print_out(&stats.iter().map(text).collect::<String>()),
     }?;
     let has_errors = stats.iter().any(|stats| counters(stats).iter().any(|(_, count)| *count > 0));
     Ok(if args.check && has_errors { ExitCode::from(HAS_ERRORS) } else { ExitCode::SUCCESS })
+}
+
+/// The counters as btrfs-progs has them in JSON.
+fn progs_json(stats: &Stats) -> serde_json::Value {
+    let mut value = json!({ "device": device_of(stats), "devid": stats.devid.to_string() });
+    for (name, count) in counters(stats) {
+        value[name] = json!(count.to_string());
+    }
+    value
 }
 
 /// The exit status of `--check` if a counter is not 0, as in btrfs-progs.
@@ -84,20 +185,7 @@ fn table(stats: &[Stats]) -> String {
         [stats.devid.to_string(), device_of(stats)].into_iter().chain(counts).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = stats.iter().map(cells).collect();
-    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0).max(heads[at].len());
-    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    let line = |words: &[&str]| {
-        let pad = |(at, (word, width)): (usize, (&&str, &usize))| match at {
-            0 | 2.. if word.chars().next().is_some_and(|first| first.is_ascii_digit()) => format!("{word:>width$}"),
-            _ => format!("{word:<width$}"),
-        };
-        let padded: Vec<String> = words.iter().zip(&widths).enumerate().map(pad).collect();
-        format!("{}\n", padded.join(" "))
-    };
-    let dashes: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
-    let mut text = line(&heads) + &line(&dashes.iter().map(String::as_str).collect::<Vec<_>>());
-    text.extend(rows.iter().map(|row| line(&row.iter().map(String::as_str).collect::<Vec<_>>())));
-    text
+    columns(&[heads.map(str::to_owned).to_vec()], &[rows])
 }
 
 fn text(stats: &Stats) -> String {

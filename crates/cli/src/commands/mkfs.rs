@@ -1,17 +1,19 @@
-//! `ubtrfs mkfs`: makes a filesystem on an image file or block device. Options have the names of mkfs.btrfs.
+//! `ubtrfs mkfs`: makes a filesystem on image files or block devices. Options have the names of mkfs.btrfs.
 //!
 //! Invariants:
 //! - I1. After an error, a file that was empty is empty again. A new image file has a temporary name until it is
 //!   complete, and is removed after an error.
 //! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a run with
-//!   `--force` that fails or is interrupted while it writes leaves no filesystem on the device, neither the new
-//!   nor the old one.
+//!   `--force` that fails or is interrupted while it writes leaves no filesystem on the devices, neither the new
+//!   nor the old one. Nothing is written before all devices are open and locked.
 //! - I3. A file that cannot be copied is reported, and all other files are copied. The filesystem is then completed
 //!   without this file, but the exit status is 1.
+//! - I4. The size of a shrunk filesystem depends on the directory, and not on the size that the image had before.
 
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,30 +24,33 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::insert_name;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_format::{CsumType, Profile};
-use ubtrfs_fs::{Fs, MountOptions};
-use ubtrfs_mkfs::{MkfsOptions, MkfsReport, Unfinished};
+use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
+use ubtrfs_mkfs::{BlockGroupReport, MkfsOptions, MkfsReport, Unfinished};
 use uuid::Uuid;
 
+use super::filesystem::shrink_image;
+use super::inspect;
+use super::offline::copy::new_subvolume::{self, NewSubvolume};
 use super::offline::import::parse_owner;
 use super::offline::text::printable;
 use super::offline::{Use, copy, open_device, with_devices};
 use crate::common::{Shown, calling_user, format_size, parse_size, print_json, print_out, warn};
 use crate::new_image::NewImage;
 
-/// Make a btrfs filesystem on an image file or block device.
+/// Make a btrfs filesystem on image files or block devices.
 #[derive(clap::Args)]
 #[command(disable_version_flag = true)]
 pub(crate) struct Args {
-    /// The image file or block device. A missing file is made if --byte-count gives its size.
+    /// The image files or block devices. A missing file is made if --byte-count gives its size.
     #[arg(value_name = "DEVICE")]
-    device: Option<PathBuf>,
+    devices: Vec<PathBuf>,
     /// Label, at most 255 bytes.
     #[arg(short = 'L', long, value_name = "LABEL")]
     label: Option<OsString>,
     /// Filesystem id; a random one by default.
     #[arg(short = 'U', long, value_name = "UUID")]
     uuid: Option<Uuid>,
-    /// Bytes of the device to use, also with K, M, G or T, and the size of a new image file; the whole device by default.
+    /// Bytes of each device to use, also with K, M, G or T, and the size of a new image file; the whole device by default.
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_size)]
     byte_count: Option<u64>,
     /// Bytes of a tree block: 4K to 64K; 16K by default.
@@ -57,10 +62,10 @@ pub(crate) struct Args {
     /// Checksums: crc32c (default), xxhash, sha256 or blake2.
     #[arg(long, alias = "checksum", value_name = "TYPE", value_parser = parse_csum)]
     csum: Option<CsumType>,
-    /// Profile of data: single (default) or dup.
+    /// Profile of data: single (default), dup, raid0, raid1, raid1c3, raid1c4 or raid10.
     #[arg(short = 'd', long, value_name = "PROFILE", value_parser = parse_profile)]
     data: Option<BlockGroupFlags>,
-    /// Profile of metadata: dup (default) or single.
+    /// Profile of metadata, of the same names: dup by default, raid1 on several devices.
     #[arg(short = 'm', long, value_name = "PROFILE", value_parser = parse_profile)]
     metadata: Option<BlockGroupFlags>,
     /// Keep data and metadata in the same block groups; separate block groups by default.
@@ -76,13 +81,24 @@ pub(crate) struct Args {
     /// is not given.
     #[arg(short = 'r', long, value_name = "DIR")]
     rootdir: Option<PathBuf>,
-    /// Owner of the root directory: the current user, by default.
+    /// With --rootdir, make this directory a subvolume: [TYPE:]PATH, where TYPE is rw (default), ro, default or
+    /// default-ro. Can be given several times.
+    #[arg(short = 'u', long = "subvol", value_name = "[TYPE:]PATH", value_parser = new_subvolume::parse, requires = "rootdir")]
+    subvolumes: Vec<NewSubvolume>,
+    /// With --rootdir, compress files: zstd, zlib, lzo or no, with an optional level, as in zstd:9.
+    #[arg(long, value_name = "ALGO[:LEVEL]", value_parser = parse_compression, requires = "rootdir")]
+    compress: Option<MountOptions>,
+    /// With --rootdir, make the filesystem and its image file as small as they can be. --byte-count is then the largest
+    /// size that they may have.
+    #[arg(long, requires = "rootdir")]
+    shrink: bool,
+    /// Owner of the root directory: the current user, or the owner of --rootdir, by default.
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     root_owner: Option<(u32, u32)>,
-    /// Overwrite the content of the device.
+    /// Overwrite the content of the devices.
     #[arg(short, long)]
     force: bool,
-    /// Do not discard the content of the device first.
+    /// Do not discard the content of the devices first.
     #[arg(short = 'K', long)]
     nodiscard: bool,
     /// Print only errors.
@@ -99,48 +115,95 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         print_out(&features_text())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let path = args.device.clone().context("no device was given; name an image file or block device")?;
-    let options = args.options()?;
+    let path = args.devices.first().context("no device was given; name an image file or block device")?;
+    refuse_repeated(&args.devices)?;
+    let mut options = args.options()?;
     let size = match (&args.rootdir, args.byte_count) {
+        (Some(_), _) if args.devices.len() > 1 => {
+            bail!(
+                "--rootdir works with one device; make the filesystem without it, then copy the directory into the mount"
+            )
+        }
         (Some(dir), _) if !is_dir(dir)? => bail!("{} is not a directory; nothing was made", dir.shown()),
+        // I4.
+        (Some(dir), _) if args.shrink => Some(room_for(dir)),
         (Some(dir), None) if !path.exists() => Some(room_for(dir)),
         (_, size) => size,
     };
     if let Some(dir) = &args.rootdir {
-        refuse_inside(&path, dir)?;
+        if args.root_owner.is_none() {
+            // The copy has the owner of the directory.
+            let meta = std::fs::metadata(dir).with_context(|| format!("cannot read {}", dir.shown()))?;
+            options.root_owner = (meta.uid(), meta.gid());
+        }
+        refuse_inside(path, dir)?;
+        new_subvolume::check(&args.subvolumes, dir)?;
     }
-    let target = Target::open(&path, size)?;
-    let device = Arc::new(Unfinished::new(target.device()));
-    let made = ubtrfs_mkfs::make(&*device, &options).map_err(anyhow::Error::from);
+    let mut targets = Vec::new();
+    for path in &args.devices {
+        match Target::open(path, size) {
+            Ok(target) => targets.push(target),
+            Err(error) => {
+                targets.into_iter().for_each(Target::restore);
+                return Err(error);
+            }
+        }
+    }
+    if args.shrink {
+        options.size_bytes = size.map(|size| size.min(targets[0].device().len_bytes()));
+    }
+    let devices: Vec<Arc<Unfinished>> =
+        targets.iter().map(|target| Arc::new(Unfinished::new(target.device()))).collect();
+    let refs: Vec<&dyn Device> = devices.iter().map(|device| &**device as &dyn Device).collect();
+    let made = ubtrfs_mkfs::make_array(&refs, &options).map_err(anyhow::Error::from);
     let was_wiped = made.is_ok();
     let filled = made.and_then(|report| {
-        let nr_failed = args.rootdir.as_ref().map_or(Ok(0), |dir| fill(&target, device.clone(), dir))?;
-        device.finish()?;
+        let fill_from = |dir: &PathBuf| fill(&args, &targets[0], devices[0].clone(), dir);
+        let nr_failed = args.rootdir.as_ref().map_or(Ok(0), fill_from)?;
+        Unfinished::finish(&devices)?;
         Ok((report, nr_failed))
     });
-    drop(device);
+    drop(devices);
     let (report, nr_failed) = match filled {
-        Ok(filled) => {
-            target.keep()?;
-            filled
+        Ok((mut report, nr_failed)) => {
+            let was_missing = matches!(&targets[..], [Target::Missing(_)]);
+            let was_empty = matches!(&targets[..], [Target::Empty { .. }]);
+            targets.into_iter().try_for_each(Target::keep)?;
+            if args.shrink {
+                shrink_image(path).with_context(|| format!("{} is made, but it was not shrunk", path.shown()))?;
+                report = shrunk(path, report)?;
+                if let Some(limit) = args.byte_count.filter(|limit| *limit < report.total_bytes) {
+                    // I1. Errors are ignored, because the error that follows is reported.
+                    if was_missing {
+                        let _ = std::fs::remove_file(path);
+                    } else if was_empty {
+                        let _ = open_device(path, Access::ReadWrite).map(|mut device| device.resize(0));
+                    }
+                    let (needed, limit) = (report.total_bytes, format_size(limit));
+                    bail!("{} needs {needed} bytes, and -b gives {limit}; give more", path.shown());
+                }
+            }
+            (report, nr_failed)
         }
         Err(error) => {
-            let error = match &target {
-                Target::Content { .. } if was_wiped => {
-                    error.context(format!("{} no longer contains a filesystem", path.shown()))
-                }
-                _ => error,
+            let is_lost = |target: &&Target| was_wiped && matches!(target, Target::Content { .. });
+            let lost: Vec<String> =
+                targets.iter().filter(is_lost).map(|target| target.named_path().shown().to_string()).collect();
+            let error = match lost.len() {
+                0 => error,
+                1 => error.context(format!("{} no longer contains a filesystem", lost[0])),
+                _ => error.context(format!("{} no longer contain a filesystem", lost.join(", "))),
             };
-            target.restore();
+            targets.into_iter().for_each(Target::restore);
             return Err(error);
         }
     };
     if args.json {
-        let mut value = json(&options, &report, &path);
+        let mut value = json(&options, &report, &args.devices);
         value["not_copied"] = nr_failed.into();
         print_json(&value)?;
     } else if !args.quiet {
-        print_out(&summary(&options, &report, &path))?;
+        print_out(&summary(&options, &report, &args.devices))?;
     }
     if nr_failed > 0 {
         let files = if nr_failed == 1 { "1 file was" } else { &format!("{nr_failed} files were") };
@@ -148,6 +211,39 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The properties of a filesystem on one device after it was shrunk.
+fn shrunk(path: &Path, before: MkfsReport) -> anyhow::Result<MkfsReport> {
+    let (total_bytes, chunks) = inspect::chunks(path)?;
+    let group = |(flags, start, len_bytes)| BlockGroupReport { flags, start, len_bytes };
+    let block_groups = chunks.into_iter().map(group).collect();
+    Ok(MkfsReport { total_bytes, device_bytes: vec![total_bytes], block_groups, ..before })
+}
+
+/// Fails if two paths name one file or block device.
+fn refuse_repeated(paths: &[PathBuf]) -> anyhow::Result<()> {
+    for (index, path) in paths.iter().enumerate() {
+        let is_same = |other: &&PathBuf| match (std::fs::metadata(other), std::fs::metadata(path)) {
+            (Ok(other), Ok(own)) => is_one_device(&other, &own),
+            _ => other == &path,
+        };
+        if let Some(other) = paths[..index].iter().find(is_same) {
+            match other == path {
+                true => bail!("{} was given twice; name each device once", path.shown()),
+                false => bail!("{} and {} are one device; name each device once", other.shown(), path.shown()),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_one_device(a: &Metadata, b: &Metadata) -> bool {
+    let is_block = |metadata: &Metadata| metadata.file_type().is_block_device();
+    match is_block(a) && is_block(b) {
+        true => a.rdev() == b.rdev(),
+        false => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+    }
 }
 
 fn is_dir(path: &Path) -> anyhow::Result<bool> {
@@ -199,15 +295,14 @@ impl Target {
         if std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
             bail!("{} does not exist; check the path, or give the size of a new image file: -b SIZE", path.shown());
         }
-        let device = open_device(path, Access::ReadWrite)?;
+        let mut device = open_device(path, Access::ReadWrite)?;
         let path = path.to_owned();
         if device.len_bytes() > 0 {
             return Ok(Self::Content { device: Arc::new(device), path });
         }
-        drop(device);
         let Some(size) = byte_count else { bail!("{} is empty; give its size with -b", path.shown()) };
-        let device = Arc::new(FileDevice::create(&path, size, false)?);
-        Ok(Self::Empty { device, path })
+        device.resize(size)?;
+        Ok(Self::Empty { device: Arc::new(device), path })
     }
 
     fn device(&self) -> Arc<FileDevice> {
@@ -243,18 +338,34 @@ impl Target {
     /// Empties a target that was an empty file, and removes a new image (I1). Other targets stay as they are (I2).
     /// Errors are ignored, because the error that led to this call is reported.
     fn restore(self) {
-        if let Self::Empty { device, path } = self {
-            drop(device);
-            let _ = std::fs::File::options().write(true).open(path).and_then(|file| file.set_len(0));
+        if let Self::Empty { device, .. } = self
+            && let Some(mut device) = Arc::into_inner(device)
+        {
+            let _ = device.resize(0);
         }
     }
 }
 
 /// Copies a directory into the new filesystem, and returns the number of files that were not copied (I3).
-fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
-    let fill = |fs: &Fs| copy::fill(fs, target.path(), target.named_path(), dir);
+fn fill(args: &Args, target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
+    let fill = |fs: &Fs| {
+        let nr_failed = copy::fill(fs, target.path(), target.named_path(), dir, &args.subvolumes)?;
+        if let Some((uid, gid)) = args.root_owner {
+            let owner = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
+            fs.setattr(fs.root(), &owner, &Caller::ROOT)?;
+        }
+        Ok::<_, anyhow::Error>(nr_failed)
+    };
     let work = |fs: &Fs| fill(fs).with_context(|| format!("cannot copy {}", dir.shown()));
-    with_devices(target.named_path(), vec![device], MountOptions::default(), Use::Write, work)
+    with_devices(target.named_path(), vec![device], args.compress.clone().unwrap_or_default(), Use::Write, work)
+}
+
+/// Parses the value of --compress into options for the copy.
+fn parse_compression(text: &str) -> Result<MountOptions, String> {
+    match text {
+        "no" | "none" => Ok(MountOptions::default()),
+        text => MountOptions::parse(&format!("compress={text}")).map_err(|error| error.to_string()),
+    }
 }
 
 /// Returns a size with ample room for the directory's content. The image is sparse, so a large size costs nothing.
@@ -315,7 +426,13 @@ impl Args {
                 let given = self.metadata.or(self.data).unwrap_or(BlockGroupFlags::empty());
                 (self.data.unwrap_or(given), given)
             }
-            false => (self.data.unwrap_or(default.data_profile), self.metadata.unwrap_or(default.metadata_profile)),
+            false => {
+                let usual = match self.devices.len() > 1 {
+                    true => MkfsOptions::default().with_array_profiles(),
+                    false => MkfsOptions::default(),
+                };
+                (self.data.unwrap_or(usual.data_profile), self.metadata.unwrap_or(usual.metadata_profile))
+            }
         };
         Ok(MkfsOptions {
             label: self.label.clone().map(OsStringExt::into_vec).unwrap_or_default(),
@@ -394,10 +511,11 @@ fn parse_csum(text: &str) -> Result<CsumType, String> {
 }
 
 fn parse_profile(text: &str) -> Result<BlockGroupFlags, String> {
+    const NAMES: &str = "single, dup, raid0, raid1, raid1c3, raid1c4 or raid10";
     match Profile::named(text) {
-        Some(profile) if profile.fits_one_device() => Ok(profile.flag),
-        Some(_) => Err("that takes several devices; on one device, give single or dup".to_owned()),
-        None => Err("give single or dup".to_owned()),
+        Some(profile) if profile.has_parity() => Err(format!("the profile {text} cannot be written yet; give {NAMES}")),
+        Some(profile) => Ok(profile.flag),
+        None => Err(format!("give {NAMES}")),
     }
 }
 
@@ -421,7 +539,7 @@ fn feature_names(options: &MkfsOptions) -> Vec<&'static str> {
 }
 
 /// A description of the new filesystem, in the format of mkfs.btrfs.
-fn summary(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> String {
+fn summary(options: &MkfsOptions, report: &MkfsReport, paths: &[PathBuf]) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         text.push_str(format!("{name:<20}{value}").trim_end());
@@ -445,10 +563,12 @@ fn summary(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> String {
     if options.root_owner != (0, 0) {
         line("Root directory:", &format!("owned by {uid}:{gid}"));
     }
-    line("Number of devices:", "1");
+    line("Number of devices:", &paths.len().to_string());
     line("Devices:", "");
     text.push_str("   ID        SIZE  PATH\n");
-    text.push_str(&format!("    1  {:>10}  {}\n", format_size(report.total_bytes), path.shown()));
+    for (devid, (size, path)) in (1..).zip(report.device_bytes.iter().zip(paths)) {
+        text.push_str(&format!("{devid:>5}  {:>10}  {}\n", format_size(*size), path.shown()));
+    }
     text
 }
 
@@ -456,7 +576,7 @@ fn label(options: &MkfsOptions) -> String {
     if options.label.is_empty() { "(null)".to_owned() } else { printable(&options.label) }
 }
 
-fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::Value {
+fn json(options: &MkfsOptions, report: &MkfsReport, paths: &[PathBuf]) -> serde_json::Value {
     let groups: Vec<serde_json::Value> = report
         .block_groups
         .iter()
@@ -469,8 +589,12 @@ fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::
             })
         })
         .collect();
-    let mut device = serde_json::json!({ "devid": 1, "size": report.total_bytes });
-    insert_name(&mut device, "path", path.as_os_str().as_encoded_bytes());
+    let device = |(devid, (size, path)): (u64, (&u64, &PathBuf))| {
+        let mut device = serde_json::json!({ "devid": devid, "size": size });
+        insert_name(&mut device, "path", path.as_os_str().as_encoded_bytes());
+        device
+    };
+    let devices: Vec<serde_json::Value> = (1..).zip(report.device_bytes.iter().zip(paths)).map(device).collect();
     let mut value = serde_json::json!({
         "uuid": options.fsid.to_string(),
         "nodesize": options.nodesize,
@@ -481,7 +605,7 @@ fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::
         "root_owner": { "uid": options.root_owner.0, "gid": options.root_owner.1 },
         "features": feature_names(options),
         "block_groups": groups,
-        "devices": [device],
+        "devices": devices,
     });
     insert_name(&mut value, "label", &options.label);
     value
@@ -518,6 +642,10 @@ mod tests {
         let large = parse(&["-s", "64K", "-R", "^free-space-tree", "x"]).options().unwrap();
         assert_eq!((large.nodesize, large.compat_ro), (65536, CompatRo::empty()));
         assert!(parse(&["-O", "zoned", "x"]).options().is_err());
+        let array = parse(&["x", "y"]).options().unwrap();
+        assert_eq!((array.data_profile, array.metadata_profile), (BlockGroupFlags::empty(), BlockGroupFlags::RAID1));
+        let array = parse(&["x", "y", "-d", "raid0", "-m", "RAID10"]).options().unwrap();
+        assert_eq!((array.data_profile, array.metadata_profile), (BlockGroupFlags::RAID0, BlockGroupFlags::RAID10));
     }
 
     fn mkfs(args: &[&str]) -> anyhow::Result<ExitCode> {
@@ -544,6 +672,30 @@ mod tests {
         let link = fs.lookup_path(b"/symlink", false).unwrap();
         assert_eq!(fs.readlink(link.id).unwrap(), b"nowhere");
         fs.close().unwrap();
+    }
+
+    #[test]
+    fn an_array_is_made_on_all_devices_or_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths: Vec<String> =
+            (1..=3).map(|n| dir.path().join(format!("d{n}")).to_str().unwrap().to_owned()).collect();
+        let [a, b, c] = [&*paths[0], &*paths[1], &*paths[2]];
+        let refused = |args: &[&str]| mkfs(args).unwrap_err().to_string();
+        let error = refused(&["-q", "-b", "200M", "-m", "raid1c3", a, b]);
+        assert!(error.contains("RAID1C3 of metadata needs 3 devices"), "{error}");
+        assert!(!dir.path().join("d1").exists() && !dir.path().join("d2").exists());
+        let error = refused(&["-q", "-b", "200M", a, a]);
+        assert!(error.contains("was given twice"), "{error}");
+        mkfs(&["-q", "-b", "200M", "-d", "raid0", "-m", "raid1c3", a, b, c]).unwrap();
+        std::os::unix::fs::symlink(a, dir.path().join("link")).unwrap();
+        let error = refused(&["-q", "-f", a, dir.path().join("link").to_str().unwrap()]);
+        assert!(error.contains("are one device"), "{error}");
+        let error = refused(&["-q", b, c]);
+        assert!(error.contains("contains a btrfs filesystem"), "{error}");
+        let error = refused(&["-q", "-f", "--rootdir", dir.path().to_str().unwrap(), b, c]);
+        assert!(error.contains("--rootdir works with one device"), "{error}");
+        let parsed = Cli::try_parse_from(["mkfs", "-d", "raid6", a]).err().map(|error| error.to_string());
+        assert!(parsed.is_some_and(|text| text.contains("raid6 cannot be written yet")));
     }
 
     #[test]

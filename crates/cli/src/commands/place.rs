@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Display};
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
@@ -10,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
-use ubtrfs_control::{Channel, ConnectError, OpenedFile, names_of_others, open_image, stopped_process};
+use ubtrfs_control::{Channel, ConnectError, InMountOfOther, OpenedFile, Way, find_file, open_image, stopped_process};
 use ubtrfs_device::find_server;
 use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 use ubtrfs_fuse::MountError;
 
 use super::offline::{ImageOptions, ImagePath, Use, child_path, join, lacks_slash, os_string, with_image};
 use crate::common::{Shown, calling_user, error_text};
+use crate::progs::is_progs;
 
 // This struct has no doc comment, because it would become the help of every command that uses the struct.
 #[derive(clap::Args)]
@@ -132,6 +134,16 @@ impl Target {
         }
     }
 
+    /// The path of something new, for messages. `btrfs` puts `./` before a name without a directory.
+    pub(crate) fn as_made(&self) -> String {
+        match self {
+            Self::Mounted(path) if is_progs() && path.parent().is_some_and(|dir| dir.as_os_str().is_empty()) => {
+                format!("./{self}")
+            }
+            _ => self.to_string(),
+        }
+    }
+
     /// The path of a name in this directory.
     pub(crate) fn child(&self, name: &[u8]) -> Self {
         match self {
@@ -177,19 +189,31 @@ fn is_image(path: &Path) -> bool {
 /// Fails if the way to a path leads through names in a FUSE mount of another user, who can make them lead anywhere at any
 /// time.
 pub(crate) fn refuse_names_of_others(path: &Path) -> anyhow::Result<()> {
-    match names_of_others(path) {
-        Ok(Some(Some(user))) => bail!(
+    find_own(path).map(drop)
+}
+
+/// Finds a file, and fails like [`refuse_names_of_others`]. `None` if the path leads nowhere. Whatever is opened by the
+/// file that was found is the file that was checked.
+pub(crate) fn find_own(path: &Path) -> anyhow::Result<Option<OwnedFd>> {
+    match find_file(path, InMountOfOther::Refuse) {
+        Ok(Way::To(found)) => Ok(Some(found)),
+        Ok(Way::Nowhere) => Ok(None),
+        Ok(Way::OfOther(Some(user))) => bail!(
             "{} leads through a mount of user {user}, whose names may lead anywhere; copy the file, or act as that user, \
              for example with: setpriv --reuid={user} --clear-groups",
             path.shown()
         ),
-        Ok(Some(None)) => bail!(
+        Ok(Way::OfOther(None)) => bail!(
             "{} leads through a FUSE mount of another mount namespace, whose names may lead anywhere; copy the file",
             path.shown()
         ),
-        Ok(None) => Ok(()),
         Err(error) => Err(anyhow!("cannot find out through which mounts {} leads: {error}", path.shown())),
     }
+}
+
+/// Whether files can be opened again by their descriptors.
+pub(crate) fn has_proc() -> bool {
+    Path::new("/proc/self/fd").exists()
 }
 
 fn is_file_or_device(path: &Path) -> bool {
@@ -202,7 +226,7 @@ pub(crate) fn is_in_mount(path: &Path) -> bool {
 }
 
 /// Whether a file has btrfs's magic number at the offset where the first superblock has it.
-fn holds_btrfs(path: &Path) -> bool {
+pub(crate) fn holds_btrfs(path: &Path) -> bool {
     open_image(path, false).is_ok_and(|file| is_btrfs(&File::from(file)))
 }
 

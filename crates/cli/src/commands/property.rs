@@ -31,6 +31,8 @@ enum Command {
 
 #[derive(clap::Args)]
 struct ListArgs {
+    #[command(flatten)]
+    of: OfType,
     /// The file or directory
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
@@ -40,6 +42,8 @@ struct ListArgs {
 
 #[derive(clap::Args)]
 struct GetArgs {
+    #[command(flatten)]
+    of: OfType,
     /// The file or directory
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
@@ -51,6 +55,8 @@ struct GetArgs {
 
 #[derive(clap::Args)]
 struct SetArgs {
+    #[command(flatten)]
+    of: OfType,
     /// Make a received subvolume writable, which removes its received UUID
     #[arg(short, long)]
     force: bool,
@@ -63,6 +69,47 @@ struct SetArgs {
     value: std::ffi::OsString,
     #[command(flatten)]
     image: ImageOptions,
+}
+
+// This struct has no doc comment, because it would become the help of the commands.
+#[derive(clap::Args)]
+struct OfType {
+    /// Take the path as an object of this type: inode, subvol, filesystem or device; letters may be left out at the end
+    #[arg(short = 't', long = "type", value_name = "TYPE", value_parser = parse_type)]
+    of_type: Option<Type>,
+}
+
+/// The kinds of objects that have properties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Type {
+    Inode,
+    Subvolume,
+    Filesystem,
+    Device,
+}
+
+fn parse_type(text: &str) -> Result<Type, String> {
+    let types = [
+        ("inode", Type::Inode),
+        ("subvol", Type::Subvolume),
+        ("filesystem", Type::Filesystem),
+        ("device", Type::Device),
+    ];
+    let found = types.iter().find(|(name, _)| !text.is_empty() && name.starts_with(text));
+    let unknown = || format!("'{text}' is not a type; give one of: inode, subvol, filesystem, device");
+    found.map(|(_, of)| *of).ok_or_else(unknown)
+}
+
+impl Type {
+    /// Whether objects of this type have this property.
+    fn has(self, name: Name) -> bool {
+        matches!(
+            (self, name),
+            (Self::Inode, Name::Compression)
+                | (Self::Subvolume, Name::Ro)
+                | (Self::Filesystem | Self::Device, Name::Label)
+        )
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,7 +151,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The properties that a file has: `ro` only for the root directory of a subvolume, `label` only for the top
 /// level.
-fn names(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<Name>> {
+fn names(channel: &Channel<'_>, file: &OpenedFile, of: &OfType) -> anyhow::Result<Vec<Name>> {
     let (info, is_root) = channel.subvolume_of(file)?;
     let mut names = Vec::new();
     if is_root {
@@ -114,20 +161,31 @@ fn names(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<Name>> 
         names.push(Name::Label);
     }
     names.push(Name::Compression);
+    names.retain(|name| of.of_type.is_none_or(|of| of.has(*name)));
     Ok(names)
 }
 
 fn list(args: &ListArgs) -> anyhow::Result<()> {
-    let names =
-        with_channel(&args.path, &args.image, Use::Read, |channel| names(channel, &open(channel, &args.path)?))?;
+    let names = with_channel(&args.path, &args.image, Use::Read, |channel| {
+        names(channel, &open(channel, &args.path)?, &args.of)
+    })?;
     print_out(&names.iter().map(|name| format!("{:<20}{}\n", name.text(), name.help())).collect::<String>())
 }
 
+/// Fails if objects of the chosen type do not have this property.
+fn check_type(of: &OfType, name: Name) -> anyhow::Result<()> {
+    if of.of_type.is_some_and(|of| !of.has(name)) {
+        bail!("objects of this type have no property {}; leave out -t", name.text());
+    }
+    Ok(())
+}
+
 fn get(args: &GetArgs) -> anyhow::Result<()> {
+    args.name.map_or(Ok(()), |name| check_type(&args.of, name))?;
     let target = &args.path;
     let text = with_channel(target, &args.image, Use::Read, |channel| {
         let file = open(channel, target)?;
-        let names = args.name.map_or_else(|| names(channel, &file), |name| Ok(vec![name]))?;
+        let names = args.name.map_or_else(|| names(channel, &file, &args.of), |name| Ok(vec![name]))?;
         let mut text = String::new();
         for name in names {
             let value =
@@ -159,6 +217,7 @@ fn value(channel: &Channel<'_>, opened: &OpenedFile, name: Name) -> anyhow::Resu
 }
 
 fn set(args: &SetArgs) -> anyhow::Result<()> {
+    check_type(&args.of, args.name)?;
     let (target, bytes) = (&args.path, args.value.as_encoded_bytes());
     let read_only = match (args.name, bytes) {
         (Name::Ro, b"true") => true,

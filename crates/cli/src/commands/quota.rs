@@ -12,6 +12,7 @@ use super::offline::Use;
 use super::place::{FilesystemArgs, Target, with_channel};
 use crate::common::{print_json, print_out};
 use crate::job::with_progress;
+use crate::progs::is_progs;
 
 /// Turn quotas on and off, and rescan
 #[derive(clap::Args)]
@@ -137,6 +138,10 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
             if !runs || !args.wait && channel.is_mount() {
                 call(channel, &target, "start a rescan of", Request::Rescan)?;
             }
+        }
+        // btrfs-progs says so before it waits.
+        if is_progs() && args.wait && !args.quiet {
+            print_out("quota rescan started\n")?;
         }
         let waits = args.wait || args.wait_norescan || !channel.is_mount();
         if waits {

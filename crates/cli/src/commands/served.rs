@@ -1,13 +1,12 @@
 //! Long work on an image that is not mounted, such as a balance: other processes can ask about it and cancel it through
 //! a control socket.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ubtrfs_control::{Channel, ImageId, ImageWork, LocalProcesses, OpenImage, Server, await_unmount};
+use ubtrfs_control::{Channel, ImageId, ImageWork, LocalProcesses, OpenImage, Server, await_unmount, open_image};
 use ubtrfs_fs::Fs;
 
 use super::offline::{ImageOptions, Use, with_shared_image};
@@ -40,7 +39,7 @@ pub(crate) fn with_served<T>(
 }
 
 fn serve(image: &Path, kind: ImageWork, fs: &Arc<Fs>) -> anyhow::Result<Server> {
-    let made = File::open(image).and_then(ImageId::of).and_then(|id| {
+    let made = open_image(image, false).and_then(ImageId::of).and_then(|id| {
         let server = Server::listen_for_image(id, kind)?;
         server.serve(fs, Arc::new(OpenImage::new(id, fs)), Arc::new(LocalProcesses));
         Ok(server)

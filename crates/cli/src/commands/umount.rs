@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use ubtrfs_control::{Channel, Request, Response, balance};
+use ubtrfs_control::{Channel, InMountOfOther, Request, Response, Way, balance, find_file};
 use ubtrfs_fuse::MountError;
 
 use super::place::await_server;
@@ -46,6 +46,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The advice for a mount that is busy because of a balance; `None` if no balance runs, or if the user may not know.
 fn balance_advice(dir: &Path) -> Option<String> {
+    // The server of another user's mount may never answer.
+    if !matches!(find_file(dir, InMountOfOther::Refuse), Ok(Way::To(_))) {
+        return None;
+    }
     let channel = Channel::mount(dir).ok()?;
     match channel.call(Request::Balance(balance::Request::Status), &[]).ok()? {
         Response::Balance(balance::Response::Status(Some(status))) if status.state != "paused" => {

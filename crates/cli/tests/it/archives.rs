@@ -1,16 +1,12 @@
 //! Tests of archives that demand much memory, and of OCI image layers: memory is bounded for every archive, and
 //! whiteouts are applied.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod common;
-
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use common::{ok, refused};
+use crate::common::{ok, refused};
 use ubtrfs_testkit::capability::program;
 
 /// Runs a command in a directory; `mib` is the limit of the command's address space in MiB; 0 means no limit.

@@ -3,8 +3,6 @@
 //! Method: the test runs the built program as a user would. A run of more than a minute counts as a hang. The image's
 //! bytes are hashed before and after.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write;
@@ -14,6 +12,8 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 use ubtrfs_format::CsumType;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
+
+use crate::common::namespace;
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
@@ -352,9 +352,9 @@ fn a_mount_without_dev_fuse_or_fusermount_says_what_is_missing() {
     let dir = TempDir::new().unwrap();
     // Run in a mount namespace with an empty /dev.
     let script = r#"mount -t tmpfs none /dev && exec "$@""#;
-    let mut args: Vec<&OsStr> = ["unshare", "-m", "sh", "-c", script, "sh", UBTRFS, "mount"].map(OsStr::new).to_vec();
-    args.extend([image.path().as_os_str(), dir.path().as_os_str()]);
-    let line = error_line(&run_with(&args, &[]));
+    let mut command = namespace(dir.path());
+    command.args(["sh", "-c", script, "sh", UBTRFS, "mount"]).args([image.path(), dir.path()]);
+    let line = error_line(&command.env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap());
     assert!(line.contains("/dev/fuse"), "{line}");
 
     // Run as an ordinary user without fusermount3: empty directories hide /usr/bin and /usr/local/bin, so the programs
@@ -375,11 +375,10 @@ fn a_mount_without_dev_fuse_or_fusermount_says_what_is_missing() {
         std::os::unix::fs::chown(path, Some(65_534), Some(65_534)).unwrap();
     }
     let script = r#"mount -t tmpfs none /usr/local/bin && mount -t tmpfs none /usr/bin && exec "$@""#;
-    let mut args: Vec<&OsStr> = ["unshare", "-m", "sh", "-c", script, "sh"].map(OsStr::new).to_vec();
-    args.push(setpriv.as_os_str());
-    args.extend(["--reuid=65534", "--regid=65534", "--clear-groups"].map(OsStr::new));
-    args.extend([program.as_os_str(), "mount".as_ref(), own.as_os_str(), point.as_os_str()]);
-    let line = error_line(&run_with(&args, &[]));
+    let mut command = namespace(home.path());
+    command.args(["sh", "-c", script, "sh"]).arg(setpriv).args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.arg(program).arg("mount").args([own, point]);
+    let line = error_line(&command.env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap());
     assert!(line.contains("fusermount3"), "{line}");
     assert_eq!(before, image.digest().unwrap());
 }

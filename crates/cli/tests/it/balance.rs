@@ -1,10 +1,6 @@
 //! Tests of `ubtrfs balance` on an image and on a mount: wrong arguments, and a damaged extent, which is
 //! reported with its files.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh, second_opinion};
 
-use common::{ok, refused, ubtrfs};
+use crate::common::{ok, refused, ubtrfs};
 
 fn balance(args: &[&str], place: &str) -> Output {
     ubtrfs(["balance"].iter().chain(args).chain(&[place]))
@@ -64,7 +60,8 @@ impl Bed {
 fn waiting_send(at: &str) -> Child {
     let snapshot = format!("{at}/snapshot");
     ok(ubtrfs(["subvolume", "snapshot", "-r", at, &snapshot]));
-    let mut send = common::command(["send", &snapshot]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut send =
+        crate::common::command(["send", &snapshot]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut begin = vec![0; 1 << 20];
     send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
     send
@@ -132,7 +129,7 @@ fn a_balance_in_the_background_goes_on_after_the_command_and_can_be_waited_for()
     let report = ok(ubtrfs(["filesystem", "df", &at]));
     assert!(report.contains("Data, DUP") && !report.contains("Data, single"), "{report}");
     let wrong = balance(&["start", "--bg", "-dconvert=raid1"], &at);
-    refused(&wrong, &["single or dup"]);
+    refused(&wrong, &["single, dup or raid0"]);
     // A balance that has nothing to do succeeds.
     assert_eq!(ok(balance(&["start", "--bg", "-dusage=0"], &at)), "");
     let filters = ok(balance(&["start", "-v", "-dusage=0", "-mlimit=0"], &at));
@@ -147,8 +144,8 @@ fn a_balance_in_the_background_goes_on_after_the_command_and_can_be_waited_for()
 
 /// Runs a command as the user nobody.
 fn as_nobody(args: &[&str]) -> Output {
-    let mut command = std::process::Command::new(common::NOBODY[0]);
-    command.args(&common::NOBODY[1..]).arg(env!("CARGO_BIN_EXE_ubtrfs")).args(args).output().unwrap()
+    let mut command = std::process::Command::new(crate::common::NOBODY[0]);
+    command.args(&crate::common::NOBODY[1..]).arg(env!("CARGO_BIN_EXE_ubtrfs")).args(args).output().unwrap()
 }
 
 #[test]
@@ -192,7 +189,7 @@ fn a_balance_of_an_image_in_the_background_is_shown_paused_and_cancelled() {
         let denied = as_nobody(&["balance", "pause", &path]);
         let stderr = String::from_utf8_lossy(&denied.stderr);
         assert!(!denied.status.success(), "{denied:?}");
-        stderr.contains("only root and the user who mounted it")
+        stderr.contains("only root and the user who opened the image")
     });
     eventually_during("pause", &mut || {
         let is_paused = balance(&["pause"], &path).status.success();
@@ -242,9 +239,9 @@ fn a_queued_balance_waits_in_the_background() {
     let mut send = waiting_send(&at);
     assert_eq!(ok(balance(&["start", "--bg", "-m"], &at)), "");
     refused(&balance(&["start", "--bg", "-musage=0"], &at), &["a balance is running"]);
-    refused(&balance(&["start", "--bg", "--enqueue", "-dconvert=raid1"], &at), &["single or dup"]);
+    refused(&balance(&["start", "--bg", "--enqueue", "-dconvert=raid1"], &at), &["single, dup or raid0"]);
     // A signal ends a balance that waits in the foreground.
-    let mut queued = common::command(["balance", "start", "--enqueue", "-musage=0", &at]);
+    let mut queued = crate::common::command(["balance", "start", "--enqueue", "-musage=0", &at]);
     let queued = queued.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1200));
     sh("kill", ["-TERM", &queued.id().to_string()]).unwrap();
@@ -439,4 +436,35 @@ fn status_1_of_balance_status_means_a_balance_and_2_an_error() {
         let output = ubtrfs([&["balance"], words].concat());
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// As with btrfs-progs, a pause or a cancellation is the wanted end of `btrfs balance start`, but not of `resume`.
+#[test]
+fn a_balance_that_is_stopped_on_request_ends_btrfs_as_btrfs_progs_ends() {
+    let Some(Bed { image, path, dir: _dir, at }) = Bed::new() else { return };
+    let links = tempfile::tempdir().unwrap();
+    let link = links.path().join("btrfs");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_ubtrfs"), &link).unwrap();
+    ok(ubtrfs(["mount", &path, &at]));
+    let mut send = waiting_send(&at);
+    let stopped_by = |words: &[&str], stop: &str, by_link: bool| {
+        let program = if by_link { link.as_os_str() } else { OsStr::new(env!("CARGO_BIN_EXE_ubtrfs")) };
+        let mut command = std::process::Command::new(program);
+        command.arg("balance").args(words).arg(&at).env("LC_ALL", "C");
+        let running = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("it runs", || String::from_utf8_lossy(&balance(&["status"], &at).stdout).contains("is running"));
+        ok(balance(&[stop], &at));
+        let output = running.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let start = ["start", "-m"];
+    assert_eq!(stopped_by(&start, "pause", true), (Some(0), "balance paused by user\n".to_owned()));
+    assert_eq!(stopped_by(&["resume"], "cancel", true), (Some(255), "balance canceled by user\n".to_owned()));
+    assert_eq!(stopped_by(&start, "cancel", true), (Some(0), "balance canceled by user\n".to_owned()));
+    let (status, stderr) = stopped_by(&start, "cancel", false);
+    assert!(status == Some(1) && stderr.contains("the balance was cancelled"), "{status:?} {stderr}");
+    send.kill().unwrap();
+    send.wait().unwrap();
+    eventually("nobody uses the mount", || ubtrfs(["umount", &at]).status.success());
+    btrfs_check(image.path()).unwrap();
 }

@@ -6,10 +6,6 @@
 //! so it shows the effect of the sync or the unmount. A test stops the server (SIGSTOP) to simulate a server that waits
 //! for a slow disk.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -17,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{ok, refused, server_of, ubtrfs};
+use crate::common::{ok, refused, server_of, ubtrfs};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;

@@ -3,8 +3,6 @@
 //! Method: a program (`programs/ioctls.py`) makes calls as root and as a user, and prints each result. The program runs
 //! in our mount of an image and in Linux's mount of a copy, and the outputs must be equal.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +13,7 @@ use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
-const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/ioctls.py");
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/programs/ioctls.py");
 
 fn ready() -> bool {
     capability::fuse() && capability::kernel_oracle() && capability::program("python3")

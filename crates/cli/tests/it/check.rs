@@ -1,7 +1,5 @@
 //! Tests of `ubtrfs check` as a user runs it: exit status, output lines, JSON, and an unchanged image.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -37,6 +35,27 @@ fn a_whole_filesystem_is_clean_and_stays_as_it_was() {
         assert!(output.stderr.is_empty());
     }
     assert_eq!(before, image.digest().unwrap());
+}
+
+#[test]
+fn an_array_is_made_and_checked_by_its_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    let ubtrfs =
+        |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).current_dir(dir.path()).output().unwrap();
+    let made = ubtrfs(&["mkfs", "-b", "256M", "-d", "raid0", "-m", "raid1c3", "a", "b", "c"]);
+    let text = stdout(&made);
+    assert!(made.status.success() && text.contains("Number of devices:  3"), "{text}");
+    assert!(text.ends_with("    3   256.00MiB  c\n"), "{text}");
+    let whole = ubtrfs(&["check", "c", "a", "b"]);
+    assert!(whole.status.success() && stdout(&whole).ends_with(": clean\n"), "{}", stdout(&whole));
+    // A device beside the others is found.
+    assert!(ubtrfs(&["check", "a", "b"]).status.success());
+    std::fs::create_dir(dir.path().join("away")).unwrap();
+    std::fs::rename(dir.path().join("c"), dir.path().join("away/c")).unwrap();
+    let degraded = ubtrfs(&["check", "a", "b"]);
+    assert_eq!(degraded.status.code(), Some(1));
+    assert!(stdout(&degraded).starts_with("E-DEVICE-MISSING: tree 3 "), "{}", stdout(&degraded));
+    assert!(stdout(&degraded).contains("device 3 (uuid "), "{}", stdout(&degraded));
 }
 
 #[test]

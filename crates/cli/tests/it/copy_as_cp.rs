@@ -2,17 +2,13 @@
 //! targets. Either both programs must succeed or both must fail, and the trees must be equal afterwards. Each case has
 //! a separate directory, so all cases can share one image.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{ok, refused};
+use crate::common::{ok, refused};
 use ubtrfs_testkit::btrfs_check;
 
 fn ubtrfs(args: &[&str], dir: &Path) -> Output {

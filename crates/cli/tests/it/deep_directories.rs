@@ -1,10 +1,6 @@
 //! Tests of directories that are nested many thousands deep: commands take time and memory that grow with the depth, not
 //! with its square.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +11,7 @@ use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
 use ubtrfs_testkit::{Image, btrfs_check, capability};
 
-use common::{ok, text, ubtrfs};
+use crate::common::{ok, text, ubtrfs};
 
 const ROOT: Caller = Caller { uid: 0, gid: 0, umask: 0o022 };
 

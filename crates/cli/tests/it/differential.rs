@@ -6,8 +6,6 @@
 //! testkit. `UBTRFS_SEED=N` starts with another seed. Without root, FUSE or the kernel's btrfs, the test says that it
 //! skips; with CI=true it fails.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;

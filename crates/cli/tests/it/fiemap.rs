@@ -1,10 +1,6 @@
 //! Tests of `ubtrfs filesystem fiemap`. Method: Linux fills an image with files that share extents in several ways. For
 //! each block of each file, the flag `shared` must equal that of `filefrag -v` on Linux.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -12,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, capability, run as sh};
 
-use common::{ok, text, ubtrfs};
+use crate::common::{ok, text, ubtrfs};
 
 const BLOCK: u64 = 4096;
 

@@ -1,10 +1,6 @@
 //! Tests of `ubtrfs filesystem resize` and `defragment`, on images and in mounts, with equal
 //! results.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -14,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
-use common::{ok, refused, ubtrfs};
+use crate::common::{ok, refused, ubtrfs};
 
 const MIB: u64 = 1 << 20;
 
@@ -206,11 +202,11 @@ fn a_running_resize_is_cancelled() {
     refused(&ubtrfs(["filesystem", "resize", "cancel", mount]), &["no resize is running"]);
     // A resize that empties block groups waits for a send, and this send waits because nobody reads its stream.
     ok(ubtrfs(["subvolume", "snapshot", "-r", mount, &format!("{mount}/snapshot")]));
-    let mut send = common::command(["send", &format!("{mount}/snapshot")]);
+    let mut send = crate::common::command(["send", &format!("{mount}/snapshot")]);
     let mut send = send.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut begin = vec![0; 1 << 20];
     send.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
-    let mut resize = common::command(["filesystem", "resize", "1G", mount]);
+    let mut resize = crate::common::command(["filesystem", "resize", "1G", mount]);
     let resize = resize.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
     while !ubtrfs(["filesystem", "resize", "cancel", mount]).status.success() {

@@ -4,8 +4,6 @@
 //! one directory, which has a directory `src` with some files. A document with a command that fails fails the test.
 //! Blocks marked `console` are not run: they need root, a device, or much time.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

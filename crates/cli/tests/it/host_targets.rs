@@ -2,17 +2,13 @@
 //! a regular file is replaced as a whole or not at all, devices and FIFOs are written in place, and links are followed
 //! as by cp.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod common;
-
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{ok, refused};
+use crate::common::{ok, refused};
 use tempfile::TempDir;
 use ubtrfs_testkit::capability::{fuse, kernel_oracle};
 use ubtrfs_testkit::{Image, LoopDevice, LoopMount, btrfs_check, run as sh};
@@ -410,19 +406,15 @@ fn a_device_over_an_image_in_use_is_in_use() {
     let source = text(&bed.join("other.img"));
     let (from, source_dir, point) = (format!("{source}:/f"), text(&bed.join("source")), text(&dir));
     fs::create_dir(&dir).unwrap();
-    fs::create_dir(bed.join("second")).unwrap();
-    let second = text(&bed.join("second"));
     let plain = LoopDevice::over(image.as_ref()).unwrap();
     let stacked = LoopDevice::over(plain.path().as_ref()).unwrap();
     // Try every way to open an image, with the device in place of `DEVICE`.
-    let ways: [&[&str]; 12] = [
+    let ways: [&[&str]; 10] = [
         &["mkdir", "DEVICE:/new"],
         &["rm", "DEVICE:/f"],
         &["ls", "DEVICE:/"],
         &["mkfs", "-q", "-f", "DEVICE"],
         &["mkfs", "-q", "-f", "-r", &source_dir, "DEVICE"],
-        &["mount", "DEVICE", &second],
-        &["mount", "-r", "DEVICE", &second],
         &["subvolume", "create", "DEVICE:/s"],
         &["cp", &from, "DEVICE:/g"],
         &["cp", &from, "DEVICE"],

@@ -4,10 +4,6 @@
 //! prints names runs on a mount and on the image, as text and as JSON. Its output holds no control, invisible or
 //! replacement character; JSON can be read, and gives every name exactly. Text shows a backslash as two.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -20,7 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, btrfs_check, capability};
 
-use common::{ok, text, ubtrfs};
+use crate::common::{ok, text, ubtrfs};
 
 /// A name with control characters of one byte and of two, invisible characters, and a backslash, which is UTF-8.
 const CONTROLS: &[u8] = "c\u{1b}[2J\n\t\u{7f}\u{9b}1m\u{202e}\u{2066}\u{200b}\u{2029}\\n".as_bytes();
@@ -112,6 +108,7 @@ const LINES: &[&str] = &[
     "device stats F",
     "device stats -T F",
     "device stats --json F",
+    "device usage F",
     "balance start F",
     "balance status --json F",
     "sync F",
@@ -120,6 +117,8 @@ const LINES: &[&str] = &[
 
 /// Lines for an image: `I` is the image, the other letters are those of [`LINES`].
 const IMAGE_LINES: &[&str] = &[
+    "device ready I",
+    "device scan I",
     "ls -lR I:/",
     "ls -R I:/",
     "ls -d I:/S/dirC I:/S/dirB",
@@ -172,6 +171,7 @@ const WITHOUT_NAMES: &[&str] = &[
     "filesystem resize",
     "filesystem trim",
     "inspect min-dev-size",
+    "inspect tree-stats",
     "qgroup assign",
     "qgroup clear-stale",
     "qgroup create",
@@ -448,7 +448,7 @@ fn the_path_of_an_image_is_escaped() {
 
 #[test]
 fn the_lines_cover_every_command() {
-    let commands = common::all_commands();
+    let commands = crate::common::all_commands();
     let is_covered = |command: &String| {
         let runs = |line: &&str| line.trim_start_matches('!').starts_with(&format!("{command} "));
         LINES.iter().chain(IMAGE_LINES).any(runs) || WITHOUT_NAMES.contains(&command.as_str())

@@ -4,17 +4,13 @@
 //! files of root, devices, FIFOs, and names that change with each lookup. The control socket answers as a real server
 //! does, or with garbage, or with text that controls a terminal. After each command:
 //!
-//! - Every descriptor that arrived is a regular file or directory of the mount, or a pipe that the program made.
+//! - Every descriptor that arrived is a regular file or directory of the mount.
 //! - No file outside of the mount has changed.
 //! - The program printed no control characters.
 //! - If the socket belongs to neither root, the caller nor the user who mounted, nothing at all arrived.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs::{File, OpenOptions};
-use std::io::{IoSliceMut, Read, Write};
+use std::io::{IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -25,15 +21,15 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::all_commands;
+use crate::common::all_commands;
 use rustix::fs::{FileType, Gid, Uid, fstat};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tempfile::TempDir;
-use ubtrfs_control::{Caller, Context, Failure, Host, OpenFile, Request, execute};
+use ubtrfs_control::{Caller, Context, Failure, Host, OpenFile, Request, Stream, execute};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_fuse::protocol::{Attr, Entry, Features, Limits, Operation, Reply, Request as FuseRequest, Statfs};
@@ -60,7 +56,7 @@ const MADE: u64 = 8;
 const IMAGE: u64 = 9;
 
 /// The server of the mount.
-struct HostileServer {
+pub(crate) struct HostileServer {
     /// The name of the socket that the server tells.
     socket: Vec<u8>,
     /// The targets of the links.
@@ -155,13 +151,13 @@ impl Handler for HostileServer {
 }
 
 /// A mount of [`HostileServer`], made by root for a user.
-struct HostileMount {
-    dir: TempDir,
+pub(crate) struct HostileMount {
+    pub(crate) dir: TempDir,
     server: Option<JoinHandle<()>>,
 }
 
 impl HostileMount {
-    fn make(user: u32, server: HostileServer) -> Self {
+    pub(crate) fn make(user: u32, server: HostileServer) -> Self {
         let dir = TempDir::with_prefix("ubtrfs-hostile-mount-").unwrap();
         let device: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap().into();
         let data = format!("fd={},rootmode=40000,user_id={user},group_id={user},allow_other\0", device.as_raw_fd())
@@ -201,7 +197,6 @@ impl Drop for HostileMount {
 #[derive(Debug)]
 struct Arrived {
     device: u64,
-    ino: u64,
     kind: FileType,
 }
 
@@ -214,11 +209,17 @@ enum Manner {
     Odd,
     /// Text that clears a terminal.
     Text,
+    /// Progress without an end.
+    Endless,
+    /// Nothing.
+    Silent,
+    /// An answer byte by byte, that never ends.
+    Dripping,
 }
 
 /// The hostile user's end of the control socket.
-struct Listener {
-    name: Vec<u8>,
+pub(crate) struct Listener {
+    pub(crate) name: Vec<u8>,
     arrived: Arc<Mutex<Vec<Arrived>>>,
     /// Bytes of requests that arrived.
     nr_bytes: Arc<AtomicU64>,
@@ -244,7 +245,7 @@ impl Host for Answers {
 
 impl Listener {
     /// Listens as this user on a new name, or on `name`.
-    fn start(user: u32, name: Option<Vec<u8>>) -> Self {
+    pub(crate) fn start(user: u32, name: Option<Vec<u8>>) -> Self {
         static NR: AtomicU64 = AtomicU64::new(0);
         let nr = NR.fetch_add(1, Ordering::Relaxed);
         let name = name.unwrap_or_else(|| format!("ubtrfs-hostile-{}-{nr}", std::process::id()).into_bytes());
@@ -313,7 +314,7 @@ fn serve(
     for file in &files {
         let stat = fstat(file).unwrap();
         let kind = FileType::from_raw_mode(stat.st_mode);
-        arrived.lock().unwrap().push(Arrived { device: stat.st_dev, ino: stat.st_ino, kind });
+        arrived.lock().unwrap().push(Arrived { device: stat.st_dev, kind });
     }
     if !whole(&bytes) {
         return;
@@ -326,12 +327,32 @@ fn serve(
             send(&mut stream, &progress);
             failed(text)
         }
+        Manner::Endless => {
+            let progress = serde_json::to_vec(&serde_json::json!({"progress": {"done": 1, "total": 2}})).unwrap();
+            let frame = [&(progress.len() as u32).to_le_bytes(), &progress[..]].concat().repeat(100);
+            while stream.write_all(&frame).is_ok() {}
+            return;
+        }
+        Manner::Silent | Manner::Dripping => {
+            drop(files);
+            thread::spawn(move || {
+                let _ = stream.write_all(&1000_u32.to_le_bytes()[..if manner == Manner::Silent { 0 } else { 4 }]);
+                for _ in 0..300 {
+                    thread::sleep(Duration::from_millis(100));
+                    if manner == Manner::Dripping {
+                        let _ = stream.write_all(b" ");
+                    }
+                }
+            });
+            return;
+        }
         Manner::Odd => serde_json::json!({"done": {"file": {"grow_first": {"size": 1_u64 << 40}}}}),
         Manner::Real => {
             let frame: serde_json::Value = serde_json::from_slice(&bytes[4..]).unwrap();
             match serde_json::from_value::<Request>(frame["request"].clone()) {
                 Ok(request) if !matches!(request, Request::AwaitUnmount) => {
-                    let stream = if request.takes_stream() { files.pop() } else { None };
+                    let has_stream = request.stream().is_some();
+                    let mut bytes = tempfile::tempfile().unwrap();
                     let is_subvolume = matches!(request, Request::Subvolume(_));
                     let stands_for = |file: &OwnedFd| match FileType::from_raw_mode(fstat(file).unwrap().st_mode) {
                         FileType::Directory if is_subvolume => OpenFile::of_image(host.snapshot),
@@ -340,9 +361,16 @@ fn serve(
                     };
                     let opened: Vec<_> = files.iter().map(stands_for).collect();
                     let job = Job::new();
-                    let stream = stream.as_ref().map(AsFd::as_fd);
-                    let context = Context { fs, host, caller, files: &opened, stream, job: &job };
-                    match execute(&context, request) {
+                    let file = has_stream.then_some(Stream::File(bytes.as_fd()));
+                    let context = Context { fs, host, caller, files: &opened, stream: file, job: &job };
+                    let done = execute(&context, request);
+                    let mut all = vec![0];
+                    bytes.rewind().unwrap();
+                    bytes.read_to_end(&mut all).unwrap();
+                    for piece in all[1..].chunks(1000) {
+                        send_frame(&mut stream, &[&[0], piece].concat());
+                    }
+                    match done {
                         Ok(done) => serde_json::json!({"done": done}),
                         Err(failure) => serde_json::json!({"failed": failure}),
                     }
@@ -356,29 +384,38 @@ fn serve(
 }
 
 fn send(stream: &mut UnixStream, answer: &serde_json::Value) {
-    let bytes = serde_json::to_vec(answer).unwrap();
-    let _ = stream.write_all(&(bytes.len() as u32).to_le_bytes()).and_then(|()| stream.write_all(&bytes));
+    send_frame(stream, &serde_json::to_vec(answer).unwrap());
+}
+
+fn send_frame(stream: &mut UnixStream, bytes: &[u8]) {
+    let _ = stream.write_all(&(bytes.len() as u32).to_le_bytes()).and_then(|()| stream.write_all(bytes));
 }
 
 /// Files of root that a hostile mount points to.
-struct Victims {
-    dir: TempDir,
+pub(crate) struct Victims {
+    pub(crate) dir: TempDir,
 }
 
 impl Victims {
-    fn make() -> Self {
+    pub(crate) fn make() -> Self {
         let dir = TempDir::with_prefix("ubtrfs-victims-").unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         std::fs::create_dir(dir.path().join("dir")).unwrap();
         std::fs::write(dir.path().join("dir/other"), "other").unwrap();
         std::fs::write(dir.path().join("secret"), "a secret of root").unwrap();
-        common::ok(common::ubtrfs(["mkfs", "-q", "-b", "128M", dir.path().join("image").to_str().unwrap()]));
+        crate::common::ok(crate::common::ubtrfs([
+            "mkfs",
+            "-q",
+            "-b",
+            "128M",
+            dir.path().join("image").to_str().unwrap(),
+        ]));
         std::fs::set_permissions(dir.path().join("secret"), std::fs::Permissions::from_mode(0o600)).unwrap();
         Self { dir }
     }
 
     /// The state of all files.
-    fn state(&self) -> String {
+    pub(crate) fn state(&self) -> String {
         let mut all = String::new();
         for path in ["", "dir", "dir/other", "secret", "image"] {
             let path = self.dir.path().join(path);
@@ -439,6 +476,9 @@ const ON_MOUNTS: &[&str] = &[
     "balance resume {}",
     "balance cancel {}",
     "device stats {}",
+    "device usage {}",
+    "device ready {}",
+    "device scan {}",
     "quota enable {}",
     "quota disable {}",
     "quota rescan -w {}",
@@ -459,6 +499,7 @@ const ON_MOUNTS: &[&str] = &[
     "inspect subvolid-resolve 5 {}",
     "inspect rootid {}",
     "inspect min-dev-size {}",
+    "inspect tree-stats {}",
     "inspect dump-super {}",
     "inspect dump-tree {}",
     "check {}",
@@ -485,7 +526,7 @@ fn every_command_is_tried_on_a_hostile_mount() {
 }
 
 /// Runs a command as a user, with a pipe as its input and a file as its output.
-fn run(line: &str, name: &str, dir: &Path, user: u32) -> (Output, [u64; 2]) {
+fn run(line: &str, name: &str, dir: &Path, user: u32) -> Output {
     let mount = dir.to_str().unwrap();
     let path = match name {
         "." => mount.to_owned(),
@@ -501,28 +542,21 @@ fn run(line: &str, name: &str, dir: &Path, user: u32) -> (Output, [u64; 2]) {
     command.arg(program).args(args).env("LC_ALL", "C");
     let (input, mut writer) = std::io::pipe().unwrap();
     let mut output = tempfile::tempfile().unwrap();
-    let own = [fstat(&input).unwrap().st_ino, fstat(&output).unwrap().st_ino];
     // The start of a send stream.
     writer.write_all(b"btrfs-stream\0\x01\0\0\0").unwrap();
     drop(writer);
     command.stdin(Stdio::from(OwnedFd::from(input))).stdout(Stdio::from(output.try_clone().unwrap()));
     let mut done = command.stderr(Stdio::piped()).output().unwrap();
-    use std::io::Seek;
     output.rewind().unwrap();
     output.read_to_end(&mut done.stdout).unwrap();
-    (done, own)
+    done
 }
 
 /// Fails if a descriptor arrived that the server should not have.
-fn judge(listener: &Listener, device: u64, own: [u64; 2], shown: &str) {
-    let pipes = {
-        let (pipe, _writer) = std::io::pipe().unwrap();
-        fstat(&pipe).unwrap().st_dev
-    };
+fn judge(listener: &Listener, device: u64, shown: &str) {
     for file in listener.arrived.lock().unwrap().drain(..) {
         let in_mount = file.device == device && matches!(file.kind, FileType::RegularFile | FileType::Directory);
-        let is_new_pipe = file.device == pipes && file.kind == FileType::Fifo && !own.contains(&file.ino);
-        assert!(in_mount || is_new_pipe, "{shown}: the server received {file:?}");
+        assert!(in_mount, "{shown}: the server received {file:?}");
     }
 }
 
@@ -553,14 +587,21 @@ fn is_possible() -> bool {
     capability::root() && capability::fuse() && capability::program("setpriv")
 }
 
-#[test]
-fn a_hostile_mount_gets_its_own_files_only() {
+/// A mount of a hostile user, whose names lead to files of root, and which names a listener of that user as its control
+/// socket. `None` if this is impossible here.
+pub(crate) fn scene() -> Option<(Victims, Listener, HostileMount)> {
     if !is_possible() {
-        return;
+        return None;
     }
     let victims = Victims::make();
     let listener = Listener::start(HOSTILE, None);
     let mount = HostileMount::make(HOSTILE, hostile_server(&listener.name, &victims));
+    Some((victims, listener, mount))
+}
+
+#[test]
+fn a_hostile_mount_gets_its_own_files_only() {
+    let Some((victims, listener, mount)) = scene() else { return };
     let dir = mount.dir.path();
     let device = std::fs::metadata(dir).unwrap().dev();
     let before = victims.state();
@@ -574,8 +615,8 @@ fn a_hostile_mount_gets_its_own_files_only() {
                         continue;
                     }
                     let shown = format!("{line} on {name} by user {user} ({manner:?})");
-                    let (output, own) = run(line, name, dir, user);
-                    judge(&listener, device, own, &shown);
+                    let output = run(line, name, dir, user);
+                    judge(&listener, device, &shown);
                     no_control_characters(&output, &shown);
                     assert_eq!(victims.state(), before, "{shown}");
                     mount.check();
@@ -603,13 +644,43 @@ fn no_image_is_opened_by_names_that_fail_when_they_are_checked() {
                 // The first lookups of the name fail, and the ones after it, or each second or third one succeeds.
                 lookups.store(64 - first, Ordering::SeqCst);
                 period.store(every, Ordering::SeqCst);
-                let mut command = common::command(line.split(' '));
+                let mut command = crate::common::command(line.split(' '));
                 let output = command.arg(path).current_dir(mount.dir.path()).output().unwrap();
                 let shown = format!("{line} {path}, {first}/{every}: {output:?}");
                 assert!(!output.status.success(), "{shown}");
                 assert_eq!(victims.state(), before, "{shown}");
             }
         }
+    }
+}
+
+#[test]
+fn a_hostile_server_that_never_ends_its_answer_ends_no_patience() {
+    let Some((_victims, listener, mount)) = scene() else { return };
+    *listener.manner.lock().unwrap() = Manner::Endless;
+    let output = run("filesystem sync {}", ".", mount.dir.path(), 0);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{output:?}");
+    assert!(stderr.contains("belongs to another user, sends messages without an end"), "{stderr}");
+}
+
+#[test]
+fn root_unmounts_a_hostile_mount_within_a_few_seconds() {
+    if !is_possible() {
+        return;
+    }
+    let victims = Victims::make();
+    for manner in [Manner::Silent, Manner::Dripping] {
+        let listener = Listener::start(HOSTILE, None);
+        *listener.manner.lock().unwrap() = manner;
+        let mount = HostileMount::make(HOSTILE, hostile_server(&listener.name, &victims));
+        let begun = Instant::now();
+        let output = run("umount {}", ".", mount.dir.path(), 0);
+        let (took, stderr) = (begun.elapsed(), String::from_utf8_lossy(&output.stderr).into_owned());
+        let is_there = rustix::fs::statfs(mount.dir.path()).unwrap().f_type == 0x6573_5546;
+        assert!(!is_there && output.status.code() == Some(1), "{manner:?}: {output:?}");
+        assert!(stderr.contains("did not report its last commit") && stderr.contains("process "), "{stderr}");
+        assert!(took < Duration::from_secs(8), "{manner:?}: {took:?}");
     }
 }
 
@@ -627,14 +698,14 @@ fn a_socket_of_a_stranger_gets_nothing() {
             if line.starts_with("umount") && name == "." {
                 continue;
             }
-            let (output, _) = run(line, name, dir, user);
+            let output = run(line, name, dir, user);
             let shown = format!("{line} on {name} by user {user}");
             assert!(listener.arrived.lock().unwrap().is_empty(), "{shown}");
             assert_eq!(listener.nr_bytes.load(Ordering::SeqCst), 0, "{shown}");
             assert!(!output.status.success(), "{shown}: nobody has answered");
         }
     }
-    let (output, _) = run("filesystem df {}", ".", dir, 0);
+    let output = run("filesystem df {}", ".", dir, 0);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(stderr.contains(&format!("user {HOSTILE}")) && stderr.contains("network namespace"), "{stderr}");
 }
@@ -648,12 +719,12 @@ fn imposter_in_another_namespace() {
     let mut name = vec![0; 256];
     let len = rustix::fs::getxattr(dir, "ubtrfs.control", &mut name).unwrap();
     name.truncate(len);
-    let (output, _) = run("filesystem defragment {}", "file", dir, 0);
+    let output = run("filesystem defragment {}", "file", dir, 0);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && stderr.contains("network namespace"), "{stderr}");
     let listener = Listener::start(HOSTILE, Some(name));
     for line in ON_MOUNTS.iter().filter(|line| !line.starts_with("umount")) {
-        let (output, _) = run(line, "file", dir, 0);
+        let output = run(line, "file", dir, 0);
         assert!(!output.status.success(), "{line}");
         assert_eq!(listener.nr_bytes.load(Ordering::SeqCst), 0, "{line}");
     }
@@ -669,20 +740,20 @@ fn a_user_who_takes_the_socket_name_in_another_namespace_gets_nothing() {
     let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
     std::fs::create_dir(&mount).unwrap();
     let (image, mount) = (image.to_str().unwrap(), mount.to_str().unwrap());
-    common::ok(common::ubtrfs(["mount", "--create", "256M", image, mount]));
+    crate::common::ok(crate::common::ubtrfs(["mount", "--create", "256M", image, mount]));
     File::create(format!("{mount}/file")).unwrap().write_all(b"text").unwrap();
     let mut inside = Command::new("unshare");
     inside.arg("-n").arg(std::env::current_exe().unwrap());
-    inside.args(["--exact", "imposter_in_another_namespace", "--ignored", "--nocapture"]);
+    inside.args(["--exact", "hostile_server::imposter_in_another_namespace", "--ignored", "--nocapture"]);
     let output = inside.env("UBTRFS_IMPOSTER_DIR", mount).output().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    common::ok(common::ubtrfs(["umount", mount]));
+    crate::common::ok(crate::common::ubtrfs(["umount", mount]));
     assert!(stdout.contains("the imposter got nothing"), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs a function of `programs/less_rights.py`, after these words, on a path.
 fn less_rights(words: &[&str], function: &str, path: &str) -> String {
-    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/less_rights.py");
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/programs/less_rights.py");
     let (first, words) = words.split_first().unwrap();
     let output = Command::new(first).args(words).args(["/usr/bin/python3", program, function, path]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -697,14 +768,14 @@ fn a_process_gains_no_rights_by_a_name_or_by_leaving_a_namespace() {
     }
     let dir = TempDir::with_prefix("ubtrfs-rights-").unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let path = |name: &str| common::text(&dir.path().join(name));
+    let path = |name: &str| crate::common::text(&dir.path().join(name));
     for name in ["mount", "bound"] {
         std::fs::create_dir(path(name)).unwrap();
     }
-    common::ok(common::ubtrfs(["mount", "--create", "256M", &path("image"), &path("mount")]));
+    crate::common::ok(crate::common::ubtrfs(["mount", "--create", "256M", &path("image"), &path("mount")]));
     std::fs::create_dir(path("mount/d")).unwrap();
     std::fs::set_permissions(path("mount/d"), std::fs::Permissions::from_mode(0o777)).unwrap();
-    let run = |words: &[&str]| common::ok(Command::new(words[0]).args(&words[1..]).output().unwrap());
+    let run = |words: &[&str]| crate::common::ok(Command::new(words[0]).args(&words[1..]).output().unwrap());
     run(&["mount", "--bind", &path("mount/d"), &path("bound")]);
     run(&["mount", "-o", "remount,bind,ro", &path("bound")]);
     let user = ["setpriv", "--reuid=1", "--regid=1", "--clear-groups"];
@@ -713,7 +784,7 @@ fn a_process_gains_no_rights_by_a_name_or_by_leaving_a_namespace() {
     let bare = less_rights(&bare_root, "root_without_capabilities", &path("mount"));
     let names: Vec<_> = std::fs::read_dir(path("mount/d")).unwrap().collect();
     run(&["umount", &path("bound")]);
-    common::ok(common::ubtrfs(["umount", &path("mount")]));
+    crate::common::ok(crate::common::ubtrfs(["umount", &path("mount")]));
     assert!(matches!(read_only.as_str(), "EROFS EROFS" | "EROFS SKIPPED"), "{read_only}");
     assert_eq!(bare, "EPERM EPERM");
     assert!(names.is_empty(), "{names:?}");

@@ -1,8 +1,6 @@
 //! Tests of commands that walk a directory tree, on crafted images: names that lead outside, directories inside
 //! themselves or with two names. Each command ends in time, does not panic, and changes nothing outside its target.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

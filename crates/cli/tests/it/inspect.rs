@@ -4,14 +4,12 @@
 //! blocks are damaged: the walk continues, reports the damage, and ends. Without the kernel's btrfs, the test says that
 //! it skips.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::process::{Command, Output};
 
 use ubtrfs_format::node::{NodeBuilder, NodeHeader, NodeView, finish_block};
 use ubtrfs_format::{CsumType, Generation, Key, KeyType, Logical};
-use ubtrfs_testkit::{Image, KernelImage, KernelImageSpec, RawBlock, capability, run};
+use ubtrfs_testkit::{Image, KernelImage, KernelImageSpec, LoopMount, RawBlock, capability, run};
 
 fn inspect(image: &Path, args: &[&str]) -> Output {
     let program = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).arg("inspect").args(args).arg(image).output();
@@ -148,6 +146,37 @@ fn a_missing_superblock_or_tree_is_one_error_line() {
         let lines = told.lines().filter(|line| *line != "For more, see: ubtrfs inspect dump-tree --help").count();
         assert!(output.status.code() == Some(1) && lines == 1, "{args:?}: {told}");
         assert!(told.starts_with("ubtrfs: "), "{told}");
+    }
+}
+
+/// The trees have up to three levels, seeks in both directions, and clusters.
+#[test]
+fn the_layout_of_trees_is_told_as_by_btrfs_progs() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for (nr_files, options) in [(0, &[][..]), (300, &[]), (3000, &["-n", "4096"]), (3000, &["-m", "single"])] {
+        let image = Image::kernel_made(512 << 20, options).unwrap();
+        let linux = LoopMount::new(image.path(), "").unwrap();
+        for nr in 0..nr_files {
+            let dir = linux.join(format!("d{}", nr % 17));
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join(format!("f{nr}")), vec![7; [10, 100, 1500, 5000][nr % 4]]).unwrap();
+            if nr % 100 == 0 {
+                run("sync", ["-f", linux.path().to_str().unwrap()]).unwrap();
+            }
+        }
+        linux.close().unwrap();
+        let without_time = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| !line.contains("read time")).map(str::to_owned).collect()
+        };
+        for args in [&["tree-stats"][..], &["tree-stats", "-b"]] {
+            let ours = inspect(image.path(), args);
+            let path = image.path().to_str().unwrap();
+            let theirs = run("btrfs", [&["inspect-internal"], args, &[path]].concat()).unwrap();
+            assert!(ours.status.success() && stdout(&ours).contains("Total read time: "), "{ours:?}");
+            assert_eq!(without_time(&stdout(&ours)), without_time(&theirs), "{nr_files} files, {args:?}");
+        }
     }
 }
 

@@ -1,10 +1,6 @@
 //! Tests of commands that are interrupted or killed while they write: a file gets its name only when it is complete,
 //! and an existing image that is overwritten contains no filesystem until the new filesystem is complete.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -12,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{ok, refused};
+use crate::common::{ok, refused};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use ubtrfs_testkit::{LoopMount, btrfs_check, capability};

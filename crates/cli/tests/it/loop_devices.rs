@@ -1,10 +1,6 @@
 //! Tests of loop devices that are attached to an image while ubtrfs has it mounted. If the kernel mounted such a device,
 //! too, both would overwrite each other's blocks.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -14,7 +10,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use ubtrfs_testkit::{btrfs_check, capability};
 
-use common::{ok, refused, text, ubtrfs};
+use crate::common::{ok, refused, text, ubtrfs};
 
 /// An image that a server in the foreground has mounted.
 struct Mounted {
@@ -35,7 +31,7 @@ impl Mounted {
             std::fs::create_dir(path(name)).unwrap();
         }
         ok(ubtrfs(["mkfs", "-q", "-b", "256M", &path("e.img")]));
-        let mut server = common::command(["mount", "-f", &path("e.img"), &path("m")]);
+        let mut server = crate::common::command(["mount", "-f", &path("e.img"), &path("m")]);
         let mut server = server.stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(server.stderr.take().unwrap()).lines();
         let (send, log) = mpsc::channel();

@@ -4,17 +4,13 @@
 //! it, and the program unmounts. Then `btrfs check` must be clean, and Linux's own mount must show the written data.
 //! Without /dev/fuse or the kernel's btrfs, the tests say that they skip; with CI=true they fail.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{NOBODY, server_of};
+use crate::common::{NOBODY, namespace, server_of};
 use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{
@@ -228,19 +224,6 @@ fn an_unlinked_open_file_lives_until_it_is_closed() {
     btrfs_check(image.path()).unwrap();
 }
 
-#[test]
-fn a_second_mount_is_refused() {
-    if !ready() {
-        return;
-    }
-    let image = Image::kernel_made(256 << 20, &[]).unwrap();
-    let mount = Mount::new(image.path(), &[]);
-    let other = TempDir::new().unwrap();
-    let output = ubtrfs(["mount".as_ref(), image.path().as_os_str(), other.path().as_os_str()]);
-    assert_one_line(&output, &[]);
-    mount.umount();
-}
-
 /// Checks that the program failed with status 1 and one line on stderr that contains these words.
 fn assert_one_line(output: &Output, words: &[&str]) {
     let said = text(output);
@@ -289,7 +272,7 @@ fn without_fusermount_a_user_hears_what_to_install() {
         "for f in /usr/bin /bin; do [ -e $f/fusermount3 ] && mount --bind /dev/null $f/fusermount3; done; exec {}",
         world.command(&["mount", "image", "point"])
     );
-    let output = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap();
+    let output = namespace(&world.dir.path().join("point")).args(["sh", "-c", &script]).output().unwrap();
     assert_one_line(&output, &["fuse"]);
 }
 
@@ -344,7 +327,7 @@ fn an_ordinary_user_makes_mounts_and_fills_an_image() {
     if !ready() || !capability::program("setpriv") || !capability::program("fusermount3") {
         return;
     }
-    common::let_users_mount();
+    crate::common::let_users_mount();
     let empty = Image::empty(4096).unwrap();
     let world = UserWorld::new(empty.path());
     ok(&world.run(&world.command(&["mount", "--create", "200M", "mine", "point"])));

@@ -1,10 +1,6 @@
 //! Tests of commands on a mount: a read-only mount or bind mount refuses changes, the caller's capabilities decide,
 //! commands see data and sizes that so far only the kernel has, and printed paths can be opened.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 use ubtrfs_testkit::{Corruption, Corruptor, Image, LoopMount, Rng, btrfs_check, capability, run, second_opinion};
 
-use common::{NOBODY, ok, refused, ubtrfs};
+use crate::common::{NOBODY, ok, refused, ubtrfs};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 

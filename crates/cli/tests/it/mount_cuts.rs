@@ -13,10 +13,6 @@
 //! Requests come through /dev/fuse in one run, and in rings of io_uring in the other, where the kernel has them.
 //! `UBTRFS_CUTS=10000` makes more cuts; `UBTRFS_SEED` chooses others.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
@@ -295,9 +291,9 @@ fn record(options: &str, seed: u64, duration: Duration) -> (Arc<RecordingDevice>
     let device = Arc::new(RecordingDevice::new(base));
     let image = ImageMount::new(device.clone());
     let dir = TempDir::with_prefix("ubtrfs-cuts-").unwrap();
-    let mount = common::text(dir.path());
+    let mount = crate::common::text(dir.path());
     // The server must not map its own image: the image is a file of this process.
-    common::ok(common::ubtrfs(["mount", "-o", options, &common::text(&image.image()), &mount]));
+    crate::common::ok(crate::common::ubtrfs(["mount", "-o", options, &crate::common::text(&image.image()), &mount]));
     let end = Instant::now() + duration;
     let mut noise = python(NOISE, seed, dir.path());
     let commits = Mutex::new(Vec::new());
@@ -309,7 +305,7 @@ fn record(options: &str, seed: u64, duration: Duration) -> (Arc<RecordingDevice>
     });
     noise.kill().unwrap();
     noise.wait().unwrap();
-    common::ok(common::ubtrfs(["umount", &mount]));
+    crate::common::ok(crate::common::ubtrfs(["umount", &mount]));
     (device, commits.into_inner().unwrap())
 }
 

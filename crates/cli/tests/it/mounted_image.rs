@@ -4,10 +4,6 @@
 //! Method: at rest, the output is that of btrfs-progs, which takes no locks. While programs write and commits follow each
 //! other, every result is that of one commit: no block of a newer commit counts as damage.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use ubtrfs_testkit::{capability, run};
 
-use common::{ok, refused, text, ubtrfs};
+use crate::common::{ok, refused, text, ubtrfs};
 
 struct Mounted(TempDir);
 

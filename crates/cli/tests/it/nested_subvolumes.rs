@@ -5,11 +5,7 @@
 //! subvolumes, so the test also checks that all inode numbers of the mount differ, and that they are equal after the
 //! next mount.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 #[allow(dead_code, reason = "nothing is refused here")]
-mod common;
-
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs;
@@ -19,7 +15,7 @@ use std::process::Command;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Compare, Image, LoopMount, Rng, btrfs_check, capability, compare_entries, walk_path};
 
-use common::{ok, ubtrfs};
+use crate::common::{ok, ubtrfs};
 
 fn ready() -> bool {
     capability::fuse()

@@ -1,10 +1,6 @@
 //! Tests of the commands that need no mount, run as processes. Linux judges written images (`btrfs check`, mount,
 //! scrub, comparison file by file). GNU tar and a walk of the host's files judge the output of reading commands.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,7 +12,7 @@ use tempfile::TempDir;
 use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_testkit::capability::{kernel_oracle, program};
 
-use common::{ok, refused};
+use crate::common::{ok, refused};
 use ubtrfs_testkit::{Compare, LoopMount, TreeEntry, compare_entries, compare_trees, judge, run as sh, walk_path};
 
 /// The comparison covers all attributes that an archive keeps. The root directories of the two trees are not compared.
@@ -85,7 +81,7 @@ fn fill(root: &Path) {
     File::create(root.join("hole")).unwrap().set_len(3 << 20).unwrap();
     let name = |path: &str| root.join(path).display().to_string();
     sh("mkfifo", [name("dir/fifo")]).unwrap();
-    sh("mknod", [&name("dir/null"), "c", "1", "3"]).unwrap();
+    sh("mknod", ["-m", "640", &name("dir/null"), "c", "1", "3"]).unwrap();
     sh("mknod", [&name("dir/disk"), "b", "8", "1000"]).unwrap();
     for (path, key, value) in [
         ("small", "user.name", "value"),
@@ -323,7 +319,7 @@ fn lists_and_contents_are_those_of_the_tree() {
     );
     let long = ok(ubtrfs(["ls", "-l", &dir.at("/dir")]));
     assert!(
-        long.contains("crw-r--r-- 1") && long.contains(" 1, 3 ") && long.contains("dangling -> ../nowhere"),
+        long.contains("crw-r----- 1") && long.contains(" 1, 3 ") && long.contains("dangling -> ../nowhere"),
         "{long}"
     );
     assert!(ok(ubtrfs(["ls", "-l", &dir.at("/small")])).contains("-rwsr-xr-x 2 1000 100 7 2001-02-03 04:05"));
@@ -531,6 +527,10 @@ fn commands_open_the_devices_that_an_option_names() {
     assert!(read.status.success() && read.stdout == fs::read(dir.join("file")).unwrap());
     let shown = ok(ubtrfs(["filesystem", "show", "-o", &device, &image]));
     assert!(shown.contains(&second) && !shown.contains("missing"), "{shown}");
+    // Beside the first device, the second one is found without the option.
+    assert!(ubtrfs(["cat", &dir.at("/file")]).stdout == read.stdout);
+    fs::create_dir(dir.join("elsewhere")).unwrap();
+    fs::rename(&second, dir.join("elsewhere/second.img")).unwrap();
     refused(&ubtrfs(["cat", &dir.at("/file")]), &["device 2"]);
     refused(&ubtrfs(["filesystem", "df", "-o", "device=/nonexistent", &image]), &["/nonexistent"]);
 }

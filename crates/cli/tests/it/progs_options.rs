@@ -1,10 +1,6 @@
 //! Tests of options that the program takes over from btrfs-progs. Their output is compared with that of btrfs-progs on
 //! Linux's mount of the same image.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 
@@ -12,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh};
 
-use common::{ok, refused, text, ubtrfs};
+use crate::common::{ok, refused, text, ubtrfs};
 
 /// An image that Linux made: subvolume `a` with file `f`, whose data `g` and `h` share; a snapshot `s` of `a`; quotas.
 fn image() -> Image {

@@ -3,16 +3,14 @@
 //! The script builds nothing here: a program `cargo` that does nothing stands in for it, and `sudo` runs its arguments.
 //! Everything runs in a mount namespace of its own, because one command mounts on /mnt.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{btrfs_check, capability};
+
+use crate::common::namespace;
 
 /// Types the printed commands, and fails at the first that fails.
 const TYPE_THEM: &str = r#"
@@ -42,8 +40,8 @@ fn the_commands_that_quickstart_prints_work_in_the_printed_order() {
         std::fs::set_permissions(at("bin").join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let path = format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap());
-    let mut command = Command::new("unshare");
-    command.args(["-m", "--propagation", "private", "timeout", "120", "sh", "-c", TYPE_THEM]);
+    let mut command = namespace(scratch.path());
+    command.args(["timeout", "120", "sh", "-c", TYPE_THEM]);
     let output = command.env("PATH", path).current_dir(scratch.path()).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     let typed = std::fs::read_to_string(at("typed")).unwrap_or_default();

@@ -1,12 +1,8 @@
 //! Tests of `ubtrfs quota` and `ubtrfs qgroup` on images and mounts, compared with btrfs-progs on Linux's mount.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::path::Path;
 
-use common::{ok, refused, ubtrfs};
+use crate::common::{ok, refused, ubtrfs};
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
 
 #[track_caller]

@@ -5,10 +5,6 @@
 //! resident memory of the process is read. This memory must not exceed the limit, or [`LEAST_MIB`] if the limit is
 //! smaller.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -18,7 +14,7 @@ use std::time::Duration;
 use ubtrfs_stream::{Command, Version, Writer};
 use uuid::Uuid;
 
-use common::{command, ok, text, ubtrfs};
+use crate::common::{command, ok, text, ubtrfs};
 
 /// Memory that a receive may take regardless of the limit: the fixed share of the filesystem's memory budget (120 MiB),
 /// and a fifth more, because what the allocator keeps depends on the order in which threads run. A receive of one empty

@@ -1,10 +1,6 @@
 //! Tests that `receive` finds the parents of incremental streams as btrfs-progs does, but refuses parents that have
 //! become writable since they were received.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::process::Output;
@@ -12,7 +8,7 @@ use std::process::Output;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh, second_opinion};
 
-use common::{ok, refused, text, ubtrfs};
+use crate::common::{ok, refused, text, ubtrfs};
 
 /// Streams of snapshot `A` and, as an increment to it, of snapshot `B`: sent from the filesystem that made them
 /// (`A.st`, `B.st`), and from a filesystem that received them (`A2.st`, `B2.st`).

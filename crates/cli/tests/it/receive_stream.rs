@@ -3,10 +3,6 @@
 //! Method: Linux makes and sends snapshots, the built program receives them, and Linux reads, checks, shows and sends
 //! the result.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, SendOptions, SnapshotChain, btrfs_check, capability, run as sh};
 
-use common::{command, ok, refused, server_of, text, ubtrfs};
+use crate::common::{command, ok, refused, server_of, text, ubtrfs};
 
 /// A seed whose streams are large.
 const SEED: u64 = 6;

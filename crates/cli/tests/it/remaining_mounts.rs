@@ -17,10 +17,6 @@
 //!
 //! After umount(8), the server commits by itself soon after the last change (A1 of `fuse/src/activity.rs`).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -29,7 +25,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use ubtrfs_testkit::{btrfs_check, capability, run};
 
-use common::{ok, refused, text, ubtrfs};
+use crate::common::{namespace, ok, refused, text, ubtrfs};
 
 /// A mounted image and a second directory, in which tests mount a part of it.
 struct Scene {
@@ -65,7 +61,7 @@ impl Scene {
     }
 
     fn server(&self) -> u32 {
-        common::server_of(&self.path("m"))
+        crate::common::server_of(&self.path("m"))
     }
 
     fn bind(&self) {
@@ -206,15 +202,8 @@ fn umount_promises_nothing_if_the_remaining_mount_is_hidden() {
 #[test]
 fn umount_commits_although_the_mount_remains_in_another_namespace() {
     let Some(scene) = Scene::new(&[]) else { return };
-    let mut other = Command::new("unshare");
-    other.args([
-        "-m",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        "echo; while read word; do echo content > $word; echo; done",
-    ]);
+    let mut other = namespace(scene.scratch.path());
+    other.args(["sh", "-c", "echo; while read word; do echo content > $word; echo; done"]);
     let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(other.stdout.take().unwrap());
     said.read_line(&mut String::new()).unwrap();
@@ -241,6 +230,24 @@ fn umount_commits_although_the_mount_remains_in_another_namespace() {
     end(other);
     refused(&output, &["is unmounted, but", "in another mount namespace", "on disk", "kill"]);
     assert_eq!(content, "content\n");
+}
+
+#[test]
+fn umount_of_a_read_only_filesystem_promises_no_later_commit() {
+    let Some(scene) = Scene::new(&[]) else { return };
+    let mut other = namespace(scene.scratch.path());
+    let mut other =
+        other.args(["sh", "-c", "echo; read end"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+    std::fs::write(scene.path("m/h/f"), "content").unwrap();
+    std::fs::remove_file(scene.image()).unwrap();
+    refused(&ubtrfs(["sync".to_owned(), text(&scene.path("m"))]), &["the image was removed"]);
+    let output = scene.umount(&[]);
+    end(other);
+    refused(
+        &output,
+        &["is unmounted, but its last changes may be lost", "the image was removed", "another mount namespace"],
+    );
 }
 
 #[test]

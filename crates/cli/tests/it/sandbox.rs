@@ -2,11 +2,7 @@
 //! use the mount.
 //!
 //! Method: the tests start the helper process of a mount and ask it in place of the server, with every byte and with
-//! hostile numbers. The table of mounts shows what it has unmounted. `fuse/tests/injected_calls.rs` tests the server.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
+//! hostile numbers. The table of mounts shows what it has unmounted. `fuse/tests/it/injected_calls.rs` tests the server.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{NOBODY, let_users_mount, ok, ubtrfs};
+use crate::common::{NOBODY, let_users_mount, ok, ubtrfs};
 use tempfile::TempDir;
 use ubtrfs_testkit::capability;
 
@@ -112,10 +108,10 @@ impl Helper {
 
     /// The inode of the file that a process has open.
     fn inode_of(&mut self, pid: u32, descriptor: u32) -> Option<u64> {
-        (self.ask(b'f', [pid, descriptor, 0]) == "ok").then(|| {
-            let mut numbers = [0; 16];
+        (self.ask(b'f', [pid, descriptor, u32::MAX]) == "ok").then(|| {
+            let mut numbers = [0; 24];
             self.0.stdout.as_mut().unwrap().read_exact(&mut numbers).unwrap();
-            u64::from_le_bytes(numbers[8..].try_into().unwrap())
+            u64::from_le_bytes(numbers[8..16].try_into().unwrap())
         })
     }
 
@@ -141,6 +137,18 @@ const OURS: &str = "fuse.ubtrfs";
 /// Numbers that are no process, no group and no descriptor, or that are those of an important process.
 const HOSTILE: [[u32; 3]; 5] = [[0; 3], [1, 0, 0], [1; 3], [u32::MAX; 3], [i32::MAX.cast_unsigned(); 3]];
 
+/// A mount, and a helper that knows it; `None` if the tests cannot run.
+fn knowing_helper() -> Option<(Bed, PathBuf, Helper)> {
+    if !ready() {
+        return None;
+    }
+    let bed = Bed::new();
+    let dir = bed.mount(&[]);
+    let mut helper = Helper::start(&bed.image(), &dir);
+    assert_eq!(helper.ask(b'm', [0; 3]), "ok");
+    Some((bed, dir, helper))
+}
+
 #[test]
 fn no_question_but_an_unmount_unmounts() {
     if !ready() {
@@ -153,7 +161,7 @@ fn no_question_but_an_unmount_unmounts() {
         for kind in (0..=u8::MAX).filter(|kind| !b"mpl".contains(kind)) {
             for numbers in HOSTILE {
                 let answer = helper.ask(kind, numbers);
-                let is_known = b"gucfrknad".contains(&kind);
+                let is_known = b"gucfrknadso".contains(&kind);
                 assert!(is_known || answer == "??", "{kind}: {answer}");
             }
         }
@@ -172,13 +180,7 @@ fn no_question_but_an_unmount_unmounts() {
 
 #[test]
 fn the_helper_unmounts_no_other_mount() {
-    if !ready() {
-        return;
-    }
-    let bed = Bed::new();
-    let dir = bed.mount(&[]);
-    let mut helper = Helper::start(&bed.image(), &dir);
-    assert_eq!(helper.ask(b'm', [0; 3]), "ok");
+    let Some((bed, dir, mut helper)) = knowing_helper() else { return };
     sh(&["mount", "-t", "tmpfs", "other", text(&dir)]);
     assert_eq!([helper.unmount(false), helper.unmount(true)], ["no", "no"], "another mount covers it");
     assert_eq!(mounts_on(&dir), [OURS, "tmpfs"]);
@@ -204,13 +206,7 @@ fn the_helper_unmounts_no_other_mount() {
 
 #[test]
 fn the_helper_of_root_gives_up_the_rights_of_root() {
-    if !ready() {
-        return;
-    }
-    let bed = Bed::new();
-    let dir = bed.mount(&[]);
-    let mut helper = Helper::start(&bed.image(), &dir);
-    assert_eq!(helper.ask(b'm', [0; 3]), "ok");
+    let Some((_bed, _dir, helper)) = knowing_helper() else { return };
     // CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_SYS_NICE
     let kept = format!("{:016x}", 1u64 << 2 | 1 << 19 | 1 << 21 | 1 << 23);
     for set in ["CapPrm:", "CapEff:", "CapBnd:"] {
@@ -227,19 +223,14 @@ fn the_helper_of_root_gives_up_the_rights_of_root() {
 
 #[test]
 fn the_helper_tells_and_moves_only_what_is_of_the_mount() {
-    if !ready() {
-        return;
-    }
-    let bed = Bed::new();
-    let dir = bed.mount(&[]);
-    let mut helper = Helper::start(&bed.image(), &dir);
-    assert_eq!(helper.ask(b'm', [0; 3]), "ok");
+    let Some((_bed, dir, mut helper)) = knowing_helper() else { return };
     let (inside, outside) = (File::create(dir.join("file")).unwrap(), File::open("/etc/passwd").unwrap());
     let own = std::process::id();
     let descriptor = |file: &File| file.as_raw_fd().cast_unsigned();
     assert_eq!(helper.inode_of(own, descriptor(&inside)), Some(inside.metadata().unwrap().ino()));
-    assert_eq!(helper.ask(b'f', [own, descriptor(&outside), 0]), "el", "a file of another filesystem");
-    assert_eq!(helper.ask(b'f', [own, 9999, 0]), "no");
+    assert_eq!(helper.ask(b'f', [own, descriptor(&outside), u32::MAX]), "el", "a file of another filesystem");
+    assert_eq!(helper.ask(b'f', [own, 9999, u32::MAX]), "no");
+    assert_eq!(helper.ask(b'f', [own, descriptor(&inside), 12_345]), "no", "a process of another user");
     let halves = |device: u64| [own, device as u32, (device >> 32) as u32];
     assert_eq!(helper.ask(b'r', halves(inside.metadata().unwrap().dev())), "no", "it is open for writing");
     assert_eq!(helper.ask(b'r', halves(outside.metadata().unwrap().dev())), "??");
@@ -274,7 +265,7 @@ fn the_helper_moves_the_threads_of_a_confined_server() {
     }
     let bed = Bed::new();
     let dir = bed.mount(&["--sandbox", "-o", "noio_uring"]);
-    let server = common::server_of(&dir);
+    let server = crate::common::server_of(&dir);
     // The processors of each thread that takes requests.
     let places = || {
         let tasks = fs::read_dir(format!("/proc/{server}/task")).unwrap().flatten().map(|task| task.path());

@@ -1,17 +1,13 @@
 //! Tests of `ubtrfs send`, `send --diff` and `subvolume find-new`: a mount and its image give equal streams, Linux
 //! receives the streams, and wrong arguments are refused.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{Compare, Image, LoopMount, Rng, capability, compare_trees, run};
 
-use common::{ok, refused, ubtrfs};
+use crate::common::{ok, refused, ubtrfs};
 
 /// Makes an image with two snapshots, `s0` and `s1`, of the subvolume `live`.
 fn image() -> Image {

@@ -1,8 +1,6 @@
 //! Tests of how the server starts: it does not keep files open that it inherits from the starting process, and the
 //! resource limits of the starting process do not end the server.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -2,20 +2,16 @@
 //! and on its image are equal, and the shown numbers equal those of btrfs-progs and filefrag on Linux's mount of the
 //! image.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
 
-use common::{ok, refused, ubtrfs};
+use crate::common::{ok, refused, ubtrfs};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
@@ -99,7 +95,6 @@ fn users_see_the_space_but_not_what_each_device_holds() {
     }
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     let mount = Mount::new(image.path(), &["-o", "allow_other"]);
-    use std::os::unix::fs::PermissionsExt;
     let bin = TempDir::new().unwrap();
     for dir in [mount.0.path(), bin.path()] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
@@ -244,7 +239,9 @@ fn ranges_are_shared_on_mounts_and_images() {
     let mount = Mount::new(image.path(), &[]);
     for prefix in ["mount", "image"] {
         for (name, content) in [("source", &data), ("same", &data), ("other", &changed)] {
-            fs::write(mount.at(&format!("{prefix}-{name}")), content).unwrap();
+            let path = mount.at(&format!("{prefix}-{name}"));
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         }
         fs::write(mount.at(&format!("{prefix}-target")), b"0123").unwrap();
     }

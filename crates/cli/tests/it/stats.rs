@@ -1,7 +1,5 @@
 //! Tests of `ubtrfs stats` and `mount --timeline`, on a mount and on its image afterwards.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;

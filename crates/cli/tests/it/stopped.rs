@@ -3,10 +3,6 @@
 //! Method: each command must end by itself, name the process, and leave nothing that takes effect later. It works when the
 //! process continues.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
@@ -16,7 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use ubtrfs_testkit::{btrfs_check, capability, run as sh};
 
-use common::{ok, refused, server_of, text, ubtrfs};
+use crate::common::{ok, refused, server_of, text, ubtrfs};
 
 /// Stops a process, and continues it when dropped.
 struct Stopped(u32);
@@ -132,7 +128,7 @@ fn a_resize_of_an_image_is_cancelled_and_is_not_waited_for_while_it_is_stopped()
         }
         // The data of the other files moves to the place of this one.
         ok(ubtrfs(["rm", &format!("{image}:/f1")]));
-        let mut resize = common::command(["filesystem", "resize", "900M", &image]);
+        let mut resize = crate::common::command(["filesystem", "resize", "900M", &image]);
         let mut resize = resize.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let socket = format!("-{:x}-resize-", fs::metadata(&image).unwrap().ino());
         eventually("the resize begins", || {
@@ -145,7 +141,7 @@ fn a_resize_of_an_image_is_cancelled_and_is_not_waited_for_while_it_is_stopped()
         let stopped = Stopped::new(resize.id());
         stopped.refuses(dir.path(), "filesystem resize cancel a.img");
         // This command waits a moment for the process, so it is in time when the process continues.
-        let mut cancel = common::command(["filesystem", "resize", "cancel", &image]);
+        let mut cancel = crate::common::command(["filesystem", "resize", "cancel", &image]);
         let cancel = cancel.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(500));
         drop(stopped);

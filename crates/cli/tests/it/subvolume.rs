@@ -4,10 +4,6 @@
 //! image, lists and shows subvolumes with output equal to the program's, and finds the right content in each subvolume.
 //! Subvolumes made by Linux are also listed with output equal to Linux's.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -18,7 +14,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run as sh};
 
-use common::{ok, refused, ubtrfs};
+use crate::common::{ok, refused, ubtrfs};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 

@@ -4,8 +4,6 @@
 //! and prints each result; the outputs must be equal. The program first makes the calls that test each rule, and then
 //! random calls. `btrfs check` and Linux find our mount's image undamaged.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +12,7 @@ use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run, second_opinion};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
-const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/subvolumes.py");
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/programs/subvolumes.py");
 
 fn ready() -> bool {
     capability::fuse()

@@ -1,10 +1,6 @@
 //! Tests of obstacles to mounting and unmounting: other users at the control socket, a dead mount, a filesystem that
 //! can only be read, an unknown option. Also tests the mode of a new image.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,7 +14,7 @@ use tempfile::TempDir;
 use ubtrfs_format::CsumType;
 use ubtrfs_testkit::{Image, btrfs_check, capability, run};
 
-use common::{ok, refused};
+use crate::common::{namespace, ok, refused};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
@@ -205,7 +201,7 @@ fn mount_of_nobody() -> Option<(TempDir, std::path::PathBuf)> {
     if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
         return None;
     }
-    common::let_users_mount();
+    crate::common::let_users_mount();
     let scratch = TempDir::with_prefix("ubtrfs-umount-").unwrap();
     let dir = scratch.path().join("m");
     std::fs::create_dir(&dir).unwrap();
@@ -215,8 +211,8 @@ fn mount_of_nobody() -> Option<(TempDir, std::path::PathBuf)> {
     }
     let words = ["mkfs -q -b 256M a.img", "mount a.img m"];
     for line in words {
-        let mut command = Command::new(common::NOBODY[0]);
-        command.args(&common::NOBODY[1..]).arg("./ubtrfs").args(line.split(' ')).current_dir(scratch.path());
+        let mut command = Command::new(crate::common::NOBODY[0]);
+        command.args(&crate::common::NOBODY[1..]).arg("./ubtrfs").args(line.split(' ')).current_dir(scratch.path());
         ok(command.stdin(Stdio::null()).output().unwrap());
     }
     Some((scratch, dir))
@@ -227,8 +223,13 @@ fn root_unmounts_the_mount_of_another_user_and_waits_for_its_commit() {
     let Some((scratch, dir)) = mount_of_nobody() else { return };
     assert_eq!(std::fs::read_dir(&dir).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied, "root stays out");
     let script = "echo content > m/file";
-    let mut write = Command::new(common::NOBODY[0]);
-    ok(write.args(&common::NOBODY[1..]).args(["sh", "-c", script]).current_dir(scratch.path()).output().unwrap());
+    let mut write = Command::new(crate::common::NOBODY[0]);
+    ok(write
+        .args(&crate::common::NOBODY[1..])
+        .args(["sh", "-c", script])
+        .current_dir(scratch.path())
+        .output()
+        .unwrap());
     ok(umount(&dir));
     // The server has ended, so the image is free and complete.
     let file = format!("{}:/file", scratch.path().join("a.img").display());
@@ -258,11 +259,11 @@ fn a_mount_in_another_mount_namespace_is_not_waited_for() {
         let image = Image::kernel_made(512 << 20, &[]).unwrap();
         let dir = mount(image.path());
         fs::write(dir.path().join("f"), "content").unwrap();
-        let mut other = Command::new("unshare");
-        let other = other.args(["-m", "--propagation", "private", "sh", "-c", "echo; read end"]);
-        let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut other = namespace(dir.path());
+        let mut other =
+            other.args(["sh", "-c", "echo; read end"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
-        let server = common::server_of(dir.path());
+        let server = crate::common::server_of(dir.path());
         let (process, remedy) = (format!("process {} (sh)", other.id()), format!("kill {server}"));
         refused(&umount(dir.path()), &["is unmounted, but", &process, "in another mount namespace", &remedy]);
         let list = || ubtrfs([OsStr::new("ls"), format!("{}:/", image.path().display()).as_ref()]);
@@ -492,6 +493,25 @@ fn root_does_not_wait_for_a_silent_server_of_another_user() {
         refused(&beside_silent_server(&mut mount, ["umount", &*at]), &words);
         assert!(!mount.is_mounted());
     }
+}
+
+/// A busy mount is the moment when a command asks the server of a mount whether a balance runs.
+#[test]
+fn root_is_told_at_once_that_a_silent_mount_is_busy() {
+    if !capability::fuse() || !capability::program("python3") || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut mount = SilentMount::new(",allow_other", "silent");
+    let at = mount.dir.path().display().to_string();
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    let held = rustix::fs::open(&mount.at, flags, rustix::fs::Mode::empty()).unwrap();
+    let begun = Instant::now();
+    refused(&beside_silent_server(&mut mount, ["umount", &*at]), &["is busy", "--lazy"]);
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(mount.is_mounted());
+    refused(&beside_silent_server(&mut mount, ["umount", "--lazy", &*at]), &["is unmounted", "was not awaited"]);
+    assert!(!mount.is_mounted() && begun.elapsed() < Duration::from_secs(16), "{:?}", begun.elapsed());
+    drop(held);
 }
 
 #[test]

@@ -6,20 +6,16 @@
 //! eight at once, and some requests without reading the answers. Root sends the requests that only root may send. The
 //! requests are in `programs/worst_requests.py`.
 //!
-//! `WORST_REQUESTS_SCALE=1 cargo test -p ubtrfs-cli --test worst_requests` runs the test at scale: 3000 directories
+//! `WORST_REQUESTS_SCALE=1 cargo test -p ubtrfs-cli --test it worst_requests` runs the test at scale: 3000 directories
 //! inside each other, 2000 subvolumes. Without the variable, the content is a tenth of that. With
 //! `WORST_REQUESTS_MEMORY`, the limit is that number of MiB.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{ok, server_of, text, ubtrfs};
+use crate::common::{ok, server_of, text, ubtrfs};
 
 /// The smallest limit that a server keeps, in MiB, as `mount --help` says.
 const LEAST_MIB: u64 = 144;

@@ -1,8 +1,6 @@
 //! Tests that each public item of the library has an example: in its own documentation, or for a method in an example
 //! of the same file that calls it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! Tests that every example succeeds.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::process::Command;
 

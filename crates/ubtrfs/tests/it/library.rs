@@ -2,8 +2,6 @@
 //! files and subvolumes exists when the image is opened again, and errors name the operation, the path and the
 //! reason.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;

@@ -1,8 +1,6 @@
 //! Tests mounting through the library (feature `fuse`): programs and the library's other handles see one filesystem,
 //! and unmounting commits and closes the filesystem.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 

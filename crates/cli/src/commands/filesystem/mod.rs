@@ -7,10 +7,13 @@ mod ranges;
 mod resize;
 mod trim;
 mod usage;
+mod usage_table;
 
 use std::process::ExitCode;
 
 pub(crate) use defragment::with_method;
+pub(crate) use resize::shrink_image;
+pub(crate) use usage::{DeviceUsageArgs, device_usage};
 
 use anyhow::{Context, bail};
 use ubtrfs_control::filesystem::{Request, Response};
@@ -49,9 +52,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Sub::Trim(args) => trim::run(&args),
         Sub::Defragment(args) => return defragment::run(&args),
         Sub::Du(args) => return du::run(&args),
+        Sub::Usage(args) => return usage::usage(&args),
+        Sub::Show(args) => return usage::show(&args),
         Sub::Df(args) => usage::df(&args),
-        Sub::Usage(args) => usage::usage(&args),
-        Sub::Show(args) => usage::show(&args),
         Sub::Label(args) => label::run(&args),
         Sub::Fiemap(args) => ranges::fiemap(&args),
         Sub::Clone(args) => ranges::clone(&args),

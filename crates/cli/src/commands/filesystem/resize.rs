@@ -1,7 +1,6 @@
 //! `ubtrfs filesystem resize [DEVID:][+|-]SIZE|max|min|cancel PATH|IMAGE`
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,15 +9,17 @@ use rustix::io::Errno;
 use serde_json::json;
 use ubtrfs_control::device::{NewSize, Request, Response};
 use ubtrfs_control::{Channel, Failure, ImageWork, filesystem, open_image};
-use ubtrfs_device::Access;
+use ubtrfs_device::{Access, Device};
 use ubtrfs_format::DevId;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
+use super::call;
 use crate::commands::offline::{ImageOptions, Use, open_device};
 use crate::commands::place::{Target, is_btrfs};
 use crate::commands::served::{until_closed, with_running, with_served};
-use crate::common::{Shown, parse_size, print_out};
+use crate::common::{Shown, format_size, parse_size, print_out};
 use crate::job::with_progress_in_bytes;
+use crate::progs::is_progs;
 
 /// Change how much of its device a filesystem uses
 #[derive(clap::Args)]
@@ -84,6 +85,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let target = filesystem(args)?;
     let image = image_to_truncate(args, &target)?;
     let now = with_served(&target, &ImageOptions::default(), ImageWork::Resize, |channel| {
+        if is_progs() {
+            print_out(&announcement(channel, &target, devid, &args.size, to)?)?;
+        }
         let (before, now) = match to {
             Wanted::Size(size) => {
                 enlarge_file(channel, &target, devid, size)?;
@@ -92,6 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Wanted::Min => shrink_to_least(channel, &target, devid)?,
         };
         print_out(&match args.json {
+            _ if is_progs() => String::new(),
             true => format!("{}\n", json!({ "devid": devid, "before_bytes": before, "now_bytes": now })),
             false => format!("device {devid}: {before} -> {now} bytes\n"),
         })?;
@@ -101,6 +106,30 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         truncate(image, devid, now)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the filesystem of an image as small as it can be, and shortens an image file to its size.
+pub(crate) fn shrink_image(image: &Path) -> anyhow::Result<()> {
+    let target = Target::Mounted(image.to_owned()).or_image();
+    let shrink = |channel: &Channel<'_>| shrink_to_least(channel, &target, 1);
+    let (_, now) = with_served(&target, &ImageOptions::default(), ImageWork::Resize, shrink)?;
+    match std::fs::metadata(image).is_ok_and(|meta| meta.is_file()) {
+        true => truncate(image, 1, now),
+        false => Ok(()),
+    }
+}
+
+/// The sentence of btrfs-progs before a resize.
+fn announcement(channel: &Channel<'_>, target: &Target, devid: u64, text: &str, to: Wanted) -> anyhow::Result<String> {
+    let Some(device) = device(channel, target, devid)? else { return Ok(String::new()) };
+    let size = match to {
+        Wanted::Size(NewSize::To(bytes)) => format_size(bytes),
+        Wanted::Size(NewSize::Add(bytes)) => format_size(device.total.saturating_add(bytes)),
+        Wanted::Size(NewSize::Sub(bytes)) => format_size(device.total.saturating_sub(bytes)),
+        _ => text.rsplit(':').next().unwrap_or(text).to_owned(),
+    };
+    let path = device.path.as_deref().unwrap_or("missing").shown();
+    Ok(format!("Resize device id {devid} ({path}) from {} to {size}\n", format_size(device.total)))
 }
 
 /// Makes the file of an image larger if the new size needs it. The image is open and locked, so no other program changes
@@ -119,6 +148,14 @@ fn enlarge_file(channel: &Channel<'_>, target: &Target, devid: u64, to: NewSize)
         file.set_len(bytes).with_context(cannot)?;
     }
     Ok(())
+}
+
+/// The space of a device; `None` if the filesystem does not have the device.
+fn device(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow::Result<Option<filesystem::Device>> {
+    match call(channel, target, "resize", filesystem::Request::Usage)? {
+        filesystem::Response::Usage(usage) => Ok(usage.devices.into_iter().find(|device| device.devid == devid)),
+        _ => Err(unexpected(target)),
+    }
 }
 
 /// Resizes a device, and returns its size before and now.
@@ -154,13 +191,9 @@ fn shrink_to_least(channel: &Channel<'_>, target: &Target, devid: u64) -> anyhow
         Ok(_) => Err(unexpected(target)),
         Err(failure) => Err(cannot(failure)),
     };
-    let packed = || match channel.call(ubtrfs_control::Request::Filesystem(filesystem::Request::Usage), &[]) {
-        Ok(ubtrfs_control::Response::Filesystem(filesystem::Response::Usage(usage))) => {
-            let device = usage.devices.iter().find(|device| device.devid == devid);
-            Ok(device.map_or(u64::MAX, |device| device.allocated.saturating_add(DEVICE_RESERVED)))
-        }
-        Ok(_) => Err(unexpected(target)),
-        Err(failure) => Err(cannot(failure)),
+    let packed = || {
+        let device = device(channel, target, devid)?;
+        Ok::<_, anyhow::Error>(device.map_or(u64::MAX, |device| device.allocated.saturating_add(DEVICE_RESERVED)))
     };
     let (before, mut now) = resize(channel, target, devid, NewSize::To(least()?))?;
     for _ in 0..ROUNDS_MAX {
@@ -208,16 +241,15 @@ fn image_to_truncate<'t>(args: &Args, target: &'t Target) -> anyhow::Result<Opti
 /// have resized it again; then the file stays as it is.
 fn truncate(image: &Path, devid: u64, now: u64) -> anyhow::Result<()> {
     let cannot = || format!("cannot truncate {}", image.shown());
-    let _locked = open_device(image, Access::ReadWrite).with_context(cannot)?;
-    let file = File::from(open_image(image, true).with_context(cannot)?);
+    let mut file = open_device(image, Access::ReadWrite).with_context(cannot)?;
     let mut raw = vec![0; SUPERBLOCK_SIZE];
-    file.read_exact_at(&mut raw, SUPERBLOCK_OFFSETS[0]).with_context(cannot)?;
+    file.read_at(SUPERBLOCK_OFFSETS[0], &mut raw).with_context(cannot)?;
     let device = Superblock::decode(&raw).with_context(cannot)?.dev_item;
     if (device.devid.0, device.total_bytes) != (devid, now) {
         bail!("{}: it is not device {devid} with {now} bytes any more; nothing was truncated", cannot());
     }
-    if file.metadata().with_context(cannot)?.len() > now {
-        file.set_len(now).and_then(|()| file.sync_all()).with_context(cannot)?;
+    if !file.is_block_device() && file.len_bytes() > now {
+        file.resize(now).with_context(cannot)?;
     }
     Ok(())
 }

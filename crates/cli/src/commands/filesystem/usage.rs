@@ -1,24 +1,34 @@
 //! `ubtrfs filesystem df`, `usage` and `show`: space by kind and by device, in the format of btrfs-progs.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::bail;
 use serde_json::json;
-use ubtrfs_control::filesystem::{Group, Request, Response, Usage};
+use ubtrfs_control::filesystem::{Device, Group, Info, Request, Response, Usage};
 use ubtrfs_format::Profile;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::{escaped, insert_name};
+use ubtrfs_fuse::FirstMount;
 
-use super::{call, info};
+use super::{call, info, usage_table};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::common::{print_json, print_out};
-use crate::units::Units;
+use crate::common::{Shown, each, print_json, print_out, print_progs_json};
+use crate::progs::is_progs;
+use crate::units::{UnitLetters, Units};
 
 /// Show how much of each kind of space is used
 #[derive(clap::Args)]
 pub(super) struct DfArgs {
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    target: Target,
+    #[command(flatten)]
+    letters: UnitLetters,
     #[command(flatten)]
     common: Common,
 }
@@ -26,22 +36,50 @@ pub(super) struct DfArgs {
 /// Show how the space is used, in total and by device
 #[derive(clap::Args)]
 pub(super) struct UsageArgs {
+    /// Paths in mounts, or images
+    #[arg(value_name = "PATH|IMAGE", required = true)]
+    targets: Vec<Target>,
+    /// Print a table with a line for each device
+    #[arg(short = 'T', conflicts_with = "json")]
+    table: bool,
+    #[command(flatten)]
+    letters: UnitLetters,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Show how much of each device is used by each kind of space
+#[derive(clap::Args)]
+pub(crate) struct DeviceUsageArgs {
+    /// Paths in mounts, or images
+    #[arg(value_name = "PATH|IMAGE", required = true)]
+    targets: Vec<Target>,
+    #[command(flatten)]
+    letters: UnitLetters,
     #[command(flatten)]
     common: Common,
 }
 
 /// Show label, UUID and devices
+///
+/// Without a path, shows all filesystems that ubtrfs has mounted; `btrfs` shows those of Linux, too.
 #[derive(clap::Args)]
 pub(super) struct ShowArgs {
+    /// Any path in a mount, an image, or the UUID or label of a mounted filesystem
+    #[arg(value_name = "PATH|IMAGE|UUID|LABEL")]
+    target: Option<OsString>,
+    /// Show only filesystems on block devices
+    #[arg(short = 'd', long)]
+    all_devices: bool,
+    /// Show only mounted filesystems
+    #[arg(short = 'm', long)]
+    mounted: bool,
     #[command(flatten)]
     common: Common,
 }
 
 #[derive(clap::Args)]
 struct Common {
-    /// Any path in a mount, or an image
-    #[arg(value_name = "PATH|IMAGE")]
-    target: Target,
     #[command(flatten)]
     units: Units,
     /// Print JSON
@@ -52,18 +90,8 @@ struct Common {
 }
 
 impl Common {
-    fn size(&self, bytes: u64) -> String {
-        self.units.format(bytes)
-    }
-
-    /// Formats a size for a column.
-    fn column(&self, bytes: u64) -> String {
-        let width = if self.units.is_raw() { 18 } else { 10 };
-        format!("{:>width$}", self.units.format(bytes))
-    }
-
-    fn usage(&self) -> anyhow::Result<Usage> {
-        let target = self.target.clone().or_image().or_its_mount();
+    fn usage(&self, target: &Target) -> anyhow::Result<Usage> {
+        let target = target.clone().or_image().or_its_mount();
         with_channel(&target, &self.image, Use::Read, |channel| {
             match call(channel, &target, "read the space of", Request::Usage)? {
                 Response::Usage(usage) => Ok(usage),
@@ -74,11 +102,12 @@ impl Common {
 }
 
 pub(super) fn df(args: &DfArgs) -> anyhow::Result<()> {
-    let usage = args.common.usage()?;
+    let usage = args.common.usage(&args.target)?;
     if args.common.json {
         return print_df_json(&usage);
     }
-    let size = |bytes| args.common.size(bytes);
+    let units = args.common.units.with(args.letters);
+    let size = |bytes| units.format(bytes);
     let mut text = String::new();
     for group in sorted(&usage.groups, DF_ORDER) {
         let (kind, profile) = names(group.flags);
@@ -89,19 +118,75 @@ pub(super) fn df(args: &DfArgs) -> anyhow::Result<()> {
     print_out(&text)
 }
 
-pub(super) fn usage(args: &UsageArgs) -> anyhow::Result<()> {
-    let usage = args.common.usage()?;
-    match args.common.json {
-        true => print_df_json(&usage),
-        false => print_out(&usage_text(&args.common, &usage)?),
-    }
+pub(super) fn usage(args: &UsageArgs) -> anyhow::Result<ExitCode> {
+    let units = args.common.units.with(args.letters);
+    let mut is_first = true;
+    Ok(each(&args.targets, |target| {
+        let usage = args.common.usage(target)?;
+        if args.common.json {
+            return print_df_json(&usage);
+        }
+        let mut text = if std::mem::take(&mut is_first) { String::new() } else { "\n".to_owned() };
+        text += &overall(&units, &usage)?;
+        match args.table {
+            true => text += &format!("\n{}", usage_table::table(&usage, &units)),
+            false => text += &by_group(&units, &usage)?,
+        }
+        print_out(&text)
+    }))
 }
 
-fn usage_text(args: &Common, usage: &Usage) -> Result<String, std::fmt::Error> {
+/// Shows for each device how many bytes each kind of space has there.
+pub(crate) fn device_usage(args: &DeviceUsageArgs) -> ExitCode {
+    let units = args.common.units.with(args.letters);
+    each(&args.targets, |target| {
+        let usage = args.common.usage(target)?;
+        if args.common.json {
+            return print_df_json(&usage);
+        }
+        let mut text = String::new();
+        for device in &usage.devices {
+            let line = |title: &str, bytes| {
+                let width = DEVICE_LINE.saturating_sub(title.len());
+                format!("   {title}{:>width$}\n", units.format(bytes))
+            };
+            writeln!(text, "{}, ID: {}", path_of(device.path.as_deref()), device.devid)?;
+            text += &line("Device size:", device.total);
+            text += &line("Device slack:", device.slack);
+            for group in sorted(&usage.groups, USAGE_ORDER) {
+                let bytes = bytes_of(device, group.flags);
+                if bytes > 0 {
+                    let (kind, profile) = names(group.flags);
+                    text += &line(&format!("{kind},{profile}:"), bytes);
+                }
+            }
+            text += &line("Unallocated:", unallocated(device));
+            text.push('\n');
+        }
+        print_out(&text)
+    })
+}
+
+/// Width of a title and its size in `device usage`.
+const DEVICE_LINE: usize = 32;
+
+/// Bytes that block groups with these flags take on a device.
+pub(super) fn bytes_of(device: &Device, flags: u64) -> u64 {
+    let found = device.groups.iter().flatten().filter(|(found, _)| *found == flags);
+    found.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
+}
+
+/// Bytes of a device that belong to no chunk.
+pub(super) fn unallocated(device: &Device) -> u64 {
+    device.total.saturating_sub(device.allocated)
+}
+
+/// The sums over the filesystem.
+fn overall(units: &Units, usage: &Usage) -> Result<String, std::fmt::Error> {
     let sums = Sums::of(usage);
-    let column = |bytes| args.column(bytes);
-    let ratio = |ratio: f64| if args.units.is_raw() { format!("{ratio:>18.2}") } else { format!("{ratio:>10.2}") };
-    let width = if args.units.is_raw() { 18 } else { 10 };
+    let width = if units.is_default() { 10 } else { 18 };
+    let column = |bytes| format!("{:>width$}", units.format(bytes));
+    let ratio = |ratio: f64| format!("{ratio:>width$.2}");
     let mut text = String::from("Overall:\n");
     for (title, value) in [
         ("Device size:\t\t", column(sums.size)),
@@ -113,51 +198,123 @@ fn usage_text(args: &Common, usage: &Usage) -> Result<String, std::fmt::Error> {
     ] {
         writeln!(text, "    {title}{value}")?;
     }
-    writeln!(text, "    Free (estimated):\t\t{}\t(min: {})", column(sums.free), args.size(sums.free_min))?;
+    writeln!(text, "    Free (estimated):\t\t{}\t(min: {})", column(sums.free), units.format(sums.free_min))?;
     writeln!(text, "    Free (statfs, df):\t\t{}", column(usage.available))?;
     writeln!(text, "    Data ratio:\t\t\t{}", ratio(sums.data_ratio))?;
     writeln!(text, "    Metadata ratio:\t\t{}", ratio(sums.metadata_ratio))?;
     let (reserve, used) = (usage.global_reserve, usage.global_reserve_used);
-    writeln!(text, "    Global reserve:\t\t{}\t(used: {})", column(reserve), args.size(used))?;
+    writeln!(text, "    Global reserve:\t\t{}\t(used: {})", column(reserve), units.format(used))?;
     let several = if has_several_profiles(&usage.groups) { "yes" } else { "no" };
     writeln!(text, "    Multiple profiles:\t\t{several:>width$}")?;
+    Ok(text)
+}
+
+/// The space of each kind, by device.
+fn by_group(units: &Units, usage: &Usage) -> Result<String, std::fmt::Error> {
+    let mut text = String::new();
     for group in sorted(&usage.groups, USAGE_ORDER) {
         let (kind, profile) = names(group.flags);
         let share = if group.total == 0 { 0.0 } else { 100.0 * group.used as f64 / group.total as f64 };
-        let (size, used) = (args.size(group.total), args.size(group.used));
+        let (size, used) = (units.format(group.total), units.format(group.used));
         writeln!(text, "\n{kind},{profile}: Size:{size}, Used:{used} ({share:.2}%)")?;
         for device in &usage.devices {
-            let bytes: u64 = device
-                .groups
-                .iter()
-                .flatten()
-                .filter(|(flags, _)| *flags == group.flags)
-                .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes));
+            let bytes = bytes_of(device, group.flags);
             if bytes > 0 {
-                writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), args.size(bytes))?;
+                writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), units.format(bytes))?;
             }
         }
     }
     if usage.devices.iter().all(|device| device.groups.is_some()) {
         writeln!(text, "\nUnallocated:")?;
         for device in &usage.devices {
-            let free = device.total.saturating_sub(device.allocated);
-            writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), args.size(free))?;
+            writeln!(text, "   {}\t{:>10}", path_of(device.path.as_deref()), units.format(unallocated(device)))?;
         }
     }
     Ok(text)
 }
 
-pub(super) fn show(args: &ShowArgs) -> anyhow::Result<()> {
+pub(super) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     let common = &args.common;
-    let target = common.target.clone().or_image().or_its_mount();
-    let (info, usage) = with_channel(&target, &common.image, Use::Read, |channel| {
-        let info = info(channel, &target)?;
-        match call(channel, &target, "read the space of", Request::Usage)? {
-            Response::Usage(usage) => Ok((info, usage)),
-            _ => bail!("the server of {target} answered something else"),
+    let named = args.target.clone().map(Target::from);
+    if let (Some(target), false) = (&named, args.target.as_deref().is_some_and(is_id)) {
+        let target = target.clone().or_image().or_its_mount();
+        show_one(common, &Described::of(&target, &common.image)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let is_wanted = |shown: &Described| {
+        let is_named = args.target.as_ref().is_none_or(|id| {
+            let id = id.as_encoded_bytes();
+            id == shown.info.label || id.eq_ignore_ascii_case(shown.info.fsid.to_string().as_bytes())
+        });
+        is_named && (!args.all_devices || shown.is_on_block_devices())
+    };
+    let ours: Vec<Described> = mounted().into_iter().filter(is_wanted).collect();
+    ours.iter().try_for_each(|shown| show_one(common, shown))?;
+    if args.target.is_some() && !ours.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let linux = if is_progs() { crate::progs::linux_output()? } else { None };
+    if let Some((text, status)) = linux {
+        let is_ours = |text: &str| ours.iter().any(|shown| text.contains(&shown.info.fsid.to_string()));
+        let others = text.split_inclusive("\n\n").filter(|part| !is_ours(part));
+        print_out(&others.collect::<String>())?;
+        return Ok(status);
+    }
+    match &args.target {
+        Some(id) if is_progs() => bail!("not a valid btrfs filesystem: {}", id.shown()),
+        Some(id) => {
+            bail!("{} is neither a path nor the UUID or label of a filesystem that ubtrfs has mounted", id.shown())
         }
-    })?;
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Whether a word is no path, and may be a UUID or a label.
+fn is_id(word: &OsStr) -> bool {
+    !word.as_encoded_bytes().contains(&b'/') && std::fs::symlink_metadata(word).is_err()
+}
+
+/// All filesystems that ubtrfs has mounted for root or this user, and whose servers answer.
+fn mounted() -> Vec<Described> {
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    let mut found = Vec::new();
+    for mount in FirstMount::all(Path::new("")) {
+        if seen.iter().any(|other| other == mount.filesystem()) {
+            continue;
+        }
+        seen.push(mount.filesystem().to_vec());
+        let target = Target::Mounted(mount.dir().to_owned());
+        found.extend(target.await_server().and_then(|()| Described::of(&target, &ImageOptions::default())));
+    }
+    found
+}
+
+/// What `filesystem show` tells about a filesystem.
+struct Described {
+    info: Info,
+    usage: Usage,
+}
+
+impl Described {
+    fn of(target: &Target, image: &ImageOptions) -> anyhow::Result<Self> {
+        with_channel(target, image, Use::Read, |channel| {
+            let info = info(channel, target)?;
+            match call(channel, target, "read the space of", Request::Usage)? {
+                Response::Usage(usage) => Ok(Self { info, usage }),
+                _ => bail!("the server of {target} answered something else"),
+            }
+        })
+    }
+
+    fn is_on_block_devices(&self) -> bool {
+        self.usage.devices.iter().filter_map(|device| device.path.as_deref()).all(|path| {
+            use std::os::unix::fs::FileTypeExt;
+            std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
+        })
+    }
+}
+
+fn show_one(common: &Common, Described { info, usage }: &Described) -> anyhow::Result<()> {
     if common.json {
         let mut value = json!({ "info": info, "devices": usage.devices });
         insert_name(&mut value["info"], "label", &info.label);
@@ -169,9 +326,9 @@ pub(super) fn show(args: &ShowArgs) -> anyhow::Result<()> {
     };
     let used = usage.groups.iter().fold(0u64, |sum, group| sum.saturating_add(group.used));
     let mut text = format!("Label: {label}  uuid: {}\n", info.fsid);
-    writeln!(text, "\tTotal devices {} FS bytes used {}", info.num_devices, common.size(used))?;
+    writeln!(text, "\tTotal devices {} FS bytes used {}", info.num_devices, common.units.format(used))?;
     for device in &usage.devices {
-        let (size, used) = (common.size(device.total), common.size(device.allocated));
+        let (size, used) = (common.units.format(device.total), common.units.format(device.allocated));
         let path = path_of(device.path.as_deref());
         writeln!(text, "\tdevid {:>4} size {size} used {used} path {path}", device.devid)?;
     }
@@ -180,6 +337,16 @@ pub(super) fn show(args: &ShowArgs) -> anyhow::Result<()> {
 }
 
 fn print_df_json(usage: &Usage) -> anyhow::Result<()> {
+    if is_progs() {
+        let of = |kind: &str, profile: &str, total: u64, used: u64| json!({ "bg-type": kind, "bg-profile": profile, "total": total.to_string(), "used": used.to_string() });
+        let groups = sorted(&usage.groups, DF_ORDER);
+        let groups = groups.iter().map(|group| {
+            let (kind, profile) = names(group.flags);
+            of(kind, profile, group.total, group.used)
+        });
+        let reserve = of("GlobalReserve", "single", usage.global_reserve, usage.global_reserve_used);
+        return print_progs_json("filesystem-df", &groups.chain([reserve]).collect());
+    }
     let groups: Vec<_> = sorted(&usage.groups, DF_ORDER)
         .iter()
         .map(|group| {
@@ -273,11 +440,7 @@ impl Sums {
 fn raw_of(usage: &Usage, group: &Group) -> u64 {
     let on_devices = usage.devices.iter().map(|device| device.groups.as_ref());
     match on_devices.collect::<Option<Vec<_>>>() {
-        Some(devices) => devices
-            .into_iter()
-            .flatten()
-            .filter(|(flags, _)| *flags == group.flags)
-            .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
+        Some(_) => usage.devices.iter().fold(0, |sum: u64, device| sum.saturating_add(bytes_of(device, group.flags))),
         None => {
             let flags = BlockGroupFlags::from_bits_retain(group.flags);
             group.total.saturating_mul(Profile::copies_of(flags))
@@ -297,7 +460,7 @@ fn has_several_profiles(groups: &[Group]) -> bool {
 }
 
 /// Sorts the groups by type in the given order, and then by profile.
-fn sorted(groups: &[Group], order: [BlockGroupFlags; 4]) -> Vec<Group> {
+pub(super) fn sorted(groups: &[Group], order: [BlockGroupFlags; 4]) -> Vec<Group> {
     let mut groups = groups.to_vec();
     let place = |group: &Group| {
         let kind = BlockGroupFlags::from_bits_retain(group.flags) & BlockGroupFlags::TYPES;
@@ -310,11 +473,11 @@ fn sorted(groups: &[Group], order: [BlockGroupFlags; 4]) -> Vec<Group> {
 const MIXED: BlockGroupFlags = BlockGroupFlags::DATA.union(BlockGroupFlags::METADATA);
 const DF_ORDER: [BlockGroupFlags; 4] =
     [BlockGroupFlags::DATA, BlockGroupFlags::SYSTEM, BlockGroupFlags::METADATA, MIXED];
-const USAGE_ORDER: [BlockGroupFlags; 4] =
+pub(super) const USAGE_ORDER: [BlockGroupFlags; 4] =
     [BlockGroupFlags::DATA, MIXED, BlockGroupFlags::METADATA, BlockGroupFlags::SYSTEM];
 
 /// The names of a block group's type and profile, as btrfs-progs prints them.
-fn names(flags: u64) -> (&'static str, &'static str) {
+pub(super) fn names(flags: u64) -> (&'static str, &'static str) {
     let flags = BlockGroupFlags::from_bits_retain(flags);
     let kind = match flags & BlockGroupFlags::TYPES {
         BlockGroupFlags::DATA => "Data",
@@ -326,6 +489,6 @@ fn names(flags: u64) -> (&'static str, &'static str) {
     (kind, Profile::name_of(flags))
 }
 
-fn path_of(path: Option<&str>) -> String {
+pub(super) fn path_of(path: Option<&str>) -> String {
     path.map_or_else(|| "missing".to_owned(), |path| escaped(path.as_bytes()))
 }

@@ -57,7 +57,7 @@ pub(super) enum Order {
 impl Blocks {
     /// Opens the filesystem on these devices, and reads as much of the chunk tree as possible.
     pub(super) fn open(devices: Vec<Arc<dyn Device>>) -> anyhow::Result<Self> {
-        let volumes = Volumes::open(devices, OpenOptions { read_only: true })?;
+        let volumes = Volumes::open(devices, OpenOptions { read_only: true, ..OpenOptions::default() })?;
         let nodesize = usize::try_from(volumes.superblock().nodesize).context("the node size is checked")?;
         let blocks = Self { volumes, nodesize };
         blocks.load_chunks();
@@ -67,20 +67,9 @@ impl Blocks {
     /// Loads the chunks, and warns of bad items. Damaged blocks of the chunk tree are reported when that tree is shown.
     /// Blocks in chunks that are unknown because of damage in the chunk tree are reported as well.
     fn load_chunks(&self) {
-        let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
         // The chunk tree lies in system chunks, which the superblock lists. So the chunk tree can be read before the
         // other chunks are known. The other chunks are added afterwards.
-        let walked: Result<(), std::convert::Infallible> =
-            self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
-                let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
-                for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
-                    let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
-                    found.push((key, data.to_vec()));
-                }
-                Ok(())
-            });
-        let Ok(()) = walked;
-        for (key, data) in &found {
+        for (key, data) in &self.chunk_items() {
             let added = match key.item_type {
                 KeyType::DEV_ITEM => {
                     DevItem::decode(data).map_err(Into::into).and_then(|item| self.volumes.set_dev_item(&item))
@@ -94,6 +83,22 @@ impl Blocks {
                 crate::common::warn(&format!("chunk tree: {key}: {error}"));
             }
         }
+    }
+
+    /// The items of the chunk tree.
+    pub(super) fn chunk_items(&self) -> Vec<(Key, Vec<u8>)> {
+        let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
+        let walked: Result<(), std::convert::Infallible> =
+            self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
+                let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
+                for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
+                    let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
+                    found.push((key, data.to_vec()));
+                }
+                Ok(())
+            });
+        let Ok(()) = walked;
+        found
     }
 
     pub(super) fn superblock(&self) -> &Superblock {

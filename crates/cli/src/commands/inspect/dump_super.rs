@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[arg(short, long, conflicts_with_all = ["mirror", "bytenr"])]
     all: bool,
     /// Print this mirror: 0 (default), 1 or 2
-    #[arg(short = 's', long = "super", value_name = "MIRROR", value_parser = clap::value_parser!(u8).range(0..3))]
+    #[arg(short = 's', short_alias = 'i', long = "super", value_name = "MIRROR", value_parser = clap::value_parser!(u8).range(0..3))]
     mirror: Option<u8>,
     /// Print the superblock at this offset of the device
     #[arg(long, value_name = "OFFSET", conflicts_with = "mirror")]

@@ -21,7 +21,9 @@ use super::blocks::{Block, Blocks, Order, Pointer};
 use super::json_stream::JsonStream;
 use super::trees;
 use crate::commands::committed::Committed;
+use crate::commands::offline::with_members;
 use crate::common::{OUTPUT_LOST, stdout, warn};
+use crate::progs::{VERSION as PROGS_VERSION, is_progs};
 
 /// Print the trees of a filesystem
 #[derive(clap::Args)]
@@ -32,6 +34,24 @@ pub(crate) struct Args {
     /// Print only this tree, given by number or name
     #[arg(short, long, value_name = "TREE", value_parser = trees::parse)]
     tree: Option<RootId>,
+    /// Print only the extent tree and the device tree
+    #[arg(short, long, group = "part", conflicts_with_all = ["tree", "block"])]
+    extents: bool,
+    /// Print only the root tree, the chunk tree and the device tree
+    #[arg(short, long, group = "part", conflicts_with_all = ["tree", "block"])]
+    device: bool,
+    /// Print only the UUID tree
+    #[arg(short, long, group = "part", conflicts_with_all = ["tree", "block"])]
+    uuid: bool,
+    /// Print only the roots of the trees
+    #[arg(short, long, conflicts_with_all = ["part", "tree", "block", "json"])]
+    roots: bool,
+    /// Print the roots of the trees, and those that the superblock keeps of earlier commits
+    #[arg(short = 'R', long, conflicts_with_all = ["part", "tree", "block", "json"])]
+    backups: bool,
+    /// Read only the given devices; by default, the other devices of the filesystem are looked for
+    #[arg(long)]
+    noscan: bool,
     /// Print only this block; may be given several times
     #[arg(short, long, value_name = "BYTENR", conflicts_with = "tree")]
     block: Vec<u64>,
@@ -60,7 +80,10 @@ pub(crate) struct Args {
 
 /// Prints the trees. Beside a writer, prints only a dump that is complete.
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let mut committed = Committed::open(&args.devices)?;
+    let mut committed = match args.noscan {
+        true => Committed::open(&args.devices)?,
+        false => Committed::open(&with_members(&args.devices)?)?,
+    };
     let is_damaged = if committed.has_writer() {
         let (mut spool, lines, is_damaged) = committed.read_consistently(|devices| {
             let (spool, mut lines) = (unnamed_file()?, Vec::new());
@@ -133,8 +156,15 @@ impl Dump<'_> {
         }
         if args.block.is_empty() {
             let trees = self.trees();
-            let wanted: Vec<&Tree> = trees.iter().filter(|tree| is_wanted(tree, args.tree)).collect();
-            if wanted.is_empty() {
+            if args.roots || args.backups {
+                trees.iter().try_for_each(|tree| self.output.root(tree))?;
+            }
+            if args.backups {
+                self.output.backups(self.blocks)?;
+            }
+            let wanted: Vec<&Tree> = trees.iter().filter(|tree| args.wants(tree)).collect();
+            // As in btrfs-progs, a tree that does not exist is no error for `btrfs`.
+            if wanted.is_empty() && args.tree.is_some() && !is_progs() {
                 let name = args.tree.unwrap_or_default();
                 (self.tell)(&format!("there is no tree {name} here; without -t all trees are printed"));
                 self.is_damaged = true;
@@ -148,7 +178,8 @@ impl Dump<'_> {
         // Dumps of a single block, and of a tree that the superblock refers to, have no totals.
         let of_superblock = [RootId::ROOT_TREE, RootId::CHUNK_TREE, RootId::TREE_LOG];
         let is_one = args.tree.is_some_and(|tree| of_superblock.contains(&tree));
-        self.output.end(self.blocks, args.block.is_empty() && !is_one)
+        let is_part = args.extents || args.device || args.uuid;
+        self.output.end(self.blocks, args.block.is_empty() && !is_one && !is_part)
     }
 
     fn walk_blocks(&mut self, root: Pointer, follow: bool) -> io::Result<()> {
@@ -188,13 +219,23 @@ pub(super) fn roots(blocks: &Blocks) -> Vec<(RootId, &'static str, Pointer)> {
     named.chain(of_root_tree).filter_map(with_id).collect()
 }
 
-/// Whether to print a tree. Without a choice, all trees are printed. Choosing the log tree selects the log root tree
-/// and all logs.
-fn is_wanted(tree: &Tree, choice: Option<RootId>) -> bool {
-    choice.is_none_or(|choice| match tree.key {
-        Some(key) => RootId(key.objectid) == choice,
-        None => tree.root.tree == Some(choice),
-    })
+impl Args {
+    /// Whether to print the blocks of a tree. Without a choice, all trees are printed. Choosing the log tree selects the
+    /// log root tree and all logs.
+    fn wants(&self, tree: &Tree) -> bool {
+        let of = |choice: RootId| match tree.key {
+            Some(key) => RootId(key.objectid) == choice,
+            None => tree.root.tree == Some(choice),
+        };
+        let is_one_of = |choices: &[RootId]| choices.iter().any(|choice| of(*choice));
+        match self {
+            Self { roots: true, .. } | Self { backups: true, .. } => false,
+            Self { extents: true, .. } => is_one_of(&[RootId::EXTENT_TREE, RootId::DEV_TREE]),
+            Self { device: true, .. } => is_one_of(&[RootId::ROOT_TREE, RootId::CHUNK_TREE, RootId::DEV_TREE]),
+            Self { uuid: true, .. } => of(RootId::UUID_TREE),
+            Self { tree, .. } => tree.is_none_or(of),
+        }
+    }
 }
 
 /// Returns the trees whose root items are in a root tree. Damage is reported when the root tree is printed.
@@ -241,6 +282,10 @@ fn print_damage(block: &Block, tell: &mut dyn FnMut(&str)) -> bool {
 trait Output {
     fn start(&mut self, blocks: &Blocks) -> io::Result<()>;
     fn open_tree(&mut self, tree: &Tree) -> io::Result<()>;
+    /// Prints only the root of a tree, if the format has a line for that.
+    fn root(&mut self, tree: &Tree) -> io::Result<()>;
+    /// Prints the roots of earlier commits, if the format has lines for that.
+    fn backups(&mut self, blocks: &Blocks) -> io::Result<()>;
     fn block(&mut self, pointer: &Pointer, block: &Block) -> io::Result<()>;
     fn close_tree(&mut self) -> io::Result<()>;
     fn end(&mut self, blocks: &Blocks, with_totals: bool) -> io::Result<()>;
@@ -253,7 +298,10 @@ struct TextOutput<W> {
 
 impl<W: Write> Output for TextOutput<W> {
     fn start(&mut self, _blocks: &Blocks) -> io::Result<()> {
-        writeln!(self.out, "ubtrfs v{}", env!("CARGO_PKG_VERSION"))
+        match is_progs() {
+            true => writeln!(self.out, "btrfs-progs v{PROGS_VERSION}"),
+            false => writeln!(self.out, "ubtrfs v{}", env!("CARGO_PKG_VERSION")),
+        }
     }
 
     fn open_tree(&mut self, tree: &Tree) -> io::Result<()> {
@@ -261,6 +309,34 @@ impl<W: Write> Output for TextOutput<W> {
             Some(key) => writeln!(self.out, "{} key {} ", tree.title, KeyText(key)),
             None => writeln!(self.out, "{}", tree.title),
         }
+    }
+
+    fn root(&mut self, tree: &Tree) -> io::Result<()> {
+        let (bytenr, level) = (tree.root.bytenr, tree.root.level.unwrap_or_default());
+        match &tree.key {
+            Some(key) => writeln!(self.out, "{} key {} {bytenr} level {level}", tree.title, KeyText(key)),
+            None => writeln!(self.out, "{}: {bytenr} level {level}", tree.title),
+        }
+    }
+
+    fn backups(&mut self, blocks: &Blocks) -> io::Result<()> {
+        for (slot, backup) in blocks.superblock().super_roots.iter().enumerate() {
+            writeln!(self.out, "btrfs root backup slot {slot}")?;
+            let roots = [
+                ("\ttree", backup.tree_root, backup.tree_root_gen),
+                ("\t\textent", backup.extent_root, backup.extent_root_gen),
+                ("\t\tchunk", backup.chunk_root, backup.chunk_root_gen),
+                ("\t\tdevice", backup.dev_root, backup.dev_root_gen),
+                ("\t\tcsum", backup.csum_root, backup.csum_root_gen),
+                ("\t\tfs", backup.fs_root, backup.fs_root_gen),
+            ];
+            for (name, bytenr, generation) in roots {
+                writeln!(self.out, "{name} root gen {generation} block {bytenr}")?;
+            }
+            let (used, total, devices) = (backup.bytes_used, backup.total_bytes, backup.num_devices);
+            writeln!(self.out, "\t\t{used} used {total} total {devices} devices")?;
+        }
+        Ok(())
     }
 
     fn block(&mut self, _pointer: &Pointer, block: &Block) -> io::Result<()> {
@@ -318,6 +394,14 @@ impl<W: Write> Output for JsonOutput<W> {
             self.stream.field("key", &key.to_json())?;
         }
         self.stream.array("blocks")
+    }
+
+    fn root(&mut self, _tree: &Tree) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn backups(&mut self, _blocks: &Blocks) -> io::Result<()> {
+        Ok(())
     }
 
     fn block(&mut self, pointer: &Pointer, block: &Block) -> io::Result<()> {

@@ -13,9 +13,16 @@ mod json_stream;
 mod min_dev_size;
 mod resolve;
 mod tree_stats;
+mod tree_stats_text;
 mod trees;
 
+use std::path::Path;
 use std::process::ExitCode;
+
+use ubtrfs_format::KeyType;
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem};
+
+use crate::commands::committed::Committed;
 
 pub(crate) use tree_stats::{TreeStats, tree_stats};
 
@@ -35,6 +42,22 @@ enum Command {
     SubvolidResolve(resolve::SubvolidArgs),
     Rootid(resolve::PathArgs),
     MinDevSize(min_dev_size::Args),
+    TreeStats(tree_stats_text::Args),
+}
+
+/// A chunk: flags, logical start and length.
+type Chunk = (BlockGroupFlags, u64, u64);
+
+/// The size of the filesystem on a device, and its chunks in order of their addresses.
+pub(crate) fn chunks(device: &Path) -> anyhow::Result<(u64, Vec<Chunk>)> {
+    let committed = Committed::open(&[device.to_owned()])?;
+    let blocks = blocks::Blocks::open(committed.as_devices())?;
+    let mut chunks = Vec::new();
+    for (key, data) in blocks.chunk_items().iter().filter(|(key, _)| key.item_type == KeyType::CHUNK_ITEM) {
+        let chunk = ChunkItem::decode(data)?;
+        chunks.push((chunk.flags, key.offset, chunk.length));
+    }
+    Ok((blocks.superblock().total_bytes, chunks))
 }
 
 /// Runs the command of the group.
@@ -47,5 +70,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::SubvolidResolve(args) => resolve::subvolid(args),
         Command::Rootid(args) => resolve::rootid(args),
         Command::MinDevSize(args) => min_dev_size::run(&args),
+        Command::TreeStats(args) => tree_stats_text::run(&args),
     }
 }

@@ -8,6 +8,7 @@ use ubtrfs_format::{KeyType, RootId};
 use super::blocks::{Blocks, Order};
 use super::dump_tree;
 use crate::commands::committed::Committed;
+use crate::commands::offline::with_members;
 
 /// Statistics of one tree.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +64,7 @@ impl TreeStats {
 
 /// Walks all trees of an image or device.
 pub(crate) fn tree_stats(device: &Path) -> anyhow::Result<Vec<TreeStats>> {
-    Committed::open(&[device.to_owned()])?.read_consistently(|devices| {
+    Committed::open(&with_members(&[device.to_owned()])?)?.read_consistently(|devices| {
         let found = walk(&Blocks::open(devices)?);
         let is_damaged = found.iter().any(|tree| tree.damaged > 0);
         Ok((found, is_damaged))

@@ -32,6 +32,41 @@ pub(crate) fn as_mount_helper(args: Vec<OsString>, commands: &[String]) -> Vec<O
     from_helper("mount", &args[1..])
 }
 
+/// Who runs this program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// mount(8) for all lines of fstab.
+    MountAll,
+    /// mount(8) for one mount.
+    Mount,
+    /// Anything else.
+    Other,
+}
+
+impl Caller {
+    /// The parent of this process.
+    pub(super) fn of_this_process() -> Self {
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+        let line = std::fs::read(format!("/proc/{parent}/cmdline")).unwrap_or_default();
+        Self::of_line(line.split(|byte| *byte == 0))
+    }
+
+    fn of_line<'w>(mut words: impl Iterator<Item = &'w [u8]>) -> Self {
+        if words.next().and_then(|name| name.rsplit(|byte| *byte == b'/').next()) != Some(b"mount") {
+            return Self::Other;
+        }
+        // After a letter that takes a value, the rest of the word is the value.
+        let has_letter =
+            |letters: &[u8]| letters.iter().take_while(|letter| !b"LUoOtTN".contains(letter)).any(|c| *c == b'a');
+        let is_for_all = words.any(|word| match word {
+            [b'-', b'-', name @ ..] => name == b"all",
+            [b'-', letters @ ..] => has_letter(letters),
+            _ => false,
+        });
+        if is_for_all { Self::MountAll } else { Self::Mount }
+    }
+}
+
 /// Drops options that only concern mount(8): -s sloppy, -n no mtab, -v verbose, -i no helper, -t type, -N namespace;
 /// for umount also -r and -f. For mount, `-f` means a fake mount.
 fn from_helper(command: &str, given: &[OsString]) -> Vec<OsString> {
@@ -89,6 +124,18 @@ mod tests {
         assert_eq!(rewritten("/sbin/mount.ubtrfs /i /m -sn -o ro -t ubtrfs"), "ubtrfs mount /i /m -o ro");
         assert_eq!(rewritten("mount.fuse.ubtrfs /i /m -fv"), "ubtrfs mount /i /m --fake");
         assert_eq!(rewritten("/sbin/umount.fuse.ubtrfs /m -l"), "ubtrfs umount /m -l");
+    }
+
+    #[test]
+    fn mount_and_its_option_for_all_are_recognized() {
+        let caller = |line: &str| Caller::of_line(line.split(' ').map(str::as_bytes));
+        for line in ["mount -a", "/bin/mount -vat ubtrfs", "mount -T fstab --all"] {
+            assert_eq!(caller(line), Caller::MountAll, "{line}");
+        }
+        for line in ["mount -t auto /i /m", "mount -oatime /i /m", "mount /a /m"] {
+            assert_eq!(caller(line), Caller::Mount, "{line}");
+        }
+        assert_eq!(caller("sh -a"), Caller::Other);
     }
 
     #[test]

@@ -7,30 +7,36 @@
 //!   exit 0, or 1 when the server ended without it   serves until umount, then the final commit
 //! ```
 //!
+//! If the image is mounted already, and this user may control its server, that server takes the further mount (`join.rs`).
+//!
 //! Invariants:
 //! C1. Problems with the mount point or FUSE are found before the image is opened, so the image stays untouched.
 //! C2. Exit status 0 means that the mount works. An error is printed once, by the process in which it happens.
 
 mod helper;
+mod join;
 mod options;
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ubtrfs_control::{Channel, filesystem};
 use ubtrfs_device::{Access, Device, OpenError};
-use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
+use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
-use ubtrfs_fuse::{Identity, MountConfig, Mounted, PrivilegedHelper, Session};
+use ubtrfs_fuse::{Identity, MountConfig, MountError, Mounted, Placement, PrivilegedHelper, Session};
 
+use self::helper::Caller as HelperCaller;
 use self::options::Trust;
 use super::offline::{not_opened, open_devices};
 use super::place::{await_server, refuse_names_of_others};
-use crate::common::{Shown, parse_memory, parse_size, warn};
+use crate::common::{Shown, parse_memory, parse_size, print_error, warn};
 use crate::host_file::HostFile;
 use crate::logging;
 use crate::new_image::NewImage;
@@ -38,12 +44,19 @@ use crate::new_image::NewImage;
 pub(crate) use helper::as_mount_helper;
 
 /// Mount a btrfs image or device on a directory
+///
+/// If root has mounted it already, root can mount it again: another subvolume, or with other flags of the mount point.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file or block device; further devices of the filesystem may follow, and are found beside it without that
+    #[arg(value_name = "DEVICE...")]
     device: PathBuf,
     /// Mount point: an empty directory
+    #[arg(value_name = "DIR")]
     dir: PathBuf,
+    /// The devices between the first and the mount point, then the mount point
+    #[arg(value_name = "DIR", hide = true)]
+    more: Vec<PathBuf>,
     /// Mount options, separated by commas: options of btrfs and of the mount point
     ///
     /// With remount, only ro or rw and these options of the mount point change: dev, suid, exec, atime, dirsync and their
@@ -54,8 +67,8 @@ pub(crate) struct Args {
     /// relatime (the default), strictatime, nodiratime, discard, discard=async, bg_reclaim_threshold=PERCENT (move the
     /// content of a data block group elsewhere when removals bring its usage below this; default: 0, never),
     /// device=PATH, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl, notreelog,
-    /// nologreplay, skip_balance. Accepted without effect: flushoncommit, degraded, and options that tune Linux's own
-    /// caches, threads and allocation.
+    /// nologreplay, skip_balance, degraded (write without some devices, if every chunk tolerates their loss). Accepted
+    /// without effect: flushoncommit, and options that tune Linux's own caches, threads and allocation.
     ///
     /// Options of the mount point: allow_other (the default for root), noallow_other, default_permissions, nonempty,
     /// dev and suid (the default for root without --sandbox), nodev, nosuid, noexec, dirsync, fsname=NAME (default: the
@@ -102,17 +115,43 @@ pub(crate) struct Args {
     /// This process unmounts for a confined server
     #[arg(long, hide = true)]
     unmounter: bool,
+    /// This process first mounts the subvolume with this path
+    #[arg(long, hide = true, requires = "unmounter")]
+    subtree: Option<OsString>,
     /// Check the arguments without mounting
     #[arg(long, hide = true)]
     fake: bool,
     /// This process is the server
     #[arg(long, hide = true)]
     serve: bool,
+    /// The server ends with a status of its own if another one has just mounted the image
+    #[arg(long, hide = true)]
+    may_join: bool,
+}
+
+impl Args {
+    /// Makes options of the devices behind the first: the last path is the mount point.
+    fn with_devices_as_options(mut self) -> anyhow::Result<Self> {
+        let Some(dir) = self.more.pop() else { return Ok(self) };
+        let second = std::mem::replace(&mut self.dir, dir);
+        for path in std::iter::once(second).chain(std::mem::take(&mut self.more)) {
+            match path.to_str().filter(|path| !path.contains(',')) {
+                Some(path) => self.options.push(format!("device={path}")),
+                None => bail!(
+                    "{} has a comma or bytes that are no text, so it cannot be an option; put it beside {}, where it is found",
+                    path.shown(),
+                    self.device.shown()
+                ),
+            }
+        }
+        Ok(self)
+    }
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let args = args.with_devices_as_options()?;
     if args.unmounter {
-        ubtrfs_fuse::serve_unmounts(&args.device, &args.dir);
+        ubtrfs_fuse::serve_unmounts(&args.device, &args.dir, args.subtree.as_deref());
         return Ok(ExitCode::SUCCESS);
     }
     await_server(&args.dir)?;
@@ -122,13 +161,28 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let options::Parsed { mut config, mut options, fuseblk } = options::parse(&args.options)?;
     apply_flags(&args, &mut config, &mut options)?;
     config.given = given(&args);
+    if !args.serve && !args.fake && join::is_there(&args, &options) {
+        return Ok(already_mounted(&args));
+    }
     let dir = ubtrfs_fuse::check(&args.dir, &config)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
     }
     refuse_names_of_others(&args.device)?;
-    if !args.foreground && !args.serve {
-        return start_server(&args, &dir);
+    if !args.serve {
+        let until = Instant::now() + JOIN_PATIENCE;
+        loop {
+            if join::join(&args, &dir, &mut config, &options)? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            if args.foreground {
+                break;
+            }
+            match start_server(&args, &dir, ubtrfs_fuse::is_root() && Instant::now() < until)? {
+                Started::Yes(status) => return Ok(status),
+                Started::ButOther => std::thread::sleep(JOIN_PAUSE),
+            }
+        }
     }
     if args.serve {
         // Leave the terminal's session, so that signals from the terminal, such as Ctrl-C, do not reach the server.
@@ -136,7 +190,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         logging::to_stderr();
     }
-    let Opened { fs, block_device } = open(&args, &mut config, options, fuseblk)?;
+    let opened = open(&args, &mut config, options, fuseblk);
+    if opened.is_err() && args.may_join && join::may_succeed(&args.device) {
+        return Ok(ExitCode::from(OTHER_SERVER));
+    }
+    let Opened { fs, block_device } = opened?;
     let (mut timeline, mut timeline_end) = (None, None);
     if let Some(path) = &args.timeline {
         // The image is already open, so `HostFile::named` fails if the timeline's path leads to the image.
@@ -146,13 +204,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         file.file().try_clone().and_then(|file| fs.start_timeline(file)).with_context(cannot)?;
         timeline = Some(file);
     }
-    // Start the process that unmounts for a confined server before mounting, so that nothing is mounted if a requested
-    // confinement is impossible.
-    let sandbox = match config.sandbox {
-        true => Some((start_unmounter(&args, &dir)?, Identity::for_image(&args.device))),
-        false => None,
-    };
+    // Start the process that unmounts for a confined server before the mount is on its directory, so that nothing is
+    // mounted if a requested confinement is impossible.
+    let mut unmounter = None;
+    if config.sandbox && !Session::places_later(&fs) {
+        unmounter = Some(start_unmounter(&args, &dir, None)?);
+    }
     let mut session = Session::mount_device(fs, &dir, &config, block_device)?;
+    if config.sandbox && unmounter.is_none() {
+        unmounter = Some(start_unmounter(&args, &dir, session.take_placement())?);
+    }
     if let Err(reason) = session.is_fuseblk() {
         warn(&format!("warning: the option fuseblk has no effect: {reason}"));
     }
@@ -167,25 +228,50 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let _ = std::env::set_current_dir("/");
         logging::to_syslog(&args.device, &dir);
     }
-    if let Some((unmounter, identity)) = sandbox {
-        let done = session.confine(unmounter, identity);
-        for missing in &done.missing {
-            warn(&format!("the server is not fully confined: {missing}"));
-        }
+    if let Some(unmounter) = unmounter {
+        let done = session.confine(unmounter, Identity::for_image(&args.device));
+        warn_of_missing(&done.missing);
     } else if !is_block_device(&args.device) {
         session.watch_image(&args.device);
     }
     tell_of_rings(&config);
-    if args.serve {
-        report_mounted(&null)?;
-    }
-    let done = session.run();
+    let is_awaited = args.serve;
+    let done = session.run_and_tell(move |missing| {
+        warn_of_missing(missing);
+        if is_awaited && let Err(error) = report_mounted(&null) {
+            tracing::warn!("the server keeps the files of the command that started it: {error}");
+        }
+    });
     if let Some(mut file) = timeline_end {
         // A comma follows every earlier event. Errors are ignored, because viewers accept a list without an end.
         let _ = file.write_all(TIMELINE_END);
     }
     done?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends a mount of what is mounted on the same directory already. `mount -a` passes over it, and any other mount is
+/// refused, as for Linux's btrfs.
+fn already_mounted(args: &Args) -> ExitCode {
+    let (dir, mounted) = (args.dir.shown(), args.device.shown());
+    let refuse = || print_error(&MountError::Occupied { dir, mounted }.into());
+    match HelperCaller::of_this_process() {
+        HelperCaller::MountAll => ExitCode::SUCCESS,
+        HelperCaller::Mount => {
+            refuse();
+            ExitCode::from(MOUNT_FAILED)
+        }
+        HelperCaller::Other => refuse(),
+    }
+}
+
+/// The status of mount(8) for a mount that failed.
+const MOUNT_FAILED: u8 = 32;
+
+fn warn_of_missing(missing: &[String]) {
+    for missing in missing {
+        warn(&format!("the server is not fully confined: {missing}"));
+    }
 }
 
 /// The last event and the end of the list of a timeline.
@@ -208,7 +294,8 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     let mut mounted = Mounted::find(&args.dir)?;
     let was_read_only = mounted.config.read_only;
     let given = if mounted.other_user.is_none() { given_at_mount(&mounted.dir) } else { None };
-    options::change(&args.options, &mut mounted, given.as_deref())?;
+    let shown = if mounted.other_user.is_none() { subvolume_at(&mounted.dir) } else { None };
+    options::change(&args.options, &mut mounted, given.as_deref(), shown.as_ref())?;
     mounted.config.read_only |= args.read_only;
     let becomes_writable = was_read_only && !mounted.config.read_only;
     if let Some(uid) = mounted.other_user.filter(|_| becomes_writable) {
@@ -247,6 +334,13 @@ fn given_at_mount(dir: &Path) -> Option<Vec<String>> {
     }
 }
 
+/// The subvolume that is mounted on a directory; `None` if its server does not tell it.
+fn subvolume_at(dir: &Path) -> Option<SubvolumeInfo> {
+    let channel = Channel::mount(dir).ok()?;
+    let (subvolume, is_root) = channel.subvolume_of(&channel.open(dir).ok()?).ok()?;
+    is_root.then_some(subvolume)
+}
+
 /// Whether a mount's server opened the filesystem read-only, so that the mount cannot be made writable.
 fn is_served_read_only(dir: &Path) -> anyhow::Result<bool> {
     let text = super::stats::mount_stats(dir)?;
@@ -274,11 +368,28 @@ fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions
     Ok(())
 }
 
+/// How long a mount waits for another one of the same image that has begun at the same time.
+const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+const JOIN_PAUSE: Duration = Duration::from_millis(20);
+/// The exit status of a server that could not open the image because another server has it.
+const OTHER_SERVER: u8 = 3;
+
+/// The outcome of an attempt to start a server.
+enum Started {
+    /// The mount works, or the server has printed why not.
+    Yes(ExitCode),
+    /// Another server has mounted the image, or is about to.
+    ButOther,
+}
+
 /// Starts the server in the background; returns when the mount works or the server has failed.
-fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
+fn start_server(args: &Args, dir: &Path, may_join: bool) -> anyhow::Result<Started> {
     let program = std::env::current_exe().context("cannot find this program to start it in the background; use -f")?;
     let mut command = Command::new(program);
     command.args(["mount", "--serve"]);
+    if may_join {
+        command.arg("--may-join");
+    }
     for option in &args.options {
         command.arg("-o").arg(option);
     }
@@ -320,12 +431,13 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     let mut byte = [0];
     let ready = server.stdout.take().is_some_and(|mut out| out.read_exact(&mut byte).is_ok());
     if ready {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Started::Yes(ExitCode::SUCCESS));
     }
     let status = server.wait().context("the server process was not found")?;
     match status.code() {
         // The server has printed the reason.
-        Some(1) => Ok(ExitCode::FAILURE),
+        Some(1) => Ok(Started::Yes(ExitCode::FAILURE)),
+        Some(status) if status == i32::from(OTHER_SERVER) => Ok(Started::ButOther),
         _ => bail!("the server ended before the mount worked ({status}); try -f to see more"),
     }
 }
@@ -340,16 +452,16 @@ fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// Starts the process that unmounts for a confined server.
-fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<PrivilegedHelper> {
+/// Starts the process that unmounts for a confined server. With `placement`, it first puts the mount on its directory.
+fn start_unmounter(args: &Args, dir: &Path, placement: Option<Placement>) -> anyhow::Result<PrivilegedHelper> {
     let program = std::env::current_exe().context("cannot find this program to start its helper; use --no-sandbox")?;
     let mut command = Command::new(program);
     // The helper runs in the root directory, so a relative path would not lead to the device.
     let device = std::path::absolute(&args.device).unwrap_or_else(|_| args.device.clone());
-    command.args(["mount", "--unmounter", "--"]).arg(device).arg(dir);
+    command.args(["mount", "--unmounter"]).arg(device).arg(dir);
     command.current_dir("/");
     ubtrfs_device::keep_files_from_children();
-    PrivilegedHelper::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
+    PrivilegedHelper::start(command, placement).context("cannot start the helper that unmounts; use --no-sandbox")
 }
 
 /// Tells the waiting command that the mount works. Then replaces this server's stdin, stdout and stderr by `null`, so
@@ -377,7 +489,8 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
         Some(size) if !args.device.exists() => create(&args.device, size)?,
         _ => false,
     };
-    let devices = open_devices(&args.device, &options, access)?;
+    let opened = open_devices(&args.device, &options, access);
+    let devices = opened.map_err(|error| join::explained(error, &args.device))?;
     let first = devices.first().cloned();
     // The kernel refers to inodes that it has looked up. With this option, `fs` counts these references, so that an
     // inode stays valid until the kernel forgets it.

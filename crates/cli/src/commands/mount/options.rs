@@ -1,7 +1,7 @@
 //! Mount options: options of the mount point are handled here, all others by `ubtrfs_fs::MountOptions`.
 
 use anyhow::{Context, anyhow, bail};
-use ubtrfs_fs::MountOptions;
+use ubtrfs_fs::{MountOptions, SubvolumeInfo};
 use ubtrfs_fuse::transport::{IdlePolling, Transport};
 use ubtrfs_fuse::{MountConfig, Mounted};
 
@@ -55,21 +55,68 @@ pub(super) fn not_granted(lists: &[String], config: &MountConfig) -> Option<Stri
 /// Applies the `-o` arguments of a remount. Only flags that the kernel enforces can change, because the server is not
 /// started again. Options that the mount already has are accepted, because mount(8) passes all options of /etc/fstab and
 /// of /proc/mounts. `given` are the options of the mount as the user gave them, if its server tells them.
-pub(super) fn change(lists: &[String], mounted: &mut Mounted, given: Option<&[String]>) -> anyhow::Result<()> {
+/// `shown` is the subvolume that the mount shows, if its server tells it.
+pub(super) fn change(
+    lists: &[String],
+    mounted: &mut Mounted,
+    given: Option<&[String]>,
+    shown: Option<&SubvolumeInfo>,
+) -> anyhow::Result<()> {
+    let refused = |option: &str| {
+        anyhow!(
+            "mount option '{option}' cannot change while the filesystem is mounted; unmount it and mount it again with \
+             that option"
+        )
+    };
     let mut others = Vec::new();
     for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
         let is_ignored = IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));
-        if !set_flag(&mut mounted.config, option) && !is_ignored && !mounted.shows(option) {
-            others.push(option);
+        if set_flag(&mut mounted.config, option) || is_ignored || mounted.shows(option) {
+            continue;
+        }
+        // The mount may be another one than the first, for which `given` was given.
+        match shown.and_then(|shown| selects(option, shown)) {
+            Some(true) => {}
+            Some(false) => return Err(refused(option)),
+            None => others.push(option),
         }
     }
-    match first_change(given, &others)? {
-        None => Ok(()),
-        Some(option) => bail!(
-            "mount option '{option}' cannot change while the filesystem is mounted; unmount it and mount it again with \
-             that option"
-        ),
+    first_change(given, &others)?.map_or(Ok(()), |option| Err(refused(option)))
+}
+
+/// Whether an option selects this subvolume; `None` if it does not concern subvolumes.
+fn selects(option: &str, subvolume: &SubvolumeInfo) -> Option<bool> {
+    let names = |path: &[u8]| -> Vec<Vec<u8>> {
+        let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".");
+        names.map(<[u8]>::to_vec).collect()
+    };
+    let MountOptions { subvol, subvolid, .. } = match option.split_once('=')?.0 {
+        "subvol" | "subvolid" => MountOptions::parse(option).ok()?,
+        _ => return None,
+    };
+    let by_path = subvol.map(|path| names(&path) == names(&subvolume.path));
+    by_path.or_else(|| subvolid.map(|id| id == subvolume.id))
+}
+
+/// Fails if one of these `-o` arguments has another value than the options `given` of a filesystem that is mounted already,
+/// of those that all its mounts share. `dir` is one of these mounts. Sets in `config` what all mounts share.
+pub(super) fn share(lists: &[String], given: &[String], dir: &str, config: &mut MountConfig) -> anyhow::Result<()> {
+    let is_own = |option: &str| {
+        matches!(option, "ro" | "rw" | "dev" | "nodev" | "suid" | "nosuid" | "exec" | "noexec" | "nonempty")
+            || ["subvol=", "subvolid="].iter().any(|prefix| option.starts_with(prefix))
+            || IGNORED.contains(&option)
+            || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix))
+    };
+    let shared: Vec<&str> = lists.iter().flat_map(|list| list.split(',')).filter(|option| !is_own(option)).collect();
+    if let Some(option) = first_change(Some(given), &shared)? {
+        bail!(
+            "mount option '{option}' differs from the mount on {dir}, and all mounts of a filesystem share it; omit it, or \
+             unmount {dir} first"
+        );
     }
+    let Parsed { config: first, .. } = parse(given)?;
+    (config.noatime, config.dirsync) = (first.noatime, first.dirsync);
+    Ok(())
 }
 
 /// The first of these options that changes the effect of the options `given`. Without `given`, every option counts as a

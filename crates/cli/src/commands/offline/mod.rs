@@ -27,10 +27,11 @@ pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
 use ubtrfs_control::{Channel, ImageWork};
-use ubtrfs_device::{Access, Device, FileDevice, OpenError};
+use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members};
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
-use super::place::{await_server, is_in_mount, refuse_names_of_others};
+use super::committed::refuse_foreign;
+use super::place::{await_server, find_own, is_in_mount, is_same_file, refuse_names_of_others};
 use crate::common::{Shown, parse_memory};
 
 /// `IMAGE:/path`: a file in an image, split at the last `:/`.
@@ -183,23 +184,49 @@ pub(crate) fn with_shared_image<T>(
     with_shared_devices(image, devices, options, usage, work)
 }
 
-/// Opens an image or device, and the devices that the option `device=` adds to it.
+/// Opens an image or device, the devices that the option `device=` adds to it, and the other devices of its filesystem
+/// that are found.
 pub(crate) fn open_devices(
     first: &Path,
     options: &MountOptions,
     access: Access,
 ) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-    let paths = [first].into_iter().chain(options.devices.iter().map(PathBuf::as_path));
-    paths.map(|path| Ok(Arc::new(open_device(path, access)?) as Arc<dyn Device>)).collect()
+    // As on Linux, the options may name the first device again.
+    let mut given = vec![first.to_owned()];
+    for path in &options.devices {
+        if !given.iter().any(|other| is_same_file(other, path)) {
+            given.push(path.clone());
+        }
+    }
+    let paths = with_members(&given)?;
+    let devices: Vec<Arc<FileDevice>> =
+        paths.iter().map(|path| Ok(Arc::new(open_device(path, access)?))).collect::<anyhow::Result<_>>()?;
+    refuse_foreign(&devices)?;
+    Ok(devices.into_iter().map(|device| device as Arc<dyn Device>).collect())
+}
+
+/// The given devices, and the other devices of their filesystem that are found.
+pub(crate) fn with_members(given: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    for path in given {
+        await_server(path)?;
+        refuse_names_of_others(path)?;
+    }
+    let paths: Vec<&Path> = given.iter().map(PathBuf::as_path).collect();
+    let members = find_members(&paths).context("cannot tell the devices of the filesystem apart")?;
+    Ok(given.iter().cloned().chain(members).collect())
 }
 
 /// Opens an image or device. The error for an image that is in use names the process that has it open, and where it is
 /// mounted. Fails if the path is in a mount whose server is stopped.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
     await_server(path)?;
-    refuse_names_of_others(path)?;
-    FileDevice::open(path, access).map_err(|error| match &error {
-        OpenError::Locked { path, by: Some(by) } => match ubtrfs_fuse::mount_point_of(path) {
+    let opened = match find_own(path)? {
+        Some(found) => FileDevice::open_found(found, path, access),
+        // The attempt only tells the reason, because nobody has checked a file that appears now.
+        None => FileDevice::open(path, access).and_then(|_| Err(OpenError::Missing { path: path.to_owned() })),
+    };
+    opened.map_err(|error| match &error {
+        OpenError::Locked { path, by: Some(by) } => match mount_of(path) {
             Some(dir) => {
                 let dir = dir.shown();
                 anyhow::anyhow!(
@@ -216,11 +243,18 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDev
     })
 }
 
+/// The directory where ubtrfs has mounted the filesystem of an image or device, which need not be the one that the table of
+/// mounts names. No server is asked, because any one may be silent.
+fn mount_of(device: &Path) -> Option<PathBuf> {
+    let by_member = || find_members(&[device]).ok()?.iter().find_map(|member| ubtrfs_fuse::mount_point_of(member));
+    ubtrfs_fuse::mount_point_of(device).or_else(by_member)
+}
+
 /// Tells which process uses a device that cannot be opened, and where it is mounted.
 pub(crate) fn in_use(error: &OpenError) -> String {
     let OpenError::Locked { path, by } = error else { return error.to_string() };
     let by = by.as_deref().unwrap_or("another process");
-    match ubtrfs_fuse::mount_point_of(path) {
+    match mount_of(path) {
         Some(dir) => format!("{} is in use by {by}, which has mounted it on {}", path.shown(), dir.shown()),
         None => format!("{} is in use by {by}", path.shown()),
     }

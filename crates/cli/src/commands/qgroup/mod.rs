@@ -15,6 +15,7 @@ use super::offline::{ImageOptions, Use};
 use super::place::{FilesystemArgs, Target, open, with_channel};
 use super::quota::{call, status_of, wait};
 use crate::common::{parse_size, print_out, warn};
+use crate::progs::is_progs;
 
 /// Show and change quota groups
 #[derive(clap::Args)]
@@ -126,6 +127,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             let done = change(&args.of, "remove stale quota groups of", Request::ClearStale)?;
             if let Response::Removed(number) = done
                 && !args.quiet
+                && !is_progs()
             {
                 print_out(&format!("Removed {number} quota groups\n"))?;
             }

@@ -14,7 +14,8 @@ use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::commands::quota::{call, status_of};
-use crate::common::{print_err, print_json, print_out};
+use crate::common::{print_err, print_json, print_out, print_progs_json};
+use crate::progs::is_progs;
 use crate::sort::Sort;
 use crate::units::Units;
 
@@ -111,7 +112,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let rows = with_channel(&target, &args.image, usage, |channel| rows(channel, &target, args))?;
     if args.json {
         let groups: Vec<Value> = rows.iter().map(json_of).collect();
-        return print_json(&json!({ "qgroup-show": groups }));
+        return match is_progs() {
+            true => print_progs_json("qgroup-show", &groups.into()),
+            false => print_json(&json!({ "qgroup-show": groups })),
+        };
     }
     print_out(&if args.tree { tree(&rows, args) } else { table(&rows, args) })
 }
@@ -209,48 +213,49 @@ fn limit(bytes: Option<u64>, args: &Args) -> String {
     bytes.map_or_else(|| "none".to_owned(), |bytes| size(bytes, args))
 }
 
-/// A column: its heading, its cells, and whether they align right.
-type Cells = (&'static str, Vec<String>, bool);
+/// A column: its heading, its least width, its cells, and whether they align right.
+type Cells = (&'static str, usize, Vec<String>, bool);
 
 fn table(rows: &[Row], args: &Args) -> String {
     let cells = |cell: &dyn Fn(&Row) -> String| rows.iter().map(cell).collect::<Vec<_>>();
     let mut columns: Vec<Cells> = vec![
-        ("Qgroupid", cells(&|row| QgroupId(row.group.id).to_string()), false),
-        ("Referenced", cells(&|row| size(row.group.referenced, args)), true),
-        ("Exclusive", cells(&|row| size(row.group.exclusive, args)), true),
+        ("Qgroupid", 10, cells(&|row| QgroupId(row.group.id).to_string()), false),
+        ("Referenced", 11, cells(&|row| size(row.group.referenced, args)), true),
+        ("Exclusive", 12, cells(&|row| size(row.group.exclusive, args)), true),
     ];
     if args.max_referenced {
-        columns.push(("Max referenced", cells(&|row| limit(row.group.max_referenced, args)), true));
+        columns.push(("Max referenced", 15, cells(&|row| limit(row.group.max_referenced, args)), true));
     }
     if args.max_exclusive {
-        columns.push(("Max exclusive", cells(&|row| limit(row.group.max_exclusive, args)), true));
+        columns.push(("Max exclusive", 14, cells(&|row| limit(row.group.max_exclusive, args)), true));
     }
     if args.parent {
-        columns.push(("Parent", cells(&|row| ids(&row.group.parents)), false));
+        columns.push(("Parent", 8, cells(&|row| ids(&row.group.parents)), false));
     }
     if args.child {
-        columns.push(("Child", cells(&|row| ids(&row.group.members)), false));
+        columns.push(("Child", 5, cells(&|row| ids(&row.group.members)), false));
     }
-    columns.push(("Path", cells(&|row| row.path.to_string()), false));
+    columns.push(("  Path", 0, cells(&|row| format!("  {}", row.path)), false));
     let widths: Vec<usize> = columns
         .iter()
-        .map(|(head, cells, _)| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0).max(head.len()))
+        .map(|(_, least, cells, _)| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0).max(*least))
         .collect();
     let mut text = String::new();
     let mut line = |words: &mut dyn Iterator<Item = &str>| {
         let mut line = String::new();
-        for ((word, width), (_, _, right)) in words.zip(&widths).zip(&columns) {
+        for ((word, width), (.., right)) in words.zip(&widths).zip(&columns) {
             // Writing to a string does not fail.
-            let _ = if *right { write!(line, "{word:>width$}   ") } else { write!(line, "{word:<width$}   ") };
+            let _ = if *right { write!(line, "{word:>width$} ") } else { write!(line, "{word:<width$} ") };
         }
         text.push_str(line.trim_end());
         text.push('\n');
     };
-    line(&mut columns.iter().map(|(head, _, _)| *head));
-    let dashes: Vec<String> = columns.iter().map(|(head, _, _)| "-".repeat(head.len())).collect();
+    line(&mut columns.iter().map(|(head, ..)| *head));
+    let dashes: Vec<String> =
+        columns.iter().map(|(head, ..)| head.replace(|letter| letter != ' ', "-").replace("- -", "---")).collect();
     line(&mut dashes.iter().map(String::as_str));
     for at in 0..rows.len() {
-        line(&mut columns.iter().map(|(_, cells, _)| cells[at].as_str()));
+        line(&mut columns.iter().map(|(_, _, cells, _)| cells[at].as_str()));
     }
     text
 }

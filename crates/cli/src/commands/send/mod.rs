@@ -13,14 +13,16 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use ubtrfs_control::{Channel, Failure, Request as AnyRequest, send};
+use ubtrfs_control::{Channel, Failure, Request as AnyRequest, reopen, send};
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::SubvolumeInfo;
 
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, open, with_channel};
 use crate::common::{OUTPUT_LOST, Shown, format_size, print_err, reader_gone};
+use crate::host_file::{directory_of_new, find_target};
 use crate::job::with_progress_by;
 
 /// Send read-only subvolumes as a stream
@@ -140,8 +142,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Opens a file for a stream. The old content of the file is replaced when the stream begins.
 fn open_output(path: &Path) -> anyhow::Result<File> {
-    let opened = File::options().write(true).create(true).truncate(false).open(path);
-    opened.with_context(|| format!("cannot create {}", path.shown()))
+    let cannot = || format!("cannot create {}", path.shown());
+    if let Some(found) = find_target(path)? {
+        return reopen(&found, path, File::options().write(true)).with_context(cannot);
+    }
+    let (dir, name) = directory_of_new(path)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::openat(&*dir, name, flags, Mode::from_raw_mode(0o666));
+    Ok(File::from(made.with_context(cannot)?))
 }
 
 /// Converts the answer of a send into the number of bytes written, or into an error that names the subvolumes.

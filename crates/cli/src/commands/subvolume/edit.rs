@@ -18,6 +18,7 @@ use crate::commands::place::{Target, open, open_here, with_channel, with_channel
 use crate::commands::qgroup::parse_qgroup;
 use crate::common::{Shown, calling_user, print_error, print_out};
 use crate::job::with_progress;
+use crate::progs::is_progs;
 
 /// Make empty subvolumes
 #[derive(clap::Args)]
@@ -62,9 +63,9 @@ impl DeleteArgs {
         self.commit || self.commit_each
     }
 
-    /// With -v, the words with which btrfs-progs marks a deletion.
+    /// With -v, and for `btrfs`, the words with which btrfs-progs marks a deletion.
     fn mark(&self) -> &'static str {
-        match (self.verbose, self.commits()) {
+        match (self.verbose || is_progs(), self.commits()) {
             (false, _) => "",
             (true, true) => " (commit)",
             (true, false) => " (no-commit)",
@@ -104,6 +105,12 @@ pub(super) struct SyncArgs {
     /// Any path in a mount, or an image
     #[arg(value_name = "PATH|IMAGE")]
     target: Target,
+    /// Say of these subvolumes, too, when they are gone; the command waits for all in any case
+    #[arg(value_name = "ID")]
+    ids: Vec<u64>,
+    /// Accepted for compatibility: the command is told when space becomes free
+    #[arg(short, value_name = "SECONDS")]
+    sleep: Option<u64>,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -123,7 +130,7 @@ pub(super) fn create(args: &CreateArgs) -> ExitCode {
         let qgroups = args.qgroups.iter().map(|id| id.0).collect();
         let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups, limits: None }, &[&dir]);
         made.map_err(|failure| explain("make", target, failure))?;
-        print_out(&format!("Create subvolume '{target}'\n"))
+        print_out(&format!("Create subvolume '{}'\n", target.as_made()))
     })
 }
 
@@ -135,7 +142,7 @@ fn umask() -> u32 {
 }
 
 pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<ExitCode> {
-    if args.verbose {
+    if args.verbose && !is_progs() {
         print_out(if args.commits() {
             "Transaction commit: after each\n"
         } else {
@@ -154,6 +161,9 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
     };
     let target = target.clone().or_image();
     let shown = format!("subvolume {id} of {}", target.filesystem());
+    if is_progs() {
+        print_out(&format!("Delete subvolume{}: subvolid={id}\n", args.mark()))?;
+    }
     with_channel(&target, &args.image, Use::Write, |channel| {
         channel.subvolume(Request::DeleteById { id }, &[]).map_err(|failure| match failure.errno() {
             Errno::NOENT => {
@@ -164,6 +174,9 @@ fn delete_by_id(args: &DeleteArgs, id: u64) -> anyhow::Result<()> {
         })?;
         if args.commits() {
             channel.sync().map_err(|failure| explain("sync", &shown, failure))?;
+        }
+        if is_progs() {
+            return Ok(());
         }
         print_out(&format!("Delete {shown}{}\n", args.mark()))
     })
@@ -187,12 +200,16 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
         let Ok((dir, name)) = full.split() else { return Err(busy()) };
         // The root of the mount has its name in another filesystem.
         let Some(dir) = open_here(channel, &dir)? else { return Err(busy()) };
+        if is_progs() {
+            print_out(&format!("Delete subvolume{}: '{full}'\n", args.mark()))?;
+        }
         let done = channel.subvolume(Request::Delete { dir: 0, name }, &[&dir]);
         done.map_err(|failure| explain(DELETE, target, failure))?;
         if args.commits() {
             channel.sync().map_err(|failure| explain("sync", target, failure))?;
         }
         print_out(&match args.mark() {
+            _ if is_progs() => String::new(),
             "" => format!("Delete subvolume '{target}'\n"),
             mark => format!("Delete subvolume{mark}: '{target}'\n"),
         })
@@ -201,7 +218,29 @@ fn delete_by_path(args: &DeleteArgs) -> ExitCode {
 
 pub(super) fn sync(args: &SyncArgs) -> anyhow::Result<()> {
     let target = args.target.clone().or_image();
-    with_channel(&target, &args.image, Use::Write, |channel| free_deleted_space(channel, &target))
+    with_channel(&target, &args.image, Use::Write, |channel| {
+        let (nr, s) = (args.ids.len(), if args.ids.len() == 1 { "" } else { "s" });
+        if let Some(id) = existing(channel, &target, &args.ids)? {
+            bail!("subvolume {id} of {} is not deleted; delete it by: ubtrfs subvolume delete", target.filesystem());
+        }
+        if nr > 0 {
+            print_out(&format!("Waiting for {nr} subvolume{s}\n"))?;
+        }
+        free_deleted_space(channel, &target)?;
+        for (at, id) in args.ids.iter().enumerate() {
+            print_out(&format!("Subvolume id {id} is gone ({}/{nr})\n", at + 1))?;
+        }
+        Ok(())
+    })
+}
+
+/// The first of these subvolumes that is not deleted.
+fn existing(channel: &Channel<'_>, target: &Target, ids: &[u64]) -> anyhow::Result<Option<u64>> {
+    if ids.is_empty() {
+        return Ok(None);
+    }
+    let list = super::list(channel, target)?;
+    Ok(ids.iter().copied().find(|id| list.iter().any(|info| info.id == RootId(*id))))
 }
 
 fn free_deleted_space(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {

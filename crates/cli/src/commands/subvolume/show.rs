@@ -22,7 +22,7 @@ use crate::commands::place::{Target, open, with_channel};
 use crate::commands::qgroup::all_groups;
 use crate::commands::quota::status_of;
 use crate::common::{print_json, print_out, warn};
-use crate::units::Units;
+use crate::units::{UnitLetters, Units};
 
 /// Show all attributes of a subvolume
 #[derive(clap::Args)]
@@ -35,6 +35,8 @@ pub(super) struct Args {
     uuid: Option<Uuid>,
     #[command(flatten)]
     units: Units,
+    #[command(flatten)]
+    letters: UnitLetters,
     /// The subvolume
     #[arg(value_name = "PATH|IMAGE:/PATH")]
     path: Target,
@@ -99,7 +101,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         }
         return print_json(&value);
     }
-    let quota = group.map_or_else(String::new, |group| quota_text(&group, &args.units));
+    let quota = group.map_or_else(String::new, |group| quota_text(&group, &args.units.with(args.letters)));
     print_out(&(text(&info, snapshots)? + &quota))?;
     if !is_read_only(&info) && !info.received_uuid.is_nil() {
         warn(

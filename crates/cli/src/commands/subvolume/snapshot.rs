@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let made = with_channel(&args.source, &args.image, Use::Write, |channel| make(channel, args))?;
     let kind = if args.read_only { "readonly snapshot" } else { "snapshot" };
-    print_out(&format!("Create a {kind} of '{}' in '{made}'\n", args.source))
+    print_out(&format!("Create a {kind} of '{}' in '{}'\n", args.source, made.as_made()))
 }
 
 fn elsewhere(args: &Args) -> anyhow::Error {

@@ -1,7 +1,5 @@
 //! Running the program and checking its results, shared by tests.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,12 +14,35 @@ pub(crate) fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Com
     command
 }
 
-/// Runs the built program. It is killed if it takes longer than two minutes.
+/// Runs the built program with umask 022, because the model of other tests clears that of this process. It is killed if
+/// it takes longer than two minutes.
 #[allow(dead_code, reason = "some tests run the program in other ways")]
 pub(crate) fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120", env!("CARGO_BIN_EXE_ubtrfs")]).args(args);
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 022; exec timeout -k 5 120 \"$@\"", "sh", env!("CARGO_BIN_EXE_ubtrfs")]).args(args);
     command.env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null()).output().unwrap()
+}
+
+/// `unshare`, to which a test adds a program that runs in a mount namespace of its own. The namespace has no mounts of this
+/// program and of loop devices, except those below `kept`: it would keep mounts of other tests, which run meanwhile, in
+/// use.
+#[allow(dead_code, reason = "only some tests use namespaces")]
+pub(crate) fn namespace(kept: &Path) -> Command {
+    const DETACH_OTHERS: &str = r#"
+        kept=$1; shift
+        mounts=$(cat /proc/self/mountinfo)
+        while read -r id parent device root point rest; do
+            case "$point|$rest" in
+                "$kept"/*|"$kept|"*) ;;
+                *" - fuse.ubtrfs "*|*" - btrfs /dev/loop"*) umount -i -l "$point" ;;
+            esac
+        done <<END
+$mounts
+END
+        exec "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", DETACH_OTHERS, "sh"]).arg(kept);
+    command
 }
 
 /// Words that run a command as the user nobody, without capabilities.

@@ -20,20 +20,32 @@ def control_name(fd):
 
 
 def ask(request, files, stream=None, reads=True, wait=60):
-    """Sends a request with descriptors, and returns its answer. Does not read the answer if `reads` is false."""
+    """Sends a request with descriptors, and returns its answer. Does not read the answer if `reads` is false. `stream` has
+    what the request reads, and is called with each piece of what it writes.
+    """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(wait)
         sock.connect(control_name(files[0]))
-        frame = json.dumps({"version": 1, "program": "worst_requests", "request": request}).encode()
-        fds = list(files) + ([stream] if stream is not None else [])
-        socket.send_fds(sock, [struct.pack("<I", len(frame)) + frame], fds)
+        message = {"version": 1, "program": "worst_requests", "streams": stream is not None, "files": list(files),
+                   "request": request}
+        frame = json.dumps(message).encode()
+        socket.send_fds(sock, [struct.pack("<I", len(frame)) + frame], files)
         if not reads:
             time.sleep(3)
             return "unread"
         while True:
             head = receive(sock, 4)
-            answer = json.loads(receive(sock, struct.unpack("<I", head)[0]))
-            if "progress" not in answer:
+            body = receive(sock, struct.unpack("<I", head)[0])
+            if body[:1] == b"\0":
+                stream(body[1:])
+                continue
+            answer = json.loads(body)
+            if answer == "ready":
+                for at in range(0, len(stream), 1 << 16):
+                    piece = stream[at:at + (1 << 16)]
+                    sock.sendall(struct.pack("<I", len(piece)) + piece)
+                sock.sendall(struct.pack("<I", 0))
+            elif "progress" not in answer:
                 return answer
 
 
@@ -147,27 +159,7 @@ def make():
 
 def usage(fd, names, reads=True):
     """Counts below a directory, as `filesystem du` does. The stream is read if `reads` is true."""
-    near, far = os.pipe()
-    os.set_blocking(far, False)
-    if not reads:
-        try:
-            return ask({"disk_usage": {"of": 0, "names": names}}, [fd], far, reads=False)
-        finally:
-            os.close(near)
-            os.close(far)
-
-    def drain():
-        while os.read(near, 1 << 16):
-            pass
-
-    reader = threading.Thread(target=drain)
-    reader.start()
-    try:
-        return ask({"disk_usage": {"of": 0, "names": names}}, [fd], far)
-    finally:
-        os.close(far)
-        reader.join()
-        os.close(near)
+    return ask({"disk_usage": {"of": 0, "names": names}}, [fd], lambda _: None, reads)
 
 
 def pages(request_from, files, key):
@@ -291,6 +283,10 @@ def root_requests():
     items = {"tree": None, "min": [0, 0, 0], "max": [(1 << 64) - 1, 255, (1 << 64) - 1],
              "generations": [0, (1 << 64) - 1], "nr_items": (1 << 32) - 1, "len_bytes": (1 << 32) - 1}
     in_parallel("items", lambda _: ask({"search": {"items": items}}, [top]))
+    in_parallel("a subvolume to mount", lambda _: ask({"join": {"find": {"subvol": "x/" * 20000}}}, [top]))
+    for mount in range(5000):
+        ask({"join": {"joined": {"mount": (1 << 64) - 1 - mount}}}, [top])
+    in_parallel("mounts", lambda _: ask({"join": "mounts"}, [top]))
     links = os.stat(f"{TOP}/links/0").st_ino
     in_parallel("paths of an inode", lambda _: ask({"resolve": {"inode": {"of": 0, "ino": links}}}, [top]))
     fd = os.open(f"{TOP}/references", os.O_RDONLY)
@@ -300,6 +296,7 @@ def root_requests():
         for kind in ("logical", "logical_inodes"):
             request = {"resolve": {kind: {"bytenr": address, "whole_extent": True, "max": (1 << 32) - 1}}}
             in_parallel(kind, lambda _: ask(request, [top]))
+
 
 
 os.setgroups([])

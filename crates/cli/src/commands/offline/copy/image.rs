@@ -17,6 +17,7 @@ use ubtrfs_fs::{
 use super::super::text::printable;
 use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::dir_chain::DirChain;
+use super::new_subvolume::NewSubvolume;
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::{Shown, calling_user};
 
@@ -29,6 +30,8 @@ pub(super) struct Image<'f> {
     top: Vec<u8>,
     /// Directories looked up last.
     dirs: RefCell<DirChain<InodeId>>,
+    /// Directories that become subvolumes.
+    pub(super) subvolumes: &'f [NewSubvolume],
     /// Symbolic links that this copy made.
     made_links: RefCell<HashSet<InodeId>>,
 }
@@ -55,6 +58,7 @@ impl<'f> Image<'f> {
             image,
             top: top.to_vec(),
             dirs: RefCell::new(DirChain::new(usize::MAX)),
+            subvolumes: &[],
             made_links: RefCell::default(),
         }
     }
@@ -287,7 +291,11 @@ impl To for Image<'_> {
     }
 
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
-        self.create(path, NewInode::dir(mode)).map(Some)
+        if !self.subvolumes.iter().any(|new| new.is_at(path)) {
+            return self.create(path, NewInode::dir(mode)).map(Some);
+        }
+        let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
+        Ok(Some(self.fs.create_subvolume(dir, &name, &caller())?))
     }
 
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {

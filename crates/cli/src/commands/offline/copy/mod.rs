@@ -5,6 +5,7 @@
 mod dir_chain;
 mod host;
 mod image;
+pub(crate) mod new_subvolume;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -19,6 +20,7 @@ use ubtrfs_fs::{Fs, InodeId, mode};
 
 use self::host::{Host, HostTarget};
 use self::image::Image;
+use self::new_subvolume::NewSubvolume;
 use super::text::printable;
 use super::{ImageOptions, ImagePath, Use, VisitedDirs, child_path, join, normal_names, type_of, with_image};
 use crate::common::{Shown, each, print_error};
@@ -232,7 +234,14 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
 /// Copies the content of a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Prints each
 /// file that cannot be copied, and returns the number of these files. Fails if the image accepts no more data.
 /// Messages name the image by `shown_image`, because a new image has a temporary path.
-pub(crate) fn fill(fs: &Fs, image: &Path, shown_image: &Path, dir: &Path) -> anyhow::Result<u64> {
+/// Directories at the paths of `subvolumes` become subvolumes.
+pub(crate) fn fill(
+    fs: &Fs,
+    image: &Path,
+    shown_image: &Path,
+    dir: &Path,
+    subvolumes: &[NewSubvolume],
+) -> anyhow::Result<u64> {
     let args = Args {
         paths: Vec::new(),
         recursive: true,
@@ -243,13 +252,20 @@ pub(crate) fn fill(fs: &Fs, image: &Path, shown_image: &Path, dir: &Path) -> any
         image: ImageOptions::default(),
     };
     let path = dir.as_os_str().as_bytes().to_vec();
-    let to = Image::new(fs, shown_image);
+    let mut to = Image::new(fs, shown_image);
+    to.subvolumes = subvolumes;
     let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.shown()))?;
     let mut copy = Copy::new(&args, &Host, &to, false);
     copy.image = identity_of(image);
     copy.ends_with_target = true;
     copy.tree(path, b"/".to_vec(), info)?;
-    Ok(copy.nr_failed)
+    let nr_failed = copy.nr_failed;
+    new_subvolume::finish(subvolumes, fs)?;
+    Ok(nr_failed)
+}
+
+fn is_in_another_subvolume(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ubtrfs_fs::Error::CrossDevice))
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
@@ -463,7 +479,11 @@ impl<'a> Copy<'a> {
         }
         if self.args.preserve && info.nlink > 1 {
             if let Some(first) = self.first_names.get(&info.identity) {
-                return self.to.hard_link(first, new_path);
+                match self.to.hard_link(first, new_path) {
+                    // Links do not cross subvolumes. Further names link to this copy.
+                    Err(error) if is_in_another_subvolume(&error) => {}
+                    done => return done,
+                }
             }
             self.first_names.insert(info.identity, new_path.to_vec());
         }

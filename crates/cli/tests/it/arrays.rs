@@ -1,0 +1,152 @@
+//! Filesystems with several devices: the other devices are found beside the image that a command names.
+
+use std::fs;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{LoopMount, capability, run as sh};
+
+use crate::common::{ok, refused, text, ubtrfs};
+
+/// Two image files with an empty RAID1 that Linux's tools made.
+struct Array(TempDir);
+
+impl Array {
+    fn new() -> Option<Self> {
+        if !capability::program("mkfs.btrfs") {
+            return None;
+        }
+        let array = Self(TempDir::with_prefix("ubtrfs-array-").unwrap());
+        for name in ["a.img", "b.img"] {
+            fs::File::create(array.path(name)).unwrap().set_len(256 << 20).unwrap();
+        }
+        sh("mkfs.btrfs", ["-q", "-d", "raid1", "-m", "raid1", &array.at("a.img"), &array.at("b.img")]).unwrap();
+        Some(array)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn at(&self, name: &str) -> String {
+        text(&self.path(name))
+    }
+}
+
+#[test]
+fn the_other_devices_of_an_image_are_found_beside_it() {
+    let Some(array) = Array::new() else { return };
+    for name in ["a.img", "b.img"] {
+        assert_eq!(ok(ubtrfs(["ls", &array.at(name)])), "");
+        assert!(ok(ubtrfs(["check", &array.at(name)])).contains(": clean"));
+        ok(ubtrfs(["device", "ready", &array.at(name)]));
+        ok(ubtrfs(["inspect", "dump-tree", "-t", "chunk", &array.at(name)]));
+    }
+    // A device elsewhere is named by an option.
+    fs::create_dir(array.path("other")).unwrap();
+    fs::rename(array.path("b.img"), array.path("other/b.img")).unwrap();
+    refused(&ubtrfs(["device", "ready", &array.at("a.img")]), &["1 of the 2 devices"]);
+    let device = format!("device={}", array.at("other/b.img"));
+    assert_eq!(ok(ubtrfs(["ls", "-o", &device, &array.at("a.img")])), "");
+}
+
+#[test]
+fn devices_with_a_btrfs_are_told_apart() {
+    let Some(array) = Array::new() else { return };
+    assert_eq!(
+        ok(ubtrfs(["device", "scan", &array.at("a.img")])),
+        format!("Scanning for btrfs filesystems on '{}'\n", array.at("a.img"))
+    );
+    fs::write(array.path("text"), "no device").unwrap();
+    let output = ubtrfs(["device", "scan", &array.at("text")]);
+    assert!(
+        !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("holds no btrfs"),
+        "{output:?}"
+    );
+    assert_eq!(ok(ubtrfs(["device", "scan", "--forget"])), "");
+}
+
+#[test]
+fn a_copy_of_a_device_beside_it_is_refused() {
+    let Some(array) = Array::new() else { return };
+    fs::copy(array.path("b.img"), array.path("copy.img")).unwrap();
+    let words = ["b.img", "copy.img", "both device 2", "-o device="];
+    refused(&ubtrfs(["ls", &array.at("a.img")]), &words);
+    let device = format!("device={}", array.at("copy.img"));
+    assert_eq!(ok(ubtrfs(["ls", "-o", &device, &array.at("a.img")])), "");
+}
+
+#[test]
+fn a_mounted_array_goes_on_without_a_device_and_takes_it_back() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let array = Array(TempDir::with_prefix("ubtrfs-array-").unwrap());
+    let [a, b, m] = ["a.img", "b.img", "m"].map(|name| array.at(name));
+    fs::create_dir(array.path("m")).unwrap();
+    fs::create_dir(array.path("away")).unwrap();
+    ok(ubtrfs(["mkfs", "-q", "-b", "256M", "-d", "raid1", "-m", "raid1", &a, &b]));
+    let written = |name: &str| {
+        fs::write(array.path("m").join(name), name.repeat(50_000)).unwrap();
+        ok(ubtrfs(["umount", &m]));
+    };
+    let holds = |names: &[&str]| {
+        for name in names {
+            assert!(fs::read_to_string(array.path("m").join(name)).unwrap() == name.repeat(50_000), "{name}");
+        }
+    };
+    ok(ubtrfs(["mount", "-o", &format!("device={a},device={b}"), &a, &b, &m]));
+    assert!(ok(ubtrfs(["filesystem", "show", &m])).contains("Total devices 2"));
+    written("whole");
+    assert!(ok(ubtrfs(["check", "--check-data-csum", &a])).contains(": clean"));
+
+    // Without a device, only reading is possible, unless the option says so.
+    fs::rename(&b, array.path("away/b.img")).unwrap();
+    ok(ubtrfs(["mount", "-r", &a, &m]));
+    holds(&["whole"]);
+    ok(ubtrfs(["umount", &m]));
+    ok(ubtrfs(["mount", "-o", "degraded", &a, &m]));
+    holds(&["whole"]);
+    written("degraded");
+
+    // The device that comes back is brought up to date.
+    fs::rename(array.path("away/b.img"), &b).unwrap();
+    ok(ubtrfs(["mount", &b, &m]));
+    holds(&["whole", "degraded"]);
+    written("again");
+    assert!(ok(ubtrfs(["check", "--check-data-csum", &b])).contains(": clean"));
+    let linux = LoopMount::array(&[&array.path("a.img"), &array.path("b.img")], "ro").unwrap();
+    for name in ["whole", "degraded", "again"] {
+        assert!(fs::read_to_string(linux.join(name)).unwrap() == name.repeat(50_000), "{name}");
+    }
+    linux.close().unwrap();
+}
+
+#[test]
+fn a_device_of_a_mounted_array_is_refused_with_the_name_of_the_mount() {
+    if !capability::fuse() {
+        return;
+    }
+    let Some(array) = Array::new() else { return };
+    let [a, b, m] = ["a.img", "b.img", "m"].map(|name| array.at(name));
+    fs::create_dir(&m).unwrap();
+    ok(ubtrfs(["mount", &a, &m]));
+    let remedy = format!("unmount it with: ubtrfs umount {m}");
+    let outputs = [&a, &b].map(|image| [ubtrfs(["ls", image]), ubtrfs(["mkfs", "-f", image])]);
+    ok(ubtrfs(["umount", &m]));
+    for output in outputs.iter().flatten() {
+        refused(output, &["in use", &remedy]);
+    }
+}
+
+#[test]
+fn the_foreign_device_among_several_is_named() {
+    let Some(array) = Array::new() else { return };
+    let [a, b, x, m] = ["a.img", "b.img", "x.img", "m"].map(|name| array.at(name));
+    fs::create_dir(&m).unwrap();
+    ok(ubtrfs(["mkfs", "-q", "-b", "200M", &x]));
+    let foreign = format!("{x} belongs to filesystem");
+    for line in [&["mount", &a, &x, &m][..], &["mount", &x, &a, &b, &m], &["ls", "-o", &format!("device={x}"), &a]] {
+        refused(&ubtrfs(line), &[&foreign, "devices of one filesystem"]);
+    }
+}

@@ -1,0 +1,57 @@
+//! The tests of this crate, one module a subject, in one program: so the engine is linked once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod archives;
+mod arrays;
+mod bad_input;
+mod balance;
+mod block_device;
+mod btrfs_ioctls;
+mod check;
+mod common;
+mod copy_as_cp;
+mod deep_directories;
+mod differential;
+mod fiemap;
+mod filesystem;
+mod guide;
+mod host_targets;
+mod hostile_client;
+mod hostile_names;
+mod hostile_server;
+mod hostile_targets;
+mod hostile_walk;
+mod inspect;
+mod install;
+mod interrupted;
+mod joined_mounts;
+mod loop_devices;
+mod messages;
+mod mkfs_rootdir;
+mod mount;
+mod mount_commands;
+mod mount_cuts;
+mod mounted_image;
+mod nested_subvolumes;
+mod newcomers;
+mod offline;
+mod output;
+mod progs_commands;
+mod progs_options;
+mod quickstart;
+mod quota;
+mod receive_memory;
+mod receive_origins;
+mod receive_stream;
+mod remaining_mounts;
+mod sandbox;
+mod send;
+mod server;
+mod space_and_files;
+mod stats;
+mod stopped;
+mod subvolume;
+mod subvolume_rules;
+mod umount;
+mod worst_requests;

@@ -1,0 +1,155 @@
+//! Tests of `mkfs --rootdir` for builders of images: subvolumes, compression, and images as small as they can be.
+
+use std::fs;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{Compare, LoopMount, btrfs_check, capability, compare_trees, judge, run as sh};
+
+use crate::common::{ok, refused, text, ubtrfs};
+
+/// A directory with a tree to copy, and a place for images.
+struct Source(TempDir);
+
+impl Source {
+    fn new() -> Self {
+        let source = Self(TempDir::with_prefix("ubtrfs-rootdir-").unwrap());
+        fs::create_dir_all(source.path("root/home/user")).unwrap();
+        fs::create_dir_all(source.path("root/usr/lib")).unwrap();
+        fs::write(source.path("root/home/user/notes"), "text\n".repeat(100_000)).unwrap();
+        fs::write(source.path("root/usr/lib/code"), [7; 300_000]).unwrap();
+        // A name in another subvolume cannot be a link to the same file.
+        fs::hard_link(source.path("root/usr/lib/code"), source.path("root/home/code")).unwrap();
+        fs::hard_link(source.path("root/usr/lib/code"), source.path("root/usr/code")).unwrap();
+        source
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn at(&self, name: &str) -> String {
+        text(&self.path(name))
+    }
+}
+
+#[test]
+fn directories_become_subvolumes_of_the_wanted_kinds() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let source = Source::new();
+    let (root, image) = (source.at("root"), source.at("a.img"));
+    ok(ubtrfs([
+        "mkfs",
+        "-q",
+        "-r",
+        &root,
+        "--subvol",
+        "ro:usr",
+        "--subvol",
+        "default:home",
+        "-u",
+        "home/user",
+        &image,
+    ]));
+    let list = ok(ubtrfs(["subvolume", "list", &image]));
+    let paths: Vec<&str> = list.lines().filter_map(|line| line.split(" path ").nth(1)).collect();
+    assert_eq!(paths.len(), 3, "{list}");
+    // The default subvolume is the root of the image for this command.
+    assert!(["usr", "home", "user"].iter().all(|path| paths.contains(path)), "{list}");
+    assert!(ok(ubtrfs(["subvolume", "list", "-r", &image])).ends_with("path usr\n"));
+    assert!(ok(ubtrfs(["subvolume", "get-default", &image])).ends_with("path home\n"));
+    btrfs_check(&source.path("a.img")).unwrap();
+    let linux = LoopMount::new(&source.path("a.img"), "ro,subvolid=5").unwrap();
+    sh("diff", ["-r", &root, &text(linux.path())]).unwrap();
+    linux.close().unwrap();
+    let refuses = |subvolumes: &[&str], words: &[&str]| {
+        let mut line = vec!["mkfs".to_owned(), "-q".to_owned(), "-r".to_owned(), root.clone()];
+        line.extend(subvolumes.iter().flat_map(|path| ["--subvol".to_owned(), (*path).to_owned()]));
+        line.push(source.at("b.img"));
+        refused(&ubtrfs(&line), words);
+        assert!(!source.path("b.img").exists());
+    };
+    refuses(&["nope"], &["--subvol /nope", "is not a directory", "nothing was made"]);
+    refuses(&["usr/code"], &["is not a directory"]);
+    refuses(&["usr", "ro:usr/"], &["given twice"]);
+    refuses(&["default:usr", "default-ro:home"], &["choose one"]);
+    refuses(&["../root"], &["names no directory below --rootdir"]);
+}
+
+#[test]
+fn a_compressed_and_shrunk_image_has_the_same_tree_in_fewer_bytes() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let source = Source::new();
+    let root = source.at("root");
+    let len = |name: &str| fs::metadata(source.path(name)).unwrap().len();
+    ok(ubtrfs(["mkfs", "-q", "-r", &root, &source.at("plain.img")]));
+    ok(ubtrfs(["mkfs", "-q", "-r", &root, "--compress", "zstd:9", "--shrink", &source.at("small.img")]));
+    assert!(len("small.img") < len("plain.img") / 2, "{} and {}", len("small.img"), len("plain.img"));
+    for name in ["plain.img", "small.img"] {
+        judge(&source.path(name), "", &[]).unwrap();
+        let linux = LoopMount::new(&source.path(name), "ro").unwrap();
+        compare_trees(&source.path("root"), linux.path(), Compare::COPY).unwrap();
+        linux.close().unwrap();
+    }
+    let used = |name: &str| {
+        let extents = ok(ubtrfs(["filesystem", "fiemap", &source.at(&format!("{name}:/home/user/notes"))]));
+        extents.contains("encoded")
+    };
+    assert!(used("small.img") && !used("plain.img"));
+    refused(&ubtrfs(["mkfs", "-r", &root, "--compress", "zip", &source.at("b.img")]), &["zip"]);
+}
+
+#[test]
+fn the_root_directory_has_the_wanted_owner_or_that_of_the_copied_directory() {
+    let source = Source::new();
+    let root = source.at("root");
+    let owner = |image: &str| {
+        let stat = ok(ubtrfs(["stat", "--json", &source.at(&format!("{image}:/"))]));
+        let stat: serde_json::Value = serde_json::from_str(&stat).unwrap();
+        (stat["uid"].as_u64().unwrap(), stat["gid"].as_u64().unwrap())
+    };
+    let made = ok(ubtrfs(["mkfs", "-r", &root, "--root-owner", "7:8", &source.at("given.img")]));
+    assert!(made.contains("owned by 7:8"), "{made}");
+    assert_eq!(owner("given.img"), (7, 8));
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&root, Some(70), Some(80)).unwrap();
+        let made = ok(ubtrfs(["mkfs", "-r", &root, &source.at("copied.img")]));
+        assert!(made.contains("owned by 70:80"), "{made}");
+        assert_eq!(owner("copied.img"), (70, 80));
+    }
+}
+
+#[test]
+fn a_shrunk_image_has_the_size_that_is_printed_whatever_size_was_given() {
+    let source = Source::new();
+    let root = source.at("root");
+    let mut sizes = std::collections::BTreeSet::new();
+    for size in [None, Some("128M"), Some("300M"), Some("2G"), Some("20G")] {
+        let image = source.at(&format!("{}.img", size.unwrap_or("none")));
+        let mut line = vec!["mkfs", "--json", "-r", &root, "--shrink"];
+        line.extend(size.iter().flat_map(|size| ["-b", size]));
+        line.push(&image);
+        let made: serde_json::Value = serde_json::from_str(&ok(ubtrfs(&line))).unwrap();
+        let len = fs::metadata(&image).unwrap().len();
+        assert_eq!(made["devices"][0]["size"], len, "{made}");
+        let shown = ok(ubtrfs(["filesystem", "usage", "--raw", &image]));
+        let allocated: u64 = made["block_groups"].as_array().unwrap().iter().fold(0, |sum, group| {
+            let copies = if group["profile"] == "dup" || group["profile"] == "DUP" { 2 } else { 1 };
+            sum + copies * group["length"].as_u64().unwrap()
+        });
+        assert!(shown.contains(&format!("Device allocated:\t\t{allocated:>18}")), "{allocated}: {shown}");
+        sizes.insert(len);
+        fs::remove_file(&image).unwrap();
+    }
+    assert_eq!(sizes.len(), 1, "{sizes:?}");
+    let image = source.at("small.img");
+    refused(&ubtrfs(["mkfs", "-r", &root, "--shrink", "-b", "1M", &image]), &["needs", "-b gives 1.00MiB"]);
+    assert!(!source.path("small.img").exists());
+    fs::write(&image, "").unwrap();
+    refused(&ubtrfs(["mkfs", "-r", &root, "--shrink", "-b", "1M", &image]), &["needs"]);
+    assert_eq!(fs::metadata(&image).unwrap().len(), 0);
+}
