@@ -19,7 +19,7 @@ use crate::cpu::{CpuMark, peak_rss_mib};
 use crate::record::{RunResult, Work};
 use crate::target::Target;
 use crate::target::dir::DirTarget;
-use crate::target::engine::{EngineTarget, make_image};
+use crate::target::engine::{EngineTarget, Layout, make_images};
 use crate::workload::{Params, Sizes, Workload, remove_all};
 use crate::{machine, tarball};
 
@@ -28,9 +28,12 @@ use crate::{machine, tarball};
 pub(crate) struct Args {
     /// Workload to run
     workload: Workload,
-    /// Image to open in this process
+    /// Image to open in this process; repeat it for each device of a filesystem
     #[arg(long, value_name = "IMAGE", required_unless_present = "dir", conflicts_with = "dir")]
-    engine: Option<PathBuf>,
+    engine: Vec<PathBuf>,
+    /// Open the images although a device is missing
+    #[arg(long, requires = "engine")]
+    degraded: bool,
     /// Directory of any mounted filesystem
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -95,7 +98,7 @@ fn run_phases(args: &Args) -> Result<Option<RunResult>> {
         params.tar = Some(made.path().to_owned());
         made_archive = Some(made);
     }
-    let result = match (&args.engine, &args.dir) {
+    let result = match (args.engine.first(), &args.dir) {
         (Some(image), _) => on_engine(args, &params, image),
         (None, Some(dir)) => on_dir(args, &params, dir),
         (None, None) => bail!("give --engine IMAGE or --dir DIR"),
@@ -105,42 +108,41 @@ fn run_phases(args: &Args) -> Result<Option<RunResult>> {
 }
 
 fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunResult>> {
-    if let Some(size) = args.create.filter(|_| !image.exists()) {
-        make_image(image, size, None)?;
+    if let Some(image_bytes) = args.create.filter(|_| !image.exists()) {
+        make_images(&args.engine, &Layout { image_bytes, ..Layout::default() })?;
     }
-    /// Opens an image, does the work, and closes the image. An error of the work takes precedence over an error of
-    /// closing.
-    fn opened<R>(args: &Args, image: &Path, work: impl FnOnce(&EngineTarget) -> Result<R>) -> Result<R> {
-        let target = EngineTarget::open(image, args.memory)?;
+    /// Opens the images, does the work, and closes them. An error of the work takes precedence over an error of closing.
+    fn opened<R>(args: &Args, work: impl FnOnce(&EngineTarget) -> Result<R>) -> Result<R> {
+        let target = EngineTarget::open(&args.engine, args.degraded, args.memory)?;
         let done = work(&target);
         let closed = target.close();
         let done = done?;
         closed.map(|()| done)
     }
     if args.phase != Phase::Measure {
-        opened(args, image, make_base)?;
+        opened(args, make_base)?;
     }
     let phases = || {
         if args.phase != Phase::Measure {
-            opened(args, image, |target| prepare(args, params, target))?;
+            opened(args, |target| prepare(args, params, target))?;
         }
         if args.phase == Phase::Prepare {
             return Ok(None);
         }
         let import = match args.workload {
-            Workload::Untar if !args.no_import => machine::beside("ubtrfs").ok(),
+            Workload::Untar if !args.no_import && !args.degraded => machine::beside("ubtrfs").ok(),
             _ => None,
         };
         let mut result = match import {
             Some(program) => import_archive(args, params, &program, image)?,
-            None => opened(args, image, |target| measure(args, params, target))?,
+            None => opened(args, |target| measure(args, params, target))?,
         };
         result.target = format!("engine {}", image.display());
         Ok(Some(result))
     };
     let done = phases();
     if args.cleans_up(&done) {
-        opened(args, image, |target| clean(args, params, target))
+        opened(args, |target| clean(args, params, target))
             .or_else(|error| done.as_ref().map_or(Ok(()), |_| Err(error)))?;
     }
     done

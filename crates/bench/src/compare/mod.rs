@@ -31,6 +31,7 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cgroup::MemoryLimit;
 use crate::record::RunResult;
+use crate::target::engine::Layout;
 use crate::workload::{Params, Sizes, Workload};
 use crate::{machine, tarball};
 use side::{Setup, Side, SideKind};
@@ -49,9 +50,21 @@ pub(crate) struct Args {
     /// Directory for images and mount points, on the disk to be used
     #[arg(long, value_name = "DIR", default_value = "/tmp")]
     scratch: PathBuf,
-    /// Size of the filesystems (sparse files)
+    /// Size of each image (sparse files)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "32G")]
     image_size: u64,
+    /// Number of devices of each filesystem
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    devices: u32,
+    /// Profile of data [default: that of mkfs]
+    #[arg(long, value_name = "PROFILE")]
+    data: Option<String>,
+    /// Profile of metadata [default: that of mkfs]
+    #[arg(long, value_name = "PROFILE")]
+    metadata: Option<String>,
+    /// Measure without the last device
+    #[arg(long)]
+    degraded: bool,
     /// Size of a tree block in bytes [default: that of mkfs]
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     nodesize: Option<u64>,
@@ -194,8 +207,13 @@ impl Compare<'_> {
         }
         let setup = Setup {
             scratch: self.scratch.to_owned(),
-            image_bytes: args.image_size,
-            nodesize: args.nodesize.map(u32::try_from).transpose().context("--nodesize is too large")?,
+            nr_devices: args.devices as usize,
+            layout: Layout {
+                image_bytes: args.image_size,
+                nodesize: args.nodesize.map(u32::try_from).transpose().context("--nodesize is too large")?,
+                data: args.data.clone(),
+                metadata: args.metadata.clone(),
+            },
             loop_direct_io: !args.loop_buffered,
             mount_options: args.mount_options.clone(),
             memory_bytes: args.memory.or(limit_bytes.map(|bytes| bytes / 2)),
@@ -211,7 +229,7 @@ impl Compare<'_> {
         // The side is dropped before the memory limit, because its server is in the limit's cgroup.
         let mut side = Side::new(kind, &setup)?;
         self.bench_run(workload, &side, &sizes, "prepare", &exec_args)?;
-        side.drop_caches(args.warm)?;
+        side.drop_caches(args.warm, args.degraded)?;
         let requests_before = side.requests()?;
         let result = self.bench_run(workload, &side, &sizes, "measure", &exec_args)?;
         let result = result.context("bench run printed no result")?;

@@ -18,7 +18,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal};
 
 use crate::machine;
-use crate::target::engine::make_image;
+use crate::target::engine::{Layout, make_images};
 
 /// A side of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
@@ -57,10 +57,9 @@ impl SideKind {
 pub(crate) struct Setup {
     /// Directory for images and mount points.
     pub(crate) scratch: PathBuf,
-    /// Size of the images, which are sparse.
-    pub(crate) image_bytes: u64,
-    /// Size of a tree block in bytes; `None` for the default of mkfs.
-    pub(crate) nodesize: Option<u32>,
+    /// Number of devices of each filesystem.
+    pub(crate) nr_devices: usize,
+    pub(crate) layout: Layout,
     /// Whether the loop device bypasses the page cache of the image.
     pub(crate) loop_direct_io: bool,
     /// `-o` options of `ubtrfs mount`; the options in [`NULL_SERVER_FLAGS`] and `threads=` apply to the null server
@@ -77,9 +76,12 @@ pub(crate) struct Setup {
 pub(crate) struct Side {
     kind: SideKind,
     setup: Setup,
-    image: PathBuf,
+    /// An image for each device.
+    images: Vec<PathBuf>,
+    /// Whether the last device is left out.
+    degraded: bool,
     dir: PathBuf,
-    loop_device: Option<String>,
+    loop_devices: Vec<String>,
     server: Option<Child>,
     mounted: bool,
 }
@@ -91,19 +93,31 @@ const POLL: Duration = Duration::from_millis(5);
 impl Side {
     /// Makes and mounts a side.
     pub(crate) fn new(kind: SideKind, setup: &Setup) -> Result<Self> {
-        let image = setup.scratch.join(format!("{}.img", kind.name()));
-        let dir = setup.scratch.join(format!("{}.mnt", kind.name()));
-        let mut side = Self { kind, setup: setup.clone(), image, dir, loop_device: None, server: None, mounted: false };
+        let image = |number| setup.scratch.join(format!("{}-{number}.img", kind.name()));
+        let mut side = Self {
+            kind,
+            setup: setup.clone(),
+            images: (1..=setup.nr_devices).map(image).collect(),
+            degraded: false,
+            dir: setup.scratch.join(format!("{}.mnt", kind.name())),
+            loop_devices: Vec::new(),
+            server: None,
+            mounted: false,
+        };
         std::fs::create_dir_all(&side.dir).with_context(|| format!("cannot make {}", side.dir.display()))?;
         match kind {
-            SideKind::Engine | SideKind::Mount => make_image(&side.image, setup.image_bytes, setup.nodesize)?,
+            SideKind::Engine | SideKind::Mount => make_images(&side.images, &setup.layout)?,
             SideKind::Linux => {
-                File::create_new(&side.image)
-                    .and_then(|file| file.set_len(setup.image_bytes))
-                    .with_context(|| format!("cannot make {}", side.image.display()))?;
+                for image in &side.images {
+                    File::create_new(image)
+                        .and_then(|file| file.set_len(setup.layout.image_bytes))
+                        .with_context(|| format!("cannot make {}", image.display()))?;
+                }
                 let mut mkfs = Command::new(machine::program("mkfs.btrfs")?);
-                mkfs.args(setup.nodesize.map(|bytes| format!("--nodesize={bytes}")));
-                output(mkfs.arg("-q").arg(&side.image))?;
+                mkfs.args(setup.layout.nodesize.map(|bytes| format!("--nodesize={bytes}")));
+                mkfs.args(setup.layout.data.iter().map(|profile| format!("--data={profile}")));
+                mkfs.args(setup.layout.metadata.iter().map(|profile| format!("--metadata={profile}")));
+                output(mkfs.arg("-q").args(&side.images))?;
             }
             SideKind::Null => {}
         }
@@ -115,7 +129,10 @@ impl Side {
     pub(crate) fn target_args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         if self.kind == SideKind::Engine {
-            args.extend(["--engine".into(), self.image.clone().into()]);
+            for image in self.given() {
+                args.extend(["--engine".into(), image.into()]);
+            }
+            args.extend(self.degraded.then(|| "--degraded".into()));
             if let Some(bytes) = self.setup.memory_bytes {
                 args.push(format!("--memory={bytes}").into());
             }
@@ -128,11 +145,25 @@ impl Side {
         args
     }
 
-    /// Empties the caches (S2). With `warm`, the machine's caches are kept.
-    pub(crate) fn drop_caches(&mut self, warm: bool) -> Result<()> {
+    /// The images of the devices that are used.
+    fn given(&self) -> &[PathBuf] {
+        &self.images[..self.images.len() - usize::from(self.degraded)]
+    }
+
+    /// Empties the caches (S2). With `warm`, the machine's caches are kept. If `degraded` is set, the last device is left
+    /// out from then on.
+    pub(crate) fn drop_caches(&mut self, warm: bool, degraded: bool) -> Result<()> {
         let can_mount_again = self.kind != SideKind::Null;
         if can_mount_again {
             self.unmount()?;
+        }
+        if degraded && !self.degraded && self.kind != SideKind::Null {
+            self.degraded = true;
+            self.detach_loop_devices()?;
+            // A device that is beside the others would be found.
+            if let Some(last) = self.images.last() {
+                std::fs::rename(last, last.with_extension("left-out"))?;
+            }
         }
         if !warm {
             machine::drop_caches()?;
@@ -167,9 +198,13 @@ impl Side {
             return Ok(());
         }
         self.unmount()?;
+        // btrfs check finds the other devices of an array among the loop devices.
+        self.attach_loop_devices()?;
         let mut command = Command::new(machine::program("btrfs")?);
-        command.args(["check", "--readonly"]).arg(&self.image);
-        output(&mut command).map(drop).with_context(|| format!("btrfs check of the {} side", self.kind.name()))
+        command.args(["check", "--readonly"]).args(self.loop_devices.first());
+        let checked = output(&mut command).map(drop);
+        self.detach_loop_devices()?;
+        checked.with_context(|| format!("btrfs check of the {} side", self.kind.name()))
     }
 
     fn mount(&mut self) -> Result<()> {
@@ -181,10 +216,11 @@ impl Side {
                 if !self.setup.mount_options.is_empty() {
                     command.arg("-o").arg(&self.setup.mount_options);
                 }
+                command.args(self.degraded.then_some("-odegraded"));
                 if let Some(bytes) = self.setup.memory_bytes {
                     command.arg(format!("--memory={bytes}"));
                 }
-                command.arg(&self.image).arg(&self.dir);
+                command.args(self.given()).arg(&self.dir);
                 self.start(command)
             }
             SideKind::Null => {
@@ -206,19 +242,27 @@ impl Side {
         }
     }
 
-    fn mount_linux(&mut self) -> Result<()> {
-        if self.loop_device.is_none() {
+    fn attach_loop_devices(&mut self) -> Result<()> {
+        for number in self.loop_devices.len()..self.given().len() {
             let mut losetup = Command::new(machine::program("losetup")?);
             losetup.args(["--find", "--show"]);
             if self.setup.loop_direct_io {
                 losetup.arg("--direct-io=on");
             }
-            let device = output(losetup.arg(&self.image))
+            let device = output(losetup.arg(&self.images[number]))
                 .context("cannot get a loop device; load the module with: modprobe loop")?;
-            self.loop_device = Some(device.trim().to_owned());
+            self.loop_devices.push(device.trim().to_owned());
         }
-        let device = self.loop_device.clone().unwrap_or_default();
-        output(Command::new(machine::program("mount")?).args(["-t", "btrfs", &device]).arg(&self.dir))
+        Ok(())
+    }
+
+    fn mount_linux(&mut self) -> Result<()> {
+        self.attach_loop_devices()?;
+        let (first, others) = self.loop_devices.split_first().context("no loop device")?;
+        let mut mount = Command::new(machine::program("mount")?);
+        mount.args(["-t", "btrfs"]).args(self.degraded.then_some("-odegraded"));
+        mount.args(others.iter().map(|device| format!("-odevice={device}")));
+        output(mount.arg(first).arg(&self.dir))
             .context("Linux did not mount its btrfs; load the module with: modprobe btrfs")?;
         self.mounted = true;
         Ok(())
@@ -282,6 +326,18 @@ impl Side {
         self.end_server()
     }
 
+    fn detach_loop_devices(&mut self) -> Result<()> {
+        let devices = std::mem::take(&mut self.loop_devices);
+        for device in &devices {
+            output(Command::new(machine::program("losetup")?).args(["-d", device]))?;
+        }
+        if devices.len() > 1 {
+            // Linux remembers the devices of arrays.
+            let _ = output(Command::new(machine::program("btrfs")?).args(["device", "scan", "--forget"]));
+        }
+        Ok(())
+    }
+
     fn end_server(&mut self) -> Result<()> {
         let Some(mut server) = self.server.take() else { return Ok(()) };
         let started = Instant::now();
@@ -310,12 +366,13 @@ impl Drop for Side {
             }
             let _ = self.end_server();
         }
-        if let (Some(device), Ok(losetup)) = (self.loop_device.take(), machine::program("losetup"))
-            && let Err(error) = output(Command::new(losetup).args(["-d", &device]))
-        {
+        if let Err(error) = self.detach_loop_devices() {
             failures.push(format!("{error:#}"));
         }
-        let _ = std::fs::remove_file(&self.image);
+        for image in &self.images {
+            let _ = std::fs::remove_file(image);
+            let _ = std::fs::remove_file(image.with_extension("left-out"));
+        }
         let _ = std::fs::remove_file(self.counts_socket());
         let _ = std::fs::remove_dir(&self.dir);
         let _ = std::fs::remove_file(self.setup.scratch.join(format!("{}.log", self.kind.name())));

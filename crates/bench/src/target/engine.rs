@@ -1,23 +1,25 @@
-//! [`EngineTarget`]: an image opened in this process, with crate `fs` and without a mount.
+//! [`EngineTarget`]: images opened in this process, with crate `fs` and without a mount.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use ubtrfs_control::{Channel, Request};
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::RootId;
 use ubtrfs_format::item::{FileType, Timespec};
+use ubtrfs_format::{Profile, RootId};
 use ubtrfs_fs::{
     Caller, Fs, InodeId, Job, Metric, MountOptions, NewInode, ReceiveOptions, RenameFlags, SendRequest, SetAttr,
     SetTime,
 };
 
+use ubtrfs_mkfs::{MkfsOptions, make_array};
+
 use super::{Admin, Kind, Meta, Target};
 
-/// An open image.
+/// An open filesystem.
 #[derive(Debug)]
 pub(crate) struct EngineTarget {
     fs: Arc<Fs>,
@@ -37,15 +39,20 @@ impl Drop for EngineFile {
 }
 
 impl EngineTarget {
-    pub(crate) fn open(image: &Path, memory_bytes: Option<u64>) -> Result<Self> {
-        let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadWrite)?);
-        let mut options = MountOptions::default();
+    /// Opens the filesystem on these images; `degraded` as in `mount -o degraded`.
+    pub(crate) fn open(images: &[PathBuf], degraded: bool, memory_bytes: Option<u64>) -> Result<Self> {
+        let mut devices: Vec<Arc<dyn Device>> = Vec::with_capacity(images.len());
+        for image in images {
+            devices.push(Arc::new(FileDevice::open(image, Access::ReadWrite)?));
+        }
+        let mut options = MountOptions { degraded, ..MountOptions::default() };
         if let Some(bytes) = memory_bytes {
             options.memory_bytes = bytes;
         }
-        let fs = Fs::open(vec![device], options).with_context(|| format!("cannot open {}", image.display()))?;
+        let first = images.first().map(|image| image.display().to_string()).unwrap_or_default();
+        let fs = Fs::open(devices, options).with_context(|| format!("cannot open {first}"))?;
         if let Some(reason) = fs.read_only() {
-            bail!("{} cannot be changed: {reason}", image.display());
+            bail!("{first} cannot be changed: {reason}");
         }
         Ok(Self { fs })
     }
@@ -60,12 +67,34 @@ impl EngineTarget {
     }
 }
 
-/// Makes and formats an image file.
-pub(crate) fn make_image(path: &Path, size_bytes: u64, nodesize: Option<u32>) -> Result<()> {
-    let device = FileDevice::create(path, size_bytes, true)?;
-    let mut options = ubtrfs_mkfs::MkfsOptions::default();
-    options.nodesize = nodesize.unwrap_or(options.nodesize);
-    ubtrfs_mkfs::make(&device, &options).with_context(|| format!("cannot format {}", path.display()))?;
+/// The layout of a new filesystem; `None` is the default of mkfs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layout {
+    /// Size of each image, which is sparse.
+    pub(crate) image_bytes: u64,
+    /// Size of a tree block in bytes.
+    pub(crate) nodesize: Option<u32>,
+    /// Profile of data, as for `mkfs -d`.
+    pub(crate) data: Option<String>,
+    /// Profile of metadata, as for `mkfs -m`.
+    pub(crate) metadata: Option<String>,
+}
+
+/// Makes image files, and a filesystem on them.
+pub(crate) fn make_images(paths: &[PathBuf], layout: &Layout) -> Result<()> {
+    let create = |path: &PathBuf| FileDevice::create(path, layout.image_bytes, true);
+    let devices = paths.iter().map(create).collect::<Result<Vec<_>, _>>()?;
+    let devices: Vec<&dyn Device> = devices.iter().map(|device| device as &dyn Device).collect();
+    let profile = |name: &String| Profile::named(name).with_context(|| format!("there is no profile {name}"));
+    let mut options = MkfsOptions::default();
+    if let Some(data) = &layout.data {
+        options.data_profile = profile(data)?.flag;
+    }
+    if let Some(metadata) = &layout.metadata {
+        options.metadata_profile = profile(metadata)?.flag;
+    }
+    options.nodesize = layout.nodesize.unwrap_or(options.nodesize);
+    make_array(&devices, &options).context("cannot format the images")?;
     Ok(())
 }
 

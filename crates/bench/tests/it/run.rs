@@ -1,8 +1,6 @@
 //! Tests of `bench run` with every workload except `send` and `receive`, in tiny sizes: on an image, and on a directory
 //! if the workload needs no subvolumes. The tests check the shape of the output and its counts, never times.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::process::Command;
 
 use serde_json::Value;

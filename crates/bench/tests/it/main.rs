@@ -1,0 +1,6 @@
+//! The tests of this crate, one module a subject, in one program: so the engine is linked once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod compare;
+mod run;
