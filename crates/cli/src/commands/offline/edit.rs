@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode};
 
+use super::operands::{Patterns, for_each_file};
 use super::text::printable;
-use super::{
-    ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, child_path, join, lookup_parent, read_names, with_image,
-};
-use crate::common::{Shown, calling_user, each};
+use super::{ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, child_path, join, lookup_parent, read_names};
+use crate::common::{Shown, calling_user};
 
 /// Remove files from an image
 #[derive(clap::Args)]
+#[command(after_help = super::PATTERNS_HELP)]
 pub(crate) struct RmArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
@@ -52,27 +52,13 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 }
 
 pub(crate) fn run_rm(args: RmArgs) -> anyhow::Result<ExitCode> {
-    for_each_image(&args.paths, &args.image, |fs, path| remove(fs, path, &args))
+    // As with rm, -f also ignores a pattern that matches nothing.
+    let patterns = if args.force { Patterns::MatchAny } else { Patterns::Match };
+    Ok(for_each_file(&args.paths, &args.image, Use::Write, patterns, |fs, path| remove(fs, path, &args)))
 }
 
 pub(crate) fn run_mkdir(args: MkdirArgs) -> anyhow::Result<ExitCode> {
-    for_each_image(&args.paths, &args.image, |fs, path| make_dir(fs, path, &args))
-}
-
-/// Calls `work` for each path. Opens an image only once for consecutive paths in it.
-fn for_each_image(
-    paths: &[ImagePath],
-    options: &ImageOptions,
-    mut work: impl FnMut(&Fs, &ImagePath) -> anyhow::Result<()>,
-) -> anyhow::Result<ExitCode> {
-    let mut all_done = true;
-    let opened = each(paths.chunk_by(|one, other| one.image == other.image), |paths| {
-        with_image(&paths[0].image, options, Use::Write, |fs| {
-            all_done &= each(paths, |path| work(fs, path)) == ExitCode::SUCCESS;
-            Ok(())
-        })
-    });
-    Ok(if all_done { opened } else { ExitCode::FAILURE })
+    Ok(for_each_file(&args.paths, &args.image, Use::Write, Patterns::AsNames, |fs, path| make_dir(fs, path, &args)))
 }
 
 fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {

@@ -9,15 +9,18 @@ use ubtrfs_format::item::Timespec;
 use ubtrfs_format::print::{insert_name, insert_names, json_line};
 use ubtrfs_fs::{Attr, Fs, mode, rdev_parts};
 
+use super::operands::{Patterns, for_each_file};
+use super::pattern::is_pattern;
 use super::text::{mode_text, printable, short_time_text, time_text, type_text};
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, Name, Use, VisitedDirs, child_path, data_ranges, lookup, read_names,
-    read_pieces, type_of, with_image,
+    ImageOptions, ImagePath, ImagePathParser, Name, PATTERNS_HELP, Use, VisitedDirs, child_path, data_ranges, lookup,
+    read_names, read_pieces, type_of,
 };
-use crate::common::{each, print_bytes, print_out};
+use crate::common::{print_bytes, print_out};
 
 /// List directories of an image
 #[derive(clap::Args)]
+#[command(after_help = PATTERNS_HELP)]
 pub(crate) struct LsArgs {
     /// Directories or files in images; an image alone means its root directory
     #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true }, required = true)]
@@ -40,6 +43,7 @@ pub(crate) struct LsArgs {
 
 /// Write files of an image to standard output
 #[derive(clap::Args)]
+#[command(after_help = PATTERNS_HELP)]
 pub(crate) struct CatArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
@@ -50,6 +54,7 @@ pub(crate) struct CatArgs {
 
 /// Show all attributes of files in an image
 #[derive(clap::Args)]
+#[command(after_help = PATTERNS_HELP)]
 pub(crate) struct StatArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
@@ -65,37 +70,35 @@ pub(crate) struct StatArgs {
 }
 
 pub(crate) fn run_ls(args: LsArgs) -> anyhow::Result<ExitCode> {
-    let mut headings = args.paths.len() > 1 || args.recursive;
+    let mut headings = args.paths.len() > 1 || args.recursive || args.paths.iter().any(|path| is_pattern(&path.path));
     headings &= !args.json && !args.directory;
     let mut first = true;
-    Ok(each(&args.paths, |path| {
-        with_image(&path.image, &args.image, Use::Read, |fs| {
-            let start = lookup(fs, path, path.path.ends_with(b"/"))?;
-            if !start.is_dir() || args.directory {
-                return print_list(fs, &args, path, &[(path.path.clone(), start)]);
+    Ok(for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+        let start = lookup(fs, path, path.path.ends_with(b"/"))?;
+        if !start.is_dir() || args.directory {
+            return print_list(fs, &args, path, &[(path.path.clone(), start)]);
+        }
+        let mut passed = VisitedDirs::default();
+        let mut todo = vec![(path.path.clone(), start)];
+        while let Some((at, dir)) = todo.pop() {
+            let here = ImagePath { image: path.image.clone(), path: at };
+            passed.pass(dir.id).with_context(|| format!("{here}"))?;
+            let mut entries = Vec::new();
+            for Name { name, id } in read_names(fs, dir.id).with_context(|| format!("{here}"))? {
+                let attr = fs.getattr(id).with_context(|| format!("{here}: {}", printable(&name)))?;
+                entries.push((name, attr));
             }
-            let mut passed = VisitedDirs::default();
-            let mut todo = vec![(path.path.clone(), start)];
-            while let Some((at, dir)) = todo.pop() {
-                let here = ImagePath { image: path.image.clone(), path: at };
-                passed.pass(dir.id).with_context(|| format!("{here}"))?;
-                let mut entries = Vec::new();
-                for Name { name, id } in read_names(fs, dir.id).with_context(|| format!("{here}"))? {
-                    let attr = fs.getattr(id).with_context(|| format!("{here}: {}", printable(&name)))?;
-                    entries.push((name, attr));
-                }
-                if headings {
-                    let gap = if std::mem::take(&mut first) { "" } else { "\n" };
-                    print_out(&format!("{gap}{here}:\n"))?;
-                }
-                print_list(fs, &args, &here, &entries)?;
-                if args.recursive {
-                    let dirs = entries.into_iter().rev().filter(|(_, attr)| attr.is_dir());
-                    todo.extend(dirs.map(|(name, attr)| (child_path(&here.path, &name), attr)));
-                }
+            if headings {
+                let gap = if std::mem::take(&mut first) { "" } else { "\n" };
+                print_out(&format!("{gap}{here}:\n"))?;
             }
-            Ok(())
-        })
+            print_list(fs, &args, &here, &entries)?;
+            if args.recursive {
+                let dirs = entries.into_iter().rev().filter(|(_, attr)| attr.is_dir());
+                todo.extend(dirs.map(|(name, attr)| (child_path(&here.path, &name), attr)));
+            }
+        }
+        Ok(())
     }))
 }
 
@@ -144,27 +147,23 @@ fn print_list(fs: &Fs, args: &LsArgs, dir: &ImagePath, entries: &[(Vec<u8>, Attr
 
 pub(crate) fn run_cat(args: CatArgs) -> anyhow::Result<ExitCode> {
     let mut buf = Vec::new();
-    Ok(each(&args.paths, |path| {
-        with_image(&path.image, &args.image, Use::Read, |fs| {
-            let attr = lookup(fs, path, true)?;
-            if type_of(attr.mode) != mode::REGULAR {
-                anyhow::bail!("{path} is a {}; name a file", type_text(attr.mode));
-            }
-            read_pieces(fs, attr.id, (0, attr.size), &mut buf, |_, bytes| print_bytes(bytes))
-                .with_context(|| format!("{path}"))
-        })
+    Ok(for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+        let attr = lookup(fs, path, true)?;
+        if type_of(attr.mode) != mode::REGULAR {
+            anyhow::bail!("{path} is a {}; name a file", type_text(attr.mode));
+        }
+        read_pieces(fs, attr.id, (0, attr.size), &mut buf, |_, bytes| print_bytes(bytes))
+            .with_context(|| format!("{path}"))
     }))
 }
 
 pub(crate) fn run_stat(args: StatArgs) -> anyhow::Result<ExitCode> {
-    Ok(each(&args.paths, |path| {
-        with_image(&path.image, &args.image, Use::Read, |fs| {
-            let attr = lookup(fs, path, args.dereference)?;
-            if args.json {
-                return print_out(&format!("{}\n", json_line(&json_of(fs, &path.path, &attr)?)));
-            }
-            print_out(&stat_text(fs, path, &attr)?)
-        })
+    Ok(for_each_file(&args.paths, &args.image, Use::Read, Patterns::Match, |fs, path| {
+        let attr = lookup(fs, path, args.dereference)?;
+        if args.json {
+            return print_out(&format!("{}\n", json_line(&json_of(fs, &path.path, &attr)?)));
+        }
+        print_out(&stat_text(fs, path, &attr)?)
     }))
 }
 
@@ -206,6 +205,7 @@ fn stat_text(fs: &Fs, path: &ImagePath, attr: &Attr) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// A file and all its attributes as JSON.
 fn json_of(fs: &Fs, path: &[u8], attr: &Attr) -> anyhow::Result<Value> {
     let time = |time: Timespec| json!({ "sec": time.sec, "nsec": time.nsec });
     let mut value = json!({

@@ -14,6 +14,8 @@ pub(crate) mod edit;
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod list;
+mod operands;
+mod pattern;
 pub(crate) mod text;
 
 use std::ffi::{OsStr, OsString};
@@ -151,6 +153,9 @@ impl From<LongImageOptions> for ImageOptions {
         Self { options, memory }
     }
 }
+
+/// The help on paths for commands that take patterns.
+const PATTERNS_HELP: &str = "PATH may have patterns with *, ? and [...], for example 'disk.img:/etc/*.conf'.";
 
 /// Whether a command reads or changes an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

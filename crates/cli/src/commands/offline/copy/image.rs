@@ -14,6 +14,7 @@ use ubtrfs_fs::{
     rdev_parts,
 };
 
+use super::super::pattern::expand;
 use super::super::text::printable;
 use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::dir_chain::DirChain;
@@ -241,6 +242,11 @@ impl From for Image<'_> {
             identity: (attr.id.root.0, attr.id.ino.0),
             id: Some(attr.id),
         }))
+    }
+
+    fn expand(&self, path: Vec<u8>) -> anyhow::Result<Vec<Vec<u8>>> {
+        let at = ImagePath { image: self.image.to_owned(), path };
+        Ok(expand(self.fs, &at)?.into_iter().map(|at| at.path).collect())
     }
 
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {

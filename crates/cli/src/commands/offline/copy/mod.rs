@@ -22,11 +22,14 @@ use self::host::{Host, HostTarget};
 use self::image::Image;
 use self::new_subvolume::NewSubvolume;
 use super::text::printable;
-use super::{ImageOptions, ImagePath, Use, VisitedDirs, child_path, join, normal_names, type_of, with_image};
+use super::{
+    ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, join, normal_names, type_of, with_image,
+};
 use crate::common::{Shown, each, print_error};
 
 /// Copy files between this system and images, or inside of an image
 #[derive(clap::Args)]
+#[command(after_help = PATTERNS_HELP)]
 pub(crate) struct Args {
     /// Files to copy, then the target; each is IMAGE:/PATH or a path of this system
     #[arg(value_name = "PATH", required = true, num_args = 2..)]
@@ -128,6 +131,10 @@ type Piece<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 /// The source of a copy.
 trait From {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>>;
+    /// The paths that a path with patterns leads to. The shell has expanded those of the host.
+    fn expand(&self, path: Vec<u8>) -> anyhow::Result<Vec<Vec<u8>>> {
+        Ok(vec![path])
+    }
     /// Whether the copy reads the content of this special file, as cp does without -r.
     fn is_stream(&self, _info: &Info) -> bool {
         false
@@ -347,14 +354,18 @@ impl<'a> Copy<'a> {
         let there = self.to.there(&to_path, true, true).or_else(|_| self.to.there(&to_path, true, false))?;
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
         let wants_dir = target.path().ends_with(b"/");
-        if !is_dir && (self.args.paths.len() > 2 || (there.is_some() && wants_dir)) {
+        let mut paths = Vec::new();
+        let expanded = each(sources, |source| {
+            paths.extend(self.from.expand(source.path())?);
+            Ok(())
+        });
+        if !is_dir && (self.args.paths.len() > 2 || paths.len() > 1 || (there.is_some() && wants_dir)) {
             bail!(
                 "'{}' is not a directory; give a directory as the target of several files",
                 self.to.shown_path(&to_path)
             );
         }
-        let copied = each(sources, |source| {
-            let path = source.path();
+        let copied = each(paths, |path| {
             let from = self.from.shown_source(&path);
             let at = || format!("cannot copy '{from}'");
             let info = self.from.info(&path, !self.args.recursive && !self.args.no_dereference).with_context(at)?;
@@ -373,9 +384,9 @@ impl<'a> Copy<'a> {
             }
             let to = self.to.shown_path(&new_path);
             let at = || format!("cannot copy '{from}' to '{to}'");
-            self.tree(path.clone(), new_path, info).with_context(at)
+            self.tree(path, new_path, info).with_context(at)
         });
-        Ok(copied == ExitCode::SUCCESS && self.nr_failed == 0)
+        Ok(expanded == ExitCode::SUCCESS && copied == ExitCode::SUCCESS && self.nr_failed == 0)
     }
 
     /// Copies a file, or a directory and everything below it. The depth is limited by memory, not by the stack. If a
