@@ -52,6 +52,19 @@ impl ImagePath {
         Some(Self { image: PathBuf::from(OsStr::from_bytes(&bytes[..at])), path: bytes[at + 1..].to_vec() })
     }
 
+    /// Splits the path into the path of a directory and the last name; `None` for the root. `..` inside of the path
+    /// leads to the parent of the directory before it, also through a symbolic link. At the end of the path it removes
+    /// a name.
+    pub(crate) fn split_name(&self) -> Option<(Vec<u8>, &[u8])> {
+        let end = self.path.iter().rposition(|byte| *byte != b'/')?;
+        let start = self.path[..end].iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        let name = &self.path[start..=end];
+        if !matches!(name, b"." | b"..") {
+            return Some((self.path[..start].to_vec(), name));
+        }
+        self.names().split_last().map(|(name, dirs)| (join(dirs), *name))
+    }
+
     /// Returns the names of the path, without empty names and `.`; `..` removes the name before it.
     pub(crate) fn names(&self) -> Vec<&[u8]> {
         normal_names(&self.path)
@@ -369,11 +382,10 @@ pub(crate) fn lookup(fs: &Fs, at: &ImagePath, follow: bool) -> anyhow::Result<At
 
 /// Returns the directory that holds the last name of a path, and that name.
 pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(InodeId, &'p [u8])> {
-    let names = at.names();
-    let Some((name, dirs)) = names.split_last() else {
+    let Some((dir, name)) = at.split_name() else {
         bail!("{at} is the image's root directory; name a file or directory in it");
     };
-    let parent = ImagePath { image: at.image.clone(), path: join(dirs) };
+    let parent = ImagePath { image: at.image.clone(), path: dir };
     let attr = lookup(fs, &parent, true)?;
     if !attr.is_dir() {
         bail!("{parent} is not a directory");
@@ -394,6 +406,22 @@ pub(crate) fn os_string(bytes: &[u8]) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_split_into_directory_and_name() {
+        let split = |path: &str| {
+            let at = ImagePath { image: PathBuf::new(), path: path.as_bytes().to_vec() };
+            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+            at.split_name().map(|(dir, name)| (text(&dir), text(name)))
+        };
+        let some = |dir: &str, name: &str| Some((dir.to_owned(), name.to_owned()));
+        assert_eq!(split("/a"), some("/", "a"));
+        assert_eq!(split("/a/b//"), some("/a/", "b"));
+        assert_eq!(split("/a/../b"), some("/a/../", "b"));
+        assert_eq!(split("/a/b/.."), some("/", "a"));
+        assert_eq!(split("/a/."), some("/", "a"));
+        assert_eq!([split("/"), split("//"), split("/.."), split("/a/..")], [None, None, None, None]);
+    }
 
     #[test]
     fn the_last_colon_and_slash_split_image_and_path() {
