@@ -77,6 +77,7 @@ enum Command {
     Cp(commands::offline::copy::Args),
     Rm(commands::offline::edit::RmArgs),
     Mkdir(commands::offline::edit::MkdirArgs),
+    Find(commands::offline::find::Args),
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -106,6 +107,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Cp(args) => commands::offline::copy::run(args),
         Command::Rm(args) => commands::offline::edit::run_rm(args),
         Command::Mkdir(args) => commands::offline::edit::run_mkdir(args),
+        Command::Find(args) => commands::offline::find::run(args),
     }
 }
 
@@ -121,6 +123,7 @@ pub fn main() -> ExitCode {
     };
     let args = commands::mount::as_mount_helper(args, &subcommand_names());
     let args = commands::filesystem::with_method(commands::balance::with_long_filters(args));
+    let args = commands::offline::find::with_long_options(args);
     let cli = match parse(&args) {
         Ok(cli) => cli,
         Err(error) => {

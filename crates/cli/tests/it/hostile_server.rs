@@ -509,6 +509,7 @@ const ON_MOUNTS: &[&str] = &[
     "rm -r {}:/",
     "ls {}:/",
     "cp /etc/hostname {}:/new",
+    "find {}",
     "umount {}",
 ];
 

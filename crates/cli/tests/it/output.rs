@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 93] = [
+const LINES: [(&str, bool); 96] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -88,6 +88,9 @@ const LINES: [(&str, bool); 93] = [
     ("cp a.img:/missing copy", false),
     ("rm a.img:/f", false),
     ("mkdir a.img:/new", false),
+    ("find a.img", true),
+    ("find --json a.img:/ --type f", true),
+    ("find --print0 a.img:/missing a.img:/d", true),
     ("subvolume create a.img:/s", true),
     ("subvolume snapshot a.img:/ a.img:/t", true),
     ("subvolume delete a.img:/d", false),

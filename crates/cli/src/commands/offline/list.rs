@@ -206,7 +206,7 @@ fn stat_text(fs: &Fs, path: &ImagePath, attr: &Attr) -> anyhow::Result<String> {
 }
 
 /// A file and all its attributes as JSON.
-fn json_of(fs: &Fs, path: &[u8], attr: &Attr) -> anyhow::Result<Value> {
+pub(super) fn json_of(fs: &Fs, path: &[u8], attr: &Attr) -> anyhow::Result<Value> {
     let time = |time: Timespec| json!({ "sec": time.sec, "nsec": time.nsec });
     let mut value = json!({
         "type": type_text(attr.mode),

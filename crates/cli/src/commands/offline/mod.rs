@@ -1,5 +1,5 @@
-//! Commands that run the engine in this process, without a mount: `import`, `export`, `ls`, `cat`, `stat`, `cp`, `rm`,
-//! `mkdir` with `IMAGE:/path`.
+//! Commands that run the engine in this process, without a mount: `import`, `export`, and those on files, such as `ls`
+//! and `cp`, with `IMAGE:/path`.
 //!
 //! Invariants:
 //! - I1. `with_image` always closes the image that it opened. Changes made so far are committed, and if the work
@@ -12,11 +12,13 @@
 pub(crate) mod copy;
 pub(crate) mod edit;
 pub(crate) mod export;
+pub(crate) mod find;
 pub(crate) mod import;
 pub(crate) mod list;
 mod operands;
 mod pattern;
 pub(crate) mod text;
+mod walk;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -391,6 +393,14 @@ pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(I
         bail!("{parent} is not a directory");
     }
     Ok((attr.id, name))
+}
+
+/// Adds a name to a path.
+fn push_name(path: &mut Vec<u8>, name: &[u8]) {
+    if !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend(name);
 }
 
 /// The type bits of a mode.

@@ -23,7 +23,8 @@ use self::image::Image;
 use self::new_subvolume::NewSubvolume;
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, join, normal_names, type_of, with_image,
+    ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, join, normal_names, push_name, type_of,
+    with_image,
 };
 use crate::common::{Shown, each, print_error};
 
@@ -321,13 +322,6 @@ enum Work {
     Enter(Vec<u8>),
     /// Sets the attributes of the directory.
     Finish(Info),
-}
-
-fn push_name(path: &mut Vec<u8>, name: &[u8]) {
-    if !path.ends_with(b"/") {
-        path.push(b'/');
-    }
-    path.extend(name);
 }
 
 impl<'a> Copy<'a> {
