@@ -77,6 +77,8 @@ enum Command {
     Cp(commands::offline::copy::Args),
     Rm(commands::offline::edit::RmArgs),
     Mkdir(commands::offline::edit::MkdirArgs),
+    Getfattr(commands::offline::xattr::GetArgs),
+    Setfattr(commands::offline::xattr::SetArgs),
     Find(commands::offline::find::Args),
 }
 
@@ -107,6 +109,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Cp(args) => commands::offline::copy::run(args),
         Command::Rm(args) => commands::offline::edit::run_rm(args),
         Command::Mkdir(args) => commands::offline::edit::run_mkdir(args),
+        Command::Getfattr(args) => commands::offline::xattr::run_get(args),
+        Command::Setfattr(args) => commands::offline::xattr::run_set(args),
         Command::Find(args) => commands::offline::find::run(args),
     }
 }

@@ -509,12 +509,13 @@ const ON_MOUNTS: &[&str] = &[
     "rm -r {}:/",
     "ls {}:/",
     "cp /etc/hostname {}:/new",
+    "setfattr -n user.a -v v {}:/",
     "find {}",
     "umount {}",
 ];
 
 /// Commands that work on images or on the host alone.
-const NOT_ON_MOUNTS: &[&str] = &["mount", "import", "export", "cat", "stat"];
+const NOT_ON_MOUNTS: &[&str] = &["mount", "import", "export", "cat", "stat", "getfattr"];
 
 #[test]
 fn every_command_is_tried_on_a_hostile_mount() {

@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 96] = [
+const LINES: [(&str, bool); 99] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -88,6 +88,9 @@ const LINES: [(&str, bool); 96] = [
     ("cp a.img:/missing copy", false),
     ("rm a.img:/f", false),
     ("mkdir a.img:/new", false),
+    ("setfattr -n user.a -v v a.img:/f", false),
+    ("getfattr -m - a.img:/d", false),
+    ("getfattr --json a.img:/f", true),
     ("find a.img", true),
     ("find --json a.img:/ --type f", true),
     ("find --print0 a.img:/missing a.img:/d", true),

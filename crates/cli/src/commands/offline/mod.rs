@@ -19,6 +19,7 @@ mod operands;
 mod pattern;
 pub(crate) mod text;
 mod walk;
+pub(crate) mod xattr;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
