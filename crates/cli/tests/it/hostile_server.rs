@@ -509,6 +509,8 @@ const ON_MOUNTS: &[&str] = &[
     "rm -r {}:/",
     "ls {}:/",
     "cp /etc/hostname {}:/new",
+    "chmod -R 777 {}:/",
+    "chown -R 1 {}:/",
     "setfattr -n user.a -v v {}:/",
     "find {}",
     "umount {}",

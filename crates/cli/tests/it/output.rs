@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 99] = [
+const LINES: [(&str, bool); 101] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -88,6 +88,8 @@ const LINES: [(&str, bool); 99] = [
     ("cp a.img:/missing copy", false),
     ("rm a.img:/f", false),
     ("mkdir a.img:/new", false),
+    ("chmod -R g+w a.img:/", false),
+    ("chown -R 5 a.img:/", false),
     ("setfattr -n user.a -v v a.img:/f", false),
     ("getfattr -m - a.img:/d", false),
     ("getfattr --json a.img:/f", true),

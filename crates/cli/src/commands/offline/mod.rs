@@ -5,17 +5,22 @@
 //! - I1. `with_image` always closes the image that it opened. Changes made so far are committed, and if the work
 //!   failed, its error is reported.
 //! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
+//! - I3. Permissions are not checked: whoever may write to the image may change every file in it. Read-only subvolumes
+//!   and the flags immutable and append-only are respected.
 //!
 //! For an import, crate `archive` ensures that nothing outside of the target directory changes; for a copy to the host,
 //! `copy/host.rs` ensures the same.
 
+pub(crate) mod attributes;
 pub(crate) mod copy;
 pub(crate) mod edit;
 pub(crate) mod export;
 pub(crate) mod find;
 pub(crate) mod import;
 pub(crate) mod list;
+mod mode_change;
 mod operands;
+mod owner;
 mod pattern;
 pub(crate) mod text;
 mod walk;
