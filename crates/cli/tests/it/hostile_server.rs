@@ -509,6 +509,7 @@ const ON_MOUNTS: &[&str] = &[
     "rm -r {}:/",
     "ls {}:/",
     "cp /etc/hostname {}:/new",
+    "touch {}:/new",
     "chmod -R 777 {}:/",
     "chown -R 1 {}:/",
     "setfattr -n user.a -v v {}:/",
@@ -517,7 +518,7 @@ const ON_MOUNTS: &[&str] = &[
 ];
 
 /// Commands that work on images or on the host alone.
-const NOT_ON_MOUNTS: &[&str] = &["mount", "import", "export", "cat", "stat", "getfattr"];
+const NOT_ON_MOUNTS: &[&str] = &["mount", "import", "export", "cat", "stat", "truncate", "getfattr"];
 
 #[test]
 fn every_command_is_tried_on_a_hostile_mount() {

@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 101] = [
+const LINES: [(&str, bool); 103] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -88,6 +88,8 @@ const LINES: [(&str, bool); 101] = [
     ("cp a.img:/missing copy", false),
     ("rm a.img:/f", false),
     ("mkdir a.img:/new", false),
+    ("touch a.img:/new", false),
+    ("truncate -s 5 a.img:/f", false),
     ("chmod -R g+w a.img:/", false),
     ("chown -R 5 a.img:/", false),
     ("setfattr -n user.a -v v a.img:/f", false),
@@ -177,10 +179,10 @@ impl Bed {
         self.0.path()
     }
 
-    /// Runs a command line. Before an import, rm, mkdir or subvolume command, restores `a.img` to its first state.
+    /// Runs a command line. Before a command that changes names, restores `a.img` to its first state.
     fn run(&self, line: &str, stdout: Sink, stderr: Sink) -> Output {
         let _ = fs::remove_file(self.dir().join("new.img"));
-        let changes = ["import", "rm", "mkdir", "subvolume"].iter().any(|command| line.starts_with(command));
+        let changes = ["import", "rm", "mkdir", "touch", "subvolume"].iter().any(|command| line.starts_with(command));
         if changes || !self.dir().join("a.img").exists() {
             let copy = ["--sparse=always", "kept.img", "a.img"];
             assert!(Command::new("cp").args(copy).current_dir(self.dir()).status().unwrap().success());

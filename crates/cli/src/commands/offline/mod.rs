@@ -23,6 +23,7 @@ mod operands;
 mod owner;
 mod pattern;
 pub(crate) mod text;
+pub(crate) mod touch;
 mod walk;
 pub(crate) mod xattr;
 
