@@ -509,6 +509,7 @@ const ON_MOUNTS: &[&str] = &[
     "rm -r {}:/",
     "ls {}:/",
     "cp /etc/hostname {}:/new",
+    "mv {}:/a {}:/b",
     "touch {}:/new",
     "chmod -R 777 {}:/",
     "chown -R 1 {}:/",

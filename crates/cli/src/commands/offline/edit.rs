@@ -7,7 +7,10 @@ use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode};
 
 use super::operands::{Patterns, for_each_file};
 use super::text::printable;
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, child_path, join, lookup_parent, read_names};
+use super::{
+    ImageOptions, ImagePath, ImagePathParser, Use, VisitedDirs, child_path, join, lookup_parent, read_names,
+    refuse_dots,
+};
 use crate::common::{Shown, calling_user};
 
 /// Remove files from an image
@@ -62,10 +65,7 @@ pub(crate) fn run_mkdir(args: MkdirArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
-    let last = path.path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty());
-    if matches!(last, Some(b"." | b"..")) {
-        bail!("cannot remove {path}: it ends in '.' or '..'; name the file or directory itself");
-    }
+    refuse_dots(path, "remove")?;
     let found = lookup_parent(fs, path).and_then(|(parent, name)| {
         let attr = fs.lookup(parent, name).with_context(|| format!("{path}"))?;
         Ok((parent, name, attr))

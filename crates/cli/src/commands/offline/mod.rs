@@ -22,6 +22,8 @@ mod mode_change;
 mod operands;
 mod owner;
 mod pattern;
+pub(crate) mod rename;
+mod target;
 pub(crate) mod text;
 pub(crate) mod touch;
 mod walk;
@@ -59,6 +61,11 @@ impl ImagePath {
         let bytes = text.as_bytes();
         let at = bytes.windows(2).rposition(|pair| pair == b":/").filter(|at| *at > 0)?;
         Some(Self { image: PathBuf::from(OsStr::from_bytes(&bytes[..at])), path: bytes[at + 1..].to_vec() })
+    }
+
+    /// Splits the text. Fails for a path of the host, with advice.
+    pub(crate) fn parse(text: &OsStr) -> anyhow::Result<Self> {
+        Self::split(text).ok_or_else(|| anyhow::Error::msg(no_image_path(text)))
     }
 
     /// Splits the path into the path of a directory and the last name; `None` for the root. `..` inside of the path
@@ -113,16 +120,17 @@ impl clap::builder::TypedValueParser for ImagePathParser {
             }
             self.root_by_default.then(|| ImagePath { image: os_string(image).into(), path: b"/".to_vec() })
         };
-        ImagePath::split(value).or_else(alone).ok_or_else(|| {
-            let shown = value.shown();
-            let image = shown.trim_end_matches(':');
-            if let Some(text) = misplaced(Path::new(value), &shown) {
-                return clap::Error::raw(clap::error::ErrorKind::ValueValidation, text);
-            }
-            let text = format!("'{shown}' names no file in an image; write IMAGE:/path, for example {image}:/etc");
-            clap::Error::raw(clap::error::ErrorKind::ValueValidation, text)
-        })
+        let no_path = || clap::Error::raw(clap::error::ErrorKind::ValueValidation, no_image_path(value));
+        ImagePath::split(value).or_else(alone).ok_or_else(no_path)
     }
+}
+
+/// Explains why a text does not name a file in an image.
+fn no_image_path(text: &OsStr) -> String {
+    let shown = text.shown();
+    let image = shown.trim_end_matches(':');
+    misplaced(Path::new(text), &shown)
+        .unwrap_or_else(|| format!("'{shown}' names no file in an image; write IMAGE:/path, for example {image}:/etc"))
 }
 
 /// Explains why a path without `:/` names no file in an image: it is in a mount, or the slash is missing.
@@ -402,12 +410,35 @@ pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(I
     Ok((attr.id, name))
 }
 
+/// Fails if a path ends in `.` or `..`, which name no entry of a directory.
+pub(crate) fn refuse_dots(at: &ImagePath, verb: &str) -> anyhow::Result<()> {
+    let last = at.path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty());
+    if matches!(last, Some(b"." | b"..")) {
+        bail!("cannot {verb} {at}: it ends in '.' or '..'; name the file or directory itself");
+    }
+    Ok(())
+}
+
 /// Adds a name to a path.
 fn push_name(path: &mut Vec<u8>, name: &[u8]) {
     if !path.ends_with(b"/") {
         path.push(b'/');
     }
     path.extend(name);
+}
+
+/// Whether two paths of the host name one image.
+fn is_same_image(one: &Path, other: &Path) -> bool {
+    match (identity_of(one), identity_of(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// Device and inode of a file of the host.
+fn identity_of(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// The type bits of a mode.

@@ -15,6 +15,7 @@ use ubtrfs_fs::{
 };
 
 use super::super::pattern::expand;
+use super::super::target::temporary_name;
 use super::super::text::printable;
 use super::super::{ImagePath, child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of};
 use super::dir_chain::DirChain;
@@ -33,6 +34,8 @@ pub(super) struct Image<'f> {
     dirs: RefCell<DirChain<InodeId>>,
     /// Directories that become subvolumes.
     pub(super) subvolumes: &'f [NewSubvolume],
+    /// A temporary path, and the path that messages have in its place.
+    shown_as: Option<(Vec<u8>, Vec<u8>)>,
     /// Symbolic links that this copy made.
     made_links: RefCell<HashSet<InodeId>>,
 }
@@ -49,6 +52,11 @@ impl<'f> Image<'f> {
         Self::below(fs, image, b"/")
     }
 
+    /// The image as source and target of a copy to a temporary path, which messages show as another path.
+    pub(super) fn with_temporary(fs: &'f Fs, image: &'f Path, temporary: &[u8], shown: &[u8]) -> Self {
+        Self { shown_as: Some((temporary.to_vec(), shown.to_vec())), ..Self::below(fs, image, b"/") }
+    }
+
     pub(super) fn target(fs: &'f Fs, to: &'f ImagePath) -> Self {
         Self::below(fs, &to.image, &to.path)
     }
@@ -60,6 +68,7 @@ impl<'f> Image<'f> {
             top: top.to_vec(),
             dirs: RefCell::new(DirChain::new(usize::MAX)),
             subvolumes: &[],
+            shown_as: None,
             made_links: RefCell::default(),
         }
     }
@@ -283,7 +292,11 @@ impl From for Image<'_> {
     }
 
     fn shown_source(&self, path: &[u8]) -> String {
-        format!("{}:{}", self.image.shown(), printable(path))
+        let shown = self.shown_as.as_ref().and_then(|(temporary, shown)| {
+            let rest = path.strip_prefix(&temporary[..])?;
+            Some([shown, rest].concat())
+        });
+        format!("{}:{}", self.image.shown(), printable(shown.as_deref().unwrap_or(path)))
     }
 }
 
@@ -327,8 +340,8 @@ impl To for Image<'_> {
         fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let ContentPlace { dir, name, old } = self.content_place(path)?;
-        let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
-        let made = if old.is_some() { temporary.as_bytes() } else { &name };
+        let temporary = temporary_name();
+        let made = if old.is_some() { &temporary } else { &name };
         let id = self.fs.create(dir, made, NewInode::file(info.mode), &caller())?.id;
         self.fs.open_inode(id)?;
         let finished = self.fill_file(id, info, fill).and_then(|()| {

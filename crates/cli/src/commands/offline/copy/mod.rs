@@ -23,8 +23,8 @@ use self::image::Image;
 use self::new_subvolume::NewSubvolume;
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, join, normal_names, push_name, type_of,
-    with_image,
+    ImageOptions, ImagePath, PATTERNS_HELP, Use, VisitedDirs, child_path, identity_of, is_same_image, join,
+    normal_names, push_name, type_of, with_image,
 };
 use crate::common::{Shown, each, print_error};
 
@@ -52,6 +52,21 @@ pub(crate) struct Args {
     owner: Option<(u32, u32)>,
     #[command(flatten)]
     image: ImageOptions,
+}
+
+impl Args {
+    /// The options of `cp -a`.
+    fn archive() -> Self {
+        Self {
+            paths: Vec::new(),
+            recursive: true,
+            no_dereference: true,
+            preserve: true,
+            archive: true,
+            owner: None,
+            image: ImageOptions::default(),
+        }
+    }
 }
 
 /// One end of a copy.
@@ -228,7 +243,7 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
             let to = HostTarget::open(to)?;
             copy(&Image::new(fs, from), &to, false)
         }),
-        (Some(from), Place::Image(to)) if is_same_file(from, &to.image) => {
+        (Some(from), Place::Image(to)) if is_same_image(from, &to.image) => {
             with_image(from, options, Use::Write, |fs| copy(&Image::new(fs, from), &Image::target(fs, to), true))
         }
         (Some(from), Place::Image(to)) => with_image(from, options, Use::Read, |source| {
@@ -250,15 +265,7 @@ pub(crate) fn fill(
     dir: &Path,
     subvolumes: &[NewSubvolume],
 ) -> anyhow::Result<u64> {
-    let args = Args {
-        paths: Vec::new(),
-        recursive: true,
-        no_dereference: true,
-        preserve: true,
-        archive: true,
-        owner: None,
-        image: ImageOptions::default(),
-    };
+    let args = Args::archive();
     let path = dir.as_os_str().as_bytes().to_vec();
     let mut to = Image::new(fs, shown_image);
     to.subvolumes = subvolumes;
@@ -272,21 +279,18 @@ pub(crate) fn fill(
     Ok(nr_failed)
 }
 
+/// Copies a file or directory of an image to a temporary path of the image, as `cp -a` does. Prints each file that
+/// cannot be copied, and returns the number of these files. Messages show the temporary path as `shown`.
+pub(super) fn copy_for_move(fs: &Fs, source: &ImagePath, temporary: &[u8], shown: &[u8]) -> anyhow::Result<u64> {
+    let (args, image) = (Args::archive(), Image::with_temporary(fs, &source.image, temporary, shown));
+    let info = image.info(&source.path, false)?.context("it is gone")?;
+    let mut copy = Copy::new(&args, &image, &image, true);
+    copy.tree(source.path.clone(), temporary.to_vec(), info)?;
+    Ok(copy.nr_failed)
+}
+
 fn is_in_another_subvolume(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(ubtrfs_fs::Error::CrossDevice))
-}
-
-fn is_same_file(one: &Path, other: &Path) -> bool {
-    match (identity_of(one), identity_of(other)) {
-        (Some(one), Some(other)) => one == other,
-        _ => one == other,
-    }
-}
-
-/// Device and inode.
-fn identity_of(path: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 struct Copy<'a> {
