@@ -157,6 +157,8 @@ const IMAGE_LINES: &[&str] = &[
     "!mv I:/S/missingC I:/newC",
     "mv I:/S/dirC/fileC I:/newC",
     "mv I:/newC I:/S/dirC/fileC",
+    "!ln I:/S/missingC I:/newC",
+    "!ln -s textC I:/S/dirB/fileB",
     "!chmod B I:/S/dirC",
     "!chmod 600 I:/S/missingB",
     "!chmod -R 755 I:/old/dirB",

@@ -510,6 +510,7 @@ const ON_MOUNTS: &[&str] = &[
     "ls {}:/",
     "cp /etc/hostname {}:/new",
     "mv {}:/a {}:/b",
+    "ln -s text {}:/new",
     "touch {}:/new",
     "chmod -R 777 {}:/",
     "chown -R 1 {}:/",

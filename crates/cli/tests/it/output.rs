@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 104] = [
+const LINES: [(&str, bool); 105] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -89,6 +89,7 @@ const LINES: [(&str, bool); 104] = [
     ("rm a.img:/f", false),
     ("mkdir a.img:/new", false),
     ("mv a.img:/f a.img:/d", false),
+    ("ln -s text a.img:/new", false),
     ("touch a.img:/new", false),
     ("truncate -s 5 a.img:/f", false),
     ("chmod -R g+w a.img:/", false),
@@ -184,7 +185,7 @@ impl Bed {
     fn run(&self, line: &str, stdout: Sink, stderr: Sink) -> Output {
         let _ = fs::remove_file(self.dir().join("new.img"));
         let changes =
-            ["import", "rm", "mkdir", "mv", "touch", "subvolume"].iter().any(|command| line.starts_with(command));
+            ["import", "rm", "mkdir", "mv", "ln", "touch", "subvolume"].iter().any(|command| line.starts_with(command));
         if changes || !self.dir().join("a.img").exists() {
             let copy = ["--sparse=always", "kept.img", "a.img"];
             assert!(Command::new("cp").args(copy).current_dir(self.dir()).status().unwrap().success());

@@ -17,6 +17,7 @@ pub(crate) mod edit;
 pub(crate) mod export;
 pub(crate) mod find;
 pub(crate) mod import;
+pub(crate) mod link;
 pub(crate) mod list;
 mod mode_change;
 mod operands;
