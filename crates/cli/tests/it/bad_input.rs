@@ -134,7 +134,7 @@ fn missing_images_and_wrong_kinds_of_files_are_refused() {
 fn a_path_that_is_not_in_the_image_is_an_error() {
     let image = made();
     let before = image.digest().unwrap();
-    for command in ["ls", "cat", "stat", "rm", "export"] {
+    for command in ["ls", "cat", "stat", "rm", "export", "find", "getfattr"] {
         let line = error_line(&ubtrfs(&[command.as_ref(), &inside(image.path(), "/no/such")], &[]));
         assert!(line.contains("/no"), "{line}");
     }

@@ -74,6 +74,9 @@ fn a_deep_chain_is_copied_and_counted() {
     ok(ubtrfs(["cp", "-a", &format!("{path}:/top"), &format!("{path}:/again")]));
     assert_eq!(chain_in(image.path(), b"again"), (DEPTH, 0o751));
     assert!(ok(ubtrfs(["filesystem", "du", "-s", &format!("{path}:/")])).contains("0.00B"));
+    ok(ubtrfs(["chmod", "-R", "o-x", &format!("{path}:/again")]));
+    assert_eq!(chain_in(image.path(), b"again"), (DEPTH, 0o750));
+    assert_eq!(ok(ubtrfs(["find", &format!("{path}:/again"), "--mindepth", &DEPTH.to_string()])).lines().count(), 1);
     btrfs_check(image.path()).unwrap();
 }
 

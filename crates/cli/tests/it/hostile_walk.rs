@@ -70,12 +70,14 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
         ends(&title, &work, &["cp", "-a", &at("/outer/."), "target/deeper"]);
         let listed = ends(&title, &work, &["ls", "-lR", &at("/")]);
         ends(&title, &work, &["ls", "-R", "--json", &at("/outer")]);
+        let found = ends(&title, &work, &["find", &at("/")]);
+        ends(&title, &work, &["find", &at("/*/*/*/*/*"), "-name", "*"]);
         let exported = ends(&title, &work, &["export", "--output", "target/a.tar", &at("/")]);
         assert_eq!(outside(dir.path()), before, "{title}");
         assert_eq!([tmp("x"), tmp("ubtrfs-leak")], was_in_tmp, "{title}");
         assert_eq!(fs::read(work.join("target/x")).unwrap(), b"sentinel", "{title}");
         if title != "one name twice" {
-            for (what, output) in [("cp", &copied), ("ls", &listed), ("export", &exported)] {
+            for (what, output) in [("cp", &copied), ("ls", &listed), ("find", &found), ("export", &exported)] {
                 assert!(is_refused(output), "{title}: {what}: {output:?}");
             }
         }
@@ -90,6 +92,12 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
         ends(&title, &work, &["cp", "-r", &at("/outer"), &format!("{}:/", other.path().display())]);
         ubtrfs_testkit::judge(other.path(), "", &[]).unwrap();
         let twin = Image::copy_of(image.path()).unwrap();
+        let in_twin = format!("{}:/outer", twin.path().display());
+        for words in [&["chmod", "-R", "u+w"][..], &["chown", "-R", "5:6"], &["touch", "-d", "@5"]] {
+            ends(&title, &work, &[words, &[in_twin.as_str()]].concat());
+        }
+        ends(&title, &work, &["mv", &in_twin, &format!("{}:/moved", twin.path().display())]);
+        ends(&title, &work, &["mv", &format!("{}:/moved", twin.path().display()), &in_twin]);
         ends(&title, &work, &["cp", "-r", &at("/outer"), &at("/copy")]);
         let removed = ends(&title, &work, &["rm", "-r", &format!("{}:/outer", twin.path().display())]);
         assert!(title == "one name twice" || is_refused(&removed), "{title}: rm: {removed:?}");
@@ -155,6 +163,9 @@ fn walk(title: &str, medium: &Medium) {
     ends(title, &work, &["cp", "-r", &at("/."), "target"]);
     ends(title, &work, &["cp", "-a", &at("/."), "target"]);
     ends(title, &work, &["ls", "-lR", &at("/")]);
+    ends(title, &work, &["find", "--json", &at("/")]);
+    ends(title, &work, &["chmod", "-R", "u+w", &at("/*")]);
+    ends(title, &work, &["chown", "-R", "5:6", &at("/")]);
     ends(title, &work, &["export", "-S", "-f", "target/a.tar", &at("/")]);
     let listed = ends(title, &work, &["ls", &at("/")]);
     for name in String::from_utf8_lossy(&listed.stdout).lines() {

@@ -36,6 +36,7 @@ mod mounted_image;
 mod nested_subvolumes;
 mod newcomers;
 mod offline;
+mod offline_edit;
 mod output;
 mod progs_commands;
 mod progs_options;
