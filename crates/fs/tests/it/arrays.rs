@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::{Profile, RootId};
-use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
 use ubtrfs_testkit::{LoopDevice, Rng, capability, run};
 
 const ROOT: Caller = Caller::ROOT;
@@ -309,6 +309,33 @@ fn a_degraded_array_is_written_and_its_stale_device_is_brought_up_to_date() {
         assert!(get(&fs, "meanwhile", BIG) == content(BIG, 2), "{profile}");
         fs.close().unwrap();
     }
+}
+
+/// Data that was written into an older, preallocated extent while a device was missing has the extent's old generation.
+#[test]
+fn a_stale_device_gets_what_was_written_into_preallocated_extents() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let array = Array::new(&["-d", "raid1", "-m", "raid1"], &[300, 300]);
+    let fs = array.open();
+    let id = fs.create(TOP, b"file", NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.fallocate(id, 0, 20 * MIB, FallocateMode::default()).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let fs = array.open_some(&[0], "degraded");
+    let id = fs.lookup(TOP, b"file").unwrap().id;
+    fs.write(id, 0, &content(20 * MIB, 1)).unwrap();
+    fs.fsync(id, false).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let fs = array.open();
+    fs.wait_for_resync();
+    fs.close().unwrap();
+    drop(fs);
+    let fs = array.open_some(&[1], "degraded");
+    assert!(get(&fs, "file", 20 * MIB) == content(20 * MIB, 1));
+    fs.close().unwrap();
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //!
 //! A stale device ([`ubtrfs_volumes::MemberState::Stale`]) gets all writes from the moment it is opened, but nobody reads
 //! it where another copy exists. The walk of the extent tree checks on it what it may have missed, and copies what is bad:
-//! extents that are newer than its generation, and data without checksums, which may have been overwritten in place.
-//! Other content did not change, or a reader finds by its checksum that it did. Then the device is in sync, and a commit
-//! writes its superblock.
+//! tree blocks that are newer than its generation, and all data. The generation of a data extent does not tell whether the
+//! data is older: it may have been overwritten in place, or written into an extent that was preallocated before. Older tree
+//! blocks did not change. Then the device is in sync, and a commit writes its superblock.
 //!
 //! Invariants:
 //! - S1. An extent that is allocated after the walk began needs no copy, because its writes reach the stale device too.
@@ -127,15 +127,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Refreshes data on the devices that may lack it: data with checksums if it is new, other data always. Works in pieces,
-    /// because a damaged tree may name an extent of any length.
+    /// Refreshes data on the devices that may lack it. Works in pieces, because a damaged tree may name an extent of any
+    /// length.
     fn refresh_data(&self, resync: &mut Resync, at: Logical, len_bytes: u64, generation: Generation) -> Result<()> {
         let mut done = 0;
         while done < len_bytes {
             let here = at.checked_add(done).filter(|here| self.volumes.chunk_at(*here).is_some());
             let Some(here) = here else { return Ok(()) };
             let piece = len_bytes.saturating_sub(done).min(PIECE_BYTES);
-            let lost = self.refresh_piece(resync, here, piece, generation)?;
+            let lost = self.refresh_piece(resync, here, piece)?;
             self.note_lost(at, (len_bytes, generation, false), lost)?;
             done = done.saturating_add(piece);
         }
@@ -143,7 +143,7 @@ impl Engine {
     }
 
     /// Refreshes a piece of a data extent. Returns the bytes without a good copy.
-    fn refresh_piece(&self, resync: &mut Resync, at: Logical, len_bytes: u64, generation: Generation) -> Result<u64> {
+    fn refresh_piece(&self, resync: &mut Resync, at: Logical, len_bytes: u64) -> Result<u64> {
         let (csum_type, sectorsize) = (self.geometry.csum_type, u64::from(self.geometry.sectorsize));
         let csums = self.csums_of(at, len_bytes)?;
         let nr_sectors = usize::try_from(len_bytes.checked_div(sectorsize).unwrap_or(0)).unwrap_or(usize::MAX);
@@ -156,10 +156,7 @@ impl Engine {
             let address = |index: usize| at.0.saturating_add((index as u64).saturating_mul(sectorsize));
             let verify =
                 |index: usize, sector: &[u8]| verify_sector(csum_type, csums.get(first.saturating_add(index)), sector);
-            for &(devid, since) in &resync.stale {
-                if is_verified && generation <= since {
-                    continue;
-                }
+            for &(devid, _) in &resync.stale {
                 let verify = is_verified.then_some(&verify as &Verify<'_>);
                 let done = self.volumes.refresh_on_device(devid, address(first)..address(end), unit, verify)?;
                 resync.copied_bytes = resync.copied_bytes.saturating_add(done.written_bytes);
