@@ -5,7 +5,10 @@
 //!   machine; so a name that another user put there leads nowhere else.
 //! - I2. Nothing is written or locked here. Superblocks are untrusted: they only choose which devices the caller opens
 //!   and checks.
-//! - I3. A device id belongs to one device. Two devices with the same id, such as a copied image beside its original, are
+//! - I3. What is found belongs to the owner of a given file. Block devices are found only beside block devices, and beside
+//!   files of the calling user. So an image of another user adopts no device of this user, and another user's file none
+//!   of this user's filesystem: the newest superblock decides what is shown, and the others are overwritten.
+//! - I4. A device id belongs to one device. Two devices with the same id, such as a copied image beside its original, are
 //!   an error unless the caller has named one of them.
 
 use std::collections::BTreeMap;
@@ -19,7 +22,7 @@ use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Supe
 use uuid::Uuid;
 
 /// Candidates that are examined at most, so that a huge directory does not delay an open for ever.
-const CANDIDATES_MAX: usize = 4096;
+const CANDIDATES_MAX: usize = 65_536;
 
 /// Returns the paths of the devices that belong to the filesystem of these devices, but are not among them. A
 /// filesystem with one device, or without a readable superblock, has none. Devices that are not found are left out: the
@@ -32,11 +35,18 @@ pub fn find_members(given: &[&Path]) -> io::Result<Vec<PathBuf>> {
     let Some(first) = known.first().filter(|first| first.nr_devices > known.len() as u64) else {
         return Ok(Vec::new());
     };
+    let own = rustix::process::geteuid().as_raw();
+    let may_find_blocks = known.iter().all(|given| given.place.0 || given.owner == own);
+    // I3
+    let is_trusted = |member: &Member| match member.place.0 {
+        true => may_find_blocks,
+        false => known.iter().any(|given| !given.place.0 && given.owner == member.owner),
+    };
     let mut found: BTreeMap<u64, Member> = BTreeMap::new();
     for path in candidates(given) {
         let Some(member) = Member::of(&path, OFlags::NOFOLLOW) else { continue };
         let is_known = known.iter().any(|other| other.place == member.place || other.devid == member.devid);
-        if member.fsid != first.fsid || is_known {
+        if member.fsid != first.fsid || is_known || !is_trusted(&member) {
             continue;
         }
         match found.get(&member.devid) {
@@ -67,6 +77,7 @@ struct Member {
     path: PathBuf,
     /// What tells devices apart: `st_rdev` of a block device, `st_dev` and `st_ino` of a file.
     place: (bool, u64, u64),
+    owner: u32,
     fsid: Uuid,
     devid: u64,
     nr_devices: u64,
@@ -88,7 +99,8 @@ impl Member {
         let superblock = Superblock::decode(&raw).ok().filter(|superblock| superblock.magic == MAGIC)?;
         let place = if is_block { (true, metadata.rdev(), 0) } else { (false, metadata.dev(), metadata.ino()) };
         let (devid, nr_devices) = (superblock.dev_item.devid.0, superblock.num_devices);
-        Some(Self { path: path.to_owned(), place, fsid: superblock.fsid, devid, nr_devices })
+        let owner = metadata.uid();
+        Some(Self { path: path.to_owned(), place, owner, fsid: superblock.fsid, devid, nr_devices })
     }
 }
 
@@ -152,6 +164,22 @@ mod tests {
         assert_eq!(find(&[&second, &first]).expect("no copies"), std::slice::from_ref(&third));
         assert_eq!(find(&[&first, &second, &third]).expect("no copies"), Vec::<PathBuf>::new());
         assert_eq!(find(&[&at("text")]).expect("no copies"), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn files_of_another_owner_are_not_adopted() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can give files away");
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let first = device(dir.path(), "a", 1, 7);
+        let second = device(dir.path(), "b", 2, 7);
+        std::os::unix::fs::chown(&second, Some(65534), None).expect("root gives it away");
+        assert_eq!(find_members(&[&first]).expect("no copies"), Vec::<PathBuf>::new(), "I3: a file of another user");
+        assert_eq!(find_members(&[&second]).expect("no copies"), Vec::<PathBuf>::new(), "I3: a file of root");
+        std::os::unix::fs::chown(&first, Some(65534), None).expect("root gives it away");
+        assert_eq!(find_members(&[&first]).expect("no copies"), std::slice::from_ref(&second));
     }
 
     #[test]
