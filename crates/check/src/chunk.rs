@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ubtrfs_format::item::{ChunkItem, DevExtent, DevItem};
+use ubtrfs_format::item::{ChunkItem, DevExtent, DevItem, DevStatsItem};
 use ubtrfs_format::{Corrupt, Key, KeyType, Logical, Profile, RootId, objectid};
 
 use crate::checker::Checker;
@@ -146,7 +146,7 @@ impl<'a> Checker<'a> {
         // During a device replacement, Linux keeps the counters of the new device under device id 0.
         if devid != 0 && !self.device_extents.items.contains_key(&devid) {
             self.sink.report(Code::DevStats, place, format!("error counters of device {devid}, which does not exist"));
-        } else if data.iter().any(|&byte| byte != 0) {
+        } else if data.iter().take(DevStatsItem::SIZE).any(|&byte| byte != 0) {
             self.sink.report(Code::DevStats, place, format!("device {devid} has counted errors"));
         }
     }
