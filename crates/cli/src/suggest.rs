@@ -1,11 +1,7 @@
 //! Finds the command that was meant by an unknown one.
 
 /// Commands of btrfs-progs that this program does not have, with what to use.
-const ABSENT: [(&str, &str); 3] = [
-    (
-        "scrub",
-        "there is no scrub; all data of an unmounted filesystem is verified by: ubtrfs check --check-data-csum IMAGE",
-    ),
+const ABSENT: [(&str, &str); 2] = [
     ("restore", "files of an image, also of a damaged one, are copied by: ubtrfs cp -r IMAGE:/PATH DIRECTORY"),
     ("fsck", "a filesystem is checked by: ubtrfs check IMAGE"),
 ];

@@ -13,7 +13,8 @@ use crate::message::{Request, Response};
 use crate::process::ProcessFile;
 use crate::stream::Stream;
 use crate::{
-    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, search, send, subvolume,
+    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, scrub, search, send,
+    subvolume,
 };
 
 /// The index of a file among the files sent with a request.
@@ -207,6 +208,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Defragment(request) => defragment::execute(context, &request).map(Response::Defragment),
         Request::DiskUsage(request) => disk_usage::execute(context, &request).map(Response::DiskUsage),
         Request::Balance(request) => balance::execute(context, request).map(Response::Balance),
+        Request::Scrub(request) => scrub::execute(context, request).map(Response::Scrub),
         Request::Search(request) => search::execute(context, request).map(Response::Search),
         Request::File(request) => file::execute(context, request).map(Response::File),
         Request::Quota(request) => quota::execute(context, request).map(Response::Quota),

@@ -13,7 +13,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
-//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `disk_usage`, `search`, `file`, `quota`, `receive`, `send`, `resolve`, `join` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `scrub`, `defragment`, `disk_usage`, `search`, `file`, `quota`, `receive`, `send`, `resolve`, `join` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the user who runs a command, and their rights                           |
 //! | `access`     | whether a caller may list, search or change a directory                 |
 //! | `message`    | the messages on the socket                                              |
@@ -81,6 +81,7 @@ pub mod quota;
 pub mod receive;
 mod relay;
 pub mod resolve;
+pub mod scrub;
 pub mod search;
 pub mod send;
 mod sent_files;

@@ -23,7 +23,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
 use crate::{
-    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, search, send, subvolume,
+    balance, defragment, device, disk_usage, file, filesystem, join, quota, receive, resolve, scrub, search, send,
+    subvolume,
 };
 
 /// The version of the messages. The version changes when an existing command gets another meaning, not for new commands
@@ -46,6 +47,8 @@ pub enum Request {
     DiskUsage(disk_usage::Request),
     /// Moving block groups.
     Balance(balance::Request),
+    /// Checking devices.
+    Scrub(scrub::Request),
     /// Reading items and paths.
     Search(search::Request),
     /// The content of files.
@@ -73,6 +76,7 @@ impl Request {
             Self::Device(request) => request.is_long(),
             Self::Defragment(_) | Self::DiskUsage(_) | Self::Receive(_) | Self::Send(_) => true,
             Self::Balance(request) => request.is_long(),
+            Self::Scrub(request) => request.is_long(),
             Self::File(request) => request.is_long(),
             Self::Resolve(_) | Self::Search(_) | Self::Join(_) | Self::AwaitUnmount => false,
             Self::Quota(request) => request.is_long(),
@@ -84,6 +88,7 @@ impl Request {
         match self {
             Self::Balance(request) => matches!(request, balance::Request::Pause | balance::Request::Cancel),
             Self::Device(request) => matches!(request, device::Request::CancelResize),
+            Self::Scrub(request) => matches!(request, scrub::Request::Cancel),
             _ => false,
         }
     }
@@ -120,6 +125,7 @@ impl Request {
             Self::Device(request) => request.changes(),
             Self::Defragment(_) | Self::Receive(_) => true,
             Self::Balance(request) => request.changes(),
+            Self::Scrub(request) => request.changes(),
             Self::File(request) => request.changes(),
             Self::DiskUsage(_) | Self::Resolve(_) | Self::Search(_) | Self::Send(_) | Self::AwaitUnmount => false,
             Self::Join(request) => request.changes(),
@@ -151,6 +157,8 @@ pub enum Response {
     Defragment(defragment::Response),
     /// Moving block groups.
     Balance(balance::Response),
+    /// Checking devices.
+    Scrub(scrub::Response),
     /// Counting the bytes that files use.
     DiskUsage(disk_usage::Response),
     /// Reading items and paths.

@@ -56,6 +56,8 @@ pub enum ImageWork {
     Balance,
     /// A change of a device's size.
     Resize,
+    /// A scrub.
+    Scrub,
 }
 
 impl ImageWork {
@@ -64,6 +66,7 @@ impl ImageWork {
         match self {
             Self::Balance => "balance",
             Self::Resize => "resize",
+            Self::Scrub => "scrub",
         }
     }
 
@@ -76,7 +79,7 @@ impl ImageWork {
     pub(crate) fn of_socket(name: &[u8]) -> Option<Self> {
         // `ubtrfs-file-DEVICE-INO-WORK-RANDOM`
         let word = name.split(|byte| *byte == b'-').nth(4)?;
-        [Self::Balance, Self::Resize].into_iter().find(|work| work.word().as_bytes() == word)
+        [Self::Balance, Self::Resize, Self::Scrub].into_iter().find(|work| work.word().as_bytes() == word)
     }
 }
 

@@ -65,7 +65,7 @@ pub enum FormatError {
 impl FormatError {
     /// Whether the content has another generation than its pointer promises: a device missed the write of it.
     pub fn is_generation(&self) -> bool {
-        matches!(self, Self::Mismatch { field: "generation", .. })
+        matches!(self, Self::Mismatch { field: "generation", .. } | Self::Value { field: "generation", .. })
     }
 }
 

@@ -46,6 +46,7 @@ mod writeback;
 pub use balance::run::{BalanceFailure, BalanceReport};
 pub use balance::state::{BalanceCounts, BalanceStatus};
 pub use compression::decompress;
+pub use devices::scrub::{Damage, FILES_MAX, ScrubReport, ScrubStart, ScrubStatus, ScrubbedDevice};
 pub use devices::space::{DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;
@@ -64,6 +65,6 @@ pub use types::{
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
     BlockGroup, ExtentUse, Job, Metric, MigratedChunk, Placement, Progress, QgroupId, QgroupInfo, QuotaKind,
-    QuotaStatus, RelocatedGroup, RelocationFailure,
+    QuotaStatus, RelocatedGroup, RelocationFailure, ScrubCounts,
 };
 pub use writeback::errors::Descriptor;

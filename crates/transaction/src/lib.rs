@@ -62,6 +62,7 @@ pub use delayed::delayed_item::INODES_PER_ROW;
 pub use delayed::tree_view::take_nr_steps;
 pub use delayed::tree_view::{ItemRef, Tree};
 pub use devices::resync::Resync;
+pub use devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding, ScrubRequest};
 pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;
 pub use extents::conversion::ConversionTargets;

@@ -34,7 +34,7 @@ mod superblock;
 
 pub use allocation::DEVICE_RESERVED;
 pub use commit_super::LogPromise;
-pub use io::{Refreshed, Verify};
+pub use io::{BadUnit, DeviceStripe, Refreshed, StripePart, Verify};
 pub use member::MemberState;
 pub use migration::{MIGRATION_PIECE_BYTES, Placement};
 pub use profile::copies_of;

@@ -17,6 +17,7 @@ pub(crate) mod qgroup;
 pub(crate) mod quota;
 pub(crate) mod receive;
 pub(crate) mod rescue;
+pub(crate) mod scrub;
 pub(crate) mod send;
 pub(crate) mod served;
 pub(crate) mod stats;

@@ -111,6 +111,8 @@ const LINES: &[&str] = &[
     "device usage F",
     "balance start F",
     "balance status --json F",
+    "scrub start -B F",
+    "scrub status -d F",
     "sync F",
     "filesystem sync F",
 ];
@@ -203,6 +205,9 @@ const WITHOUT_NAMES: &[&str] = &[
     "balance cancel",
     "balance pause",
     "balance resume",
+    "scrub cancel",
+    "scrub limit",
+    "scrub resume",
     "filesystem resize",
     "filesystem trim",
     "inspect min-dev-size",

@@ -47,6 +47,7 @@ mod receive_origins;
 mod receive_stream;
 mod remaining_mounts;
 mod sandbox;
+mod scrub;
 mod send;
 mod server;
 mod space_and_files;

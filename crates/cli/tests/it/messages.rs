@@ -498,7 +498,6 @@ fn an_unknown_command_is_answered_with_the_one_that_was_meant() {
     let bed = Bed::new();
     for (line, tip) in [
         ("restore a.img .", "ubtrfs cp -r IMAGE:/PATH"),
-        ("scrub start mnt", "ubtrfs check --check-data-csum IMAGE"),
         ("filesytem df mnt", "did you mean: ubtrfs filesystem\n"),
         ("df mnt", "did you mean: ubtrfs filesystem df\n"),
         ("snapshot mnt mnt/s", "did you mean: ubtrfs subvolume snapshot\n"),

@@ -52,7 +52,7 @@ fn full_device(dir: &Path) -> PathBuf {
 }
 
 /// Command lines. The second value tells whether the command prints a result, so that it must fail if stdout is lost.
-const LINES: [(&str, bool); 105] = [
+const LINES: [(&str, bool); 112] = [
     ("--help", true),
     ("--version", true),
     ("help", true),
@@ -119,6 +119,13 @@ const LINES: [(&str, bool); 105] = [
     ("balance pause a.img", false),
     ("balance resume a.img", false),
     ("balance cancel a.img", false),
+    ("scrub start -B a.img", true),
+    ("scrub start --json a.img", true),
+    ("scrub resume a.img", true),
+    ("scrub status -d a.img", true),
+    ("scrub status --json a.img", true),
+    ("scrub limit a.img", true),
+    ("scrub cancel a.img", false),
     ("filesystem df a.img", true),
     ("filesystem usage a.img", true),
     ("filesystem show a.img", true),

@@ -15,6 +15,7 @@ use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions}
 
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
+use crate::devices::scrub::ScrubState;
 use crate::devices::size::ResizeJobs;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
@@ -47,6 +48,7 @@ pub struct Fs {
     pub(crate) balance: BalanceState,
     pub(crate) reclaim: Reclaim,
     pub(crate) resizes: ResizeJobs,
+    pub(crate) scrub: ScrubState,
     pub(crate) resync: ResyncThread,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
@@ -102,6 +104,7 @@ impl Fs {
             balance: BalanceState::default(),
             reclaim: Reclaim::new(options.bg_reclaim_threshold),
             resizes: ResizeJobs::default(),
+            scrub: ScrubState::default(),
             resync: ResyncThread::default(),
             leaf_threads: ServiceThreads::default(),
             inodes,

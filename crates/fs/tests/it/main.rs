@@ -31,6 +31,7 @@ mod receive_verify;
 mod refused_reservations;
 mod relocation;
 mod scale;
+mod scrub;
 mod send;
 mod send_many;
 mod shared_roots;

@@ -3,6 +3,7 @@
 //! ```text
 //! read   chooses a copy of each byte, verifies pieces, falls back to the other copies   --> repair
 //! write  all copies at once; failures within the profile's tolerance are remembered     --> repair::settle
+//! scrub  checks what a device has, in physical order                                   --> repair
 //! ```
 //!
 //! Lock order: the layout lock (shared by reads of the layout for a write, exclusive when a migration begins or ends) ->
@@ -11,6 +12,7 @@
 mod range_locks;
 mod read;
 mod repair;
+mod scrub;
 mod write;
 
 use std::io::IoSlice;
@@ -23,6 +25,7 @@ use ubtrfs_format::{DevId, Logical};
 pub(crate) use range_locks::RangeLocks;
 pub use read::Verify;
 pub use repair::Refreshed;
+pub use scrub::{BadUnit, DeviceStripe, StripePart};
 
 use crate::chunk_map::Chunk;
 use crate::member::{Member, Stat};

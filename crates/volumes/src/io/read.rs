@@ -212,7 +212,7 @@ impl Volumes {
     }
 
     /// Fails if a copy of these bytes is not trusted.
-    fn check_trusted(&self, at: Logical, len_bytes: u64, copy: usize) -> Result<()> {
+    pub(super) fn check_trusted(&self, at: Logical, len_bytes: u64, copy: usize) -> Result<()> {
         let (chunk, offset) = self.chunk_for(at, copy)?;
         let len_bytes = len_bytes.min(chunk.range.bytes_from(at));
         let range = at.0..at.advance(len_bytes).0;
@@ -305,7 +305,7 @@ impl Volumes {
     }
 
     /// Reads consecutive bytes of a stripe.
-    fn read_column(&self, chunk: &Chunk, segment: Segment, bufs: &mut [IoSliceMut<'_>]) -> Result<()> {
+    pub(super) fn read_column(&self, chunk: &Chunk, segment: Segment, bufs: &mut [IoSliceMut<'_>]) -> Result<()> {
         let stripe = &chunk.item.stripes[segment.stripe];
         let offset = stripe.offset.advance(segment.offset).0;
         let io_error = |device, source| Error::io("read", device, offset, segment.len_bytes, source);

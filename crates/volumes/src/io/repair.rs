@@ -12,7 +12,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::{DevId, Logical};
+use ubtrfs_format::{DevId, FormatError, Logical};
 
 use crate::chunk_map::Chunk;
 use crate::io::read::Verify;
@@ -27,6 +27,34 @@ pub struct Refreshed {
     pub written_bytes: u64,
     /// Bytes without a good copy.
     pub lost_bytes: u64,
+}
+
+/// The reason why a unit of a copy is bad.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Bad {
+    Unreadable,
+    Content(FormatError),
+}
+
+/// The result for a unit of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Mended {
+    Good,
+    /// It was bad, and another copy is good. It was written again if that was allowed.
+    Repaired(Bad),
+    /// No copy is good.
+    Lost(Bad),
+}
+
+/// What [`Volumes::mend_range`] makes good.
+pub(super) struct Mending<'m> {
+    /// Divides the range, and is at most 64 KiB.
+    pub(super) unit_bytes: usize,
+    /// Without a check, what can be read is good, and comes from trusted copies.
+    pub(super) verify: Option<&'m Verify<'m>>,
+    pub(super) may_write: bool,
+    /// Whether a copy with this segment is made good.
+    pub(super) is_own: &'m dyn Fn(&Chunk, Segment) -> bool,
 }
 
 impl Volumes {
@@ -83,31 +111,53 @@ impl Volumes {
         unit_bytes: usize,
         verify: &Verify<'_>,
     ) -> Result<Refreshed> {
-        let (start, unit) = (range.start, unit_bytes as u64);
-        let (mut all, mut buf) = (Refreshed::default(), Vec::new());
+        let mut all = Refreshed::default();
+        let is_on_member = |chunk: &Chunk, segment: Segment| chunk.item.stripes[segment.stripe].devid == member.devid();
+        let mending = Mending { unit_bytes, verify: Some(verify), may_write: true, is_own: &is_on_member };
+        self.mend_range(range, &mending, &mut |_, mended| {
+            let nr_bytes = unit_bytes as u64;
+            match mended {
+                Mended::Good => {}
+                Mended::Repaired(_) => all.written_bytes = all.written_bytes.saturating_add(nr_bytes),
+                Mended::Lost(_) => all.lost_bytes = all.lost_bytes.saturating_add(nr_bytes),
+            }
+        })?;
+        Ok(all)
+    }
+
+    /// Makes some copies of a logical range good, unit by unit, and tells the result for each unit of each copy with the
+    /// unit's index. Ends early where no chunk has all of the range: it is gone by now, or an item of a damaged tree names
+    /// more than a chunk has.
+    pub(super) fn mend_range(
+        &self,
+        range: Range<u64>,
+        mending: &Mending<'_>,
+        tell: &mut dyn FnMut(usize, Mended),
+    ) -> Result<()> {
+        let (start, unit) = (range.start, mending.unit_bytes as u64);
+        let mut buf = Vec::new();
         for element in elements(range, unit) {
             buf.resize(usize::try_from(element.end.saturating_sub(element.start)).unwrap_or_default(), 0);
             let first = element.start.saturating_sub(start).checked_div(unit).unwrap_or(0);
             let first = usize::try_from(first).unwrap_or(usize::MAX);
-            let is_good = |index: usize, unit: &[u8]| verify(first.saturating_add(index), unit).is_ok();
-            if !self.refresh_element(member, Logical(element.start), &mut buf, unit_bytes, &is_good, &mut all)? {
+            let at = Logical(element.start);
+            let mut tell = |index: usize, mended| tell(first.saturating_add(index), mended);
+            if !self.mend_element(at, first, &mut buf, mending, &mut tell)? {
                 break;
             }
         }
-        Ok(all)
+        Ok(())
     }
 
-    /// Makes the copies of some units of a chunk good, and, during a migration, the target's fresh stripes (G1 of
-    /// `migration`). Returns false if no chunk has all of them: it is gone by now, or an item of a damaged tree names more
-    /// than a chunk has.
-    fn refresh_element(
+    /// Makes copies of some units of a chunk good, and, during a migration, the target's fresh stripes (G1 of
+    /// `migration`). Returns false if no chunk has all of them.
+    fn mend_element(
         &self,
-        member: &Member,
         at: Logical,
+        first_unit: usize,
         buf: &mut [u8],
-        unit_bytes: usize,
-        is_good: &dyn Fn(usize, &[u8]) -> bool,
-        all: &mut Refreshed,
+        mending: &Mending<'_>,
+        tell: &mut dyn FnMut(usize, Mended),
     ) -> Result<bool> {
         let _layout = self.layout_lock.read();
         let _alone = self.range_locks.repair(at, buf.len() as u64);
@@ -117,31 +167,55 @@ impl Volumes {
         }
         let target = chunk.target.as_deref();
         let _copying = target.map(|target| target.begin_write(offset, buf.len()));
-        let is_here = |segment: Segment| chunk.item.stripes[segment.stripe].devid == member.devid();
+        let is_own = |segment: Segment| (mending.is_own)(&chunk, segment);
         let (own, others): (Vec<usize>, Vec<usize>) = (0..chunk.geometry.nr_copies())
-            .partition(|&copy| chunk.geometry.segments(offset, buf.len() as u64, copy).any(is_here));
+            .partition(|&copy| chunk.geometry.segments(offset, buf.len() as u64, copy).any(is_own));
+        let check = |index: usize, unit: &[u8]| match mending.verify {
+            Some(verify) => verify(first_unit.saturating_add(index), unit).map_err(Bad::Content),
+            None => Ok(()),
+        };
         for &copy in &own {
             let is_read = self.read_copy(at, buf, copy).is_ok();
-            for (index, unit) in buf.chunks_mut(unit_bytes).enumerate() {
-                if is_read && is_good(index, unit) {
+            for (index, unit) in buf.chunks_mut(mending.unit_bytes).enumerate() {
+                let from_start = index.saturating_mul(mending.unit_bytes) as u64;
+                let (here, offset) = (at.advance(from_start), offset.saturating_add(from_start));
+                // A device may be able to read a part of what it cannot read as a whole.
+                let is_read = is_read || self.read_copy(here, unit, copy).is_ok();
+                let Err(bad) = (if is_read { check(index, unit) } else { Err(Bad::Unreadable) }) else {
+                    tell(index, Mended::Good);
+                    continue;
+                };
+                let nr_bytes = unit.len() as u64;
+                let is_source = |source: usize| match mending.verify {
+                    // What was lost by a failed write may have been good for these checksums once.
+                    Some(_) => !self.lacks(&chunk, here, nr_bytes, source),
+                    None => self.check_trusted(here, nr_bytes, source).is_ok(),
+                };
+                let mut sources = own.iter().chain(&others).filter(|&&source| source != copy && is_source(source));
+                if !sources.any(|&source| self.read_copy(here, unit, source).is_ok() && check(index, unit).is_ok()) {
+                    tell(index, Mended::Lost(bad));
                     continue;
                 }
-                let from_start = index.saturating_mul(unit_bytes) as u64;
-                let here = at.advance(from_start);
-                let mut sources = own.iter().chain(&others).filter(|&&source| source != copy);
-                let (nr_bytes, offset) = (unit.len() as u64, offset.saturating_add(from_start));
-                if sources.any(|&source| self.read_copy(here, unit, source).is_ok() && is_good(index, unit)) {
+                if mending.may_write {
                     self.rewrite_copy(&chunk, offset, unit, copy)?;
                     if let Some(target) = target {
                         self.write_target(target, offset, &[IoSlice::new(unit)], unit.len())?;
                     }
-                    all.written_bytes = all.written_bytes.saturating_add(nr_bytes);
-                } else {
-                    all.lost_bytes = all.lost_bytes.saturating_add(nr_bytes);
                 }
+                tell(index, Mended::Repaired(bad));
             }
         }
         Ok(true)
+    }
+
+    /// Whether a write of a part of these bytes failed on the members of a copy.
+    fn lacks(&self, chunk: &Chunk, at: Logical, len_bytes: u64, copy: usize) -> bool {
+        let range = at.0..at.advance(len_bytes).0;
+        let offset = chunk.range.offset_of(at).unwrap_or(0);
+        chunk.geometry.segments(offset, len_bytes, copy).any(|segment| {
+            let member = self.member(chunk.item.stripes[segment.stripe].devid);
+            member.is_none_or(|member| member.lacks(&range))
+        })
     }
 
     /// Writes a good piece over its bad copies and, during a migration, over the target's fresh stripes. Does nothing

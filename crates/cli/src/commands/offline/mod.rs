@@ -338,6 +338,9 @@ fn advice(work: ImageWork, image: &Path) -> String {
             format!("balances it; see: ubtrfs balance status {image}, or end it with: ubtrfs balance cancel {image}")
         }
         ImageWork::Resize => format!("resizes it; end it with: ubtrfs filesystem resize cancel {image}"),
+        ImageWork::Scrub => {
+            format!("scrubs it; see: ubtrfs scrub status {image}, or end it with: ubtrfs scrub cancel {image}")
+        }
     }
 }
 

@@ -158,6 +158,19 @@ fn days_of(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
+/// Formats seconds since 1970 as `Sat Nov 21 15:38:32 2026`, in UTC.
+pub(crate) fn long_time_text(sec: i64) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let days = sec.div_euclid(DAY);
+    let (year, month, day) = civil(days);
+    let secs = sec.rem_euclid(DAY);
+    let (hour, minute, second) = (secs / 3600, secs / 60 % 60, secs % 60);
+    let name = |names: &[&'static str], index: i64| usize::try_from(index).map_or("", |index| names[index]);
+    let (weekday, month) = (name(&DAYS, days.rem_euclid(7)), name(&MONTHS, month - 1));
+    format!("{weekday} {month} {day:2} {hour:02}:{minute:02}:{second:02} {year}")
+}
+
 /// Converts days since 1970 to year, month and day in the proleptic Gregorian calendar.
 fn civil(days: i64) -> (i64, i64, i64) {
     // This computation lets years begin in March, so that the leap day is the last day of the year. An era has 400
@@ -190,6 +203,8 @@ mod tests {
         assert_eq!(time_text(at(1_795_275_512, 0)), "2026-11-21 15:38:32.000000000");
         assert_eq!(time_text(at(-1, 999_999_999)), "1969-12-31 23:59:59.999999999");
         assert_eq!(short_time_text(at(1_795_275_512, 0)), "2026-11-21 15:38");
+        assert_eq!(long_time_text(1_795_275_512), "Sat Nov 21 15:38:32 2026");
+        assert_eq!(long_time_text(0), "Thu Jan  1 00:00:00 1970");
         // A timestamp on disk may have any value, so no value may cause a panic.
         time_text(at(i64::MAX, u32::MAX));
         time_text(at(i64::MIN, 0));

@@ -1,0 +1,279 @@
+//! Scrubs of a mounted or open filesystem: several devices at once, with counts that others can see.
+//!
+//! ```text
+//! none --scrub--> running --all its devices are done, cancel_scrub, a failure--> none
+//! ```
+//!
+//! Invariants:
+//! - I1. At most one scrub runs on a device. It ends before the filesystem closes, because its caller holds the
+//!   filesystem.
+//! - I2. Bad data is told once for each file, with the bytes that were repaired and the bytes that are lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_error::Error as EngineError;
+use ubtrfs_format::{DevId, Profile};
+use ubtrfs_transaction::{DeviceScrub, ExtentUse, Job, ScrubCounts, ScrubFinding, ScrubRequest};
+
+use crate::watched_job::watched;
+use crate::{Error, Fs, InodeId, Result};
+
+/// A device that is to be scrubbed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubStart {
+    /// The device.
+    pub devid: DevId,
+    /// Where the scrub begins on the device; not 0 if an earlier scrub is continued.
+    pub start: u64,
+    /// The highest rate in bytes per second; 0 means no limit.
+    pub limit: u64,
+}
+
+/// The end of the scrub of a device.
+#[derive(Debug)]
+pub struct ScrubbedDevice {
+    /// The device.
+    pub devid: DevId,
+    /// Its counts.
+    pub counts: ScrubCounts,
+    /// Whether everything was checked, or the scrub was cancelled, or failed.
+    pub result: Result<()>,
+}
+
+/// Bad content of a file, or of tree blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Damage {
+    /// Bytes that were repaired from a good copy, or, without repair, could be.
+    pub repaired_bytes: u64,
+    /// Bytes without a good copy.
+    pub lost_bytes: u64,
+}
+
+/// The result of a scrub.
+#[derive(Debug, Default)]
+pub struct ScrubReport {
+    /// The devices.
+    pub devices: Vec<ScrubbedDevice>,
+    /// Files with bad data (I2), and their paths from the top level if they have one; at most [`FILES_MAX`].
+    pub files: Vec<(InodeId, Option<Vec<u8>>, Damage)>,
+    /// Bad tree blocks.
+    pub blocks: Damage,
+}
+
+/// A device that is being scrubbed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubStatus {
+    /// The device.
+    pub devid: DevId,
+    /// The counts so far.
+    pub counts: ScrubCounts,
+    /// The highest rate in bytes per second; 0 means no limit.
+    pub limit: u64,
+}
+
+/// The running scrubs.
+#[derive(Debug, Default)]
+pub(crate) struct ScrubState {
+    running: Mutex<Vec<Arc<RunningScrub>>>,
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct RunningScrub {
+    job: Job,
+    devices: Vec<(ScrubStart, DeviceScrub)>,
+}
+
+/// A scrub that ends when this value is dropped.
+struct ActiveScrub<'s> {
+    state: &'s ScrubState,
+    running: Arc<RunningScrub>,
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Findings {
+    files: BTreeMap<InodeId, (Option<Vec<u8>>, Damage)>,
+    blocks: Damage,
+    /// Addresses of lost content that was told already, for another copy.
+    lost: BTreeSet<u64>,
+}
+
+impl Damage {
+    fn add(&mut self, finding: &ScrubFinding) {
+        let bytes = if finding.has_good_copy { &mut self.repaired_bytes } else { &mut self.lost_bytes };
+        *bytes = bytes.saturating_add(finding.len_bytes);
+    }
+}
+
+impl Fs {
+    /// Scrubs devices, all at once: reads everything that they have, and repairs what is bad if `repair` is set and the
+    /// filesystem is writable. `job` gets the bytes on the devices.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InProgress`] if a scrub of a device runs; [`Error::InvalidArgument`] for no device, or for one that is unknown,
+    /// missing or failed; [`Error::NotSupported`] if there is a block group with parity. The failure of a device is in the
+    /// report.
+    pub fn scrub(&self, starts: &[ScrubStart], repair: bool, job: &Job) -> Result<ScrubReport> {
+        let devices = self.engine.devices();
+        let is_usable = |start: &ScrubStart| {
+            let found = devices.iter().find(|device| device.devid == start.devid);
+            found.is_some_and(|device| device.state.is_complete() || device.state.behind_at().is_some())
+        };
+        if starts.is_empty() || !starts.iter().all(is_usable) {
+            return Err(Error::InvalidArgument("there is no such device, or it is missing or failed"));
+        }
+        if self.block_groups().iter().any(|group| Profile::of(group.flags).is_some_and(Profile::has_parity)) {
+            return Err(Error::NotSupported("a scrub of RAID5 and RAID6; Linux can scrub the filesystem"));
+        }
+        let active = self.scrub.begin(starts)?;
+        let running = &active.running;
+        let findings = Mutex::new(Findings::default());
+        let found = |finding: ScrubFinding| self.note_finding(&finding, repair, &findings);
+        let total = starts.iter().map(|start| self.engine.scrub_bytes(start.devid, start.start));
+        running.job.add_total(total.fold(0, u64::saturating_add));
+        let scrub_one = |(start, scrub): &(ScrubStart, DeviceScrub)| {
+            let request = ScrubRequest { devid: start.devid, start: start.start, repair };
+            let result = self.engine.scrub_device(&request, scrub, &running.job, &found);
+            ScrubbedDevice { devid: start.devid, counts: scrub.counts(), result: result.map_err(Error::from) }
+        };
+        let devices = watched(&running.job, job, || {
+            std::thread::scope(|scope| {
+                let scrub_one = &scrub_one;
+                let threads: Vec<_> =
+                    running.devices.iter().map(|device| scope.spawn(move || scrub_one(device))).collect();
+                let resume = |panic| std::panic::resume_unwind(panic);
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(resume)).collect()
+            })
+        });
+        drop(active);
+        let Findings { files, blocks, .. } = findings.into_inner();
+        let files = files.into_iter().map(|(id, (path, damage))| (id, path, damage)).collect();
+        Ok(ScrubReport { devices, files, blocks })
+    }
+
+    /// The devices that are being scrubbed.
+    pub fn scrub_status(&self) -> Vec<ScrubStatus> {
+        let running = self.scrub.running.lock().clone();
+        let status = |(start, scrub): &(ScrubStart, DeviceScrub)| ScrubStatus {
+            devid: start.devid,
+            counts: scrub.counts(),
+            limit: scrub.limit(),
+        };
+        running.iter().flat_map(|running| running.devices.iter().map(status)).collect()
+    }
+
+    /// Sets the highest rate of a running scrub, of one device or of all; 0 means no limit.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRunning`] if no scrub of the device runs.
+    pub fn limit_scrub(&self, devid: Option<DevId>, bytes_per_sec: u64) -> Result<()> {
+        let running = self.scrub.running.lock().clone();
+        let devices = running.iter().flat_map(|running| &running.devices);
+        let mut chosen = devices.filter(|(start, _)| devid.is_none_or(|devid| devid == start.devid)).peekable();
+        if chosen.peek().is_none() {
+            return Err(Error::NotRunning("no scrub is running"));
+        }
+        chosen.for_each(|(_, scrub)| scrub.set_limit(bytes_per_sec));
+        Ok(())
+    }
+
+    /// Cancels the running scrubs, and waits for their end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRunning`] if no scrub runs.
+    pub fn cancel_scrub(&self) -> Result<()> {
+        if self.scrub.cancel() { Ok(()) } else { Err(Error::NotRunning("no scrub is running")) }
+    }
+
+    /// Logs a finding, and notes the files that it concerns (I2).
+    fn note_finding(&self, finding: &ScrubFinding, repair: bool, findings: &Mutex<Findings>) {
+        let ScrubFinding { devid, physical, bytenr, len_bytes, .. } = finding;
+        let cause = finding.cause.as_ref().map_or_else(|| "cannot be read".to_owned(), ToString::to_string);
+        let outcome = match (finding.has_good_copy, repair && self.context.read_only().is_none()) {
+            (true, true) => "repaired",
+            (true, false) => "another copy is good",
+            (false, _) => "no copy is good",
+        };
+        let what = if finding.is_tree { "tree block" } else { "data" };
+        tracing::warn!(
+            "scrub: device {devid}, offset {physical}: {len_bytes} bytes of {what} at {bytenr}: {cause}; {outcome}"
+        );
+        // Each copy of lost content is a finding.
+        if !finding.has_good_copy && !findings.lock().lost.insert(bytenr.0) {
+            return;
+        }
+        if finding.is_tree {
+            findings.lock().blocks.add(finding);
+            return;
+        }
+        // The file is unknown if its extent was freed meanwhile, or if the trees cannot tell.
+        let Ok(Some((offset, uses))) = self.uses_of_address(*bytenr, true, USES_MAX) else { return };
+        let is_bad = |file: &&ExtentUse| {
+            let end = file.extent_offset.saturating_add(file.len_bytes);
+            file.compressed || (file.extent_offset < offset.saturating_add(*len_bytes) && offset < end)
+        };
+        for file in uses.iter().filter(is_bad) {
+            let id = InodeId { root: file.root, ino: file.ino };
+            let is_known = findings.lock().files.contains_key(&id);
+            let path = if is_known { None } else { self.path_of(id).ok() };
+            let mut findings = findings.lock();
+            if findings.files.len() < FILES_MAX || is_known {
+                findings.files.entry(id).or_insert((path, Damage::default())).1.add(finding);
+            }
+        }
+    }
+}
+
+impl ScrubState {
+    fn begin(&self, starts: &[ScrubStart]) -> Result<ActiveScrub<'_>> {
+        let mut running = self.running.lock();
+        let mut busy = running.iter().flat_map(|other| &other.devices).map(|(other, _)| other.devid);
+        if busy.any(|devid| starts.iter().any(|start| start.devid == devid)) {
+            return Err(Error::InProgress("a scrub is running"));
+        }
+        let device = |start: &ScrubStart| {
+            let scrub = DeviceScrub::new();
+            scrub.set_limit(start.limit);
+            (*start, scrub)
+        };
+        let started = Arc::new(RunningScrub { job: Job::new(), devices: starts.iter().map(device).collect() });
+        running.push(Arc::clone(&started));
+        Ok(ActiveScrub { state: self, running: started })
+    }
+
+    /// Cancels the running scrubs, and waits for their end. Returns false if there is none.
+    fn cancel(&self) -> bool {
+        let mut running = self.running.lock();
+        let cancelled = running.clone();
+        cancelled.iter().for_each(|scrub| scrub.job.cancel());
+        while cancelled.iter().any(|cancelled| running.iter().any(|scrub| Arc::ptr_eq(scrub, cancelled))) {
+            self.ended.wait(&mut running);
+        }
+        !cancelled.is_empty()
+    }
+}
+
+impl Drop for ActiveScrub<'_> {
+    fn drop(&mut self) {
+        self.state.running.lock().retain(|scrub| !Arc::ptr_eq(scrub, &self.running));
+        self.state.ended.notify_all();
+    }
+}
+
+impl ScrubbedDevice {
+    /// Whether the scrub was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self.result, Err(Error::Engine(EngineError::Cancelled)))
+    }
+}
+
+/// The largest number of damaged files that a report names.
+pub const FILES_MAX: usize = 1000;
+/// The largest number of users of a bad extent that are looked up.
+const USES_MAX: usize = 100;

@@ -1,0 +1,654 @@
+//! Scrub: reads everything that a device has of the filesystem, compares it with its checksums, and repairs what is bad
+//! from other copies.
+//!
+//! ```text
+//! Windows::next --> extents and csums of the window --> read_stripe --> bad? --> scrub_range --> still described? --> told
+//!   (several threads, in the order on the device)                       (suspect)  (S1 of volumes)     (V2)
+//! ```
+//!
+//! Invariants:
+//! - V1. A tree block is checked only if a durable commit has written it.
+//! - V2. Content counts as bad only if the extent tree and the csum tree describe it before it is read and still after it
+//!   was read again: an extent that was freed meanwhile may have been overwritten.
+//! - V3. Everything below [`ScrubCounts::last_physical`] has been checked and counted, and nothing behind it has been
+//!   counted. So an interrupted scrub can go on there, and its counts and the later ones add up.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use ubtrfs_device::AlignedBuf;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::{ChunkItem, ExtentFlags, ExtentItem};
+use ubtrfs_format::node::verify_block;
+use ubtrfs_format::{DevId, FormatError, Generation, Key, KeyType, Logical, Physical, RootId};
+use ubtrfs_tree::Cursor;
+use ubtrfs_volumes::{BadUnit, DeviceStripe, StripePart, Verify};
+
+use crate::engine::Engine;
+use crate::extents::csum_tree::{SectorCsums, verify_sector};
+use crate::job::Job;
+
+/// The counts of a scrub of a device, with btrfs's names (`struct btrfs_scrub_progress`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubCounts {
+    /// Pieces of data extents, each in one element of a stripe.
+    pub data_extents_scrubbed: u64,
+    /// Tree blocks.
+    pub tree_extents_scrubbed: u64,
+    /// Bytes of data.
+    pub data_bytes_scrubbed: u64,
+    /// Bytes of tree blocks.
+    pub tree_bytes_scrubbed: u64,
+    /// Sectors that could not be read.
+    pub read_errors: u64,
+    /// Sectors of data that contradict their checksums.
+    pub csum_errors: u64,
+    /// Sectors of tree blocks with a wrong checksum, address or generation, as Linux counts them.
+    pub verify_errors: u64,
+    /// Sectors without checksums.
+    pub no_csum: u64,
+    /// Superblocks that are bad or old.
+    pub super_errors: u64,
+    /// Errors without a good copy.
+    pub uncorrectable_errors: u64,
+    /// Errors with a good copy, from which they were repaired if that was allowed.
+    pub corrected_errors: u64,
+    /// Up to this offset of the device, everything has been checked (V3).
+    pub last_physical: u64,
+}
+
+/// What a scrub checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrubRequest {
+    /// The device.
+    pub devid: DevId,
+    /// Where it begins on the device.
+    pub start: u64,
+    /// Whether bad copies are repaired.
+    pub repair: bool,
+}
+
+/// Bad content that a scrub found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrubFinding {
+    /// The device.
+    pub devid: DevId,
+    /// The first bad byte on the device.
+    pub physical: Physical,
+    /// Its address.
+    pub bytenr: Logical,
+    /// Consecutive bad bytes.
+    pub len_bytes: u64,
+    /// Whether they are a tree block.
+    pub is_tree: bool,
+    /// The contradiction; `None` if the device could not read them.
+    pub cause: Option<FormatError>,
+    /// Whether another copy is good.
+    pub has_good_copy: bool,
+}
+
+/// A scrub of a device, as other threads see it.
+#[derive(Debug, Default)]
+pub struct DeviceScrub {
+    state: Mutex<ScrubState>,
+    /// Bytes per second; 0 means no limit.
+    limit: AtomicU64,
+    /// When the next read may begin.
+    next_read: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug, Default)]
+struct ScrubState {
+    counts: ScrubCounts,
+    /// Offsets on the device of windows that are being checked.
+    in_work: BTreeSet<u64>,
+    /// Counts of windows that have been checked behind one that is in `in_work`, by their offsets.
+    waiting: BTreeMap<u64, ScrubCounts>,
+    /// Everything below this offset has been checked or is in `in_work`.
+    taken: u64,
+}
+
+impl ScrubState {
+    /// Adds the counts of a window that has been checked, as soon as those before it have been (V3).
+    fn finish(&mut self, begin: u64, counts: ScrubCounts) {
+        self.in_work.remove(&begin);
+        self.waiting.insert(begin, counts);
+        while let Some(first) = self.waiting.first_entry()
+            && self.in_work.first().is_none_or(|in_work| first.key() < in_work)
+        {
+            self.counts = self.counts.plus(&first.remove());
+        }
+    }
+}
+
+impl ScrubCounts {
+    /// The sums of all counts. `last_physical` stays.
+    #[must_use]
+    fn plus(self, other: &Self) -> Self {
+        Self {
+            data_extents_scrubbed: self.data_extents_scrubbed.saturating_add(other.data_extents_scrubbed),
+            tree_extents_scrubbed: self.tree_extents_scrubbed.saturating_add(other.tree_extents_scrubbed),
+            data_bytes_scrubbed: self.data_bytes_scrubbed.saturating_add(other.data_bytes_scrubbed),
+            tree_bytes_scrubbed: self.tree_bytes_scrubbed.saturating_add(other.tree_bytes_scrubbed),
+            read_errors: self.read_errors.saturating_add(other.read_errors),
+            csum_errors: self.csum_errors.saturating_add(other.csum_errors),
+            verify_errors: self.verify_errors.saturating_add(other.verify_errors),
+            no_csum: self.no_csum.saturating_add(other.no_csum),
+            super_errors: self.super_errors.saturating_add(other.super_errors),
+            uncorrectable_errors: self.uncorrectable_errors.saturating_add(other.uncorrectable_errors),
+            corrected_errors: self.corrected_errors.saturating_add(other.corrected_errors),
+            last_physical: self.last_physical,
+        }
+    }
+}
+
+impl DeviceScrub {
+    /// Makes a scrub that has not begun.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> ScrubCounts {
+        let state = self.state.lock();
+        let last_physical = state.in_work.first().copied().unwrap_or(state.taken);
+        ScrubCounts { last_physical, ..state.counts }
+    }
+
+    /// Sets the highest rate in bytes per second; 0 means no limit.
+    pub fn set_limit(&self, bytes_per_sec: u64) {
+        self.limit.store(bytes_per_sec, Ordering::Relaxed);
+        *self.next_read.lock() = None;
+    }
+
+    /// The highest rate in bytes per second; 0 means no limit.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Waits until `bytes` may be read, or the job is cancelled.
+    fn pace(&self, bytes: u64, job: &Job) {
+        loop {
+            let limit = self.limit.load(Ordering::Relaxed);
+            let now = Instant::now();
+            {
+                let mut next = self.next_read.lock();
+                let start = next.filter(|start| limit > 0 && *start > now);
+                let Some(start) = start else {
+                    let nanos = u128::from(bytes).saturating_mul(1_000_000_000).checked_div(limit.into()).unwrap_or(0);
+                    let after = now.checked_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)));
+                    *next = after;
+                    return;
+                };
+                drop(next);
+                thread::sleep(start.saturating_duration_since(now).min(PAUSE));
+            }
+            if job.check().is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The windows of a device that are left, in ascending order.
+struct Windows {
+    stripes: VecDeque<DeviceStripe>,
+    /// Where the next window begins in the first stripe.
+    offset: u64,
+    /// Stripes that begin here or behind are not in `stripes` yet.
+    unseen: u64,
+    /// Nothing below this offset of the device is checked.
+    start: u64,
+}
+
+impl Windows {
+    /// Takes the next window: a stripe, and offsets in it.
+    fn next(&mut self, engine: &Engine, devid: DevId) -> Option<(DeviceStripe, Range<u64>)> {
+        loop {
+            let Some(stripe) = self.stripes.front().copied() else {
+                let more = engine.volumes.stripes_on(devid, self.unseen..u64::MAX);
+                let last = more.last()?;
+                self.unseen = last.physical.0.saturating_add(1);
+                let start = self.start;
+                let is_left = move |stripe: &DeviceStripe| stripe.physical.0.saturating_add(stripe.len_bytes) > start;
+                self.stripes = more.into_iter().filter(is_left).collect();
+                self.offset = 0;
+                continue;
+            };
+            let skipped = self.start.saturating_sub(stripe.physical.0);
+            let from = self.offset.max(skipped.saturating_sub(skipped % ChunkItem::STRIPE_LEN));
+            let window = from..from.saturating_add(WINDOW_BYTES).min(stripe.len_bytes);
+            if window.start >= window.end {
+                self.stripes.pop_front();
+                self.offset = 0;
+                continue;
+            }
+            self.offset = window.end;
+            return Some((stripe, window));
+        }
+    }
+}
+
+/// An extent, or the part of one in a [`StripePart`].
+#[derive(Clone, Debug)]
+struct Piece {
+    /// Offset from the start of the stripe.
+    offset: u64,
+    logical: Range<u64>,
+    kind: PieceKind,
+}
+
+#[derive(Clone, Debug)]
+enum PieceKind {
+    /// A tree block; `logical` may be a part of it.
+    Block { bytenr: Logical, generation: Generation },
+    /// Data, with the checksums of its sectors.
+    Data(SectorCsums),
+}
+
+impl Piece {
+    fn len_bytes(&self) -> u64 {
+        self.logical.end.saturating_sub(self.logical.start)
+    }
+
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len_bytes())
+    }
+}
+
+/// What the threads of a scrub share.
+struct Work<'w> {
+    request: &'w ScrubRequest,
+    scrub: &'w DeviceScrub,
+    job: &'w Job,
+    found: &'w (dyn Fn(ScrubFinding) + Sync),
+}
+
+/// A window that is being checked, and its counts.
+struct Window<'w> {
+    work: &'w Work<'w>,
+    stripe: DeviceStripe,
+    counts: RefCell<ScrubCounts>,
+}
+
+impl Window<'_> {
+    fn count(&self, change: impl FnOnce(&mut ScrubCounts)) {
+        change(&mut self.counts.borrow_mut());
+    }
+}
+
+impl Engine {
+    /// The bytes of a device that chunks use from an offset on: what a scrub from there goes through.
+    pub fn scrub_bytes(&self, devid: DevId, start: u64) -> u64 {
+        let stripes = self.volumes.stripes_on(devid, 0..u64::MAX);
+        let left = |stripe: &DeviceStripe| {
+            stripe.physical.0.saturating_add(stripe.len_bytes).saturating_sub(stripe.physical.0.max(start))
+        };
+        stripes.iter().map(left).fold(0, u64::saturating_add)
+    }
+
+    /// Scrubs a device. The counts are in `scrub` at all times; `found` gets each finding once. `job` gets the bytes of
+    /// [`Engine::scrub_bytes`], and cancels the scrub. Chunks with parity are not checked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cancelled`]; the first failure of a tree; or an error if the device is missing or fails. Bad content is no
+    /// error.
+    pub fn scrub_device(
+        &self,
+        request: &ScrubRequest,
+        scrub: &DeviceScrub,
+        job: &Job,
+        found: &(dyn Fn(ScrubFinding) + Sync),
+    ) -> Result<()> {
+        self.check_not_aborted()?;
+        scrub.state.lock().taken = request.start;
+        let work = Work { request, scrub, job, found };
+        // A commit during the scrub writes superblocks, so they are checked first.
+        self.scrub_superblocks(&work)?;
+        let windows = Mutex::new(Windows { stripes: VecDeque::new(), offset: 0, unseen: 0, start: request.start });
+        let has_failed = AtomicBool::new(false);
+        let run = || {
+            let mut buf = AlignedBuf::with_capacity(BUF_BYTES);
+            let result = loop {
+                if has_failed.load(Ordering::Acquire) {
+                    break Ok(());
+                }
+                match self.scrub_next(&work, &windows, &mut buf) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            if result.is_err() {
+                has_failed.store(true, Ordering::Release);
+            }
+            result
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (1..NR_THREADS).map(|_| scope.spawn(run)).collect();
+            let own = run();
+            let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            joined.fold(own, |first, result| first.and(result))
+        })
+    }
+
+    /// Checks the next window. Returns false if none is left.
+    fn scrub_next(&self, work: &Work<'_>, windows: &Mutex<Windows>, buf: &mut AlignedBuf) -> Result<bool> {
+        work.job.check()?;
+        let devid = work.request.devid;
+        self.volumes.check_usable(devid)?;
+        let mut windows = windows.lock();
+        let Some((stripe, window)) = windows.next(self, devid) else { return Ok(false) };
+        let begin = stripe.physical.0.saturating_add(window.start);
+        let end = stripe.physical.0.saturating_add(window.end);
+        {
+            let mut state = work.scrub.state.lock();
+            state.in_work.insert(begin);
+            state.taken = state.taken.max(end);
+        }
+        drop(windows);
+        // A window that fails stays in work, so that a later scrub goes on there (V3). A cancelled scrub finishes its
+        // windows: what they have repaired would never be counted otherwise.
+        let checked = Window { work, stripe, counts: RefCell::default() };
+        self.scrub_window(&checked, window, buf)?;
+        work.scrub.state.lock().finish(begin, checked.counts.into_inner());
+        work.job.advance(end.saturating_sub(begin));
+        Ok(true)
+    }
+
+    /// Counts bad superblocks. A commit writes them again, because the device's counters changed.
+    fn scrub_superblocks(&self, work: &Work<'_>) -> Result<()> {
+        let bad = self.volumes.nr_bad_superblocks(work.request.devid, self.committed_generation());
+        if bad == 0 {
+            return Ok(());
+        }
+        let found = ScrubCounts { super_errors: bad, ..ScrubCounts::default() };
+        {
+            let mut state = work.scrub.state.lock();
+            state.counts = state.counts.plus(&found);
+        }
+        tracing::warn!("scrub: {bad} superblocks of device {} are bad", work.request.devid);
+        if work.request.repair && self.read_only().is_none() {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    fn scrub_window(&self, window: &Window<'_>, offsets: Range<u64>, buf: &mut AlignedBuf) -> Result<()> {
+        let Some(parts) = self.volumes.stripe_parts(&window.stripe, offsets) else { return Ok(()) };
+        let pieces = self.pieces_of(&parts)?;
+        let mut rest = pieces.as_slice();
+        while let Some(first) = rest.first() {
+            // Pieces that lie near each other are read together.
+            let (mut count, mut end) = (0usize, first.end());
+            for piece in rest {
+                if piece.offset > end.saturating_add(GAP_BYTES) {
+                    break;
+                }
+                end = end.max(piece.end());
+                count = count.saturating_add(1);
+            }
+            let (together, behind) = rest.split_at(count);
+            rest = behind;
+            let start = first.offset;
+            buf.resize(usize::try_from(end.saturating_sub(start)).unwrap_or_default());
+            window.work.scrub.pace(buf.len() as u64, window.work.job);
+            let content = self.volumes.read_stripe(&window.stripe, start, buf).ok().map(|()| &buf[..]);
+            for piece in together {
+                let here = usize::try_from(piece.offset.saturating_sub(start)).unwrap_or(usize::MAX);
+                let len_bytes = usize::try_from(piece.len_bytes()).unwrap_or(usize::MAX);
+                let content = content.and_then(|all| all.get(here..)?.get(..len_bytes));
+                match &piece.kind {
+                    PieceKind::Block { bytenr, generation } => {
+                        self.scrub_block(window, piece, (*bytenr, *generation), content)?;
+                    }
+                    PieceKind::Data(csums) => self.scrub_data(window, piece, csums, content)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The extents of some parts of a stripe, in the order of the parts.
+    fn pieces_of(&self, parts: &[StripePart]) -> Result<Vec<Piece>> {
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return Ok(Vec::new()) };
+        let extents = self.extents_in(first.logical.start..last.logical.end)?;
+        let committed = self.committed_generation();
+        let mut pieces = Vec::new();
+        let mut begin = 0;
+        for part in parts {
+            while extents.get(begin).is_some_and(|extent| extent.range.end <= part.logical.start) {
+                begin = usize::saturating_add(begin, 1);
+            }
+            let here = extents[begin..].iter().take_while(|extent| extent.range.start < part.logical.end);
+            for extent in here.filter(|extent| extent.range.end > part.logical.start) {
+                let logical = extent.range.start.max(part.logical.start)..extent.range.end.min(part.logical.end);
+                let offset = part.offset.saturating_add(logical.start.saturating_sub(part.logical.start));
+                let kind = match extent.is_tree {
+                    // V1
+                    true if extent.generation > committed => continue,
+                    true => PieceKind::Block { bytenr: Logical(extent.range.start), generation: extent.generation },
+                    false => {
+                        let len_bytes = logical.end.saturating_sub(logical.start);
+                        PieceKind::Data(self.csums_of(Logical(logical.start), len_bytes)?)
+                    }
+                };
+                pieces.push(Piece { offset, logical, kind });
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// The extents in a range of addresses, in ascending order.
+    fn extents_in(&self, range: Range<u64>) -> Result<Vec<FoundExtent>> {
+        let nodesize = u64::from(self.geometry.nodesize);
+        let tree = self.own_tree(RootId::EXTENT_TREE)?;
+        tree.with_root(|source, root| {
+            let mut cursor = Cursor::new(source, *root);
+            // An extent that begins before the range may reach into it. Its references may lie between.
+            let before = Key::new(range.start, KeyType(0), 0);
+            let mut key = match cursor.seek_le(&before)? {
+                Some(found) if found.objectid < range.start => {
+                    cursor.seek_ge(&Key::new(found.objectid, KeyType::EXTENT_ITEM, 0))?
+                }
+                _ => cursor.seek_ge(&before)?,
+            };
+            let mut extents: Vec<FoundExtent> = Vec::new();
+            while let Some(found) = key.filter(|key| key.objectid < range.end) {
+                let len_bytes = match found.item_type {
+                    KeyType::EXTENT_ITEM => found.offset,
+                    KeyType::METADATA_ITEM => nodesize,
+                    _ => 0,
+                };
+                let end = found.objectid.saturating_add(len_bytes);
+                if len_bytes > 0 && end > range.start {
+                    let item = ExtentItem::decode(found.item_type, cursor.data().unwrap_or_default())
+                        .map_err(|cause| Error::from(cause).in_tree(root.tree).at(Logical(found.objectid)))?;
+                    extents.push(FoundExtent {
+                        range: found.objectid..end,
+                        is_tree: !item.flags.contains(ExtentFlags::DATA),
+                        generation: item.generation,
+                    });
+                }
+                key = cursor.next()?;
+            }
+            Ok(extents)
+        })
+    }
+
+    /// Checks a tree block, given the content of `piece` that was read, if it could be read.
+    fn scrub_block(
+        &self,
+        window: &Window<'_>,
+        piece: &Piece,
+        (bytenr, generation): (Logical, Generation),
+        content: Option<&[u8]>,
+    ) -> Result<()> {
+        let csum_type = self.geometry.csum_type;
+        let nodesize = u64::from(self.geometry.nodesize);
+        let is_first_part = piece.logical.start == bytenr.0;
+        window.count(|counts| {
+            counts.tree_bytes_scrubbed = counts.tree_bytes_scrubbed.saturating_add(piece.len_bytes());
+            counts.tree_extents_scrubbed = counts.tree_extents_scrubbed.saturating_add(is_first_part.into());
+        });
+        let is_good = |raw: &[u8]| verify_block(raw, csum_type, bytenr, generation).is_ok();
+        if piece.len_bytes() == nodesize && content.is_some_and(is_good) {
+            return Ok(());
+        }
+        let verify = |_: usize, raw: &[u8]| verify_block(raw, csum_type, bytenr, generation);
+        let range = bytenr.0..bytenr.0.saturating_add(nodesize);
+        let unit = usize::try_from(nodesize).unwrap_or(usize::MAX);
+        for bad in self.read_again(window, range, unit, Some(&verify))? {
+            // V2
+            if self.extent_generation(bytenr, nodesize, true)? == Some(generation) {
+                let physical = window.stripe.physical.advance(piece.offset);
+                self.note(window, (physical, bytenr, nodesize), true, &[bad]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks data, given the content of `piece` that was read, if it could be read.
+    fn scrub_data(
+        &self,
+        window: &Window<'_>,
+        piece: &Piece,
+        csums: &SectorCsums,
+        content: Option<&[u8]>,
+    ) -> Result<()> {
+        let (csum_type, sectorsize) = (self.geometry.csum_type, u64::from(self.geometry.sectorsize));
+        let unit = usize::try_from(sectorsize).unwrap_or(usize::MAX);
+        let without = (0..csums.len()).filter(|&index| csums.get(index).is_none()).count() as u64;
+        window.count(|counts| {
+            counts.data_bytes_scrubbed = counts.data_bytes_scrubbed.saturating_add(piece.len_bytes());
+            // As Linux does, by elements of stripes.
+            let element = |offset: u64| offset.checked_div(ChunkItem::STRIPE_LEN).unwrap_or(0);
+            let elements =
+                element(piece.end().saturating_sub(1)).saturating_sub(element(piece.offset)).saturating_add(1);
+            counts.data_extents_scrubbed = counts.data_extents_scrubbed.saturating_add(elements);
+            counts.no_csum = counts.no_csum.saturating_add(without);
+        });
+        let is_suspect = |index: usize| {
+            let sector = content.and_then(|all| all.get(index.saturating_mul(unit)..)?.get(..unit));
+            let (Some(sector), stored) = (sector, csums.get(index)) else { return true };
+            stored.is_some_and(|stored| verify_sector(csum_type, Some(stored), sector).is_err())
+        };
+        let mut index = 0;
+        while index < csums.len() {
+            if !is_suspect(index) {
+                index = index.saturating_add(1);
+                continue;
+            }
+            // Suspect sectors that follow each other are read again together, those with checksums and those without
+            // apart.
+            let first = index;
+            let is_verified = csums.get(first).is_some();
+            let is_alike = |&at: &usize| csums.get(at).is_some() == is_verified && is_suspect(at);
+            index = (first..csums.len()).take_while(is_alike).last().unwrap_or(first).saturating_add(1);
+            let address = |at: usize| piece.logical.start.saturating_add((at as u64).saturating_mul(sectorsize));
+            let verify =
+                |at: usize, sector: &[u8]| verify_sector(csum_type, csums.get(first.saturating_add(at)), sector);
+            let verify = is_verified.then_some(&verify as &Verify<'_>);
+            let mut bad = self.read_again(window, address(first)..address(index), unit, verify)?;
+            // V2
+            let mut is_described = Vec::new();
+            for unit in &bad {
+                let now = self.csums_of(Logical(address(first.saturating_add(unit.index))), sectorsize)?;
+                is_described.push(now.get(0) == csums.get(first.saturating_add(unit.index)));
+            }
+            let mut described = is_described.into_iter();
+            bad.retain(|_| described.next() == Some(true));
+            let is_next =
+                |a: &BadUnit, b: &BadUnit| a.index.saturating_add(1) == b.index && a.has_good_copy == b.has_good_copy;
+            for run in bad.chunk_by(is_next) {
+                let Some(start) = run.first().map(|unit| first.saturating_add(unit.index)) else { continue };
+                let from_piece = (start as u64).saturating_mul(sectorsize);
+                let physical = window.stripe.physical.advance(piece.offset.saturating_add(from_piece));
+                let len_bytes = (run.len() as u64).saturating_mul(sectorsize);
+                self.note(window, (physical, Logical(address(start)), len_bytes), false, run);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads suspect content again, and repairs it. Returns what is bad.
+    fn read_again(
+        &self,
+        window: &Window<'_>,
+        range: Range<u64>,
+        unit_bytes: usize,
+        verify: Option<&Verify<'_>>,
+    ) -> Result<Vec<BadUnit>> {
+        let mut bad = Vec::new();
+        let repair = window.work.request.repair && self.read_only().is_none();
+        self.volumes.scrub_range(&window.stripe, range, unit_bytes, verify, repair, &mut |unit| bad.push(unit))?;
+        Ok(bad)
+    }
+
+    /// Counts and tells consecutive bad units.
+    fn note(
+        &self,
+        window: &Window<'_>,
+        (physical, bytenr, len_bytes): (Physical, Logical, u64),
+        is_tree: bool,
+        bad: &[BadUnit],
+    ) {
+        let Some(first) = bad.first() else { return };
+        let nr_units = (bad.len() as u64).max(1);
+        let nr_sectors = len_bytes.checked_div(u64::from(self.geometry.sectorsize)).unwrap_or(0);
+        let nr_sectors = nr_sectors.checked_div(nr_units).unwrap_or(0);
+        window.count(|counts| {
+            for unit in bad {
+                let kind = match &unit.cause {
+                    None => &mut counts.read_errors,
+                    Some(_) if is_tree => &mut counts.verify_errors,
+                    Some(_) => &mut counts.csum_errors,
+                };
+                *kind = kind.saturating_add(nr_sectors);
+                let result = match unit.has_good_copy {
+                    true => &mut counts.corrected_errors,
+                    false => &mut counts.uncorrectable_errors,
+                };
+                *result = result.saturating_add(nr_sectors);
+            }
+        });
+        for cause in bad.iter().filter_map(|unit| unit.cause.as_ref()) {
+            self.volumes.count_scrubbed(window.work.request.devid, cause);
+        }
+        (window.work.found)(ScrubFinding {
+            devid: window.work.request.devid,
+            physical,
+            bytenr,
+            len_bytes,
+            is_tree,
+            cause: first.cause.clone(),
+            has_good_copy: first.has_good_copy,
+        });
+    }
+}
+
+/// An item of the extent tree.
+#[derive(Clone, Debug)]
+struct FoundExtent {
+    range: Range<u64>,
+    is_tree: bool,
+    generation: Generation,
+}
+
+/// Bytes of a stripe that a thread checks at once.
+const WINDOW_BYTES: u64 = 2 << 20;
+/// A window as a whole is the longest read.
+const BUF_BYTES: usize = 2 << 20;
+/// Pieces with a shorter gap between them are read together.
+const GAP_BYTES: u64 = 64 << 10;
+/// Threads for each device: while one compares, the others read.
+const NR_THREADS: usize = 3;
+/// Longest time in which a scrub with a limit does not see that it is cancelled.
+const PAUSE: Duration = Duration::from_millis(100);
