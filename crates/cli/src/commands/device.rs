@@ -139,7 +139,7 @@ fn superblock_of(path: &Path) -> anyhow::Result<Superblock> {
 }
 
 fn stats(args: StatsArgs) -> anyhow::Result<ExitCode> {
-    let target = args.of.path.or_image();
+    let target = args.of.path.or_image().or_its_mount();
     let (request, usage, what) = match args.reset {
         true => (Request::ResetStats, Use::Write, "reset"),
         false => (Request::Stats, Use::Read, "read"),
