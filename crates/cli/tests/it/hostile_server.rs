@@ -430,100 +430,9 @@ impl Victims {
     }
 }
 
-/// The arguments of each command that may work on a mount; `{}` stands for a path in it. Commands on images alone, and
-/// those without arguments, are in [`NOT_ON_MOUNTS`].
-const ON_MOUNTS: &[&str] = &[
-    "sync {}",
-    "stats {}",
-    "stats --json {}",
-    "filesystem sync {}",
-    "filesystem df {}",
-    "filesystem usage {}",
-    "filesystem du {}",
-    "filesystem du -s {}",
-    "filesystem show {}",
-    "filesystem label {}",
-    "filesystem label {} new",
-    "filesystem resize max {}",
-    "filesystem trim {}",
-    "filesystem defragment {}",
-    "filesystem defragment -r -v {}",
-    "filesystem fiemap {}",
-    "filesystem clone {dir}/file {}",
-    "filesystem clone {} {dir}/file",
-    "filesystem clone {dir}/file {}/new",
-    "filesystem clone {dir}/file {dir}/new",
-    "filesystem dedupe {dir}/file {}",
-    "filesystem dedupe {} {dir}/file",
-    "property list {}",
-    "property get {}",
-    "property set {} compression zstd",
-    "property set {} ro true",
-    "subvolume create {}/new",
-    "subvolume snapshot {} {dir}/new",
-    "subvolume snapshot -r {dir} {}/new",
-    "subvolume delete {}",
-    "subvolume list {}",
-    "subvolume show {}",
-    "subvolume get-default {}",
-    "subvolume set-default {}",
-    "subvolume set-read-only {}",
-    "subvolume sync {}",
-    "subvolume find-new {} 0",
-    "balance start --full-balance {}",
-    "balance status {}",
-    "balance pause {}",
-    "balance resume {}",
-    "balance cancel {}",
-    "scrub start -B {}",
-    "scrub start {}",
-    "scrub resume -B {}",
-    "scrub status -d {}",
-    "scrub cancel {}",
-    "scrub limit {}",
-    "device stats {}",
-    "device usage {}",
-    "device ready {}",
-    "device scan {}",
-    "quota enable {}",
-    "quota disable {}",
-    "quota rescan -w {}",
-    "quota status {}",
-    "qgroup show {}",
-    "qgroup create 1/1 {}",
-    "qgroup destroy 1/1 {}",
-    "qgroup assign 0/5 1/1 {}",
-    "qgroup remove 0/5 1/1 {}",
-    "qgroup limit 1G {}",
-    "qgroup clear-stale {}",
-    "receive {}",
-    "receive -e {}",
-    "send {}",
-    "send --diff {} {}",
-    "inspect logical-resolve 1 {}",
-    "inspect inode-resolve 256 {}",
-    "inspect subvolid-resolve 5 {}",
-    "inspect rootid {}",
-    "inspect min-dev-size {}",
-    "inspect tree-stats {}",
-    "inspect dump-super {}",
-    "inspect dump-tree {}",
-    "check {}",
-    "rescue super-recover {}",
-    "mkfs -f {}",
-    "mkdir {}:/new",
-    "rm -r {}:/",
-    "ls {}:/",
-    "cp /etc/hostname {}:/new",
-    "mv {}:/a {}:/b",
-    "ln -s text {}:/new",
-    "touch {}:/new",
-    "chmod -R 777 {}:/",
-    "chown -R 1 {}:/",
-    "setfattr -n user.a -v v {}:/",
-    "find {}",
-    "umount {}",
-];
+/// The arguments of each command that may work on a mount, a line each; `{}` stands for a path in it. Commands on images
+/// alone, and those without arguments, are in [`NOT_ON_MOUNTS`].
+const ON_MOUNTS: &str = include_str!("programs/hostile_commands.txt");
 
 /// Commands that work on images or on the host alone.
 const NOT_ON_MOUNTS: &[&str] = &["mount", "import", "export", "cat", "stat", "truncate", "getfattr"];
@@ -533,7 +442,7 @@ fn every_command_is_tried_on_a_hostile_mount() {
     let words = |line: &str, count| line.split(' ').take(count).collect::<Vec<_>>().join(" ");
     for command in all_commands() {
         let count = command.split(' ').count();
-        let is_listed = ON_MOUNTS.iter().any(|line| words(line, count) == command);
+        let is_listed = ON_MOUNTS.lines().any(|line| words(line, count) == command);
         assert!(is_listed || NOT_ON_MOUNTS.contains(&command.as_str()), "add `{command}` to one of the lists");
     }
 }
@@ -620,7 +529,7 @@ fn a_hostile_mount_gets_its_own_files_only() {
     let before = victims.state();
     for manner in [Manner::Real, Manner::Odd, Manner::Text] {
         *listener.manner.lock().unwrap() = manner;
-        for line in ON_MOUNTS {
+        for line in ON_MOUNTS.lines() {
             let names: &[&str] = if manner == Manner::Real { &NAMES } else { &[".", "file", "flip"] };
             for name in names.iter().filter(|name| !line.starts_with("umount") || **name != ".") {
                 for user in [0, OTHER] {
@@ -706,7 +615,7 @@ fn a_socket_of_a_stranger_gets_nothing() {
     let listener = Listener::start(HOSTILE, None);
     let mount = HostileMount::make(0, hostile_server(&listener.name, &victims));
     let dir = mount.dir.path();
-    for line in ON_MOUNTS {
+    for line in ON_MOUNTS.lines() {
         for (name, user) in [(".", 0), ("file", 0), ("file", OTHER)] {
             if line.starts_with("umount") && name == "." {
                 continue;
@@ -736,7 +645,7 @@ fn imposter_in_another_namespace() {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && stderr.contains("network namespace"), "{stderr}");
     let listener = Listener::start(HOSTILE, Some(name));
-    for line in ON_MOUNTS.iter().filter(|line| !line.starts_with("umount")) {
+    for line in ON_MOUNTS.lines().filter(|line| !line.starts_with("umount")) {
         let output = run(line, "file", dir, 0);
         assert!(!output.status.success(), "{line}");
         assert_eq!(listener.nr_bytes.load(Ordering::SeqCst), 0, "{line}");
