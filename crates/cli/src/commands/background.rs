@@ -98,8 +98,16 @@ impl Detached {
         self.begin.call_once(|| report_begin(&self.work));
     }
 
+    /// Does work, as [`Detached::run`] does if this process is in the background.
+    pub(crate) fn run_if<T>(detached: Option<&Self>, job: &Job, work: impl FnOnce() -> T) -> T {
+        match detached {
+            Some(detached) => detached.run(job, work),
+            None => work(),
+        }
+    }
+
     /// Does work, and reports the begin when the job shows progress.
-    pub(crate) fn run<T>(&self, job: &Job, work: impl FnOnce() -> T) -> T {
+    fn run<T>(&self, job: &Job, work: impl FnOnce() -> T) -> T {
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
 use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse};
@@ -250,7 +251,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
 /// The end of a command whose balance did not end by itself. As in btrfs-progs, a pause or cancellation on request is no
 /// error of `btrfs balance start`.
 fn stopped(error: anyhow::Error, status: ExitCode) -> anyhow::Result<ExitCode> {
-    match error.downcast_ref::<Failure>().filter(|failure| is_progs() && failure.errno == ECANCELED) {
+    match error.downcast_ref::<Failure>().filter(|failure| is_progs() && failure.errno() == Errno::CANCELED) {
         Some(failure) => {
             let how = if failure.text.contains("was paused") { "paused" } else { "canceled" };
             print_err(&format!("balance {how} by user"));
@@ -263,7 +264,7 @@ fn stopped(error: anyhow::Error, status: ExitCode) -> anyhow::Result<ExitCode> {
 /// Whether a balance cannot start because another balance is running. A paused balance does not end by itself, so it is
 /// not worth waiting for.
 fn is_running(channel: &Channel<'_>, error: &anyhow::Error) -> anyhow::Result<bool> {
-    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno != EINPROGRESS) {
+    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno() != Errno::INPROGRESS) {
         return Ok(false);
     }
     match call(channel, Request::Status)? {
@@ -292,7 +293,7 @@ fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
 
 /// The message about a balance that was not started, or was paused or cancelled later.
 fn ended(error: anyhow::Error, verb: &str, path: &Target) -> anyhow::Error {
-    let is_stopped = error.downcast_ref::<Failure>().is_some_and(|failure| failure.errno == ECANCELED);
+    let is_stopped = error.downcast_ref::<Failure>().is_some_and(|failure| failure.errno() == Errno::CANCELED);
     error.context(match is_stopped {
         true => path.filesystem(),
         false => format!("cannot {verb} balance of {}", path.filesystem()),
@@ -301,7 +302,7 @@ fn ended(error: anyhow::Error, verb: &str, path: &Target) -> anyhow::Error {
 
 /// As in btrfs-progs, the exit status is 2 if there is no balance to pause, resume or cancel.
 fn without_balance(error: anyhow::Error) -> anyhow::Result<ExitCode> {
-    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno != ENOTCONN) {
+    if error.downcast_ref::<Failure>().is_none_or(|failure| failure.errno() != Errno::NOTCONN) {
         return Err(error);
     }
     print_error(&error);
@@ -335,11 +336,7 @@ fn call_in_job(
     detached: Option<&Detached>,
     job: &Job,
 ) -> anyhow::Result<Response> {
-    let run = || channel.call_with(AnyRequest::Balance(request), &[], job);
-    response(match detached {
-        Some(detached) => detached.run(job, run),
-        None => run(),
-    })
+    response(Detached::run_if(detached, job, || channel.call_with(AnyRequest::Balance(request), &[], job)))
 }
 
 /// Waits before the next attempt to start a balance. Fails if the job was cancelled.
@@ -516,9 +513,6 @@ fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), Strin
     Ok((small(start)?, small(end)?))
 }
 
-const ENOTCONN: i32 = 107;
-const ECANCELED: i32 = 125;
-const EINPROGRESS: i32 = 115;
 /// Time between two attempts to start a balance that waits for another one.
 const QUEUE_WAIT: Duration = Duration::from_millis(500);
 /// Exit status of `btrfs balance resume` if the balance is paused or cancelled meanwhile.

@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use ubtrfs_control::scrub::{Counts, Report, Request, Response, Running, Start};
 use ubtrfs_control::{Channel, Failure, ImageWork, Request as AnyRequest, Response as AnyResponse, filesystem};
@@ -337,7 +338,7 @@ fn scrub(
         Ok(Response::Done(report)) => report,
         Ok(other) => bail!("unexpected answer of the server: {other:?}"),
         Err(error) => {
-            let is_cancelled = error.downcast_ref::<Failure>().is_some_and(|failure| failure.errno == ECANCELED);
+            let is_cancelled = errno_of(&error) == Some(Errno::CANCELED);
             if !is_cancelled {
                 // The record of a scrub that did not begin stays as it was.
                 keep(filesystem.fsid, &begun.before);
@@ -501,7 +502,7 @@ fn cancel(args: PlainArgs) -> anyhow::Result<ExitCode> {
             print_out("scrub cancelled\n")?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) if errno_of(&error) == Some(ENOTCONN) => {
+        Err(error) if errno_of(&error) == Some(Errno::NOTCONN) => {
             print_error(&anyhow::anyhow!("scrub cancel failed on {place}: not running"));
             Ok(ExitCode::from(NOT_RUNNING))
         }
@@ -678,11 +679,7 @@ fn call_in_job(
     detached: Option<&Detached>,
     job: &Job,
 ) -> anyhow::Result<Response> {
-    let run = || channel.call_with(AnyRequest::Scrub(request), &[], job);
-    response(match detached {
-        Some(detached) => detached.run(job, run),
-        None => run(),
-    })
+    response(Detached::run_if(detached, job, || channel.call_with(AnyRequest::Scrub(request), &[], job)))
 }
 
 fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
@@ -693,8 +690,8 @@ fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
     }
 }
 
-fn errno_of(error: &anyhow::Error) -> Option<i32> {
-    error.downcast_ref::<Failure>().map(|failure| failure.errno)
+fn errno_of(error: &anyhow::Error) -> Option<Errno> {
+    error.downcast_ref::<Failure>().map(Failure::errno)
 }
 
 fn now() -> u64 {
@@ -709,5 +706,3 @@ const TICK: Duration = Duration::from_millis(100);
 const UPDATE_TICKS: u32 = 50;
 /// The longest wait for the record of a cancelled scrub.
 const RECORD_TICKS: u32 = 20;
-const ECANCELED: i32 = 125;
-const ENOTCONN: i32 = 107;
