@@ -50,8 +50,7 @@ impl DeviceRecord {
     /// The sum of this record and further counts of the same scrub.
     pub(super) fn plus(mut self, more: &Counts) -> Self {
         let mut sums = self.counts;
-        let values = fields(more).map(|(_, value)| value);
-        for (sum, value) in fields_mut(&mut sums).into_iter().zip(values) {
+        for ((_, sum), (_, value)) in fields_mut(&mut sums).into_iter().zip(fields(more)) {
             *sum = sum.saturating_add(value);
         }
         self.counts = Counts { last_physical: more.last_physical, ..sums };
@@ -61,57 +60,27 @@ impl DeviceRecord {
 
 /// The counts with their names in the file, in its order.
 pub(super) fn fields(counts: &Counts) -> [(&'static str, u64); 14] {
-    [
-        ("data_extents_scrubbed", counts.data_extents_scrubbed),
-        ("tree_extents_scrubbed", counts.tree_extents_scrubbed),
-        ("data_bytes_scrubbed", counts.data_bytes_scrubbed),
-        ("tree_bytes_scrubbed", counts.tree_bytes_scrubbed),
-        ("read_errors", counts.read_errors),
-        ("csum_errors", counts.csum_errors),
-        ("verify_errors", counts.verify_errors),
-        ("no_csum", counts.no_csum),
-        ("csum_discards", counts.csum_discards),
-        ("super_errors", counts.super_errors),
-        ("malloc_errors", counts.malloc_errors),
-        ("uncorrectable_errors", counts.uncorrectable_errors),
-        ("corrected_errors", counts.corrected_errors),
-        ("last_physical", counts.last_physical),
-    ]
+    let mut counts = *counts;
+    fields_mut(&mut counts).map(|(name, value)| (name, *value))
 }
 
-/// The counts of [`fields`] in the same order.
-fn fields_mut(counts: &mut Counts) -> Vec<&mut u64> {
-    let Counts {
-        data_extents_scrubbed,
-        tree_extents_scrubbed,
-        data_bytes_scrubbed,
-        tree_bytes_scrubbed,
-        read_errors,
-        csum_errors,
-        verify_errors,
-        no_csum,
-        super_errors,
-        uncorrectable_errors,
-        corrected_errors,
-        last_physical,
-        csum_discards,
-        malloc_errors,
-    } = counts;
-    vec![
-        data_extents_scrubbed,
-        tree_extents_scrubbed,
-        data_bytes_scrubbed,
-        tree_bytes_scrubbed,
-        read_errors,
-        csum_errors,
-        verify_errors,
-        no_csum,
-        csum_discards,
-        super_errors,
-        malloc_errors,
-        uncorrectable_errors,
-        corrected_errors,
-        last_physical,
+/// The counts of [`fields`], to be changed.
+fn fields_mut(counts: &mut Counts) -> [(&'static str, &mut u64); 14] {
+    [
+        ("data_extents_scrubbed", &mut counts.data_extents_scrubbed),
+        ("tree_extents_scrubbed", &mut counts.tree_extents_scrubbed),
+        ("data_bytes_scrubbed", &mut counts.data_bytes_scrubbed),
+        ("tree_bytes_scrubbed", &mut counts.tree_bytes_scrubbed),
+        ("read_errors", &mut counts.read_errors),
+        ("csum_errors", &mut counts.csum_errors),
+        ("verify_errors", &mut counts.verify_errors),
+        ("no_csum", &mut counts.no_csum),
+        ("csum_discards", &mut counts.csum_discards),
+        ("super_errors", &mut counts.super_errors),
+        ("malloc_errors", &mut counts.malloc_errors),
+        ("uncorrectable_errors", &mut counts.uncorrectable_errors),
+        ("corrected_errors", &mut counts.corrected_errors),
+        ("last_physical", &mut counts.last_physical),
     ]
 }
 
@@ -185,8 +154,8 @@ fn parse(fsid: Uuid, text: &str) -> Option<Record> {
                 "canceled" => device.is_cancelled = value != 0,
                 "finished" => device.is_finished = value != 0,
                 _ => {
-                    let index = fields(&device.counts).iter().position(|(field, _)| *field == name);
-                    if let Some(field) = index.and_then(|index| fields_mut(&mut device.counts).into_iter().nth(index)) {
+                    let mut fields = fields_mut(&mut device.counts).into_iter();
+                    if let Some((_, field)) = fields.find(|(field, _)| *field == name) {
                         *field = value;
                     }
                 }
