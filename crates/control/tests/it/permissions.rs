@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use crate::common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
+use crate::common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem, receive};
 use rustix::io::Errno;
 use ubtrfs_control::{
     Caller, Context, Failure, OpenFile, Request, Response, balance, device, disk_usage, file, filesystem as whole,
-    join, quota, receive, resolve, search, send, subvolume,
+    join, quota, resolve, scrub, search, send, subvolume,
 };
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_format::RootId;
@@ -88,19 +88,6 @@ fn snapshot() -> Request {
         name: b"new".to_vec(),
         read_only: true,
         qgroups: Vec::new(),
-    })
-}
-
-fn receive() -> Request {
-    Request::Receive(receive::Request {
-        dir: 0,
-        only_first: false,
-        max_errors: 1,
-        keep: false,
-        force_decompress: false,
-        verify: false,
-        shares: false,
-        total_bytes: None,
     })
 }
 
@@ -188,6 +175,14 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Balance(balance::Request::Pause), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (Request::Balance(balance::Request::Resume), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
         (Request::Balance(balance::Request::Cancel), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
+        (Request::Scrub(scrub::Request::Status), &["/"], admins),
+        (Request::Scrub(scrub::Request::Start(scrub::Start::default())), &["/"], admins),
+        (Request::Scrub(scrub::Request::Cancel), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
+        (
+            Request::Scrub(scrub::Request::Limit { devid: None, bytes_per_sec: 0 }),
+            &["/"],
+            [NOTCONN, NOTCONN, PERM, PERM, PERM],
+        ),
     ];
     for (request, files, expected) in table {
         assert_eq!(Bed::each("", &request, files), expected, "{request:?} {files:?}");

@@ -10,12 +10,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::{ROOT, TestHost, filesystem};
+use crate::common::{ROOT, TestHost, filesystem, receive};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use ubtrfs_control::{
     Channel, Failure, LocalProcesses, OpenedFile, Peers, Request, Server, await_unmount, connect_to_unmount,
-    disk_usage, receive, subvolume, unchecked_mount_file,
+    disk_usage, subvolume, unchecked_mount_file,
 };
 use ubtrfs_fs::Fs;
 use ubtrfs_testkit::Rng;
@@ -158,19 +158,6 @@ fn ask(bed: &Bed, request: &Request) -> UnixStream {
     let stream = bed.channel().send_only(request).unwrap();
     stream.set_nonblocking(false).unwrap();
     stream
-}
-
-fn receive() -> Request {
-    Request::Receive(receive::Request {
-        dir: 0,
-        only_first: false,
-        max_errors: 1,
-        keep: false,
-        force_decompress: false,
-        verify: false,
-        shares: false,
-        total_bytes: None,
-    })
 }
 
 /// Reads one answer.

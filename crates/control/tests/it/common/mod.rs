@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use ubtrfs_control::{Failure, Host, MountFile, OpenFile, ProcessFile, Processes, Result, unchecked_mount_file};
+use ubtrfs_control::{
+    Failure, Host, MountFile, OpenFile, ProcessFile, Processes, Request, Result, receive as receiving,
+    unchecked_mount_file,
+};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
 
@@ -23,6 +26,20 @@ pub(crate) fn filesystem(options: &str) -> Arc<Fs> {
     let device = Arc::new(MemoryDevice::new(256 << 20));
     ubtrfs_mkfs::make(device.as_ref(), &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
     Fs::open(vec![device], MountOptions::parse(options).unwrap()).unwrap()
+}
+
+/// A request to receive a stream into the first file of the request.
+pub(crate) fn receive() -> Request {
+    Request::Receive(receiving::Request {
+        dir: 0,
+        only_first: false,
+        max_errors: 1,
+        keep: false,
+        force_decompress: false,
+        verify: false,
+        shares: false,
+        total_bytes: None,
+    })
 }
 
 /// Makes a directory of this user at the root.
