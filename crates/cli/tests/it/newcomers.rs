@@ -22,6 +22,14 @@ impl Bed {
         bed
     }
 
+    /// Runs a line that must fail with two errors, and returns its output.
+    fn run_with_two_errors(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert_eq!(stderr(&output).lines().count(), 2, "{line}: {}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     fn join(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -96,12 +104,7 @@ fn an_image_that_failed_is_not_left() {
 #[test]
 fn commands_go_on_after_an_operand_that_is_missing() {
     let bed = Bed::new();
-    let tried = |line: &str| {
-        let output = bed.run(line);
-        assert_eq!(output.status.code(), Some(1), "{line}");
-        assert_eq!(stderr(&output).lines().count(), 2, "{line}: {}", stderr(&output));
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let tried = |line: &str| bed.run_with_two_errors(line);
     assert_eq!(tried("cat a.img:/missing a.img:/f no.img:/x"), "content of f");
     assert!(tried("ls a.img:/missing a.img:/d no.img:/").contains("g\n"));
     assert!(tried("stat a.img:/missing a.img:/f no.img:/x").contains("12 in"));
@@ -231,12 +234,7 @@ fn the_root_directory_belongs_to_the_user_who_runs_mkfs() {
 #[test]
 fn subvolume_commands_go_on_after_a_failure() {
     let bed = Bed::new();
-    let tried = |line: &str| {
-        let output = bed.run(line);
-        assert_eq!(output.status.code(), Some(1), "{line}");
-        assert_eq!(stderr(&output).lines().count(), 2, "{line}: {}", stderr(&output));
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let tried = |line: &str| bed.run_with_two_errors(line);
     let made = tried("subvolume create no.img:/x a.img:/a a.img:/f a.img:/b");
     assert_eq!(made, "Create subvolume 'a.img:/a'\nCreate subvolume 'a.img:/b'\n");
     let deleted = tried("subvolume delete a.img:/a a.img:/nope a.img:/b no.img:/x");
