@@ -63,7 +63,7 @@ pub struct ScrubCounts {
     pub last_physical: u64,
 }
 
-/// What a scrub checks.
+/// A request to scrub a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrubRequest {
     /// The device.
@@ -262,7 +262,7 @@ impl Piece {
     }
 }
 
-/// What the threads of a scrub share.
+/// A scrub of a device, shared by its threads.
 struct Work<'w> {
     request: &'w ScrubRequest,
     scrub: &'w DeviceScrub,
@@ -284,7 +284,7 @@ impl Window<'_> {
 }
 
 impl Engine {
-    /// The bytes of a device that chunks use from an offset on: what a scrub from there goes through.
+    /// The bytes of a device that chunks use from an offset on. A scrub that begins there goes through them.
     pub fn scrub_bytes(&self, devid: DevId, start: u64) -> u64 {
         let stripes = self.volumes.stripes_on(devid, 0..u64::MAX);
         let left = |stripe: &DeviceStripe| {
@@ -498,11 +498,10 @@ impl Engine {
             counts.tree_bytes_scrubbed = counts.tree_bytes_scrubbed.saturating_add(piece.len_bytes());
             counts.tree_extents_scrubbed = counts.tree_extents_scrubbed.saturating_add(is_first_part.into());
         });
-        let is_good = |raw: &[u8]| verify_block(raw, csum_type, bytenr, generation).is_ok();
-        if piece.len_bytes() == nodesize && content.is_some_and(is_good) {
+        let verify = |_: usize, raw: &[u8]| verify_block(raw, csum_type, bytenr, generation);
+        if piece.len_bytes() == nodesize && content.is_some_and(|raw| verify(0, raw).is_ok()) {
             return Ok(());
         }
-        let verify = |_: usize, raw: &[u8]| verify_block(raw, csum_type, bytenr, generation);
         let range = bytenr.0..bytenr.0.saturating_add(nodesize);
         let unit = usize::try_from(nodesize).unwrap_or(usize::MAX);
         for bad in self.read_again(window, range, unit, Some(&verify))? {
@@ -556,15 +555,14 @@ impl Engine {
             let verify =
                 |at: usize, sector: &[u8]| verify_sector(csum_type, csums.get(first.saturating_add(at)), sector);
             let verify = is_verified.then_some(&verify as &Verify<'_>);
-            let mut bad = self.read_again(window, address(first)..address(index), unit, verify)?;
-            // V2
-            let mut is_described = Vec::new();
-            for unit in &bad {
-                let now = self.csums_of(Logical(address(first.saturating_add(unit.index))), sectorsize)?;
-                is_described.push(now.get(0) == csums.get(first.saturating_add(unit.index)));
+            let mut bad = Vec::new();
+            for unit in self.read_again(window, address(first)..address(index), unit, verify)? {
+                let sector = first.saturating_add(unit.index);
+                // V2
+                if self.csums_of(Logical(address(sector)), sectorsize)?.get(0) == csums.get(sector) {
+                    bad.push(unit);
+                }
             }
-            let mut described = is_described.into_iter();
-            bad.retain(|_| described.next() == Some(true));
             let is_next =
                 |a: &BadUnit, b: &BadUnit| a.index.saturating_add(1) == b.index && a.has_good_copy == b.has_good_copy;
             for run in bad.chunk_by(is_next) {
