@@ -5,9 +5,9 @@
 //!   machine; so a name that another user put there leads nowhere else.
 //! - I2. Nothing is written or locked here. Superblocks are untrusted: they only choose which devices the caller opens
 //!   and checks.
-//! - I3. What is found belongs to the owner of a given file. Block devices are found only beside block devices, and beside
-//!   files of the calling user. So an image of another user adopts no device of this user, and another user's file none
-//!   of this user's filesystem: the newest superblock decides what is shown, and the others are overwritten.
+//! - I3. A file is found only if its owner owns a given file. Block devices are found only for given block devices, and
+//!   for given files of the calling user. The member with the newest superblock decides what the filesystem shows, and
+//!   older members are overwritten. So nobody's file or device joins a filesystem of another user.
 //! - I4. A device id belongs to one device. Two devices with the same id, such as a copied image beside its original, are
 //!   an error unless the caller has named one of them.
 

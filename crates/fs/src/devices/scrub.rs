@@ -92,7 +92,7 @@ struct ActiveScrub<'s> {
     running: Arc<RunningScrub>,
 }
 
-/// What was found so far.
+/// The bad content that a scrub has found so far.
 #[derive(Default)]
 struct Findings {
     files: BTreeMap<InodeId, (Option<Vec<u8>>, Damage)>,

@@ -211,7 +211,7 @@ fn nothing_is_found_beside_writers() {
     }
 }
 
-/// Errors are counted once although the scrub is cancelled again and again: what a cancelled scrub repaired is counted.
+/// The scrub is cancelled again and again. Each error is counted once, also if a cancelled scrub repaired it.
 #[test]
 fn repairs_before_a_cancellation_are_counted() {
     let devices = array("single", "dup", 1, 16384);

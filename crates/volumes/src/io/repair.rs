@@ -187,7 +187,7 @@ impl Volumes {
                 };
                 let nr_bytes = unit.len() as u64;
                 let is_source = |source: usize| match mending.verify {
-                    // What was lost by a failed write may have been good for these checksums once.
+                    // A copy that missed a write may hold older content, for which these checksums were right once.
                     Some(_) => !self.lacks(&chunk, here, nr_bytes, source),
                     None => self.check_trusted(here, nr_bytes, source).is_ok(),
                 };

@@ -1,4 +1,5 @@
-//! Tests several devices of which some fail: what is written where, who is kicked, what a commit and a log promise.
+//! Tests several devices of which some fail: the places of writes, the devices that are kicked, the promises of commits
+//! and logs.
 //!
 //! Method: a hand-made chunk over devices in memory whose writes, reads or flushes fail on request.
 

@@ -12,7 +12,7 @@ use super::pattern::expand;
 use super::{ImageOptions, ImagePath, Use, with_image};
 use crate::common::each;
 
-/// What a command does with patterns in its operands.
+/// The meaning of patterns in the operands of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patterns {
     /// Takes them as names.

@@ -58,7 +58,7 @@ pub(crate) struct TouchArgs {
 #[derive(clap::Args)]
 #[command(
     after_help = "SIZE is a number with an optional K, M, G, T (powers of 1024). + or - before it adds or removes bytes, < makes \
-                        files at most, > at least as large; / and % round down and up to a multiple. What a file gains is a \
+                        files at most, > at least as large; / and % round down and up to a multiple. A file grows by a \
                         hole. Missing files are made."
 )]
 pub(crate) struct TruncateArgs {
