@@ -48,6 +48,8 @@ pub struct FileDevice {
     can_discard: bool,
     /// Whether the image had a name when it was opened.
     had_name: bool,
+    /// See [`Device::is_found`].
+    is_found: bool,
     /// Whether a flush failed; then no later flush succeeds (I4 of the crate).
     flush_failed: AtomicBool,
     /// The block device, opened exclusively, while this process holds the kernel's claim on it.
@@ -201,11 +203,18 @@ impl FileDevice {
             is_block,
             can_discard,
             had_name: !is_block && metadata.nlink() > 0,
+            is_found: false,
             flush_failed: AtomicBool::new(false),
             claim: Mutex::default(),
             writes: WriteGate::default(),
             _held: held,
         })
+    }
+
+    /// Notes that the device was found and not named ([`Device::is_found`]).
+    #[must_use]
+    pub fn found(self) -> Self {
+        Self { is_found: true, ..self }
     }
 
     /// Gives an image file this size. A block device must be large enough.
@@ -394,6 +403,10 @@ impl Device for FileDevice {
 
     fn is_read_only(&self) -> bool {
         self.access == Access::ReadOnly
+    }
+
+    fn is_found(&self) -> bool {
+        self.is_found
     }
 
     fn has_io_uring(&self) -> bool {

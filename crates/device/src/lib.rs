@@ -45,7 +45,7 @@ pub use exclusive_use::{claim_block_device, refuse_in_use};
 pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
 pub use loop_watch::{LoopEvent, LoopWatch};
-pub use members::{block_devices, find_members};
+pub use members::{FoundMembers, MissedChanges, block_devices, find_members};
 pub use memory::MemoryDevice;
 pub use mount_calls::{change_mount_flags, open_fuse_root};
 pub use mount_ioctl::{ASK_MOUNT, ASK_MOUNT_LEN, ask_mount};
@@ -109,6 +109,12 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
+
+    /// Whether the device was only found, and nobody has named it. It may be a backup, so it is not brought up to date if
+    /// it missed changes. A degraded filesystem is opened without it if it cannot be used.
+    fn is_found(&self) -> bool {
+        false
+    }
 
     /// Whether large reads and writes use io_uring, as several concurrent requests.
     fn has_io_uring(&self) -> bool {

@@ -9,67 +9,134 @@
 //!   for given files of the calling user. The member with the newest superblock decides what the filesystem shows, and
 //!   older members are overwritten. So nobody's file or device joins a filesystem of another user.
 //! - I4. A device id belongs to one device. Two devices with the same id, such as a copied image beside its original, are
-//!   an error unless the caller has named one of them.
+//!   an error unless the caller has named one of them, or one of them missed changes and the other one did not.
+//! - I5. A device that missed changes is brought up to date, which overwrites it. It may be a backup, so it is never found:
+//!   it joins only if the caller names it. One generation of difference is not enough: a power cut between two superblocks
+//!   explains it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use ubtrfs_format::check_superblock;
+use ubtrfs_format::print::escaped;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use uuid::Uuid;
 
 /// Candidates that are examined at most, so that a huge directory does not delay an open for ever.
 const CANDIDATES_MAX: usize = 65_536;
 
-/// Returns the paths of the devices that belong to the filesystem of these devices, but are not among them. A
-/// filesystem with one device, or without a readable superblock, has none. Devices that are not found are left out: the
-/// caller learns of them when it opens the filesystem.
+/// The devices of a filesystem that were found beside the given ones.
+#[derive(Debug, Default)]
+pub struct FoundMembers {
+    /// The devices that belong to the filesystem.
+    pub found: Vec<PathBuf>,
+    /// Devices that missed changes, whose device id no other device has (I5).
+    pub left_out: Vec<MissedChanges>,
+}
+
+/// A device that was found, and is not used, because it missed changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissedChanges {
+    /// The device.
+    pub path: PathBuf,
+    /// The generation of its superblock.
+    pub generation: u64,
+    /// The newest generation of the filesystem's devices.
+    pub newest: u64,
+}
+
+impl fmt::Display for MissedChanges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = escaped(self.path.as_os_str().as_encoded_bytes());
+        let Self { generation, newest, .. } = self;
+        write!(
+            f,
+            "{path} is not used: it has generation {generation}, and the newest is {newest}, so it missed changes; if it is a \
+             device of this filesystem and no backup, name it, and it is overwritten with what it missed: -o device={path}; \
+             else go on without it: -o degraded"
+        )
+    }
+}
+
+/// Returns the devices that belong to the filesystem of these devices, but are not among them. A filesystem with one
+/// device, or without a readable superblock, has none. Devices that are not found are left out: the caller learns of
+/// them when it opens the filesystem.
 ///
 /// # Errors
-/// Two devices that were found have the same device id.
-pub fn find_members(given: &[&Path]) -> io::Result<Vec<PathBuf>> {
+/// Two devices that were found have the same device id (I4).
+pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let known: Vec<Member> = given.iter().filter_map(|path| Member::of(path, OFlags::empty())).collect();
     let Some(first) = known.first().filter(|first| first.nr_devices > known.len() as u64) else {
-        return Ok(Vec::new());
+        return Ok(FoundMembers::default());
     };
     let own = rustix::process::geteuid().as_raw();
-    let may_find_blocks = known.iter().all(|given| given.place.0 || given.owner == own);
+    let may_find_blocks = known.iter().all(|given| given.is_block() || given.owner == own);
     // I3
-    let is_trusted = |member: &Member| match member.place.0 {
+    let is_trusted = |member: &Member| match member.is_block() {
         true => may_find_blocks,
-        false => known.iter().any(|given| !given.place.0 && given.owner == member.owner),
+        false => known.iter().any(|given| !given.is_block() && given.owner == member.owner),
     };
-    let mut found: BTreeMap<u64, Member> = BTreeMap::new();
+    let mut found: BTreeMap<u64, Vec<Member>> = BTreeMap::new();
     for path in candidates(given) {
         let Some(member) = Member::of(&path, OFlags::NOFOLLOW) else { continue };
         let is_known = known.iter().any(|other| other.place == member.place || other.devid == member.devid);
         if member.fsid != first.fsid || is_known || !is_trusted(&member) {
             continue;
         }
-        match found.get(&member.devid) {
-            Some(other) if other.place != member.place => {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    format!(
-                        "{} and {} are both device {} of the filesystem {}; name the right one with -o device=, or move the \
-                         copy elsewhere",
-                        ubtrfs_format::print::escaped(other.path.as_os_str().as_encoded_bytes()),
-                        ubtrfs_format::print::escaped(member.path.as_os_str().as_encoded_bytes()),
-                        member.devid,
-                        member.fsid
-                    ),
-                ));
-            }
-            Some(_) => {}
-            None => {
-                found.insert(member.devid, member);
-            }
+        let others = found.entry(member.devid).or_default();
+        if !others.iter().any(|other| other.place == member.place) {
+            others.push(member);
         }
     }
-    Ok(found.into_values().map(|member| member.path).collect())
+    let newest_of = |members: &mut dyn Iterator<Item = &Member>| members.filter_map(|member| member.generation).max();
+    let newest_given = newest_of(&mut known.iter());
+    let newest = newest_of(&mut known.iter().chain(found.values().flatten())).unwrap_or_default();
+    // Whether a found device says that all given ones missed changes. Then the copies have no judge.
+    let is_ahead = newest_given.is_none_or(|given| given.saturating_add(1) < newest);
+    let mut members = FoundMembers::default();
+    for (_, candidates) in found {
+        if is_ahead && let [one, other, ..] = candidates.as_slice() {
+            return Err(ambiguous(one, other));
+        }
+        let (mut whole, mut behind) = (Vec::new(), Vec::new());
+        for member in candidates {
+            match member.generation {
+                Some(generation) if generation.saturating_add(1) < newest => {
+                    behind.push(MissedChanges { path: member.path, generation, newest })
+                }
+                _ => whole.push(member),
+            }
+        }
+        // A device without a valid superblock does not count beside another one.
+        if whole.iter().any(|member| member.generation.is_some()) {
+            whole.retain(|member| member.generation.is_some());
+        }
+        match whole.as_slice() {
+            [one, other, ..] => return Err(ambiguous(one, other)),
+            [] => members.left_out.extend(behind),
+            [_] => members.found.extend(whole.into_iter().map(|member| member.path)),
+        }
+    }
+    Ok(members)
+}
+
+/// The error for two devices with the same device id (I4).
+fn ambiguous(one: &Member, other: &Member) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!(
+            "{} and {} are both device {} of the filesystem {}; name the right one with -o device=, or move the copy elsewhere",
+            escaped(one.path.as_os_str().as_encoded_bytes()),
+            escaped(other.path.as_os_str().as_encoded_bytes()),
+            other.devid,
+            other.fsid
+        ),
+    )
 }
 
 /// A device with a superblock.
@@ -81,11 +148,13 @@ struct Member {
     fsid: Uuid,
     devid: u64,
     nr_devices: u64,
+    /// The generation of the newest valid superblock; `None` if no copy is valid.
+    generation: Option<u64>,
 }
 
 impl Member {
-    /// Reads the primary superblock. `None` for everything that is no device of a filesystem. Does not wait for the
-    /// writer of a pipe.
+    /// Reads the superblock. `None` for everything that is no device of a filesystem. Does not wait for the writer of a
+    /// pipe.
     fn of(path: &Path, flags: OFlags) -> Option<Self> {
         let bits = i32::try_from((flags | OFlags::NONBLOCK).bits()).ok()?;
         let file = File::options().read(true).custom_flags(bits).open(path).ok()?;
@@ -94,13 +163,36 @@ impl Member {
         if !is_block && !metadata.is_file() {
             return None;
         }
-        let mut raw = vec![0; SUPERBLOCK_SIZE];
-        file.read_exact_at(&mut raw, SUPERBLOCK_OFFSETS[0]).ok()?;
-        let superblock = Superblock::decode(&raw).ok().filter(|superblock| superblock.magic == MAGIC)?;
+        let copy = |offset: &u64| {
+            let mut raw = vec![0; SUPERBLOCK_SIZE];
+            file.read_exact_at(&mut raw, *offset).ok()?;
+            let superblock = Superblock::decode(&raw).ok().filter(|superblock| superblock.magic == MAGIC)?;
+            let is_valid = superblock.bytenr == *offset && check_superblock(&superblock, &raw).is_ok();
+            Some((superblock, is_valid))
+        };
+        let [primary, mirrors @ ..] = &SUPERBLOCK_OFFSETS;
+        let (mut superblock, mut is_valid) = copy(primary)?;
+        if !is_valid {
+            let valid =
+                mirrors.iter().filter_map(copy).filter(|(other, is_valid)| *is_valid && other.fsid == superblock.fsid);
+            if let Some((newest, _)) = valid.max_by_key(|(other, _)| other.generation) {
+                (superblock, is_valid) = (newest, true);
+            }
+        }
         let place = if is_block { (true, metadata.rdev(), 0) } else { (false, metadata.dev(), metadata.ino()) };
-        let (devid, nr_devices) = (superblock.dev_item.devid.0, superblock.num_devices);
-        let owner = metadata.uid();
-        Some(Self { path: path.to_owned(), place, owner, fsid: superblock.fsid, devid, nr_devices })
+        Some(Self {
+            path: path.to_owned(),
+            place,
+            owner: metadata.uid(),
+            fsid: superblock.fsid,
+            devid: superblock.dev_item.devid.0,
+            nr_devices: superblock.num_devices,
+            generation: is_valid.then_some(superblock.generation.0),
+        })
+    }
+
+    fn is_block(&self) -> bool {
+        self.place.0
     }
 }
 
@@ -132,9 +224,13 @@ pub fn block_devices() -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use ubtrfs_format::codec::Field;
+    use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
+    use ubtrfs_format::{DevId, Generation, Key, KeyType, Logical, Physical};
+
     use super::*;
 
-    /// Writes the superblock of a device of a filesystem with three devices.
+    /// Writes the superblock of a device of a filesystem with three devices. It is not valid.
     fn device(dir: &Path, name: &str, devid: u64, fsid: u128) -> PathBuf {
         let path = dir.join(name);
         let mut superblock = Superblock::decode(&[0; SUPERBLOCK_SIZE]).expect("long enough");
@@ -148,6 +244,89 @@ mod tests {
         path
     }
 
+    /// Writes the valid superblock of a device of a filesystem with three devices.
+    fn aged(dir: &Path, name: &str, devid: u64, generation: u64) -> PathBuf {
+        let path = dir.join(name);
+        let fsid = Uuid::from_u128(7);
+        let chunk = ChunkItem {
+            length: 4 << 20,
+            owner: 2,
+            stripe_len: 65536,
+            flags: BlockGroupFlags::SYSTEM,
+            io_align: 65536,
+            io_width: 65536,
+            sector_size: 4096,
+            sub_stripes: 1,
+            stripes: vec![Stripe { devid: DevId(1), offset: Physical(1 << 20), dev_uuid: Uuid::from_u128(1) }],
+        };
+        let mut array = Vec::new();
+        Key::new(256, KeyType::CHUNK_ITEM, 22 << 20).write(&mut array);
+        array.extend_from_slice(&chunk.encode());
+        let mut superblock = Superblock::decode(&[0; SUPERBLOCK_SIZE]).expect("long enough");
+        superblock.magic = MAGIC;
+        superblock.bytenr = SUPERBLOCK_OFFSETS[0];
+        (superblock.fsid, superblock.dev_item.fsid) = (fsid, fsid);
+        superblock.generation = Generation(generation);
+        superblock.num_devices = 3;
+        superblock.dev_item.devid.0 = devid;
+        (superblock.sectorsize, superblock.stripesize) = (4096, 4096);
+        (superblock.nodesize, superblock.leafsize) = (16384, 16384);
+        superblock.bytes_used = 6 * 16384;
+        (superblock.root, superblock.chunk_root) = (Logical(23 << 20), Logical(22 << 20));
+        superblock.sys_chunk_array[..array.len()].copy_from_slice(&array);
+        superblock.sys_chunk_array_size = u32::try_from(array.len()).expect("short");
+        let mut raw = vec![0; 65536];
+        raw.extend(superblock.encode_with_csum());
+        let own = Superblock::decode(&raw[65536..]).expect("long enough");
+        check_superblock(&own, &raw[65536..]).expect("the test needs a valid superblock");
+        std::fs::write(&path, raw).expect("a scratch file");
+        path
+    }
+
+    #[test]
+    fn i5_a_device_that_missed_changes_is_found_only_by_name() {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let newest = aged(dir.path(), "a", 1, 20);
+        let stale = aged(dir.path(), "b", 2, 18);
+        let late = aged(dir.path(), "c", 3, 19);
+        let members = find_members(&[&newest]).expect("no copies");
+        assert_eq!(members.found, std::slice::from_ref(&late), "a power cut explains one generation");
+        let text = members.left_out.iter().map(ToString::to_string).collect::<String>();
+        for word in ["b is not used", "generation 18", "newest is 20", "-o device=", "-o degraded"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        let members = find_members(&[&stale]).expect("no copies");
+        assert_eq!((members.found, members.left_out), (vec![newest.clone(), late], vec![]));
+        // Of two stale devices, the one that is not named is left out.
+        let other = aged(dir.path(), "c", 3, 7);
+        let members = find_members(&[&stale]).expect("no copies");
+        assert_eq!(members.found, [newest]);
+        assert_eq!(members.left_out, [MissedChanges { path: other, generation: 7, newest: 20 }]);
+    }
+
+    #[test]
+    fn i4_a_backup_does_not_count_beside_the_device_that_has_everything() {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let first = aged(dir.path(), "a", 1, 20);
+        let second = aged(dir.path(), "b", 2, 20);
+        let backup = aged(dir.path(), "b backup", 2, 12);
+        device(dir.path(), "b broken", 2, 7);
+        let members = find_members(&[&first]).expect("one of them counts");
+        assert_eq!((members.found, members.left_out), (vec![second.clone()], vec![]));
+        // Nobody judges between copies if the given device is an old one.
+        aged(dir.path(), "a", 1, 12);
+        let error = find_members(&[&first]).expect_err("two devices 2").to_string();
+        assert!(error.contains("both device 2"), "{error}");
+        // Two backups, and no device.
+        std::fs::rename(&second, dir.path().join("b older")).expect("a scratch file");
+        aged(dir.path(), "a", 1, 20);
+        aged(dir.path(), "b older", 2, 11);
+        std::fs::remove_file(dir.path().join("b broken")).expect("a scratch file");
+        let members = find_members(&[&first]).expect("both are left out");
+        let left_out: Vec<&PathBuf> = members.left_out.iter().map(|device| &device.path).collect();
+        assert_eq!((members.found, left_out), (vec![], vec![&backup, &dir.path().join("b older")]));
+    }
+
     #[test]
     fn files_of_the_filesystem_beside_the_first_are_found_once() {
         let dir = tempfile::tempdir().expect("a scratch directory");
@@ -159,7 +338,7 @@ mod tests {
         std::fs::write(at("text"), "no device").expect("a scratch file");
         std::os::unix::fs::symlink(&second, at("link")).expect("a scratch link");
         std::fs::hard_link(&third, at("hard")).expect("a scratch link");
-        let find = |given: &[&Path]| find_members(given);
+        let find = |given: &[&Path]| find_members(given).map(|members| members.found);
         assert_eq!(find(&[&first]).expect("no copies"), vec![second.clone(), third.clone()]);
         assert_eq!(find(&[&second, &first]).expect("no copies"), std::slice::from_ref(&third));
         assert_eq!(find(&[&first, &second, &third]).expect("no copies"), Vec::<PathBuf>::new());
@@ -176,10 +355,14 @@ mod tests {
         let first = device(dir.path(), "a", 1, 7);
         let second = device(dir.path(), "b", 2, 7);
         std::os::unix::fs::chown(&second, Some(65534), None).expect("root gives it away");
-        assert_eq!(find_members(&[&first]).expect("no copies"), Vec::<PathBuf>::new(), "I3: a file of another user");
-        assert_eq!(find_members(&[&second]).expect("no copies"), Vec::<PathBuf>::new(), "I3: a file of root");
+        assert_eq!(
+            find_members(&[&first]).expect("no copies").found,
+            Vec::<PathBuf>::new(),
+            "I3: a file of another user"
+        );
+        assert_eq!(find_members(&[&second]).expect("no copies").found, Vec::<PathBuf>::new(), "I3: a file of root");
         std::os::unix::fs::chown(&first, Some(65534), None).expect("root gives it away");
-        assert_eq!(find_members(&[&first]).expect("no copies"), std::slice::from_ref(&second));
+        assert_eq!(find_members(&[&first]).expect("no copies").found, std::slice::from_ref(&second));
     }
 
     #[test]
@@ -188,7 +371,7 @@ mod tests {
         let pipe = dir.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status();
         assert!(made.expect("coreutils has it").success());
-        assert_eq!(find_members(&[&pipe]).expect("not a device"), Vec::<PathBuf>::new());
+        assert_eq!(find_members(&[&pipe]).expect("not a device").found, Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -202,6 +385,6 @@ mod tests {
             error.contains("b copy") && error.contains("are both device 2") && error.contains("-o device="),
             "{error}"
         );
-        assert_eq!(find_members(&[&first, &second]).expect("named"), Vec::<PathBuf>::new());
+        assert_eq!(find_members(&[&first, &second]).expect("named").found, Vec::<PathBuf>::new());
     }
 }

@@ -64,7 +64,7 @@ pub use types::{
 };
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
-    BlockGroup, ExtentUse, Job, Metric, MigratedChunk, Placement, Progress, QgroupId, QgroupInfo, QuotaKind,
-    QuotaStatus, RelocatedGroup, RelocationFailure, ScrubCounts,
+    BlockGroup, DeviceSummary, ExtentUse, Job, MemberState, Metric, MigratedChunk, Placement, Progress, QgroupId,
+    QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ScrubCounts,
 };
 pub use writeback::errors::Descriptor;

@@ -193,7 +193,8 @@ impl Filesystem {
 
     /// Opens an image file or a block device with mount options. [`MountOptions::read_only`] opens the filesystem for
     /// reading only. The other devices of a filesystem with several are those of [`MountOptions::devices`], and those
-    /// found beside it and in `/dev`.
+    /// found beside it and in `/dev`. A device that missed changes is brought up to date only if it is named. If it is only
+    /// found, it counts as missing, because it may be a backup.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -211,14 +212,19 @@ impl Filesystem {
     pub fn open_image_with(path: impl AsRef<Path>, options: MountOptions) -> Result<Self> {
         let path = path.as_ref();
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let mut paths: Vec<PathBuf> = std::iter::once(path.to_owned()).chain(options.devices.iter().cloned()).collect();
-        let given: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
-        let others = find_members(&given).while_doing("open", path)?;
-        paths.extend(others);
-        let open = |path: &PathBuf| {
-            FileDevice::open(path, access).while_doing("open", path).map(|device| Arc::new(device) as Arc<dyn Device>)
-        };
-        let devices = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let given: Vec<&Path> = std::iter::once(path).chain(options.devices.iter().map(PathBuf::as_path)).collect();
+        let members = find_members(&given).while_doing("open", path)?;
+        for device in &members.left_out {
+            tracing::warn!("{device}");
+        }
+        let open = |path: &Path| FileDevice::open(path, access).while_doing("open", path);
+        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        for path in given {
+            devices.push(Arc::new(open(path)?));
+        }
+        for path in &members.found {
+            devices.push(Arc::new(open(path)?.found()));
+        }
         Self::open_devices(devices, options)
     }
 

@@ -13,6 +13,8 @@
 //!   or if a device lost it. An fsync returns after all members in sync have its log. So the latest log that is valid
 //!   has everything that was promised: the one with the highest number, and of logs without a number, as Linux writes
 //!   them, the one that most devices have.
+//! - I5. A member that was only found ([`Device::is_found`]) is never stale, so it is never brought up to date: it may be a
+//!   backup.
 
 use std::sync::Arc;
 
@@ -51,8 +53,16 @@ impl Membership {
         let Some(newest) = newest.cloned() else {
             return Err(Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" });
         };
-        let mut members: Vec<Arc<Member>> = Vec::with_capacity(given.len());
         let current = newest.superblock.generation;
+        // The search leaves them out already, as far as it saw this superblock (I5).
+        given.retain(|(found, device)| {
+            let is_used = !device.is_found() || !missed_commits(found.superblock.generation, current);
+            if !is_used {
+                tracing::warn!("{} is not used, because it missed changes and was not named", device.describe());
+            }
+            is_used
+        });
+        let mut members: Vec<Arc<Member>> = Vec::with_capacity(given.len());
         for (index, (found, device)) in given.iter().enumerate() {
             let own = &found.superblock;
             check_member(own, &newest.superblock, device.as_ref())?;
@@ -128,6 +138,19 @@ pub(crate) fn split_brain(one: &str, other: &str, generation: Generation) -> Err
     Error::Refused {
         what: format!("{one} and {other} were written apart: both have a generation {generation}, but different trees"),
         hint: "choose the half to keep and give only its devices, with -o degraded; wipe the others before they join again",
+    }
+}
+
+/// Whether a device of this generation missed a commit for certain (I2).
+fn missed_commits(own: Generation, newest: Generation) -> bool {
+    own.0.saturating_add(1) < newest.0
+}
+
+/// The error for a member that missed changes and was not named (I5).
+pub(crate) fn unnamed(device: &str) -> Error {
+    Error::Refused {
+        what: format!("{device} missed changes, and was found and not named"),
+        hint: "if it is a device of this filesystem and no backup, name it, and it is overwritten with what it missed: -o device=PATH",
     }
 }
 

@@ -514,7 +514,7 @@ impl Volumes {
     /// # Errors
     ///
     /// [`Error::Refused`] if the device is behind by more than one commit, and newer than it can be: it was written apart
-    /// (I3 of `membership`).
+    /// (I3 of `membership`). Also if it missed a commit and was not named (I5 there).
     pub fn add_record(&self, devid: DevId, record: &DeviceRecord) -> Result<()> {
         let Some(member) = self.member(devid) else { return Ok(()) };
         let (found, is_stale) = (member.found_root.1, matches!(member.state(), MemberState::Stale(_)));
@@ -522,6 +522,9 @@ impl Volumes {
         member.add_record(record);
         if was_complete && !member.is_complete() {
             self.kicks.count();
+            if found < self.superblock.generation && member.device().is_some_and(|device| device.is_found()) {
+                return Err(membership::unnamed(&member.describe()));
+            }
         }
         match record.written_to {
             Some(written_to) if is_stale && found > written_to => {

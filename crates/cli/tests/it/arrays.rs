@@ -109,9 +109,14 @@ fn a_mounted_array_goes_on_without_a_device_and_takes_it_back() {
     holds(&["whole"]);
     written("degraded");
 
-    // The device that comes back is brought up to date.
+    // The device that comes back is brought up to date, and that is said.
     fs::rename(array.path("away/b.img"), &b).unwrap();
-    ok(ubtrfs(["mount", &b, &m]));
+    let mounted = ubtrfs(["mount", &b, &m]);
+    let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+    assert!(mounted.status.success(), "{said}");
+    for words in ["b.img (device 2) missed changes: it has generation ", "is brought up to date"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
     holds(&["whole", "degraded"]);
     written("again");
     assert!(ok(ubtrfs(["check", "--check-data-csum", &b])).contains(": clean"));
@@ -120,6 +125,59 @@ fn a_mounted_array_goes_on_without_a_device_and_takes_it_back() {
         assert!(fs::read_to_string(linux.join(name)).unwrap() == name.repeat(50_000), "{name}");
     }
     linux.close().unwrap();
+}
+
+/// A backup of a device, made before the last changes, lies beside the image. The device itself is missing.
+#[test]
+fn a_device_that_missed_changes_is_overwritten_only_if_it_is_named() {
+    if !capability::fuse() {
+        return;
+    }
+    let Some(array) = Array::new() else { return };
+    let [a, b, m, backup] = ["a.img", "b.img", "m", "old.bak"].map(|name| array.at(name));
+    fs::create_dir(&m).unwrap();
+    fs::copy(&b, &backup).unwrap();
+    let write = |name: &str| {
+        fs::write(array.path("m").join(name), name.repeat(50_000)).unwrap();
+        ok(ubtrfs(["umount", &m]));
+    };
+    for name in ["one", "two", "three"] {
+        ok(ubtrfs(["mount", &a, &b, &m]));
+        write(name);
+    }
+    fs::create_dir(array.path("away")).unwrap();
+    let before = fs::read(&backup).unwrap();
+    // The backup does not count beside the device.
+    assert_eq!(ok(ubtrfs(["ls", &a])), "one\nthree\ntwo\n");
+    fs::rename(&b, array.path("away/b.img")).unwrap();
+    let run = |options: &str| {
+        let mounted = ubtrfs(["mount", "-o", options, &a, &m]);
+        let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+        assert!(mounted.status.success(), "{said}");
+        for words in ["old.bak is not used", "missed changes", &format!("-o device={backup}"), "-o degraded"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        said
+    };
+    assert!(run("rw").contains("is mounted read-only"));
+    ok(ubtrfs(["umount", &m]));
+    run("degraded");
+    write("degraded");
+    run("ro");
+    ok(ubtrfs(["umount", &m]));
+    assert!(fs::read(&backup).unwrap() == before, "nobody named it");
+    for line in [&["check", &a][..], &["device", "ready", &a], &["ls", &a]] {
+        let said = String::from_utf8_lossy(&ubtrfs(line).stderr).into_owned();
+        assert!(said.contains("old.bak is not used"), "{line:?}: {said}");
+    }
+    // Its name says that it is the device.
+    let said = ubtrfs(["mount", &a, &backup, &m]);
+    assert!(
+        said.status.success() && String::from_utf8_lossy(&said.stderr).contains("old.bak (device 2) missed changes")
+    );
+    write("named");
+    assert!(fs::read(&backup).unwrap() != before);
+    assert!(ok(ubtrfs(["check", "--check-data-csum", &a])).contains(": clean"));
 }
 
 #[test]

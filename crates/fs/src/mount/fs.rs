@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ubtrfs_device::Device;
-use ubtrfs_format::DevId;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions};
+use ubtrfs_format::{DevId, Generation};
+use ubtrfs_transaction::{BackgroundWork, DeviceSummary, Engine, Flusher, Geometry, OpenOptions};
 
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
@@ -50,6 +50,7 @@ pub struct Fs {
     pub(crate) resizes: ResizeJobs,
     pub(crate) scrub: ScrubState,
     pub(crate) resync: ResyncThread,
+    devices_at_open: (Generation, Vec<DeviceSummary>),
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     /// Memory in bytes for each of two shares of a receive ([`crate::mount::memory_budget`]).
@@ -90,6 +91,7 @@ impl Fs {
                 replay_log: !options.nologreplay,
             },
         )?;
+        let devices_at_open = (engine.superblock().generation, engine.devices());
         crate::mount::log_replay::replay(&engine)?;
         let root = crate::subvolume::list::find_root(&engine, &options)?;
         let geometry = engine.geometry();
@@ -106,6 +108,7 @@ impl Fs {
             resizes: ResizeJobs::default(),
             scrub: ScrubState::default(),
             resync: ResyncThread::default(),
+            devices_at_open,
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: Names::new(),
@@ -184,6 +187,11 @@ impl Fs {
     /// There is no such subvolume, or the options contradict each other.
     pub fn selected_root(&self, options: &MountOptions) -> Result<InodeId> {
         crate::subvolume::list::find_root(&self.engine, options).map(InodeId::root_of)
+    }
+
+    /// The newest generation when the filesystem was opened, and the devices as they were then, missing ones included.
+    pub fn devices_at_open(&self) -> &(Generation, Vec<DeviceSummary>) {
+        &self.devices_at_open
     }
 
     /// Error counters of the devices, which also count errors of earlier mounts, in this order: write, read, flush,

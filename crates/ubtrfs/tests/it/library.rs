@@ -307,3 +307,37 @@ fn setters_change_only_the_attributes_they_name() {
     fs.close().unwrap();
     verdict(&image);
 }
+
+/// A backup of a device lies beside the image, and the device itself is missing.
+#[test]
+fn a_found_device_that_missed_changes_is_not_overwritten() {
+    if !capability::program("mkfs.btrfs") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b, backup] = ["a.img", "b.img", "backup"].map(|name| dir.path().join(name));
+    for image in [&a, &b] {
+        std::fs::File::create(image).unwrap().set_len(256 << 20).unwrap();
+    }
+    let args = ["-q", "-d", "raid1", "-m", "raid1", a.to_str().unwrap(), b.to_str().unwrap()];
+    ubtrfs_testkit::run("mkfs.btrfs", args).unwrap();
+    std::fs::copy(&b, &backup).unwrap();
+    for name in ["/one", "/two", "/three"] {
+        let options = MountOptions::parse(&format!("device={}", b.display())).unwrap();
+        let fs = Filesystem::open_image_with(&a, options).unwrap();
+        fs.write(name, "text").unwrap();
+        fs.close().unwrap();
+    }
+    std::fs::remove_file(&b).unwrap();
+    let before = std::fs::read(&backup).unwrap();
+    let fs = Filesystem::open_image(&a).unwrap();
+    assert!(fs.read_only_reason().unwrap().contains("missing: device 2"));
+    drop(fs);
+    let fs = Filesystem::open_image_with(&a, MountOptions::parse("degraded").unwrap()).unwrap();
+    fs.write("/four", "text").unwrap();
+    fs.close().unwrap();
+    assert!(std::fs::read(&backup).unwrap() == before);
+    if capability::kernel_oracle() {
+        ubtrfs_testkit::btrfs_check_array(&[&a]).unwrap();
+    }
+}

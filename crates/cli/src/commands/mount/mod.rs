@@ -34,7 +34,7 @@ use ubtrfs_fuse::{Identity, MountConfig, MountError, Mounted, Placement, Privile
 
 use self::helper::Caller as HelperCaller;
 use self::options::Trust;
-use super::offline::{not_opened, open_devices};
+use super::offline::{device_notes, not_opened, open_devices};
 use super::place::{await_server, refuse_names_of_others};
 use crate::common::{Shown, parse_memory, parse_size, print_error, warn};
 use crate::host_file::HostFile;
@@ -194,7 +194,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if opened.is_err() && args.may_join && join::may_succeed(&args.device) {
         return Ok(ExitCode::from(OTHER_SERVER));
     }
-    let Opened { fs, block_device } = opened?;
+    let Opened { fs, block_device, notes } = opened?;
     let (mut timeline, mut timeline_end) = (None, None);
     if let Some(path) = &args.timeline {
         // The image is already open, so `HostFile::named` fails if the timeline's path leads to the image.
@@ -227,6 +227,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.serve {
         let _ = std::env::set_current_dir("/");
         logging::to_syslog(&args.device, &dir);
+        for note in &notes {
+            tracing::warn!("{note}");
+        }
     }
     if let Some(unmounter) = unmounter {
         let done = session.confine(unmounter, Identity::for_image(&args.device));
@@ -480,6 +483,8 @@ struct Opened {
     fs: Arc<Fs>,
     /// The device of a mount that should have the type `fuseblk`.
     block_device: Option<Arc<dyn Device>>,
+    /// What was said about the devices.
+    notes: Vec<String>,
 }
 
 /// Opens the filesystem. If the image can only be opened read-only, prints the reason and mounts read-only.
@@ -499,6 +504,8 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
     let wanted_read_only = options.read_only;
     let fs = Fs::open(devices, options).map_err(|error| not_opened("mount", &args.device, error))?;
     fs.resume_balance_in_background();
+    let notes = device_notes(&fs);
+    notes.iter().for_each(|note| warn(note));
     if let Some(reason) = fs.read_only().filter(|_| !wanted_read_only) {
         warn(&format!("{shown} is mounted read-only: {reason}"));
         config.read_only = true;
@@ -514,7 +521,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
     if made && !ubtrfs_fuse::is_root() {
         chown_root(&fs)?;
     }
-    Ok(Opened { fs, block_device: first.filter(|_| fuseblk && obstacle.is_none()) })
+    Ok(Opened { fs, block_device: first.filter(|_| fuseblk && obstacle.is_none()), notes })
 }
 
 /// The reason why a mount cannot have the type `fuseblk`. `full` is the full path of the device.

@@ -42,11 +42,11 @@ pub(crate) use ubtrfs_archive::walk::{
 };
 use ubtrfs_control::{Channel, ImageWork};
 use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members};
-use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
+use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, mode};
 
 use super::committed::refuse_foreign;
 use super::place::{await_server, find_own, is_in_mount, is_same_file, refuse_names_of_others};
-use crate::common::{Shown, parse_memory};
+use crate::common::{Shown, parse_memory, warn};
 
 /// `IMAGE:/path`: a file in an image, split at the last `:/`.
 #[derive(Clone, Debug)]
@@ -235,13 +235,17 @@ pub(crate) fn open_devices(
         }
     }
     let paths = with_members(&given)?;
-    let devices: Vec<Arc<FileDevice>> =
-        paths.iter().map(|path| Ok(Arc::new(open_device(path, access)?))).collect::<anyhow::Result<_>>()?;
+    let mut devices: Vec<Arc<FileDevice>> = Vec::with_capacity(paths.len());
+    for (index, path) in paths.iter().enumerate() {
+        let device = open_device(path, access)?;
+        devices.push(Arc::new(if index < given.len() { device } else { device.found() }));
+    }
     refuse_foreign(&devices)?;
     Ok(devices.into_iter().map(|device| device as Arc<dyn Device>).collect())
 }
 
-/// The given devices, and the other devices of their filesystem that are found.
+/// The given devices, and the other devices of their filesystem that are found. Names on stderr the ones that are left out,
+/// because they missed changes.
 pub(crate) fn with_members(given: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     for path in given {
         await_server(path)?;
@@ -249,7 +253,8 @@ pub(crate) fn with_members(given: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     }
     let paths: Vec<&Path> = given.iter().map(PathBuf::as_path).collect();
     let members = find_members(&paths).context("cannot tell the devices of the filesystem apart")?;
-    Ok(given.iter().cloned().chain(members).collect())
+    members.left_out.iter().for_each(|device| warn(&device.to_string()));
+    Ok(given.iter().cloned().chain(members.found).collect())
 }
 
 /// Opens an image or device. The error for an image that is in use names the process that has it open, and where it is
@@ -282,7 +287,8 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDev
 /// The directory where ubtrfs has mounted the filesystem of an image or device, which need not be the one that the table of
 /// mounts names. No server is asked, because any one may be silent.
 fn mount_of(device: &Path) -> Option<PathBuf> {
-    let by_member = || find_members(&[device]).ok()?.iter().find_map(|member| ubtrfs_fuse::mount_point_of(member));
+    let by_member =
+        || find_members(&[device]).ok()?.found.iter().find_map(|member| ubtrfs_fuse::mount_point_of(member));
     ubtrfs_fuse::mount_point_of(device).or_else(by_member)
 }
 
@@ -363,6 +369,9 @@ fn with_shared_devices<T>(
     work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let fs = Fs::open(devices, options).map_err(|error| not_opened("open", image, error))?;
+    if fs.read_only().is_none() {
+        device_notes(&fs).iter().for_each(|note| warn(note));
+    }
     let guard = CloseOnDrop(&fs);
     let worked = match fs.read_only() {
         Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown())),
@@ -373,6 +382,21 @@ fn with_shared_devices<T>(
     let done = worked?;
     closed?;
     Ok(done)
+}
+
+/// What users must know about the devices of a filesystem that was opened: the ones that missed changes, which are overwritten.
+pub(crate) fn device_notes(fs: &Fs) -> Vec<String> {
+    let (newest, devices) = fs.devices_at_open();
+    let note = |device: &DeviceSummary| match device.state {
+        MemberState::Stale(generation) if fs.read_only().is_none() => Some(format!(
+            "{} (device {}) missed changes: it has generation {generation}, and the newest is {newest}; it is brought up to date \
+             in the background",
+            device.path.as_deref().unwrap_or_default().shown(),
+            device.devid
+        )),
+        _ => None,
+    };
+    devices.iter().filter_map(note).collect()
 }
 
 /// Closes the filesystem when a panic unwinds. Without a panic, the filesystem is closed explicitly, so that errors are
