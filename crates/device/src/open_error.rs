@@ -119,6 +119,30 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// Whether the device itself cannot be used, and nobody else uses it.
+    pub fn is_of_device(&self) -> bool {
+        match self {
+            Self::Missing { .. }
+            | Self::ReadOnlyHost { .. }
+            | Self::Immutable { .. }
+            | Self::WriteProtected { .. }
+            | Self::SizeLimit { .. }
+            | Self::Permission { .. }
+            | Self::Io { .. } => true,
+            Self::NoDirectory { .. }
+            | Self::Exists { .. }
+            | Self::Locked { .. }
+            | Self::OpenHere { .. }
+            | Self::Mounted { .. }
+            | Self::Served { .. }
+            | Self::BackingInUse { .. }
+            | Self::NotRegular { .. }
+            | Self::TooSmall { .. } => false,
+        }
+    }
+}
+
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -55,6 +55,7 @@ mod roots;
 #[cfg(test)]
 mod test_tree;
 mod tree_log;
+mod usable_devices;
 
 pub use backref::inodes::ExtentUse;
 pub use delayed::delayed_item::INODES_PER_ROW;
@@ -88,3 +89,4 @@ pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;
 pub use ubtrfs_volumes::{DeviceSummary, MemberState, Placement};
+pub use usable_devices::usable_devices;

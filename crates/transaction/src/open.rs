@@ -36,26 +36,9 @@ impl Engine {
     /// extent or block group, free space, log) is corrupt or unreadable, and if the tree with the block groups or the
     /// extent tree is missing.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
-        let volumes = Volumes::open(
-            devices,
-            ubtrfs_volumes::OpenOptions { read_only: options.read_only, degraded: options.degraded },
-        )?;
-        let mut superblock = volumes.superblock().clone();
-        let geometry = geometry_of(&superblock)?;
-        let volumes = Arc::new(volumes);
-        let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
-        let check = CheckContext::new(&superblock);
-        let cache_bytes = options.memory_part(CACHE_PART);
-        let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
-
-        let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
-        // Profiles and missing devices are known now, because the chunk map is loaded.
-        let mut refusal = volumes.write_refusal();
-        check_one_history(&volumes, geometry.csum_type)?;
-        let trees = load_own_trees(&store, &superblock)?;
-        if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
-            dev_stats::load(&volumes, dev_tree)?;
-        }
+        let of_volumes = ubtrfs_volumes::OpenOptions { read_only: options.read_only, degraded: options.degraded };
+        let loaded = Loaded::of(devices, of_volumes, options.memory_part(CACHE_PART))?;
+        let Loaded { volumes, store, geometry, chunk_tree_uuid, mut superblock, trees, mut refusal } = loaded;
         let compat_ro = superblock.compat_ro();
         if compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID) {
             refusal.get_or_insert_with(|| "its free space tree is not valid".to_owned());
@@ -105,6 +88,45 @@ impl Engine {
             tracing::warn!("assuming that subvolumes share blocks, because some root items cannot be read: {error}");
         }
         Ok(engine)
+    }
+}
+
+/// What is read before the content of the filesystem. Nothing is changed, but bad copies are repaired unless the devices are
+/// opened read-only.
+pub(crate) struct Loaded {
+    volumes: Arc<Volumes>,
+    store: Arc<NodeStore>,
+    geometry: Geometry,
+    chunk_tree_uuid: Uuid,
+    superblock: Superblock,
+    trees: HashMap<RootId, Arc<Tree>>,
+    /// The reason why the filesystem cannot be written.
+    refusal: Option<String>,
+}
+
+impl Loaded {
+    /// Reads the superblocks, the chunk map, and the roots of the filesystem's own trees, and checks that the devices belong
+    /// together.
+    pub(crate) fn of(
+        devices: Vec<Arc<dyn Device>>,
+        options: ubtrfs_volumes::OpenOptions,
+        cache_bytes: u64,
+    ) -> Result<Self> {
+        let volumes = Arc::new(Volumes::open(devices, options)?);
+        let superblock = volumes.superblock().clone();
+        let geometry = geometry_of(&superblock)?;
+        let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
+        let check = CheckContext::new(&superblock);
+        let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
+        let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
+        // Profiles and missing devices are known now, because the chunk map is loaded.
+        let refusal = volumes.write_refusal();
+        check_one_history(&volumes, geometry.csum_type)?;
+        let trees = load_own_trees(&store, &superblock)?;
+        if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
+            dev_stats::load(&volumes, dev_tree)?;
+        }
+        Ok(Self { volumes, store, geometry, chunk_tree_uuid, superblock, trees, refusal })
     }
 }
 

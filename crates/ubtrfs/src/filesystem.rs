@@ -217,13 +217,17 @@ impl Filesystem {
         for device in &members.left_out {
             tracing::warn!("{device}");
         }
-        let open = |path: &Path| FileDevice::open(path, access).while_doing("open", path);
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         for path in given {
-            devices.push(Arc::new(open(path)?));
+            devices.push(Arc::new(FileDevice::open(path, access).while_doing("open", path)?));
         }
         for path in &members.found {
-            devices.push(Arc::new(open(path)?.found()));
+            match FileDevice::open(path, access) {
+                Err(error) if options.degraded && error.is_of_device() => {
+                    tracing::warn!("a device is not used, and counts as missing: {error}");
+                }
+                opened => devices.push(Arc::new(opened.while_doing("open", path)?.found())),
+            }
         }
         Self::open_devices(devices, options)
     }

@@ -36,6 +36,7 @@ pub use allocation::DEVICE_RESERVED;
 pub use commit_super::LogPromise;
 pub use io::{BadUnit, DeviceStripe, Refreshed, StripePart, Verify};
 pub use member::MemberState;
+pub use membership::check_superblocks;
 pub use migration::{MIGRATION_PIECE_BYTES, Placement};
 pub use profile::copies_of;
 pub use recovery::{SuperCopies, SuperCopy};

@@ -45,9 +45,14 @@ pub(crate) struct Membership {
 impl Membership {
     /// Reads the superblocks of the devices.
     pub(crate) fn find(devices: Vec<Arc<dyn Device>>) -> Result<Self> {
+        let has_others = devices.len() > 1;
         let mut given: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
         for device in devices {
-            given.push((superblock::find(device.as_ref())?, device));
+            let found = superblock::find(device.as_ref()).map_err(|error| match error {
+                Error::Refused { what, .. } if has_others => Error::Refused { what, hint: GO_ON_WITHOUT },
+                error => error,
+            })?;
+            given.push((found, device));
         }
         let newest = given.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation);
         let Some(newest) = newest.cloned() else {
@@ -103,6 +108,15 @@ impl Membership {
     }
 }
 
+/// Checks that the devices belong together, as far as their superblocks show it. Nothing is written.
+///
+/// # Errors
+///
+/// As for [`Volumes::open`].
+pub fn check_superblocks(devices: Vec<Arc<dyn Device>>) -> Result<()> {
+    Membership::find(devices).map(drop)
+}
+
 impl Volumes {
     /// The roots of the root tree in the superblocks that were found at open, and their generations.
     pub fn found_roots(&self) -> Vec<(Logical, Generation)> {
@@ -150,7 +164,7 @@ fn missed_commits(own: Generation, newest: Generation) -> bool {
 pub(crate) fn unnamed(device: &str) -> Error {
     Error::Refused {
         what: format!("{device} missed changes, and was found and not named"),
-        hint: "if it is a device of this filesystem and no backup, name it, and it is overwritten with what it missed: -o device=PATH",
+        hint: "if it is a device of this filesystem and no backup, name it, and it is overwritten with what it missed: -o device=PATH; else go on without it: -o degraded",
     }
 }
 
@@ -166,7 +180,11 @@ fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> R
     if have < wanted {
         return Err(Error::Refused {
             what: format!("{} is truncated: it has {have} bytes, and the filesystem needs {wanted}", device.describe()),
-            hint: "restore the whole image; ubtrfs changed nothing",
+            hint: if newest.num_devices > 1 {
+                GO_ON_WITHOUT
+            } else {
+                "restore the whole image; ubtrfs changed nothing"
+            },
         });
     }
     Ok(())
@@ -205,6 +223,10 @@ fn check_history(own: &Superblock, newest: &Superblock, device: &dyn Device) -> 
     }
     Err(split_brain(&device.describe(), "the newest device", own.generation))
 }
+
+/// The advice on a device of several that cannot be used.
+const GO_ON_WITHOUT: &str =
+    "restore it, or go on without it: leave it out of the command, and use -o degraded; ubtrfs changed nothing";
 
 /// The logs of the newest superblocks (I4).
 fn logs_of(given: &[(Found, Arc<dyn Device>)], newest: Generation) -> Vec<(Logical, u8)> {

@@ -1,6 +1,7 @@
 //! Filesystems with several devices: the other devices are found beside the image that a command names.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
@@ -178,6 +179,75 @@ fn a_device_that_missed_changes_is_overwritten_only_if_it_is_named() {
     write("named");
     assert!(fs::read(&backup).unwrap() != before);
     assert!(ok(ubtrfs(["check", "--check-data-csum", &a])).contains(": clean"));
+}
+
+/// A command on `a.img` that writes leaves out the sick `b.img` beside it, if it may.
+fn leaves_out(array: &Array, reason: &str) {
+    let [a, b] = ["a.img", "b.img"].map(|name| array.at(name));
+    let before = fs::read(&b).unwrap();
+    let new = format!("{a}:/new");
+    refused(&ubtrfs(["mkdir", &new]), &["b.img", reason, "-o degraded"]);
+    refused(&ubtrfs(["mkdir", "-o", &format!("degraded,device={b}"), &new]), &["b.img", reason, "-o degraded"]);
+    for line in [&["mkdir", "-o", "degraded", &new][..], &["ls", "-o", "degraded,ro", &a]] {
+        let output = ubtrfs(line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{line:?}: {said}");
+        assert!(said.contains("b.img is not used") && said.contains(reason), "{line:?}: {said}");
+    }
+    assert!(fs::read(&b).unwrap() == before, "{reason}");
+}
+
+#[test]
+fn a_found_device_that_cannot_be_used_is_left_out_of_a_degraded_filesystem() {
+    // Shorter than its superblock says.
+    let Some(array) = Array::new() else { return };
+    let b = fs::OpenOptions::new().write(true).open(array.path("b.img")).unwrap();
+    b.set_len(100 << 20).unwrap();
+    leaves_out(&array, "is truncated");
+    // Without a valid superblock.
+    let Some(array) = Array::new() else { return };
+    let b = fs::OpenOptions::new().write(true).open(array.path("b.img")).unwrap();
+    for offset in [64 << 10, 64 << 20] {
+        b.write_all_at(b"bad", offset + 200).unwrap();
+    }
+    leaves_out(&array, "no valid superblock");
+    // Written apart.
+    let Some(array) = Array::new() else { return };
+    fs::create_dir(array.path("away")).unwrap();
+    for (name, other, times) in [("a.img", "b.img", 1), ("b.img", "a.img", 2)] {
+        let away = array.path("away").join(other);
+        fs::rename(array.path(other), &away).unwrap();
+        for n in 0..times {
+            ok(ubtrfs(["mkdir", "-o", "degraded", &format!("{}:/{name}{n}", array.at(name))]));
+        }
+        fs::rename(away, array.path(other)).unwrap();
+    }
+    leaves_out(&array, "were written apart");
+}
+
+#[test]
+fn a_found_device_that_refuses_writes_is_left_out_of_a_degraded_filesystem() {
+    let Some(array) = Array::new() else { return };
+    let [a, b] = ["a.img", "b.img"].map(|name| array.at(name));
+    if sh("chattr", ["+i", &b]).is_err() {
+        eprintln!("skipped: no file can be made immutable here");
+        return;
+    }
+    let new = format!("{a}:/new");
+    let outputs = [
+        ubtrfs(["mkdir", &new]),
+        ubtrfs(["mkdir", "-o", &format!("degraded,device={b}"), &new]),
+        ubtrfs(["ls", "-o", "degraded", &a]),
+        ubtrfs(["mkdir", "-o", "degraded", &new]),
+    ];
+    sh("chattr", ["-i", &b]).unwrap();
+    let [without, named, read, degraded] = outputs;
+    for output in [&without, &named] {
+        refused(output, &["b.img", "immutable", "-o degraded"]);
+    }
+    assert!(read.status.success() && read.stderr.is_empty(), "it can be read: {read:?}");
+    let said = String::from_utf8_lossy(&degraded.stderr).into_owned();
+    assert!(degraded.status.success() && said.contains("b.img is not used") && said.contains("immutable"), "{said}");
 }
 
 #[test]

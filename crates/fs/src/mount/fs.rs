@@ -11,7 +11,7 @@ use ubtrfs_device::Device;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Generation};
-use ubtrfs_transaction::{BackgroundWork, DeviceSummary, Engine, Flusher, Geometry, OpenOptions};
+use ubtrfs_transaction::{BackgroundWork, DeviceSummary, Engine, Flusher, Geometry, OpenOptions, usable_devices};
 
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
@@ -51,6 +51,7 @@ pub struct Fs {
     pub(crate) scrub: ScrubState,
     pub(crate) resync: ResyncThread,
     devices_at_open: (Generation, Vec<DeviceSummary>),
+    left_out: Vec<String>,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     /// Memory in bytes for each of two shares of a receive ([`crate::mount::memory_budget`]).
@@ -77,8 +78,16 @@ impl From<&Error> for CloseError {
 
 impl Fs {
     /// Opens the filesystem on these devices: replays the tree log, finds the subvolume to show, deletes inodes that
-    /// earlier sessions left unlinked in that subvolume, and starts the background threads.
+    /// earlier sessions left unlinked in that subvolume, and starts the background threads. With the option `degraded`, a
+    /// device that was only found ([`Device::is_found`]) is left out if it cannot be used.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
+        let (devices, left_out) = match options.degraded {
+            true => usable_devices(devices),
+            false => (devices, Vec::new()),
+        };
+        for reason in &left_out {
+            tracing::warn!("{reason}");
+        }
         let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
             devices,
@@ -109,6 +118,7 @@ impl Fs {
             scrub: ScrubState::default(),
             resync: ResyncThread::default(),
             devices_at_open,
+            left_out,
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: Names::new(),
@@ -192,6 +202,12 @@ impl Fs {
     /// The newest generation when the filesystem was opened, and the devices as they were then, missing ones included.
     pub fn devices_at_open(&self) -> &(Generation, Vec<DeviceSummary>) {
         &self.devices_at_open
+    }
+
+    /// For each device that the option `degraded` leaves out, because it was only found and cannot be used: which one, and
+    /// why.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Error counters of the devices, which also count errors of earlier mounts, in this order: write, read, flush,

@@ -237,8 +237,18 @@ pub(crate) fn open_devices(
     let paths = with_members(&given)?;
     let mut devices: Vec<Arc<FileDevice>> = Vec::with_capacity(paths.len());
     for (index, path) in paths.iter().enumerate() {
-        let device = open_device(path, access)?;
-        devices.push(Arc::new(if index < given.len() { device } else { device.found() }));
+        let is_found = index >= given.len();
+        let unusable = |error: &anyhow::Error| error.downcast_ref().is_some_and(OpenError::is_of_device);
+        match open_device(path, access) {
+            Ok(device) => devices.push(Arc::new(if is_found { device.found() } else { device })),
+            Err(error) if is_found && options.degraded && unusable(&error) => {
+                warn(&format!("{} is not used, and counts as missing: {error}", path.shown()));
+            }
+            Err(error) if paths.len() > 1 && unusable(&error) => {
+                bail!("{error}; to go on without this device, leave it out of the command, and use -o degraded")
+            }
+            Err(error) => return Err(error),
+        }
     }
     refuse_foreign(&devices)?;
     Ok(devices.into_iter().map(|device| device as Arc<dyn Device>).collect())
@@ -369,9 +379,7 @@ fn with_shared_devices<T>(
     work: impl FnOnce(&Arc<Fs>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let fs = Fs::open(devices, options).map_err(|error| not_opened("open", image, error))?;
-    if fs.read_only().is_none() {
-        device_notes(&fs).iter().for_each(|note| warn(note));
-    }
+    device_notes(&fs).iter().for_each(|note| warn(note));
     let guard = CloseOnDrop(&fs);
     let worked = match fs.read_only() {
         Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.shown())),
@@ -384,7 +392,8 @@ fn with_shared_devices<T>(
     Ok(done)
 }
 
-/// What users must know about the devices of a filesystem that was opened: the ones that missed changes, which are overwritten.
+/// What users must know about the devices of a filesystem that was opened: the ones that are left out, and the ones that missed
+/// changes, which are overwritten.
 pub(crate) fn device_notes(fs: &Fs) -> Vec<String> {
     let (newest, devices) = fs.devices_at_open();
     let note = |device: &DeviceSummary| match device.state {
@@ -396,7 +405,7 @@ pub(crate) fn device_notes(fs: &Fs) -> Vec<String> {
         )),
         _ => None,
     };
-    devices.iter().filter_map(note).collect()
+    fs.left_out().iter().cloned().chain(devices.iter().filter_map(note)).collect()
 }
 
 /// Closes the filesystem when a panic unwinds. Without a panic, the filesystem is closed explicitly, so that errors are
