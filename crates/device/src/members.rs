@@ -13,6 +13,7 @@
 //! - I5. A device that missed changes is brought up to date, which overwrites it. It may be a backup, so it is never found:
 //!   it joins only if the caller names it. One generation of difference is not enough: a power cut between two superblocks
 //!   explains it.
+//! - I6. An image file and the loop devices over it are one device. The given one counts, or else the file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,6 +27,8 @@ use ubtrfs_format::check_superblock;
 use ubtrfs_format::print::escaped;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use uuid::Uuid;
+
+use crate::mounted::loop_file;
 
 /// Candidates that are examined at most, so that a huge directory does not delay an open for ever.
 const CANDIDATES_MAX: usize = 65_536;
@@ -75,11 +78,11 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
         return Ok(FoundMembers::default());
     };
     let own = rustix::process::geteuid().as_raw();
-    let may_find_blocks = known.iter().all(|given| given.is_block() || given.owner == own);
+    let may_find_blocks = known.iter().all(|given| given.is_block || given.owner == own);
     // I3
-    let is_trusted = |member: &Member| match member.is_block() {
+    let is_trusted = |member: &Member| match member.is_block {
         true => may_find_blocks,
-        false => known.iter().any(|given| !given.is_block() && given.owner == member.owner),
+        false => known.iter().any(|given| !given.is_block && given.owner == member.owner),
     };
     let mut found: BTreeMap<u64, Vec<Member>> = BTreeMap::new();
     for path in candidates(given) {
@@ -139,11 +142,18 @@ fn ambiguous(one: &Member, other: &Member) -> io::Error {
     )
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Block(u64),
+    File(u64, u64),
+}
+
 /// A device with a superblock.
 struct Member {
     path: PathBuf,
-    /// What tells devices apart: `st_rdev` of a block device, `st_dev` and `st_ino` of a file.
-    place: (bool, u64, u64),
+    is_block: bool,
+    /// What tells devices apart (I6): `st_rdev` of a block device, `st_dev` and `st_ino` of a file.
+    place: Place,
     owner: u32,
     fsid: Uuid,
     devid: u64,
@@ -179,9 +189,15 @@ impl Member {
                 (superblock, is_valid) = (newest, true);
             }
         }
-        let place = if is_block { (true, metadata.rdev(), 0) } else { (false, metadata.dev(), metadata.ino()) };
+        let place = match is_block {
+            true => {
+                loop_file(metadata.rdev()).map_or(Place::Block(metadata.rdev()), |(dev, ino)| Place::File(dev, ino))
+            }
+            false => Place::File(metadata.dev(), metadata.ino()),
+        };
         Some(Self {
             path: path.to_owned(),
+            is_block,
             place,
             owner: metadata.uid(),
             fsid: superblock.fsid,
@@ -189,10 +205,6 @@ impl Member {
             nr_devices: superblock.num_devices,
             generation: is_valid.then_some(superblock.generation.0),
         })
-    }
-
-    fn is_block(&self) -> bool {
-        self.place.0
     }
 }
 
@@ -208,8 +220,10 @@ fn candidates(given: &[&Path]) -> Vec<PathBuf> {
         let path = entry.path();
         path.strip_prefix(".").map(Path::to_owned).unwrap_or(path)
     });
-    let mut all: Vec<PathBuf> = beside.chain(block_devices()).collect();
+    let mut all: Vec<PathBuf> = beside.collect();
     all.sort_unstable();
+    // Files come first (I6).
+    all.extend(block_devices());
     all
 }
 

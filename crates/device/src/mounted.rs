@@ -129,6 +129,15 @@ pub(crate) fn open_exclusive(node: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(flags).open(node)
 }
 
+/// Device and inode number of the file behind a loop device that shows all of it.
+pub(crate) fn loop_file(rdev: u64) -> Option<(u64, u64)> {
+    let dir = sysfs_dir(rdev).join("loop");
+    let backing = fs::read_to_string(dir.join("backing_file")).ok()?;
+    let offset = fs::read_to_string(dir.join("offset")).ok()?;
+    let metadata = fs::metadata(backing.trim_end_matches('\n')).ok()?;
+    (offset.trim() == "0").then(|| (metadata.dev(), metadata.ino()))
+}
+
 /// Names of the loop devices over this file, and of their partitions.
 pub(crate) fn loop_devices_of(dev: u64, ino: u64) -> Vec<String> {
     let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };

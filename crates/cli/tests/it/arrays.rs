@@ -188,7 +188,7 @@ fn leaves_out(array: &Array, reason: &str) {
     let new = format!("{a}:/new");
     refused(&ubtrfs(["mkdir", &new]), &["b.img", reason, "-o degraded"]);
     refused(&ubtrfs(["mkdir", "-o", &format!("degraded,device={b}"), &new]), &["b.img", reason, "-o degraded"]);
-    for line in [&["mkdir", "-o", "degraded", &new][..], &["ls", "-o", "degraded,ro", &a]] {
+    for line in [&["ls", "-o", "degraded,ro", &a][..], &["mkdir", "-o", "degraded", &new]] {
         let output = ubtrfs(line);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{line:?}: {said}");
@@ -248,6 +248,27 @@ fn a_found_device_that_refuses_writes_is_left_out_of_a_degraded_filesystem() {
     assert!(read.status.success() && read.stderr.is_empty(), "it can be read: {read:?}");
     let said = String::from_utf8_lossy(&degraded.stderr).into_owned();
     assert!(degraded.status.success() && said.contains("b.img is not used") && said.contains("immutable"), "{said}");
+}
+
+#[test]
+fn an_image_and_the_loop_device_over_it_are_one_device() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let Some(array) = Array::new() else { return };
+    let [a, b] = ["a.img", "b.img"].map(|name| array.at(name));
+    let loops = [&a, &b].map(|image| sh("losetup", ["-f", "--show", image]).unwrap().trim().to_owned());
+    let outputs = [
+        ubtrfs(["mkdir", &format!("{a}:/one")]),
+        ubtrfs(["mkdir", &format!("{b}:/two")]),
+        ubtrfs(["ls", &loops[0]]),
+        ubtrfs(["mkdir", "-o", &format!("device={}", loops[1]), &format!("{a}:/three")]),
+    ];
+    for device in &loops {
+        sh("losetup", ["-d", device]).unwrap();
+    }
+    outputs.into_iter().map(ok).for_each(drop);
+    assert_eq!(ok(ubtrfs(["ls", &a])), "one\nthree\ntwo\n");
 }
 
 #[test]
