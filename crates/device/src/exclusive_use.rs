@@ -11,6 +11,8 @@
 //!   mapper's device), because a file and the loop device over it are one image.
 //! - I2. If this process serves a mount of type `fuseblk`, the exclusive claim (O_EXCL) passes to the kernel's mount,
 //!   and the process keeps the flock.
+//! - I3. All processes lock the devices of a filesystem in the same order ([`lock_order`]). So of several processes that open
+//!   it at once, one gets all devices.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -36,6 +38,21 @@ pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
     }
     lock(file, path, Access::ReadWrite, &metadata)?;
     claim_image(path, Access::ReadOnly, &metadata).map(drop)
+}
+
+/// The order in which the devices of a filesystem are locked, as indexes of `paths` (I3).
+pub fn lock_order(paths: &[PathBuf]) -> Vec<usize> {
+    let place = |path: &PathBuf| {
+        let metadata = std::fs::metadata(path).ok()?;
+        let of_block = |rdev| mounted::loop_file(rdev).map_or((true, rdev, 0), |(dev, ino)| (false, dev, ino));
+        Some(match metadata.file_type().is_block_device() {
+            true => of_block(metadata.rdev()),
+            false => (false, metadata.dev(), metadata.ino()),
+        })
+    };
+    let mut order: Vec<usize> = (0..paths.len()).collect();
+    order.sort_by_cached_key(|index| paths.get(*index).and_then(place));
+    order
 }
 
 /// Takes the kernel's exclusive claim on the block device at `path`, which must have the device number `rdev`. The

@@ -41,7 +41,7 @@ mod stdio;
 mod write_gate;
 
 pub use aligned_buf::AlignedBuf;
-pub use exclusive_use::{claim_block_device, refuse_in_use};
+pub use exclusive_use::{claim_block_device, lock_order, refuse_in_use};
 pub use file::{Access, FileDevice};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, fuse_rings_are_off, has_fuse_rings};
 pub use loop_watch::{LoopEvent, LoopWatch};

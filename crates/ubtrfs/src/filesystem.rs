@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, find_members};
+use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice, find_members, lock_order};
 use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 
@@ -217,18 +217,22 @@ impl Filesystem {
         for device in &members.left_out {
             tracing::warn!("{device}");
         }
-        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-        for path in given {
-            devices.push(Arc::new(FileDevice::open(path, access).while_doing("open", path)?));
-        }
-        for path in &members.found {
+        let nr_given = given.len();
+        let paths: Vec<PathBuf> = given.into_iter().map(Path::to_owned).chain(members.found).collect();
+        let mut opened: Vec<Option<Arc<dyn Device>>> = vec![None; paths.len()];
+        for index in lock_order(&paths) {
+            let (path, is_found) = (&paths[index], index >= nr_given);
             match FileDevice::open(path, access) {
-                Err(error) if options.degraded && error.is_of_device() => {
+                Err(error) if is_found && options.degraded && error.is_of_device() => {
                     tracing::warn!("a device is not used, and counts as missing: {error}");
                 }
-                opened => devices.push(Arc::new(opened.while_doing("open", path)?.found())),
+                device => {
+                    let device = device.while_doing("open", path)?;
+                    opened[index] = Some(Arc::new(if is_found { device.found() } else { device }));
+                }
             }
         }
+        let devices = opened.into_iter().flatten().collect();
         Self::open_devices(devices, options)
     }
 

@@ -3,11 +3,12 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::{Output, Stdio};
 
 use tempfile::TempDir;
 use ubtrfs_testkit::{LoopMount, capability, run as sh};
 
-use crate::common::{ok, refused, text, ubtrfs};
+use crate::common::{command, ok, refused, text, ubtrfs};
 
 /// Two image files with an empty RAID1 that Linux's tools made.
 struct Array(TempDir);
@@ -269,6 +270,34 @@ fn an_image_and_the_loop_device_over_it_are_one_device() {
     }
     outputs.into_iter().map(ok).for_each(drop);
     assert_eq!(ok(ubtrfs(["ls", &a])), "one\nthree\ntwo\n");
+}
+
+#[test]
+fn of_two_mounts_at_once_by_different_devices_one_succeeds() {
+    if !capability::fuse() {
+        return;
+    }
+    let Some(array) = Array::new() else { return };
+    let dirs = ["m1", "m2"].map(|name| array.at(name));
+    dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    for round in 0..12 {
+        let mounts = [("a.img", &dirs[0]), ("b.img", &dirs[1])].map(|(name, dir)| {
+            let mut mount = command(["mount", &array.at(name), dir]);
+            mount.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+        });
+        let outputs = mounts.map(|mount| mount.wait_with_output().unwrap());
+        for (dir, output) in dirs.iter().zip(&outputs).filter(|(_, output)| output.status.success()) {
+            assert!(fs::read_dir(dir).is_ok(), "{output:?}");
+        }
+        // Root can mount it twice.
+        let mounted = dirs.iter().zip(&outputs).filter(|(_, output)| output.status.success());
+        let results: Vec<Output> = mounted.map(|(dir, _)| ubtrfs(["umount", dir])).collect();
+        assert!(!results.is_empty(), "{round}: {outputs:?}");
+        results.into_iter().map(ok).for_each(drop);
+        for output in outputs.iter().filter(|output| !output.status.success()) {
+            refused(output, &["in use"]);
+        }
+    }
 }
 
 #[test]

@@ -51,9 +51,13 @@ pub(super) fn explained(error: anyhow::Error, device: &Path) -> anyhow::Error {
     }
 }
 
-/// Whether another server has just mounted the image, or is about to, so that [`join`] may succeed soon.
+/// Whether another server has just mounted the image, or is about to, so that [`join`] may succeed soon. It may have locked
+/// another device of the filesystem only.
 pub(super) fn may_succeed(device: &Path) -> bool {
-    ubtrfs_device::is_being_mounted(device) || Found::of_image(device).is_some_and(|found| found.first.is_of_root())
+    let others = ubtrfs_device::find_members(&[device]).map(|members| members.found).unwrap_or_default();
+    ubtrfs_device::is_being_mounted(device)
+        || others.iter().any(|other| ubtrfs_device::is_being_mounted(other))
+        || Found::of_image(device).is_some_and(|found| found.first.is_of_root())
 }
 
 /// A mount of the image, and its server.

@@ -41,7 +41,7 @@ pub(crate) use ubtrfs_archive::walk::{
     COPY_LEN, Name, VisitedDirs, child_path, data_ranges, join, normal_names, read_names, read_pieces,
 };
 use ubtrfs_control::{Channel, ImageWork};
-use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members};
+use ubtrfs_device::{Access, Device, FileDevice, OpenError, find_members, lock_order};
 use ubtrfs_fs::{Attr, DeviceSummary, Fs, InodeId, MemberState, MountOptions, mode};
 
 use super::committed::refuse_foreign;
@@ -235,12 +235,13 @@ pub(crate) fn open_devices(
         }
     }
     let paths = with_members(&given)?;
-    let mut devices: Vec<Arc<FileDevice>> = Vec::with_capacity(paths.len());
-    for (index, path) in paths.iter().enumerate() {
+    let mut opened: Vec<Option<Arc<FileDevice>>> = vec![None; paths.len()];
+    for index in lock_order(&paths) {
+        let path = &paths[index];
         let is_found = index >= given.len();
         let unusable = |error: &anyhow::Error| error.downcast_ref().is_some_and(OpenError::is_of_device);
         match open_device(path, access) {
-            Ok(device) => devices.push(Arc::new(if is_found { device.found() } else { device })),
+            Ok(device) => opened[index] = Some(Arc::new(if is_found { device.found() } else { device })),
             Err(error) if is_found && options.degraded && unusable(&error) => {
                 warn(&format!("{} is not used, and counts as missing: {error}", path.shown()));
             }
@@ -250,6 +251,7 @@ pub(crate) fn open_devices(
             Err(error) => return Err(error),
         }
     }
+    let devices: Vec<Arc<FileDevice>> = opened.into_iter().flatten().collect();
     refuse_foreign(&devices)?;
     Ok(devices.into_iter().map(|device| device as Arc<dyn Device>).collect())
 }
