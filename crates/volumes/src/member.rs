@@ -21,6 +21,9 @@
 //! - M3. From the first commit on, a member that is behind, missing or kicked has a record in the device tree
 //!   ([`DeviceRecord`]). So if bringing it up to date is interrupted, the next open goes on, although a late member has new
 //!   superblocks.
+//! - M4. A record is certain up to the last commit of this program: each commit confirms it. A member whose superblock is
+//!   newer than the record allows, but not newer than the confirmation, was written apart. A newer one may have been written
+//!   by Linux, together with the others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -103,8 +106,16 @@ pub(crate) struct Member {
     pub(crate) busy_bytes: AtomicU64,
     stats: [AtomicU64; 5],
     stats_changed: AtomicBool,
-    /// The generations of the [`DeviceRecord`] that the last commit stored.
-    record: Mutex<(Option<Generation>, Option<Generation>)>,
+    /// What the [`DeviceRecord`] that the last commit stored says.
+    record: Mutex<Marks>,
+}
+
+/// The generations of a [`DeviceRecord`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Marks {
+    complete_to: Option<Generation>,
+    written_to: Option<Generation>,
+    confirmed_at: Option<Generation>,
 }
 
 impl Member {
@@ -270,37 +281,55 @@ impl Member {
     }
 
     /// The record that the running commit stores, if it changed since it was last taken. `committed` is the generation of
-    /// the commit before.
+    /// the commit before. The record of a member that gets no superblocks changes in each commit (M4).
     pub(crate) fn take_changed_record(&self, committed: Generation) -> Option<DeviceRecord> {
         let mut record = self.record.lock();
         let since = Some(Generation(self.since.load(Ordering::Acquire)));
-        let now = match self.state() {
+        let (complete_to, written_to) = match self.state() {
             MemberState::InSync => (None, None),
-            MemberState::Late(_) => (record.0.or(since), None),
-            MemberState::Stale(_) => (record.0.or(since), record.1.or(Some(self.found_root.1))),
-            MemberState::Kicked => (record.0.or(since), record.1.or(Some(committed))),
-            MemberState::Missing => (record.0.or(Some(committed)), record.1.or(Some(committed))),
+            MemberState::Late(_) => (record.complete_to.or(since), None),
+            MemberState::Stale(_) => (record.complete_to.or(since), record.written_to.or(Some(self.found_root.1))),
+            MemberState::Kicked => (record.complete_to.or(since), record.written_to.or(Some(committed))),
+            MemberState::Missing => (record.complete_to.or(Some(committed)), record.written_to.or(Some(committed))),
         };
+        let confirmed_at = written_to.map(|_| Generation(committed.0.saturating_add(1)));
+        let now = Marks { complete_to, written_to, confirmed_at };
         let has_changed = self.stats_changed.swap(false, Ordering::AcqRel) || *record != now;
         *record = now;
-        has_changed.then(|| DeviceRecord { stats: self.stats_item(), complete_to: now.0, written_to: now.1 })
+        has_changed.then(|| DeviceRecord { stats: self.stats_item(), complete_to, written_to, confirmed_at })
     }
 
     /// Adds the counts of a record to the counters, and takes its generations (M3): a member that got superblocks is late,
-    /// and one that got none is stale, also if another program has written to it since then.
-    pub(crate) fn add_record(&self, record: &DeviceRecord) {
+    /// and one that got none is stale, also if another program has written to it since then. `newest` is the generation of
+    /// the newest superblock. Returns whether the record proves that the member was written apart (M4).
+    pub(crate) fn add_record(&self, record: &DeviceRecord, newest: Generation) -> bool {
+        let (found, has_device) = (self.found_root.1, self.device.is_some());
+        let was_stale = matches!(self.state(), MemberState::Stale(_));
         if let Some(complete_to) = record.complete_to
-            && self.device.is_some()
+            && has_device
         {
             self.since.fetch_min(complete_to.0, Ordering::AcqRel);
             let is_late = self.is_complete() && record.written_to.is_none();
             self.is_late.store(is_late, Ordering::Release);
             self.is_stale.store(true, Ordering::Release);
         }
-        *self.record.lock() = (record.complete_to, record.written_to);
+        let mut marks =
+            Marks { complete_to: record.complete_to, written_to: record.written_to, confirmed_at: record.confirmed_at };
+        let mut is_apart = false;
+        if let Some(written_to) = record.written_to {
+            // A record without this generation was stored by the next commit at the earliest.
+            let confirmed_at = record.confirmed_at.unwrap_or(Generation(written_to.0.saturating_add(1)));
+            is_apart = was_stale && found > written_to && found <= confirmed_at;
+            if confirmed_at < newest {
+                // Another program has committed since then, and the member may have its superblocks.
+                marks.written_to = has_device.then_some(found.max(written_to));
+            }
+        }
+        *self.record.lock() = marks;
         for (counter, value) in self.stats.iter().zip(record.stats.values) {
             counter.fetch_add(value, Ordering::Relaxed);
         }
+        is_apart
     }
 
     /// Sets the counters to 0, and returns the counters before.

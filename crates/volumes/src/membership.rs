@@ -7,7 +7,7 @@
 //! - I3. Two members that were written apart are refused. They show it by different tree roots at one generation, by a
 //!   tree root that the newest superblock's backups do not know for the older member's generation, by different copies of
 //!   the nodes that the last commit of one of them wrote, of which the first ones are compared
-//!   ([`Volumes::check_one_history`]), or by a stale member that is newer than its record in the newest device tree says
+//!   ([`Volumes::check_one_history`]), or by a stale member whose record in the newest device tree proves it
 //!   ([`Volumes::add_record`]). Linux writes no such records.
 //! - I4. The log root may differ between superblocks of one generation, if a power cut interrupted the writing of a log,
 //!   or if a device lost it. An fsync returns after all members in sync have its log. So the latest log that is valid

@@ -513,24 +513,22 @@ impl Volumes {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the device is behind by more than one commit, and newer than it can be: it was written apart
-    /// (I3 of `membership`). Also if it missed a commit and was not named (I5 there).
+    /// [`Error::Refused`] if the device is behind by more than one commit, and the record proves that it was written apart
+    /// (M4 of `member`). Also if it missed a commit and was not named (I5 there).
     pub fn add_record(&self, devid: DevId, record: &DeviceRecord) -> Result<()> {
         let Some(member) = self.member(devid) else { return Ok(()) };
-        let (found, is_stale) = (member.found_root.1, matches!(member.state(), MemberState::Stale(_)));
+        let (found, newest) = (member.found_root.1, self.superblock.generation);
         let was_complete = member.is_complete();
-        member.add_record(record);
+        let is_apart = member.add_record(record, newest);
         if was_complete && !member.is_complete() {
             self.kicks.count();
-            if found < self.superblock.generation && member.device().is_some_and(|device| device.is_found()) {
+            if found < newest && member.device().is_some_and(|device| device.is_found()) {
                 return Err(membership::unnamed(&member.describe()));
             }
         }
-        match record.written_to {
-            Some(written_to) if is_stale && found > written_to => {
-                Err(membership::split_brain(&member.describe(), "the newest device", found))
-            }
-            _ => Ok(()),
+        match is_apart {
+            true => Err(membership::split_brain(&member.describe(), "the newest device", found)),
+            false => Ok(()),
         }
     }
 

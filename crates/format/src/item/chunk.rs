@@ -231,6 +231,9 @@ pub struct DeviceRecord {
     pub complete_to: Option<Generation>,
     /// The generation of the newest superblock that the device can have. `None` if it gets the filesystem's superblocks.
     pub written_to: Option<Generation>,
+    /// The generation of the last commit that knew `written_to` to be true. Linux does not renew it, but may write later
+    /// superblocks to the device.
+    pub confirmed_at: Option<Generation>,
 }
 
 impl DeviceRecord {
@@ -241,7 +244,7 @@ impl DeviceRecord {
             let raw = data.get(DevStatsItem::SIZE.saturating_add(at)..).and_then(<[u8]>::first_chunk)?;
             Some(Generation(u64::from_le_bytes(*raw))).filter(|generation| generation.0 != 0)
         };
-        Ok(Self { stats, complete_to: number(0), written_to: number(8) })
+        Ok(Self { stats, complete_to: number(0), written_to: number(8), confirmed_at: number(16) })
     }
 
     /// The bytes on disk: those of Linux unless the device is behind.
@@ -250,6 +253,7 @@ impl DeviceRecord {
         if let Some(complete_to) = self.complete_to {
             raw.extend(complete_to.0.to_le_bytes());
             raw.extend(self.written_to.unwrap_or_default().0.to_le_bytes());
+            raw.extend(self.confirmed_at.iter().flat_map(|generation| generation.0.to_le_bytes()));
         }
         raw
     }

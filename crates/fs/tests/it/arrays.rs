@@ -11,7 +11,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
 use ubtrfs_format::{Profile, RootId};
 use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode};
-use ubtrfs_testkit::{LoopDevice, Rng, capability, run};
+use ubtrfs_testkit::{LoopDevice, LoopMount, Rng, capability, run};
 
 const ROOT: Caller = Caller::ROOT;
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
@@ -415,6 +415,47 @@ fn the_record_of_a_device_ends_when_it_is_back() {
         fs.close().unwrap();
     }
     array.judge(|point| assert_eq!(std::fs::read_dir(point).unwrap().count(), 18));
+}
+
+/// Our record says that a device is behind. Linux brings it up to date, and later writes without it.
+#[test]
+fn m4_a_device_that_linux_repaired_and_later_left_out_is_no_other_half() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let array = Array::new(&["-d", "raid1", "-m", "raid1"], &[300, 300]);
+    let fs = array.open_some(&[0], "degraded");
+    for n in 0..3 {
+        put(&fs, &format!("ours-{n}"), &content(8192, n));
+        fs.sync().unwrap();
+    }
+    fs.close().unwrap();
+    drop(fs);
+    let write = |images: &[&PathBuf], options: &str, name: &str| {
+        let linux = LoopMount::array(images, options).unwrap();
+        if images.len() > 1 {
+            run("btrfs", ["scrub", "start", "-B", linux.path().to_str().unwrap()]).unwrap();
+        }
+        for n in 0..6 {
+            std::fs::write(linux.join(format!("{name}-{n}")), content(8192, n)).unwrap();
+            run("btrfs", ["filesystem", "sync", linux.path().to_str().unwrap()]).unwrap();
+        }
+        linux.close().unwrap();
+    };
+    write(&[&array.images[0], &array.images[1]], "rw", "both");
+    write(&[&array.images[0]], "degraded", "degraded");
+    let fs = array.open();
+    assert_eq!(fs.read_only(), None);
+    fs.wait_for_resync();
+    fs.close().unwrap();
+    drop(fs);
+    array.judge(|_| ());
+    let fs = array.open_some(&[1], "degraded");
+    for name in ["ours-2", "both-5", "degraded-5"] {
+        let seed = name.rsplit('-').next().unwrap().parse().unwrap();
+        assert!(get(&fs, name, 8192) == content(8192, seed), "{name}");
+    }
+    fs.close().unwrap();
 }
 
 #[test]

@@ -323,7 +323,12 @@ fn m2_a_device_one_generation_behind_counts_and_is_read_last() {
 #[test]
 fn m3_a_device_stays_late_until_its_content_is_up_to_date() {
     let volumes = open(&devices(2, BlockGroupFlags::RAID1));
-    let record = |complete_to| DeviceRecord { stats: DevStatsItem { values: [0; 5] }, complete_to, written_to: None };
+    let record = |complete_to| DeviceRecord {
+        stats: DevStatsItem { values: [0; 5] },
+        complete_to,
+        written_to: None,
+        confirmed_at: None,
+    };
     volumes.add_record(DevId(2), &record(Some(Generation(7)))).unwrap();
     assert_eq!(states(&volumes), [MemberState::InSync, MemberState::Late(Generation(7))]);
     assert!(!volumes.needs_full_commit(), "it gets superblocks");
@@ -341,6 +346,7 @@ fn m3_records_tell_what_a_device_has() {
         stats: DevStatsItem { values: [0; 5] },
         complete_to: Some(Generation(complete_to)),
         written_to: written_to.map(Generation),
+        confirmed_at: None,
     };
     // Device 2 was left out, and is one generation behind; device 3 was interrupted, was then left out, and is stale.
     set(1, 20);
@@ -362,7 +368,8 @@ fn m3_records_tell_what_a_device_has() {
     // Nothing was recorded yet: the first commit records both.
     let volumes = open(&devices);
     let taken = volumes.take_changed_records(Generation(20));
-    assert_eq!(taken, [(DevId(2), record(19, None)), (DevId(3), record(15, Some(15)))]);
+    let confirmed = DeviceRecord { confirmed_at: Some(Generation(21)), ..record(15, Some(15)) };
+    assert_eq!(taken, [(DevId(2), record(19, None)), (DevId(3), confirmed)]);
     // A member that is kicked by a flush lacks the commit that it was flushed for.
     Faulty::set(&devices[0].fails_flushes);
     assert!(volumes.flush().is_err(), "C2: a late device may lack content");
@@ -381,9 +388,40 @@ fn m3_records_tell_what_a_device_has() {
                 stats: DevStatsItem { values: [0, 0, 1, 0, 0] },
                 complete_to: Some(Generation(20)),
                 written_to: Some(Generation(21)),
+                confirmed_at: Some(Generation(22)),
             }
         )]
     );
+}
+
+#[test]
+fn m4_a_record_is_certain_up_to_the_commit_that_confirmed_it() {
+    let devices = devices(2, BlockGroupFlags::RAID1);
+    set_generation(&devices, 1, BlockGroupFlags::RAID1, 30);
+    let stats = DevStatsItem { values: [0; 5] };
+    let generation = |number: u64| Some(Generation(number));
+    let record = |confirmed_at| {
+        let (complete_to, written_to) = (generation(9), generation(10));
+        DeviceRecord { stats: stats.clone(), complete_to, written_to, confirmed_at }
+    };
+    let found_at = |number, confirmed_at| {
+        set_generation(&devices, 2, BlockGroupFlags::RAID1, number);
+        let volumes = open(&devices);
+        volumes.add_record(DevId(2), &record(confirmed_at)).map(|()| volumes)
+    };
+    for (number, confirmed_at) in [(12, generation(13)), (13, generation(13)), (25, generation(30)), (11, None)] {
+        let refused = found_at(number, confirmed_at).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("were written apart"), "{number} {confirmed_at:?}: {refused}");
+    }
+    found_at(10, generation(30)).unwrap();
+    // Linux has written to both since then, and then to the first one only.
+    for confirmed_at in [generation(13), None] {
+        let volumes = found_at(25, confirmed_at).unwrap();
+        assert_eq!(states(&volumes), [MemberState::InSync, MemberState::Stale(Generation(9))]);
+        let (complete_to, written_to, confirmed_at) = (generation(9), generation(25), generation(31));
+        let renewed = DeviceRecord { stats: stats.clone(), complete_to, written_to, confirmed_at };
+        assert_eq!(volumes.take_changed_records(Generation(30)), [(DevId(2), renewed)]);
+    }
 }
 
 #[test]

@@ -244,7 +244,12 @@ fn chunks_past_the_device_are_corrupt() {
 fn stored_counters_are_added_to() {
     let device = Recorder::formatted(32 * MIB);
     let volumes = volumes(&device);
-    let record = |values| DeviceRecord { stats: DevStatsItem { values }, complete_to: None, written_to: None };
+    let record = |values| DeviceRecord {
+        stats: DevStatsItem { values },
+        complete_to: None,
+        written_to: None,
+        confirmed_at: None,
+    };
     volumes.add_record(DevId(1), &record([1, 2, 3, 4, 5])).unwrap();
     assert!(volumes.take_changed_records(Generation(9)).is_empty());
     device.bad_reads.lock().unwrap().push(0..1 << 40);
