@@ -104,10 +104,20 @@ fn a_mounted_array_goes_on_without_a_device_and_takes_it_back() {
 
     // Without a device, only reading is possible, unless the option says so.
     fs::rename(&b, array.path("away/b.img")).unwrap();
-    ok(ubtrfs(["mount", "-r", &a, &m]));
+    let names_missing = |args: &[&str]| {
+        let mounted = ubtrfs(args);
+        let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+        assert!(mounted.status.success(), "{said}");
+        let usage = format!("ubtrfs filesystem usage {m}");
+        for words in ["a.img is mounted without device 2 (uuid ", "fewer copies", "device remove missing", &usage] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert_eq!(said.lines().count(), 1, "{said}");
+    };
+    names_missing(&["mount", "-r", &a, &m]);
     holds(&["whole"]);
     ok(ubtrfs(["umount", &m]));
-    ok(ubtrfs(["mount", "-o", "degraded", &a, &m]));
+    names_missing(&["mount", "-o", "degraded", &a, &m]);
     holds(&["whole"]);
     written("degraded");
 

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ubtrfs_control::{Channel, filesystem};
 use ubtrfs_device::{Access, Device, OpenError};
-use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr, SubvolumeInfo};
+use ubtrfs_fs::{Caller, DeviceSummary, Fs, MemberState, MountOptions, SetAttr, SubvolumeInfo};
 use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{Identity, MountConfig, MountError, Mounted, Placement, PrivilegedHelper, Session};
 
@@ -504,7 +504,10 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
     let wanted_read_only = options.read_only;
     let fs = Fs::open(devices, options).map_err(|error| not_opened("mount", &args.device, error))?;
     fs.resume_balance_in_background();
-    let notes = device_notes(&fs);
+    let mut notes = device_notes(&fs);
+    // The reason of a mount that is read-only unasked names the missing devices.
+    let names_missing = !wanted_read_only && fs.read_only().is_some();
+    notes.extend(missing_note(&fs, args).filter(|_| !names_missing));
     notes.iter().for_each(|note| warn(note));
     if let Some(reason) = fs.read_only().filter(|_| !wanted_read_only) {
         warn(&format!("{shown} is mounted read-only: {reason}"));
@@ -522,6 +525,24 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions, fusebl
         chown_root(&fs)?;
     }
     Ok(Opened { fs, block_device: first.filter(|_| fuseblk && obstacle.is_none()), notes })
+}
+
+/// Names the missing devices of a mount, and how to do without them or take them back.
+fn missing_note(fs: &Fs, args: &Args) -> Option<String> {
+    let (_, devices) = fs.devices_at_open();
+    let is_missing = |device: &&DeviceSummary| device.state == MemberState::Missing;
+    let named = |device: &DeviceSummary| format!("device {} (uuid {})", device.devid, device.uuid);
+    let missing: Vec<String> = devices.iter().filter(is_missing).map(named).collect();
+    if missing.is_empty() {
+        return None;
+    }
+    let dir = args.dir.shown();
+    Some(format!(
+        "{} is mounted without {}: some content has fewer copies than it should; mount again with all devices named, or make new \
+         copies with: ubtrfs device add DEVICE {dir}, then: ubtrfs device remove missing {dir}; see: ubtrfs filesystem usage {dir}",
+        args.device.shown(),
+        missing.join(", "),
+    ))
 }
 
 /// The reason why a mount cannot have the type `fuseblk`. `full` is the full path of the device.
