@@ -22,7 +22,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ubtrfs_device::Device;
 use ubtrfs_error::Error;
-use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, Stripe};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, FormatError, Logical, Profile};
 
@@ -139,6 +139,18 @@ impl Array {
         let chunks = self.chunks.read().unwrap_or_else(PoisonError::into_inner);
         let (&start, item) = chunks.range(..=at.0).next_back()?;
         (at.0.saturating_sub(start) < item.length).then(|| (Logical(start), item.clone()))
+    }
+
+    /// Whether each byte of a chunk has a copy on a given device, or can be computed from them.
+    pub(crate) fn survives(&self, chunk: &ChunkItem) -> bool {
+        let has = |stripe: &Stripe| self.has(stripe.devid);
+        let Some(profile) = Profile::of(chunk.flags) else { return chunk.stripes.iter().all(has) };
+        if profile.sub_stripes > 1 {
+            // Each group of mirrors needs one.
+            return chunk.stripes.chunks(profile.sub_stripes.into()).all(|mirrors| mirrors.iter().any(has));
+        }
+        let nr_missing = chunk.stripes.iter().filter(|stripe| !has(stripe)).count();
+        nr_missing <= usize::from(profile.tolerated_failures)
     }
 
     /// The ranges of all chunks, by address.

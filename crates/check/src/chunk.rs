@@ -92,6 +92,12 @@ impl<'a> Checker<'a> {
                 self.sink.report(Code::DeviceMissing, *place, text);
             }
         }
+        for (start, chunk) in self.array.chunks() {
+            if !self.array.survives(&chunk) {
+                let text = format!("chunk {start} has lost parts with the devices that were not given");
+                self.sink.report(Code::ChunkLost, Place::tree(RootId::CHUNK_TREE), text);
+            }
+        }
         for member in self.array.members() {
             let own = &member.superblock.dev_item;
             let Some((item, place)) = self.device_extents.items.get(&own.devid.0) else {

@@ -42,7 +42,8 @@ codes! {
     Chunk = "E-CHUNK", "A chunk contradicts itself, another chunk, its device, or the superblock's system chunks.";
     DevExtent = "E-DEV-EXTENT", "A chunk stripe has no device extent, or a device extent has no chunk stripe.";
     Device = "E-DEVICE", "A device item contradicts the device, its extents, or the superblock.";
-    DeviceMissing = "E-DEVICE-MISSING", "A device of the filesystem was not given, so its copies were not checked.";
+    DeviceMissing = "W-DEVICE-MISSING", "A device of the filesystem was not given, so its copies were not checked.";
+    ChunkLost = "E-CHUNK-LOST", "A chunk has parts whose only copies are on devices that were not given.";
     DeviceStale = "E-DEVICE-STALE", "A device missed commits: its superblocks are older than those of another device.";
     DevStats = "W-DEV-STATS", "Error counters are not zero, or belong to a device that does not exist.";
     BlockGroup = "E-BLOCK-GROUP", "A chunk has no block group of its kind, or a block group has no chunk.";
