@@ -137,7 +137,9 @@ fn checked_beside_writer(args: &Args, committed: &mut Committed, started: Instan
 /// Adds the advice to check the last commit, if an image is in use.
 fn with_force(error: anyhow::Error) -> anyhow::Error {
     match error.to_string() {
-        text if text.contains("is in use by") => anyhow::anyhow!("{text}, or check its last commit with: --force"),
+        text if text.contains("is in use by") || text.contains("is mounted by") => {
+            anyhow::anyhow!("{text}, or check its last commit with: --force")
+        }
         _ => error,
     }
 }

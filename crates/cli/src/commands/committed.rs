@@ -42,7 +42,12 @@ impl Committed {
             };
             let device = match FileDevice::open_found(&found, &path, Access::ReadOnly) {
                 Ok(device) => device,
-                Err(error @ (OpenError::Locked { .. } | OpenError::BackingInUse { .. })) => {
+                Err(
+                    error @ (OpenError::Locked { .. }
+                    | OpenError::BackingInUse { .. }
+                    | OpenError::Mounted { .. }
+                    | OpenError::Served { .. }),
+                ) => {
                     let device = FileDevice::open_found_beside_writer(&found, &path)?;
                     if !std::mem::replace(&mut has_writer, true) {
                         warn(&format!("note: {}; this is its last commit, without its log", in_use(&error)));

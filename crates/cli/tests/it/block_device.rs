@@ -136,6 +136,45 @@ fn is_stopped(process: u32) -> bool {
     threads.map(|thread| fs::read_to_string(thread.path().join("stat")).unwrap()).all(|stat| state(stat) == Some('T'))
 }
 
+/// As for Linux, whose tools take the device of a mounted filesystem.
+#[test]
+fn commands_take_the_device_of_a_mounted_filesystem() {
+    if !ready() {
+        return;
+    }
+    for options in ["noatime", FUSEBLK] {
+        let bed = Bed::new();
+        bed.mount(options);
+        let device = bed.device.path();
+        let outputs = [
+            ubtrfs(["filesystem", "label", device, "of the mount"]),
+            ubtrfs(["filesystem", "label", device]),
+            ubtrfs(["filesystem", "show", device]),
+            ubtrfs(["inspect-internal", "dump-super", device]),
+            ubtrfs(["inspect-internal", "dump-tree", "-t", "chunk", device]),
+            ubtrfs(["check", "--force", device]),
+        ];
+        let without = ubtrfs(["check", device]);
+        bed.umount();
+        let [_, label, show, dump_super, _, check] = outputs.map(|output| {
+            assert!(output.status.success(), "{options}: {output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        });
+        assert_eq!(label, "of the mount\n", "{options}");
+        assert!(show.contains(device) && show.contains("of the mount"), "{options}: {show}");
+        assert!(dump_super.contains("of the mount"), "{options}: {dump_super}");
+        assert!(check.contains(": clean"), "{options}: {check}");
+        assert!(
+            !without.status.success() && String::from_utf8_lossy(&without.stderr).contains("--force"),
+            "{without:?}"
+        );
+        // Without a path, filesystems on block devices are shown, too.
+        let all = ok(ubtrfs(["filesystem", "show"]));
+        assert!(all.contains(&format!("path {device}\n")), "{options}: {all}");
+        assert!(!ok(ubtrfs(["filesystem", "show", "-m"])).contains(device), "{options}");
+    }
+}
+
 #[test]
 fn sync_and_umount_of_a_block_device_wait_for_the_commit() {
     if !ready() {

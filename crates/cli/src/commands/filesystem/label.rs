@@ -24,7 +24,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let target = args.target.clone().or_image();
+    let target = args.target.clone().or_image().or_its_mount();
     let Some(label) = &args.label else {
         let info = with_channel(&target, &args.image, Use::Read, |channel| info(channel, &target))?;
         return print_out(&format!("{}\n", printable(&info.label)));

@@ -6,6 +6,7 @@ mod label;
 mod ranges;
 mod resize;
 mod trim;
+mod unmounted;
 mod usage;
 mod usage_table;
 

@@ -12,7 +12,9 @@ use ubtrfs_format::Profile;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::print::{escaped, insert_name};
 use ubtrfs_fuse::FirstMount;
+use uuid::Uuid;
 
+use super::unmounted::unmounted;
 use super::{call, info, usage_table};
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
@@ -62,10 +64,11 @@ pub(crate) struct DeviceUsageArgs {
 
 /// Show label, UUID and devices
 ///
-/// Without a path, shows all filesystems that ubtrfs has mounted; `btrfs` shows those of Linux, too.
+/// Without a path, shows all filesystems that ubtrfs has mounted, and those on block devices that are not mounted; `btrfs`
+/// shows those that Linux has mounted, too.
 #[derive(clap::Args)]
 pub(super) struct ShowArgs {
-    /// Any path in a mount, an image, or the UUID or label of a mounted filesystem
+    /// Any path in a mount, an image, or the UUID or label of a filesystem that is mounted or on block devices
     #[arg(value_name = "PATH|IMAGE|UUID|LABEL")]
     target: Option<OsString>,
     /// Show only filesystems on block devices
@@ -248,7 +251,12 @@ pub(super) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
         });
         is_named && (!args.all_devices || shown.is_on_block_devices())
     };
-    let ours: Vec<Described> = mounted().into_iter().filter(is_wanted).collect();
+    let mounted = mounted();
+    let fsids: Vec<Uuid> = mounted.iter().map(|shown| shown.info.fsid).collect();
+    let mut ours: Vec<Described> = mounted.into_iter().filter(is_wanted).collect();
+    if !args.mounted && !is_progs() {
+        ours.extend(unmounted(&fsids).into_iter().filter(is_wanted));
+    }
     ours.iter().try_for_each(|shown| show_one(common, shown))?;
     if args.target.is_some() && !ours.is_empty() {
         return Ok(ExitCode::SUCCESS);
@@ -263,7 +271,10 @@ pub(super) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     match &args.target {
         Some(id) if is_progs() => bail!("not a valid btrfs filesystem: {}", id.shown()),
         Some(id) => {
-            bail!("{} is neither a path nor the UUID or label of a filesystem that ubtrfs has mounted", id.shown())
+            bail!(
+                "{} is neither a path nor the UUID or label of a filesystem that ubtrfs has mounted or that is on block devices",
+                id.shown()
+            )
         }
         None => Ok(ExitCode::SUCCESS),
     }
@@ -290,9 +301,12 @@ fn mounted() -> Vec<Described> {
 }
 
 /// What `filesystem show` tells about a filesystem.
-struct Described {
-    info: Info,
-    usage: Usage,
+pub(super) struct Described {
+    pub(super) info: Info,
+    pub(super) usage: Usage,
+    /// Bytes that extents occupy.
+    pub(super) used: u64,
+    pub(super) is_mounted: bool,
 }
 
 impl Described {
@@ -300,7 +314,10 @@ impl Described {
         with_channel(target, image, Use::Read, |channel| {
             let info = info(channel, target)?;
             match call(channel, target, "read the space of", Request::Usage)? {
-                Response::Usage(usage) => Ok(Self { info, usage }),
+                Response::Usage(usage) => {
+                    let used = usage.groups.iter().fold(0u64, |sum, group| sum.saturating_add(group.used));
+                    Ok(Self { info, usage, used, is_mounted: matches!(target, Target::Mounted(_)) })
+                }
                 _ => bail!("the server of {target} answered something else"),
             }
         })
@@ -314,7 +331,7 @@ impl Described {
     }
 }
 
-fn show_one(common: &Common, Described { info, usage }: &Described) -> anyhow::Result<()> {
+fn show_one(common: &Common, Described { info, usage, used, is_mounted }: &Described) -> anyhow::Result<()> {
     if common.json {
         let mut value = json!({ "info": info, "devices": usage.devices });
         insert_name(&mut value["info"], "label", &info.label);
@@ -324,13 +341,22 @@ fn show_one(common: &Common, Described { info, usage }: &Described) -> anyhow::R
         b"" => "none".to_owned(),
         label => format!("'{}'", printable(label)),
     };
-    let used = usage.groups.iter().fold(0u64, |sum, group| sum.saturating_add(group.used));
     let mut text = format!("Label: {label}  uuid: {}\n", info.fsid);
-    writeln!(text, "\tTotal devices {} FS bytes used {}", info.num_devices, common.units.format(used))?;
+    writeln!(text, "\tTotal devices {} FS bytes used {}", info.num_devices, common.units.format(*used))?;
     for device in &usage.devices {
         let (size, used) = (common.units.format(device.total), common.units.format(device.allocated));
-        let path = path_of(device.path.as_deref());
-        writeln!(text, "\tdevid {:>4} size {size} used {used} path {path}", device.devid)?;
+        match &device.path {
+            Some(path) => {
+                let path = escaped(path.as_bytes());
+                writeln!(text, "\tdevid {:>4} size {size} used {used} path {path}", device.devid)?;
+            }
+            None if *is_mounted => writeln!(text, "\tdevid {:>4} size 0 used 0 path  MISSING", device.devid)?,
+            None => {}
+        }
+    }
+    let nr_present = usage.devices.iter().filter(|device| device.path.is_some()).count();
+    if !is_mounted && u64::try_from(nr_present).is_ok_and(|present| present < info.num_devices) {
+        text.push_str("\t*** Some devices missing\n");
     }
     text.push('\n');
     print_out(&text)

@@ -298,7 +298,7 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<FileDev
 
 /// The directory where ubtrfs has mounted the filesystem of an image or device, which need not be the one that the table of
 /// mounts names. No server is asked, because any one may be silent.
-fn mount_of(device: &Path) -> Option<PathBuf> {
+pub(crate) fn mount_of(device: &Path) -> Option<PathBuf> {
     let by_member =
         || find_members(&[device]).ok()?.found.iter().find_map(|member| ubtrfs_fuse::mount_point_of(member));
     ubtrfs_fuse::mount_point_of(device).or_else(by_member)
@@ -306,7 +306,15 @@ fn mount_of(device: &Path) -> Option<PathBuf> {
 
 /// Tells which process uses a device that cannot be opened, and where it is mounted.
 pub(crate) fn in_use(error: &OpenError) -> String {
-    let OpenError::Locked { path, by } = error else { return error.to_string() };
+    let (path, by) = match error {
+        OpenError::Locked { path, by } => (path, by),
+        OpenError::Served { path, at, .. } => return format!("{} is mounted on {}", path.shown(), at.shown()),
+        OpenError::Mounted { path, at: Some(at), .. } => {
+            return format!("{} is mounted by the kernel on {}", path.shown(), at.shown());
+        }
+        OpenError::Mounted { path, at: None, .. } => return format!("{} is in use by the kernel", path.shown()),
+        _ => return error.to_string(),
+    };
     let by = by.as_deref().unwrap_or("another process");
     match mount_of(path) {
         Some(dir) => format!("{} is in use by {by}, which has mounted it on {}", path.shown(), dir.shown()),

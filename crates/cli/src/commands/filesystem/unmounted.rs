@@ -1,0 +1,73 @@
+//! Filesystems on block devices that are not mounted, as their superblocks describe them.
+//!
+//! - U1. Nothing is locked, and no tree is read, so that no other program is held up.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ubtrfs_control::filesystem::{Device, Info, Usage};
+use ubtrfs_device::{FileDevice, block_devices};
+use ubtrfs_format::check_superblock;
+use ubtrfs_format::superblock::Superblock;
+use uuid::Uuid;
+
+use super::usage::Described;
+use crate::commands::committed::first_superblock;
+
+/// The filesystems on block devices that neither are `known` nor mounted by Linux.
+pub(super) fn unmounted(known: &[Uuid]) -> Vec<Described> {
+    let mut found: BTreeMap<Uuid, (Superblock, BTreeMap<u64, Device>)> = BTreeMap::new();
+    for path in block_devices() {
+        let (Some(superblock), Some(name)) = (superblock_of(&path), path.to_str()) else { continue };
+        let fsid = superblock.fsid;
+        if known.contains(&fsid) || Path::new("/sys/fs/btrfs").join(fsid.to_string()).exists() {
+            continue;
+        }
+        let item = &superblock.dev_item;
+        let device = Device {
+            devid: item.devid.0,
+            uuid: item.uuid,
+            path: Some(name.to_owned()),
+            total: item.total_bytes,
+            slack: 0,
+            allocated: item.bytes_used,
+            groups: None,
+        };
+        let (newest, devices) = found.entry(fsid).or_insert_with(|| (superblock.clone(), BTreeMap::new()));
+        if superblock.generation > newest.generation {
+            *newest = superblock;
+        }
+        devices.entry(device.devid).or_insert(device);
+    }
+    found.into_values().map(|(newest, devices)| described(&newest, devices.into_values().collect())).collect()
+}
+
+fn superblock_of(path: &Path) -> Option<Superblock> {
+    let device = FileDevice::open_beside_writer(path).ok()?;
+    let raw = first_superblock(&device);
+    let superblock = Superblock::decode(&raw).ok()?;
+    check_superblock(&superblock, &raw).is_ok().then_some(superblock)
+}
+
+fn described(superblock: &Superblock, devices: Vec<Device>) -> Described {
+    let csum_size = superblock.csum_type().map_or(0, |csum| csum.size());
+    let info = Info {
+        fsid: superblock.fsid,
+        metadata_uuid: superblock.node_fsid(),
+        label: superblock.label().to_vec(),
+        generation: superblock.generation.0,
+        num_devices: superblock.num_devices,
+        max_devid: devices.last().map_or(0, |device| device.devid),
+        total_bytes: superblock.total_bytes,
+        nodesize: superblock.nodesize,
+        sectorsize: superblock.sectorsize,
+        csum_type: superblock.csum_type,
+        csum_size: u16::try_from(csum_size).unwrap_or(0),
+        compat_flags: superblock.compat_flags,
+        compat_ro_flags: superblock.compat_ro_flags,
+        incompat_flags: superblock.incompat_flags,
+    };
+    let (global_reserve, global_reserve_used, available) = (0, 0, 0);
+    let usage = Usage { groups: Vec::new(), global_reserve, global_reserve_used, devices, available };
+    Described { info, usage, used: superblock.bytes_used, is_mounted: false }
+}
