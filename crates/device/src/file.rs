@@ -240,6 +240,13 @@ impl FileDevice {
         &self.path
     }
 
+    /// What tells devices apart: whether this is a block device, then its `st_rdev` and 0, or the `st_dev` and `st_ino` of
+    /// the file.
+    pub fn place(&self) -> io::Result<(bool, u64, u64)> {
+        let metadata = self.file.metadata()?;
+        Ok(if self.is_block { (true, metadata.rdev(), 0) } else { (false, metadata.dev(), metadata.ino()) })
+    }
+
     /// Whether the device is a block device.
     pub fn is_block_device(&self) -> bool {
         self.is_block

@@ -13,6 +13,8 @@
 //! - I5. A device that missed changes is brought up to date, which overwrites it. It may be a backup, so it is never found:
 //!   it joins only if the caller names it. One generation of difference is not enough: a power cut between two superblocks
 //!   explains it.
+//! - I7. A device that was replaced, or whose id another one has by now, may still have its superblock. The device in its
+//!   place has a device item of a later generation, and is found alone. Naming the older one is an error.
 //! - I6. An image file and the loop devices over it are one device. The given one counts, or else the file.
 
 use std::collections::BTreeMap;
@@ -87,8 +89,13 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     let mut found: BTreeMap<u64, Vec<Member>> = BTreeMap::new();
     for path in candidates(given) {
         let Some(member) = Member::of(&path, OFlags::NOFOLLOW) else { continue };
-        let is_known = known.iter().any(|other| other.place == member.place || other.devid == member.devid);
-        if member.fsid != first.fsid || is_known || !is_trusted(&member) {
+        if member.fsid != first.fsid || !is_trusted(&member) || known.iter().any(|other| other.place == member.place) {
+            continue;
+        }
+        if let Some(own) = known.iter().find(|own| own.devid == member.devid) {
+            if member.is_in_place_of(own) {
+                return Err(replaced(own, &member));
+            }
             continue;
         }
         let others = found.entry(member.devid).or_default();
@@ -102,7 +109,14 @@ pub fn find_members(given: &[&Path]) -> io::Result<FoundMembers> {
     // Whether a found device says that all given ones missed changes. Then the copies have no judge.
     let is_ahead = newest_given.is_none_or(|given| given.saturating_add(1) < newest);
     let mut members = FoundMembers::default();
-    for (_, candidates) in found {
+    for (_, mut candidates) in found {
+        let all: Vec<(Place, u64)> = candidates.iter().map(|member| (member.place, member.since)).collect();
+        candidates.retain(|member| {
+            let is_later = |(place, since): &(Place, u64)| {
+                *place != member.place && member.generation.is_some_and(|generation| generation < *since)
+            };
+            !all.iter().any(is_later)
+        });
         if is_ahead && let [one, other, ..] = candidates.as_slice() {
             return Err(ambiguous(one, other));
         }
@@ -142,6 +156,12 @@ fn ambiguous(one: &Member, other: &Member) -> io::Error {
     )
 }
 
+/// The error for a given device in whose place another one is (I7).
+fn replaced(old: &Member, new: &Member) -> io::Error {
+    let [old, new] = [old, new].map(|member| escaped(member.path.as_os_str().as_encoded_bytes()));
+    io::Error::new(io::ErrorKind::AlreadyExists, format!("{new} is in the place of {old} by now; name {new}"))
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Block(u64),
@@ -160,6 +180,8 @@ struct Member {
     nr_devices: u64,
     /// The generation of the newest valid superblock; `None` if no copy is valid.
     generation: Option<u64>,
+    /// The generation of its device item: since then, it is this device of the filesystem.
+    since: u64,
 }
 
 impl Member {
@@ -204,7 +226,13 @@ impl Member {
             devid: superblock.dev_item.devid.0,
             nr_devices: superblock.num_devices,
             generation: is_valid.then_some(superblock.generation.0),
+            since: if is_valid { superblock.dev_item.generation } else { 0 },
         })
+    }
+
+    /// Whether this device has the id of another one since a later time (I7).
+    fn is_in_place_of(&self, other: &Self) -> bool {
+        self.generation.is_some() && other.generation.is_some_and(|generation| generation < self.since)
     }
 }
 
@@ -377,6 +405,30 @@ mod tests {
         assert_eq!(find_members(&[&second]).expect("no copies").found, Vec::<PathBuf>::new(), "I3: a file of root");
         std::os::unix::fs::chown(&first, Some(65534), None).expect("root gives it away");
         assert_eq!(find_members(&[&first]).expect("no copies").found, std::slice::from_ref(&second));
+    }
+
+    #[test]
+    fn a_device_in_whose_place_another_one_is_is_not_found() {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let since = |name: &str, devid, generation, since| {
+            let path = aged(dir.path(), name, devid, generation);
+            let file = File::options().read(true).write(true).open(&path).expect("just made");
+            let mut raw = vec![0; SUPERBLOCK_SIZE];
+            file.read_exact_at(&mut raw, SUPERBLOCK_OFFSETS[0]).expect("long enough");
+            let mut superblock = Superblock::decode(&raw).expect("just made");
+            superblock.dev_item.generation = since;
+            file.write_all_at(&superblock.encode_with_csum(), SUPERBLOCK_OFFSETS[0]).expect("a scratch file");
+            path
+        };
+        let first = since("a", 1, 20, 0);
+        let old = since("b", 2, 19, 0);
+        let new = since("c", 2, 20, 20);
+        // It is being added: its superblock is older than its item.
+        let added = since("d", 3, 19, 20);
+        assert_eq!(find_members(&[&first]).expect("one device 2").found, [new.clone(), added.clone()]);
+        assert_eq!(find_members(&[&first, &new]).expect("named").found, std::slice::from_ref(&added));
+        let error = find_members(&[&old]).map(drop).expect_err("it was replaced").to_string();
+        assert!(error.contains("c is in the place of"), "{error}");
     }
 
     #[test]

@@ -46,7 +46,8 @@ mod writeback;
 pub use balance::run::{BalanceFailure, BalanceReport};
 pub use balance::state::{BalanceCounts, BalanceStatus};
 pub use compression::decompress;
-pub use devices::scrub::{Damage, FILES_MAX, ScrubReport, ScrubStart, ScrubStatus, ScrubbedDevice};
+pub use devices::replace::{ReplaceReport, ReplaceStatus};
+pub use devices::scrub::{Damage, FILES_MAX, FileDamages, ScrubReport, ScrubStart, ScrubStatus, ScrubbedDevice};
 pub use devices::space::{DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;
@@ -65,6 +66,6 @@ pub use types::{
 pub use ubtrfs_transaction::note_panic;
 pub use ubtrfs_transaction::{
     BlockGroup, DeviceSummary, ExtentUse, Job, MemberState, Metric, MigratedChunk, Placement, Progress, QgroupId,
-    QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ScrubCounts,
+    QgroupInfo, QuotaKind, QuotaStatus, RelocatedGroup, RelocationFailure, ReplaceRequest, ScrubCounts,
 };
 pub use writeback::errors::Descriptor;

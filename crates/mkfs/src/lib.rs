@@ -18,7 +18,6 @@
 mod blocks;
 mod layout;
 mod options;
-mod signature;
 mod trees;
 mod unfinished;
 
@@ -37,7 +36,7 @@ use blocks::Filesystem;
 use layout::Member;
 pub use layout::min_size;
 pub use options::MkfsOptions;
-pub use signature::detect;
+pub use ubtrfs_volumes::detect;
 pub use unfinished::Unfinished;
 
 /// The transaction that makes the filesystem.
@@ -88,7 +87,7 @@ pub fn make_array(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Mkfs
     let chunks = layout::plan(options, &members)?;
     for device in devices {
         if !options.force
-            && let Some(found) = signature::detect(*device)?
+            && let Some(found) = detect(*device)?
         {
             return Err(Error::Refused {
                 what: format!("{} contains {found}", device.describe()),
@@ -103,7 +102,7 @@ pub fn make_array(devices: &[&dyn Device], options: &MkfsOptions) -> Result<Mkfs
             // Errors are ignored, because the device may not support discards.
             let _unsupported = device.discard(0, member.total_bytes);
         }
-        signature::wipe(*device, member.total_bytes)?;
+        ubtrfs_volumes::wipe(*device, member.total_bytes)?;
     }
     for block in &fs.blocks {
         for (devid, Physical(offset)) in fs.copies_of(block.bytenr) {

@@ -2,7 +2,7 @@
 //!
 //! Owns the commit lock, and three locks that come after it in the lock order: those of the last superblock, of the
 //! next label and of the list of retired blocks. Lock order: the commit lock comes before every other lock of the
-//! engine, except the lock for a whole resize ([`crate::extents::device_size`]) and the lock for closing a block group
+//! engine, except the lock for a whole change of a device ([`crate::extents::device_items`]) and the lock for closing a block group
 //! ([`crate::extents::emptying`]), which come before the commit lock. No lock is taken under the other locks.
 //!
 //! Invariants:

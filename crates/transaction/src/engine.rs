@@ -27,7 +27,7 @@ use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
 use crate::extents::conversion::Conversion;
 use crate::extents::data_ledger::DataLedger;
-use crate::extents::device_size::Resizes;
+use crate::extents::device_items::DeviceChanges;
 use crate::extents::emptying::Relocations;
 use crate::extents::moved_extents::MovedExtents;
 use crate::extents::trim::FreedExtents;
@@ -217,7 +217,7 @@ pub struct Engine {
     pub(crate) pending_chunks: PendingChunks,
     pub(crate) migrations: Migrations,
     pub(crate) conversion: Conversion,
-    pub(crate) resizes: Resizes,
+    pub(crate) device_changes: DeviceChanges,
     pub(crate) relocations: Relocations,
     pub(crate) freed: FreedExtents,
     pub(crate) tree_log: TreeLog,
@@ -273,7 +273,7 @@ impl Engine {
             pending_chunks: PendingChunks::default(),
             migrations: Migrations::default(),
             conversion: Conversion::default(),
-            resizes: Resizes::default(),
+            device_changes: DeviceChanges::default(),
             relocations: Relocations::default(),
             freed: FreedExtents::default(),
             tree_log: TreeLog::new(parts.found_log),
@@ -310,7 +310,7 @@ impl Engine {
             || self.nr_dead_roots() > 0
             || self.quotas.have_work()
             || self.migrations.have_copied()
-            || !self.resizes.is_empty()
+            || !self.device_changes.is_empty()
             || self.relocations.have_condemned()
             || self.commit_state.has_noted_label()
     }
@@ -482,6 +482,11 @@ impl Engine {
     /// All devices, including missing ones.
     pub fn devices(&self) -> Vec<DeviceSummary> {
         self.volumes.devices()
+    }
+
+    /// Logical bytes that block groups with these flags can hold at most if the devices have nothing else.
+    pub fn capacity_bytes(&self, flags: BlockGroupFlags) -> u64 {
+        self.volumes.capacity_bytes(flags)
     }
 
     /// Bytes of device extents, for each device and for each combination of type and profile bits.

@@ -62,13 +62,14 @@ pub use delayed::delayed_item::INODES_PER_ROW;
 #[cfg(debug_assertions)]
 pub use delayed::tree_view::take_nr_steps;
 pub use delayed::tree_view::{ItemRef, Tree};
+pub use devices::replace::ReplaceRequest;
 pub use devices::resync::Resync;
 pub use devices::scrub::{DeviceScrub, ScrubCounts, ScrubFinding, ScrubRequest};
+pub use devices::size::DEVICE_LEN_MIN;
 pub use engine::{BackgroundWork, DirtyData, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;
 pub use extents::conversion::ConversionTargets;
 pub use extents::data_io::{DataExtent, DataReservation};
-pub use extents::device_size::DEVICE_LEN_MIN;
 pub use handle::quota_reservation::{QgroupId, QuotaReservation};
 #[cfg(debug_assertions)]
 pub use handle::refusal::{end_refusal, refuse_reservation_after};
@@ -88,5 +89,5 @@ pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use roots::committed::{CommittedTree, UseHint};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;
-pub use ubtrfs_volumes::{DeviceSummary, MemberState, Placement};
+pub use ubtrfs_volumes::{DeviceSummary, MemberState, Placement, detect};
 pub use usable_devices::usable_devices;

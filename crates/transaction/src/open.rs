@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
-use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
+use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem, DevReplaceItem};
 use ubtrfs_format::node::NodeView;
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
 use ubtrfs_format::{CsumType, FormatError, Generation, Key, KeyType, Logical, RootId};
@@ -91,6 +91,13 @@ impl Engine {
     }
 }
 
+/// Whether a part of a device's content is on its replacement only, or is not copied to it yet.
+fn is_being_replaced(dev_tree: &Tree) -> Result<bool> {
+    let Some(item) = dev_tree.get(&Key::new(0, KeyType::DEV_REPLACE, 0))? else { return Ok(false) };
+    let item = DevReplaceItem::decode(&item).map_err(|cause| Error::from(cause).in_tree(RootId::DEV_TREE))?;
+    Ok(item.is_unfinished())
+}
+
 /// What is read before the content of the filesystem. Nothing is changed, but bad copies are repaired unless the devices are
 /// opened read-only.
 pub(crate) struct Loaded {
@@ -120,11 +127,16 @@ impl Loaded {
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
         // Profiles and missing devices are known now, because the chunk map is loaded.
-        let refusal = volumes.write_refusal();
+        let mut refusal = volumes.write_refusal();
         check_one_history(&volumes, geometry.csum_type)?;
         let trees = load_own_trees(&store, &superblock)?;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
             dev_stats::load(&volumes, dev_tree)?;
+            if is_being_replaced(dev_tree)? {
+                let reason = "a replacement of a device was begun by Linux and is not complete; mount it with Linux until it is, \
+                              or cancel it there (btrfs replace cancel)";
+                refusal.get_or_insert_with(|| reason.to_owned());
+            }
         }
         Ok(Self { volumes, store, geometry, chunk_tree_uuid, superblock, trees, refusal })
     }
@@ -221,7 +233,7 @@ fn load_chunk_tree(volumes: &Volumes, store: &NodeStore, superblock: &Superblock
         }
         next = cursor.next()?;
     }
-    volumes.check_all_known()?;
+    volumes.settle_members()?;
     Ok(store.read_node(&root.node_ptr())?.view().chunk_tree_uuid())
 }
 

@@ -155,7 +155,7 @@ impl Volumes {
 
     /// The members that get writes.
     fn written_members(&self) -> Vec<Arc<Member>> {
-        self.members().into_iter().filter(|member| member.backend().is_some()).collect()
+        self.members().into_iter().filter(|member| member.takes_writes()).collect()
     }
 
     /// Works on these members at once, and kicks those for which the work fails.
@@ -247,6 +247,9 @@ impl Volumes {
 }
 
 fn flush(member: &Member) -> Result<()> {
+    if let Some(twin) = member.twin() {
+        twin.flush();
+    }
     let Some(backend) = member.backend() else { return Ok(()) };
     backend.flush().map_err(|source| {
         member.count(Stat::Flush);
@@ -259,7 +262,7 @@ fn check_own(sb: &Superblock, member: &Member, offset: u64) -> Result<Option<Vec
     let dev_item = member.item.read().clone();
     if !superblock::fits(offset, dev_item.total_bytes) {
         // Without a primary superblock, the commit would be lost.
-        return if offset == SUPERBLOCK_OFFSETS[0] { Err(too_small(&dev_item)) } else { Ok(None) };
+        return if offset == SUPERBLOCK_OFFSETS[0] { Err(no_room_for_superblock(&dev_item)) } else { Ok(None) };
     }
     let own = Superblock { bytenr: offset, dev_item, ..sb.clone() };
     let raw = own.encode_with_csum();
@@ -286,7 +289,7 @@ fn write_mirror(sb: &Superblock, member: &Member, offset: u64) -> Result<()> {
     Ok(())
 }
 
-fn too_small(item: &DevItem) -> Error {
+pub(crate) fn no_room_for_superblock(item: &DevItem) -> Error {
     let (what, field, value) = ("DevItem", "total_bytes", item.total_bytes);
     FormatError::Value { what, field, value, expected: "expected room for a superblock" }.into()
 }

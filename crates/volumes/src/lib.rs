@@ -19,6 +19,7 @@
 mod allocation;
 mod chunk_map;
 mod commit_super;
+mod device_change;
 mod device_space;
 mod fan_out;
 mod features;
@@ -30,10 +31,13 @@ mod ownership;
 mod profile;
 mod recovery;
 mod set;
+mod signature;
 mod superblock;
+mod twin;
 
 pub use allocation::DEVICE_RESERVED;
 pub use commit_super::LogPromise;
+pub use device_change::RemovedDevice;
 pub use io::{BadUnit, DeviceStripe, Refreshed, StripePart, Verify};
 pub use member::MemberState;
 pub use membership::check_superblocks;
@@ -41,6 +45,7 @@ pub use migration::{MIGRATION_PIECE_BYTES, Placement};
 pub use profile::copies_of;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
+pub use signature::{detect, wipe};
 
 /// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted. Nothing is allocated in these
 /// ranges. This function serves chunks that are not in a map yet; it fails if the chunk's fields contradict each

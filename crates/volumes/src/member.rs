@@ -35,6 +35,7 @@ use ubtrfs_format::item::{DevItem, DevStatsItem, DeviceRecord};
 use ubtrfs_format::{DevId, Generation, Logical};
 
 use crate::ownership::Primary;
+use crate::twin::Twin;
 
 /// Indexes of the error counters in a `DevStatsItem`.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +86,7 @@ pub(crate) struct Member {
     /// commits change (I2 of `set`).
     pub(crate) item: RwLock<DevItem>,
     /// Whether the item is from the chunk tree.
-    pub(crate) is_known: AtomicBool,
+    is_known: AtomicBool,
     /// The device, or `None` if it is missing.
     device: Option<Arc<dyn Device>>,
     is_kicked: AtomicBool,
@@ -106,6 +107,9 @@ pub(crate) struct Member {
     pub(crate) busy_bytes: AtomicU64,
     stats: [AtomicU64; 5],
     stats_changed: AtomicBool,
+    /// The device that gets all writes too, and whether there is one.
+    twin: RwLock<Option<Arc<Twin>>>,
+    has_twin: AtomicBool,
     /// What the [`DeviceRecord`] that the last commit stored says.
     record: Mutex<Marks>,
 }
@@ -159,6 +163,8 @@ impl Member {
             stats: Default::default(),
             // The first commit stores the record of a member that is behind (M3).
             stats_changed: AtomicBool::new(found_root.1 < newest),
+            twin: RwLock::default(),
+            has_twin: AtomicBool::new(false),
             record: Mutex::default(),
         }
     }
@@ -167,9 +173,37 @@ impl Member {
         self.devid
     }
 
+    pub(crate) fn set_known(&self) {
+        self.is_known.store(true, Ordering::Release);
+    }
+
+    /// Whether the chunk tree has an item of the device.
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_known.load(Ordering::Acquire)
+    }
+
     /// The device, unless it is missing or was kicked (M1).
     pub(crate) fn backend(&self) -> Option<&Arc<dyn Device>> {
         self.device.as_ref().filter(|_| !self.is_kicked.load(Ordering::Acquire))
+    }
+
+    /// The device that gets all writes too.
+    pub(crate) fn twin(&self) -> Option<Arc<Twin>> {
+        if !self.has_twin.load(Ordering::Acquire) {
+            return None;
+        }
+        self.twin.read().clone()
+    }
+
+    pub(crate) fn set_twin(&self, twin: Option<Arc<Twin>>) {
+        let mut current = self.twin.write();
+        self.has_twin.store(twin.is_some(), Ordering::Release);
+        *current = twin;
+    }
+
+    /// Whether a write to this member reaches a device.
+    pub(crate) fn takes_writes(&self) -> bool {
+        self.backend().is_some() || self.has_twin.load(Ordering::Acquire)
     }
 
     /// The device, also after it was kicked: for its name and its size.

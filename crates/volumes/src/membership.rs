@@ -9,6 +9,8 @@
 //!   the nodes that the last commit of one of them wrote, of which the first ones are compared
 //!   ([`Volumes::check_one_history`]), or by a stale member whose record in the newest device tree proves it
 //!   ([`Volumes::add_record`]). Linux writes no such records.
+//! - I5. A device that was replaced or removed may still have its superblock, if power failed or it was missing then. The
+//!   device that has its id now has a device item of a later generation. The older device is left out.
 //! - I4. The log root may differ between superblocks of one generation, if a power cut interrupted the writing of a log,
 //!   or if a device lost it. An fsync returns after all members in sync have its log. So the latest log that is valid
 //!   has everything that was promised: the one with the highest number, and of logs without a number, as Linux writes
@@ -54,6 +56,7 @@ impl Membership {
             })?;
             given.push((found, device));
         }
+        leave_out_replaced(&mut given);
         let newest = given.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation);
         let Some(newest) = newest.cloned() else {
             return Err(Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" });
@@ -188,6 +191,31 @@ fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> R
         });
     }
     Ok(())
+}
+
+/// Leaves out devices in whose place others are (I5).
+fn leave_out_replaced(given: &mut Vec<(Found, Arc<dyn Device>)>) {
+    let is_replaced: Vec<bool> = given
+        .iter()
+        .map(|(own, device)| {
+            // A device that is being added has an item of the next generation: it does not replace itself.
+            let is_in_its_place = |(other, other_device): &(Found, Arc<dyn Device>)| {
+                let (own, other) = (&own.superblock, &other.superblock);
+                !Arc::ptr_eq(device, other_device)
+                    && (own.fsid, own.dev_item.devid) == (other.fsid, other.dev_item.devid)
+                    && other.dev_item.generation > own.generation.0
+            };
+            given.iter().any(is_in_its_place)
+        })
+        .collect();
+    let mut flags = is_replaced.into_iter();
+    given.retain(|(_, device)| {
+        let is_replaced = flags.next().unwrap_or(false);
+        if is_replaced {
+            tracing::warn!("{} is not used: another device is in its place", device.describe());
+        }
+        !is_replaced
+    });
 }
 
 /// Refuses a device with the id or the UUID of another one (I1).

@@ -89,6 +89,10 @@ impl Target {
         self.item.stripes.iter().any(|stripe| stripe.devid == devid)
     }
 
+    pub(crate) fn has_fresh_stripe_on(&self, devid: DevId) -> bool {
+        self.fresh_stripes().any(|stripe| stripe.devid == devid)
+    }
+
     /// Whether the running commit, or an earlier one, has recorded the new chunk item.
     pub(crate) fn is_recorded(&self) -> bool {
         self.is_recorded.load(Ordering::SeqCst)

@@ -6,6 +6,8 @@
 //! - I2. A device item equals the device item in the chunk tree, or the device item that the running commit will
 //!   store there; callers that record device extents update `bytes_used`. The chunk map may differ from the chunk
 //!   tree: it includes chunks not recorded yet, and chunks whose removal is not durable yet.
+//! - I3. A given device without a device item is left out: it was removed, and a power cut kept its superblock, or it was
+//!   being added. Nothing is read from it or written to it.
 //! - I4. The device item of a present device keeps the UUIDs of the superblock read from that device. A superblock that
 //!   [`check_superblock`](ubtrfs_format::check_superblock) would refuse is never written, so crafted items cannot make
 //!   the next open fail.
@@ -21,7 +23,7 @@ use parking_lot::RwLock;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
-use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem, DeviceRecord};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem, DeviceRecord, Stripe};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{Corrupt, DevId, FormatError, Generation, Key, KeyType, Logical, Profile, RootId, objectid};
 use uuid::Uuid;
@@ -69,12 +71,12 @@ pub struct Volumes {
     superblock_mirror: usize,
     write_refusal: Option<String>,
     logs: Vec<(Logical, u8)>,
-    /// Number of devices that were passed to [`Volumes::open`].
-    nr_given: u64,
     /// Whether the caller or a device requires read-only access.
     read_only: bool,
     degraded: bool,
-    devices: RwLock<BTreeMap<u64, Arc<Member>>>,
+    /// Number of devices that the filesystem has, as the superblock counts them.
+    pub(crate) nr_devices: AtomicU64,
+    pub(crate) devices: RwLock<BTreeMap<u64, Arc<Member>>>,
     pub(crate) chunks: ChunkMap,
     /// This lock is held shared during a write, and exclusively while the copies to which writes go change (see
     /// `migration`).
@@ -95,17 +97,16 @@ impl Volumes {
         let Membership { newest, members, logs, primary_lost, has_read_only } = Membership::find(devices)?;
         features::check_readable(&newest.superblock)?;
         let write_refusal = write_refusal(&newest.superblock, primary_lost.as_deref());
-        let nr_given = members.len() as u64;
-        let is_degraded =
-            newest.superblock.num_devices > nr_given || members.iter().any(|member| !member.is_complete());
+        let nr_devices = newest.superblock.num_devices;
+        let is_degraded = nr_devices > members.len() as u64 || members.iter().any(|member| !member.is_complete());
         let volumes = Self {
             superblock_mirror: newest.mirror,
             superblock: newest.superblock,
             write_refusal,
             logs,
-            nr_given,
             read_only: options.read_only || has_read_only,
             degraded: options.degraded,
+            nr_devices: AtomicU64::new(nr_devices),
             devices: RwLock::new(members.into_iter().map(|member| (member.devid().0, member)).collect()),
             chunks: ChunkMap::default(),
             layout_lock: RwLock::new(()),
@@ -176,11 +177,12 @@ impl Volumes {
     /// A text with the number of given devices and, once the device items are loaded, the names of the missing devices.
     /// `None` if no device is missing.
     fn missing_devices(&self) -> Option<String> {
-        if !self.may_lack_devices() {
+        if !self.lacks_devices() {
             return None;
         }
-        let counted = format!("{} of its {} devices were given", self.nr_given, self.superblock.num_devices);
         let devices = self.devices.read();
+        let nr_given = devices.values().filter(|member| member.device().is_some()).count();
+        let counted = format!("{nr_given} of its {} devices were given", self.superblock.num_devices);
         let missing = devices.values().filter(|member| member.state() == MemberState::Missing);
         let named: Vec<String> = missing
             .map(|member| {
@@ -201,9 +203,11 @@ impl Volumes {
         self.superblock_mirror
     }
 
-    /// Whether fewer devices were passed to [`Volumes::open`] than the superblock says that the filesystem has.
-    fn may_lack_devices(&self) -> bool {
-        self.superblock.num_devices > self.nr_given
+    /// Whether fewer devices were given than the filesystem has.
+    fn lacks_devices(&self) -> bool {
+        let devices = self.devices.read();
+        let nr_given = devices.values().filter(|member| member.device().is_some()).count();
+        nr_given < devices.len() || (nr_given as u64) < self.nr_devices.load(Ordering::Acquire)
     }
 
     /// Fails unless writing is allowed.
@@ -211,31 +215,21 @@ impl Volumes {
         let reason = match &self.write_refusal {
             Some(reason) => reason.clone(),
             None if self.read_only => "opened read-only".to_owned(),
-            None if self.may_lack_devices() && !self.degraded => "opened without all devices".to_owned(),
+            None if self.lacks_devices() && !self.degraded => "opened without all devices".to_owned(),
             None => return Ok(()),
         };
         Err(Error::ReadOnly { reason })
     }
 
     /// Adds a chunk of the chunk tree. Adding an equal chunk again is allowed. A chunk that overlaps another,
-    /// contradicts itself or ends past its device is corrupt.
+    /// contradicts itself or ends past its device is corrupt. [`Volumes::settle_members`] checks its devices.
     pub fn add_chunk(&self, logical: Logical, chunk: ChunkItem) -> Result<()> {
         let stripe_len = profile::Geometry::of(logical, &chunk, self.superblock.sectorsize)
             .map_err(|cause| Corrupt::new(cause).at(logical))?
             .stripe_len_bytes();
         for stripe in &chunk.stripes {
-            let Some(member) = self.member(stripe.devid) else {
-                if self.may_lack_devices() {
-                    continue;
-                }
-                let cause = FormatError::Value {
-                    what: "chunk",
-                    field: "stripe devid",
-                    value: stripe.devid.0,
-                    expected: "expected a device of the filesystem",
-                };
-                return Err(Corrupt::new(cause).at(logical).into());
-            };
+            // `settle_members` checks that the device exists.
+            let Some(member) = self.member(stripe.devid) else { continue };
             let total_bytes = member.item.read().total_bytes;
             if stripe.offset.checked_add(stripe_len).is_none_or(|end| end.0 > total_bytes) {
                 let cause = FormatError::Value {
@@ -347,6 +341,23 @@ impl Volumes {
         self.allocatable_on_several(&devices, flags, None)
     }
 
+    /// Logical bytes that chunks of this type and profile can hold at most if the devices have nothing else.
+    pub fn capacity_bytes(&self, flags: BlockGroupFlags) -> u64 {
+        let devices = self.present();
+        let (Some(profile), Some(wish)) = (allocation::writable_profile(flags), self.wish(&devices, flags, u64::MAX))
+        else {
+            return 0;
+        };
+        let sizes = devices.iter().map(|device| device.total_bytes.saturating_sub(allocation::DEVICE_RESERVED));
+        match profile.fits_one_device() {
+            true => {
+                let all = sizes.fold(0, u64::saturating_add);
+                all.checked_div(u64::from(profile.dev_stripes)).unwrap_or(0)
+            }
+            false => allocation::allocatable_bytes(sizes.collect(), &wish),
+        }
+    }
+
     /// Logical bytes that new chunks of this type and profile can hold less, once this chunk is placed on the devices.
     pub fn allocatable_bytes_lost(&self, flags: BlockGroupFlags, chunk: &ChunkItem) -> u64 {
         let Some(profile) = allocation::writable_profile(flags) else { return 0 };
@@ -423,7 +434,7 @@ impl Volumes {
     pub fn set_dev_item(&self, item: &DevItem) -> Result<()> {
         let mut devices = self.devices.write();
         let Some(member) = devices.get(&item.devid.0) else {
-            if !self.may_lack_devices() {
+            if devices.values().filter(|member| member.is_known()).count() as u64 >= self.superblock.num_devices {
                 let expected = "expected a device that the superblock counts";
                 let cause = FormatError::Value { what: "DevItem", field: "devid", value: item.devid.0, expected };
                 return Err(Corrupt::new(cause).in_tree(RootId::CHUNK_TREE).into());
@@ -456,7 +467,7 @@ impl Volumes {
         if member.device().is_some_and(|device| device.len_bytes() < item.total_bytes) {
             return wrong("total_bytes", "expected at most the device's size");
         }
-        member.is_known.store(true, Ordering::Release);
+        member.set_known();
         *known = item.clone();
         Ok(())
     }
@@ -580,16 +591,47 @@ impl Volumes {
         self.placeable().into_iter().filter(|device| !device.is_missing).collect()
     }
 
-    /// Fails if a given device has no device item: it was removed from the filesystem. Called when the chunk tree was
-    /// read.
-    pub fn check_all_known(&self) -> Result<()> {
-        let unknown = self.members().into_iter().find(|member| !member.is_known.load(Ordering::Acquire));
-        unknown.map_or(Ok(()), |member| {
-            Err(Error::Refused {
-                what: format!("{} was removed from this filesystem", member.describe()),
-                hint: "do not give it",
-            })
-        })
+    /// Ends the loading of the chunk tree: leaves out given devices that have no device item (I3), and checks that the
+    /// devices of all chunks exist.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if no given device has an item; [`Error::Corrupt`] if a chunk names an unknown device.
+    pub fn settle_members(&self) -> Result<()> {
+        let unknown: Vec<Arc<Member>> = self.members().into_iter().filter(|member| !member.is_known()).collect();
+        for member in &unknown {
+            tracing::warn!(
+                "{} is not used: it was removed from this filesystem, or it was not added to the end",
+                member.describe()
+            );
+            self.devices.write().remove(&member.devid().0);
+        }
+        let members = self.members();
+        if members.iter().all(|member| member.device().is_none()) {
+            let names: Vec<String> = unknown.iter().map(|member| member.describe()).collect();
+            return Err(Error::Refused {
+                what: format!("{} was removed from this filesystem", names.join(", ")),
+                hint: "give the devices that it has",
+            });
+        }
+        if members.iter().any(|member| member.state() == MemberState::Missing) {
+            // C4 of `commit_super`, also if as many devices were given as the filesystem has.
+            self.kicks.count();
+            return Ok(());
+        }
+        for chunk in self.chunks.all() {
+            let is_unknown = |stripe: &&Stripe| self.member(stripe.devid).is_none();
+            if let Some(stripe) = chunk.item.stripes.iter().find(is_unknown) {
+                let cause = FormatError::Value {
+                    what: "chunk",
+                    field: "stripe devid",
+                    value: stripe.devid.0,
+                    expected: "expected a device of the filesystem",
+                };
+                return Err(Corrupt::new(cause).at(chunk.start()).into());
+            }
+        }
+        Ok(())
     }
 
     /// Calls `look` with the space of a device, up to the device's limit.

@@ -221,6 +221,46 @@ disk_struct! {
     }
 }
 
+disk_struct! {
+    /// The state of the last replacement of a device, in the device tree under the key (0, DEV_REPLACE, 0).
+    DevReplaceItem {
+        /// The device that is replaced.
+        src_devid: DevId,
+        /// Everything below this offset of the device is copied.
+        cursor_left: u64,
+        /// Everything below this offset is copied or being copied.
+        cursor_right: u64,
+        /// 1 if the replaced device is read only where no other copy is good, else 0.
+        cont_reading_from_srcdev_mode: u64,
+        /// One of the constants below.
+        replace_state: u64,
+        /// Seconds since 1970.
+        time_started: u64,
+        /// Seconds since 1970; 0 if it has not ended.
+        time_stopped: u64,
+        /// Writes to the new device that failed.
+        num_write_errors: u64,
+        /// Sectors without a good copy.
+        num_uncorrectable_read_errors: u64,
+    }
+}
+
+impl DevReplaceItem {
+    /// A replacement is running.
+    pub const STARTED: u64 = 1;
+    /// The replacement is complete.
+    pub const FINISHED: u64 = 2;
+    /// The replacement was cancelled.
+    pub const CANCELED: u64 = 3;
+    /// The replacement goes on at the next mount.
+    pub const SUSPENDED: u64 = 4;
+
+    /// Whether a part of the new device's content is missing: its filesystem must not be written without it.
+    pub fn is_unfinished(&self) -> bool {
+        matches!(self.replace_state, Self::STARTED | Self::SUSPENDED)
+    }
+}
+
 /// A [`DevStatsItem`] and what this program stores behind it. Linux keeps longer items as they are, and reads and writes
 /// the counters only.
 #[derive(Clone, Debug, PartialEq, Eq)]

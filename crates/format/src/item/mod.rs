@@ -13,7 +13,9 @@ mod qgroup;
 mod root;
 
 pub use balance::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem};
-pub use chunk::{BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevStatsItem, DeviceRecord, Stripe};
+pub use chunk::{
+    BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevReplaceItem, DevStatsItem, DeviceRecord, Stripe,
+};
 pub use dir::{DirEntry, DirEntryHeader, DirEntryView, FileType, NAME_LEN_MAX, is_entry_name};
 pub use extent::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 pub use file_extent::{Compression, FileExtent, FileExtentBody, RegularExtent};

@@ -193,6 +193,7 @@ impl Fs {
                     _ => "the filesystem has too few devices for the profile to convert to",
                 }));
             }
+            self.check_room_for(kind, target)?;
             let loses_copies = |group: &BlockGroup| {
                 group.flags.bits() & kind.bits() != 0 && Profile::copies_of(group.flags) > Profile::copies_of(target)
             };
@@ -207,6 +208,25 @@ impl Fs {
             }
         }
         Ok(())
+    }
+
+    /// Fails if the devices cannot hold the content of these block groups in the profile `target`, whatever moves first.
+    fn check_room_for(&self, kind: BalanceFlags, target: BlockGroupFlags) -> Result<()> {
+        let flags = BlockGroupFlags::from_bits_retain(kind.bits()) | target;
+        let of_kind = self.block_groups().into_iter().filter(|group| group.flags.bits() & kind.bits() != 0);
+        let used = of_kind.map(|group| group.used).fold(0, u64::saturating_add);
+        let room = self.engine.capacity_bytes(flags);
+        if used <= room {
+            return Ok(());
+        }
+        Err(Error::Engine(EngineError::Refused {
+            what: format!(
+                "the devices can hold {room} bytes as {}, and {used} bytes are there: {} bytes are missing",
+                Profile::name_of(flags),
+                used.saturating_sub(room)
+            ),
+            hint: "add a device first (ubtrfs device add), or remove files",
+        }))
     }
 
     /// Runs a balance on the calling thread. `inner` is the job through which other threads stop the balance; `job` is

@@ -1,10 +1,13 @@
-//! Devices and block groups: sizes of devices, use of their space, scrubs, and moving block groups on the devices.
+//! Devices and block groups: adding, removing and replacing devices, their sizes, use of their space, scrubs, and moving
+//! block groups on the devices.
 //!
-//! This folder only calls the engine. The decisions are in crate `transaction`: `extents/device_size.rs`,
-//! `extents/chunk_migration.rs`, `extents/trim.rs`
-//! and `devices/scrub.rs`.
+//! This folder only calls the engine. The decisions are in crate `transaction`: `devices`, `extents/chunk_migration.rs` and
+//! `extents/trim.rs`.
 
 mod block_group;
+mod change;
+pub(crate) mod jobs;
+pub(crate) mod replace;
 pub(crate) mod scrub;
 pub(crate) mod size;
 pub(crate) mod space;

@@ -10,9 +10,8 @@
 //! - I2. Bad data is told once for each file, with the bytes that were repaired and the bytes that are lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::{DevId, Profile};
 use ubtrfs_transaction::{DeviceScrub, ExtentUse, Job, ScrubCounts, ScrubFinding, ScrubRequest};
@@ -51,13 +50,16 @@ pub struct Damage {
     pub lost_bytes: u64,
 }
 
+/// Files with bad data, and their paths from the top level if they have one.
+pub type FileDamages = Vec<(InodeId, Option<Vec<u8>>, Damage)>;
+
 /// The result of a scrub.
 #[derive(Debug, Default)]
 pub struct ScrubReport {
     /// The devices.
     pub devices: Vec<ScrubbedDevice>,
     /// Files with bad data (I2), and their paths from the top level if they have one; at most [`FILES_MAX`].
-    pub files: Vec<(InodeId, Option<Vec<u8>>, Damage)>,
+    pub files: FileDamages,
     /// Bad tree blocks.
     pub blocks: Damage,
 }
@@ -73,30 +75,14 @@ pub struct ScrubStatus {
     pub limit: u64,
 }
 
-/// The running scrubs.
-#[derive(Debug, Default)]
-pub(crate) struct ScrubState {
-    running: Mutex<Vec<Arc<RunningScrub>>>,
-    ended: Condvar,
-}
+/// What is known about a running scrub: its devices.
+pub(crate) type RunningScrub = Vec<(ScrubStart, DeviceScrub)>;
 
-#[derive(Debug)]
-struct RunningScrub {
-    job: Job,
-    devices: Vec<(ScrubStart, DeviceScrub)>,
-}
-
-/// A scrub that ends when this value is dropped.
-struct ActiveScrub<'s> {
-    state: &'s ScrubState,
-    running: Arc<RunningScrub>,
-}
-
-/// The bad content that a scrub has found so far.
+/// The bad content that a scrub or replacement has found so far.
 #[derive(Default)]
-struct Findings {
-    files: BTreeMap<InodeId, (Option<Vec<u8>>, Damage)>,
-    blocks: Damage,
+pub(crate) struct Findings {
+    pub(crate) files: BTreeMap<InodeId, (Option<Vec<u8>>, Damage)>,
+    pub(crate) blocks: Damage,
     /// Addresses of lost content that was told already, for another copy.
     lost: BTreeSet<u64>,
 }
@@ -129,10 +115,20 @@ impl Fs {
         if self.block_groups().iter().any(|group| Profile::of(group.flags).is_some_and(Profile::has_parity)) {
             return Err(Error::NotSupported("a scrub of RAID5 and RAID6; Linux can scrub the filesystem"));
         }
-        let active = self.scrub.begin(starts)?;
-        let running = &active.running;
+        let device = |start: &ScrubStart| {
+            let scrub = DeviceScrub::new();
+            scrub.set_limit(start.limit);
+            (*start, scrub)
+        };
+        let running = self.scrubs.begin_beside(starts.iter().map(device).collect(), |others: &RunningScrub| {
+            let is_same = |other: &ScrubStart| starts.iter().any(|start| start.devid == other.devid);
+            match others.iter().any(|(other, _)| is_same(other)) {
+                true => Err(Error::InProgress("a scrub is running")),
+                false => Ok(()),
+            }
+        })?;
         let findings = Mutex::new(Findings::default());
-        let found = |finding: ScrubFinding| self.note_finding(&finding, repair, &findings);
+        let found = |finding: ScrubFinding| self.note_finding("scrub", &finding, repair, &findings);
         let total = starts.iter().map(|start| self.engine.scrub_bytes(start.devid, start.start));
         running.job.add_total(total.fold(0, u64::saturating_add));
         let scrub_one = |(start, scrub): &(ScrubStart, DeviceScrub)| {
@@ -144,12 +140,12 @@ impl Fs {
             std::thread::scope(|scope| {
                 let scrub_one = &scrub_one;
                 let threads: Vec<_> =
-                    running.devices.iter().map(|device| scope.spawn(move || scrub_one(device))).collect();
+                    running.about.iter().map(|device| scope.spawn(move || scrub_one(device))).collect();
                 let resume = |panic| std::panic::resume_unwind(panic);
                 threads.into_iter().map(|thread| thread.join().unwrap_or_else(resume)).collect()
             })
         });
-        drop(active);
+        drop(running);
         let Findings { files, blocks, .. } = findings.into_inner();
         let files = files.into_iter().map(|(id, (path, damage))| (id, path, damage)).collect();
         Ok(ScrubReport { devices, files, blocks })
@@ -157,13 +153,13 @@ impl Fs {
 
     /// The devices that are being scrubbed.
     pub fn scrub_status(&self) -> Vec<ScrubStatus> {
-        let running = self.scrub.running.lock().clone();
+        let running = self.scrubs.running();
         let status = |(start, scrub): &(ScrubStart, DeviceScrub)| ScrubStatus {
             devid: start.devid,
             counts: scrub.counts(),
             limit: scrub.limit(),
         };
-        running.iter().flat_map(|running| running.devices.iter().map(status)).collect()
+        running.iter().flat_map(|running| running.about.iter().map(status)).collect()
     }
 
     /// Sets the highest rate of a running scrub, of one device or of all; 0 means no limit.
@@ -172,8 +168,8 @@ impl Fs {
     ///
     /// [`Error::NotRunning`] if no scrub of the device runs.
     pub fn limit_scrub(&self, devid: Option<DevId>, bytes_per_sec: u64) -> Result<()> {
-        let running = self.scrub.running.lock().clone();
-        let devices = running.iter().flat_map(|running| &running.devices);
+        let running = self.scrubs.running();
+        let devices = running.iter().flat_map(|running| &running.about);
         let mut chosen = devices.filter(|(start, _)| devid.is_none_or(|devid| devid == start.devid)).peekable();
         if chosen.peek().is_none() {
             return Err(Error::NotRunning("no scrub is running"));
@@ -188,11 +184,17 @@ impl Fs {
     ///
     /// [`Error::NotRunning`] if no scrub runs.
     pub fn cancel_scrub(&self) -> Result<()> {
-        if self.scrub.cancel() { Ok(()) } else { Err(Error::NotRunning("no scrub is running")) }
+        if self.scrubs.cancel() { Ok(()) } else { Err(Error::NotRunning("no scrub is running")) }
     }
 
     /// Logs a finding, and notes the files that it concerns (I2).
-    fn note_finding(&self, finding: &ScrubFinding, repair: bool, findings: &Mutex<Findings>) {
+    pub(crate) fn note_finding(
+        &self,
+        work: &'static str,
+        finding: &ScrubFinding,
+        repair: bool,
+        findings: &Mutex<Findings>,
+    ) {
         let ScrubFinding { devid, physical, bytenr, len_bytes, .. } = finding;
         let cause = finding.cause.as_ref().map_or_else(|| "cannot be read".to_owned(), ToString::to_string);
         let outcome = match (finding.has_good_copy, repair && self.context.read_only().is_none()) {
@@ -202,7 +204,7 @@ impl Fs {
         };
         let what = if finding.is_tree { "tree block" } else { "data" };
         tracing::warn!(
-            "scrub: device {devid}, offset {physical}: {len_bytes} bytes of {what} at {bytenr}: {cause}; {outcome}"
+            "{work}: device {devid}, offset {physical}: {len_bytes} bytes of {what} at {bytenr}: {cause}; {outcome}"
         );
         // Each copy of lost content is a finding.
         if !finding.has_good_copy && !findings.lock().lost.insert(bytenr.0) {
@@ -227,42 +229,6 @@ impl Fs {
                 findings.files.entry(id).or_insert((path, Damage::default())).1.add(finding);
             }
         }
-    }
-}
-
-impl ScrubState {
-    fn begin(&self, starts: &[ScrubStart]) -> Result<ActiveScrub<'_>> {
-        let mut running = self.running.lock();
-        let mut busy = running.iter().flat_map(|other| &other.devices).map(|(other, _)| other.devid);
-        if busy.any(|devid| starts.iter().any(|start| start.devid == devid)) {
-            return Err(Error::InProgress("a scrub is running"));
-        }
-        let device = |start: &ScrubStart| {
-            let scrub = DeviceScrub::new();
-            scrub.set_limit(start.limit);
-            (*start, scrub)
-        };
-        let started = Arc::new(RunningScrub { job: Job::new(), devices: starts.iter().map(device).collect() });
-        running.push(Arc::clone(&started));
-        Ok(ActiveScrub { state: self, running: started })
-    }
-
-    /// Cancels the running scrubs, and waits for their end. Returns false if there is none.
-    fn cancel(&self) -> bool {
-        let mut running = self.running.lock();
-        let cancelled = running.clone();
-        cancelled.iter().for_each(|scrub| scrub.job.cancel());
-        while cancelled.iter().any(|cancelled| running.iter().any(|scrub| Arc::ptr_eq(scrub, cancelled))) {
-            self.ended.wait(&mut running);
-        }
-        !cancelled.is_empty()
-    }
-}
-
-impl Drop for ActiveScrub<'_> {
-    fn drop(&mut self) {
-        self.state.running.lock().retain(|scrub| !Arc::ptr_eq(scrub, &self.running));
-        self.state.ended.notify_all();
     }
 }
 

@@ -1,55 +1,13 @@
 //! The sizes of devices, and discarding their free space.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
 use ubtrfs_format::DevId;
 use ubtrfs_transaction::Job;
 
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::watched_job::watched;
-
-/// The resizes that run or wait.
-#[derive(Debug, Default)]
-pub(crate) struct ResizeJobs {
-    jobs: Mutex<Vec<Arc<Job>>>,
-    /// Notified when a resize ends.
-    ended: Condvar,
-}
-
-/// A resize that ends when this value is dropped.
-struct Resize<'r> {
-    resizes: &'r ResizeJobs,
-    job: Arc<Job>,
-}
-
-impl ResizeJobs {
-    fn begin(&self) -> Resize<'_> {
-        let job = Arc::new(Job::new());
-        self.jobs.lock().push(Arc::clone(&job));
-        Resize { resizes: self, job }
-    }
-
-    /// Cancels the resizes and waits for their end. Returns false if there is none.
-    fn cancel(&self) -> bool {
-        let mut jobs = self.jobs.lock();
-        let cancelled: Vec<Arc<Job>> = jobs.clone();
-        cancelled.iter().for_each(|job| job.cancel());
-        while cancelled.iter().any(|cancelled| jobs.iter().any(|job| Arc::ptr_eq(job, cancelled))) {
-            self.ended.wait(&mut jobs);
-        }
-        !cancelled.is_empty()
-    }
-}
-
-impl Drop for Resize<'_> {
-    fn drop(&mut self) {
-        self.resizes.jobs.lock().retain(|job| !Arc::ptr_eq(job, &self.job));
-        self.resizes.ended.notify_all();
-    }
-}
 
 impl Fs {
     /// The size of the filesystem on a device, and the size of the device itself, both in bytes.
@@ -88,7 +46,7 @@ impl Fs {
     /// extents that were moved stay in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.context.check_mounted_writable()?;
-        let resize = self.resizes.begin();
+        let resize = self.resizes.begin(());
         Ok(watched(&resize.job, job, || self.engine.resize_device(devid, len_bytes, &resize.job))?)
     }
 

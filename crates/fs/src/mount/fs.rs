@@ -15,8 +15,9 @@ use ubtrfs_transaction::{BackgroundWork, DeviceSummary, Engine, Flusher, Geometr
 
 use crate::balance::reclaim::Reclaim;
 use crate::balance::state::BalanceState;
-use crate::devices::scrub::ScrubState;
-use crate::devices::size::ResizeJobs;
+use crate::devices::jobs::DeviceJobs;
+use crate::devices::replace::RunningReplace;
+use crate::devices::scrub::RunningScrub;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
 use crate::inode::entered::EnteredSubvolumes;
@@ -47,8 +48,10 @@ pub struct Fs {
     pub(crate) readahead: Readahead,
     pub(crate) balance: BalanceState,
     pub(crate) reclaim: Reclaim,
-    pub(crate) resizes: ResizeJobs,
-    pub(crate) scrub: ScrubState,
+    pub(crate) resizes: DeviceJobs<()>,
+    pub(crate) removals: DeviceJobs<()>,
+    pub(crate) replaces: DeviceJobs<RunningReplace>,
+    pub(crate) scrubs: DeviceJobs<RunningScrub>,
     pub(crate) resync: ResyncThread,
     devices_at_open: (Generation, Vec<DeviceSummary>),
     left_out: Vec<String>,
@@ -114,8 +117,10 @@ impl Fs {
             readahead: Readahead::new(budget.read_bytes),
             balance: BalanceState::default(),
             reclaim: Reclaim::new(options.bg_reclaim_threshold),
-            resizes: ResizeJobs::default(),
-            scrub: ScrubState::default(),
+            resizes: DeviceJobs::default(),
+            removals: DeviceJobs::default(),
+            replaces: DeviceJobs::default(),
+            scrubs: DeviceJobs::default(),
             resync: ResyncThread::default(),
             devices_at_open,
             left_out,

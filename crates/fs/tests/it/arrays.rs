@@ -18,13 +18,13 @@ const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::R
 const MIB: u64 = 1 << 20;
 
 /// Image files of the devices of one filesystem.
-struct Array {
+pub(crate) struct Array {
     dir: tempfile::TempDir,
-    images: Vec<PathBuf>,
+    pub(crate) images: Vec<PathBuf>,
 }
 
 impl Array {
-    fn new(args: &[&str], sizes_mib: &[u64]) -> Self {
+    pub(crate) fn new(args: &[&str], sizes_mib: &[u64]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let images: Vec<PathBuf> = (1..=sizes_mib.len()).map(|n| dir.path().join(format!("{n}.img"))).collect();
         for (image, mib) in images.iter().zip(sizes_mib) {
@@ -35,20 +35,50 @@ impl Array {
         Self { dir, images }
     }
 
+    /// Makes another image file.
+    pub(crate) fn add_image(&mut self, mib: u64) -> PathBuf {
+        let image = self.dir.path().join(format!("{}.img", self.images.len() + 1));
+        drop(FileDevice::create(&image, mib * MIB, true).unwrap());
+        self.images.push(image.clone());
+        image
+    }
+
+    /// Lets Linux begin to replace the first device by the last image, and unmount before that is complete.
+    pub(crate) fn suspend_replacement(&self) {
+        let loops: Vec<LoopDevice> = self.images.iter().map(|image| LoopDevice::over(image).unwrap()).collect();
+        let paths: Vec<&str> = loops.iter().map(LoopDevice::path).collect();
+        let (new, old) = paths.split_last().unwrap();
+        run("btrfs", ["device", "scan"].into_iter().chain(old.iter().copied())).unwrap();
+        let point = self.dir.path().join("mnt");
+        std::fs::create_dir_all(&point).unwrap();
+        run("mount", ["-t", "btrfs", old[0], point.to_str().unwrap()]).unwrap();
+        run("btrfs", ["replace", "start", "-f", "1", new, point.to_str().unwrap()]).unwrap();
+        // This suspends the replacement. Its command ends a moment later.
+        run("mount", ["-o", "remount,ro", point.to_str().unwrap()]).unwrap();
+        while run("umount", [&point]).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        run("btrfs", ["device", "scan", "--forget"].into_iter().chain(paths)).unwrap();
+        drop(loops);
+        // Other programs may still look at the loop devices.
+        let is_free = |image: &PathBuf| FileDevice::open(image, Access::ReadWrite).is_ok();
+        while !self.images.iter().all(is_free) {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+
     /// Opens the devices with these indexes.
-    fn open_some(&self, indexes: &[usize], options: &str) -> Arc<Fs> {
-        let device = |index: &usize| -> Arc<dyn Device> {
-            Arc::new(FileDevice::open(&self.images[*index], Access::ReadWrite).unwrap())
-        };
+    pub(crate) fn open_some(&self, indexes: &[usize], options: &str) -> Arc<Fs> {
+        let device = |index: &usize| open_device(&self.images[*index]);
         Fs::open(indexes.iter().map(device).collect(), MountOptions::parse(options).unwrap()).unwrap()
     }
 
-    fn open(&self) -> Arc<Fs> {
+    pub(crate) fn open(&self) -> Arc<Fs> {
         self.open_some(&(0..self.images.len()).collect::<Vec<_>>(), "")
     }
 
     /// Checks the array with Linux, mounts it, calls `work`, and scrubs it. Returns the numbers of `df` before the work.
-    fn judge(&self, work: impl FnOnce(&Path)) -> (u64, u64) {
+    pub(crate) fn judge(&self, work: impl FnOnce(&Path)) -> (u64, u64) {
         self.judge_some(&self.images.iter().collect::<Vec<_>>(), "rw", work)
     }
 
@@ -75,17 +105,21 @@ impl Array {
     }
 }
 
+pub(crate) fn open_device(image: &Path) -> Arc<dyn Device> {
+    Arc::new(FileDevice::open(image, Access::ReadWrite).unwrap())
+}
+
 /// Content that differs at each offset and for each seed.
-fn content(len: u64, seed: u64) -> Vec<u8> {
+pub(crate) fn content(len: u64, seed: u64) -> Vec<u8> {
     (0..len / 8).flat_map(|n| (n ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
 }
 
-fn put(fs: &Fs, name: &str, data: &[u8]) {
+pub(crate) fn put(fs: &Fs, name: &str, data: &[u8]) {
     let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
     fs.write(id, 0, data).unwrap();
 }
 
-fn get(fs: &Fs, name: &str, len: u64) -> Vec<u8> {
+pub(crate) fn get(fs: &Fs, name: &str, len: u64) -> Vec<u8> {
     let id = fs.lookup(TOP, name.as_bytes()).unwrap().id;
     fs.read(id, 0, usize::try_from(len).unwrap()).unwrap()
 }

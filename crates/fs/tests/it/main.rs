@@ -12,6 +12,7 @@ mod concurrent;
 mod data;
 mod data_stress;
 mod defragment;
+mod devices;
 mod full;
 mod items;
 mod leaf_fill;

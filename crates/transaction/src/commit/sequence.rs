@@ -239,15 +239,17 @@ impl Engine {
         Ok(removed.chunks)
     }
 
-    /// Records new sizes of devices, and the migrated chunks.
+    /// Records changes of devices, and the migrated chunks.
     fn move_block_groups(
         &self,
         work: &mut CommitWork,
         transid: Generation,
         superblock: &mut Superblock,
     ) -> Result<Vec<Logical>> {
-        if let Some(dev_items) = self.record_resizes(superblock)? {
-            self.apply_batch(&*self.own_tree(RootId::CHUNK_TREE)?, &dev_items, &mut work.refs, transid)?;
+        if let Some(changed) = self.record_device_changes(superblock, transid)? {
+            let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
+            self.apply_batch(&chunk_tree, &changed.chunk_batch, &mut work.refs, transid)?;
+            self.apply_batch(&dev_tree, &changed.dev_batch, &mut work.refs, transid)?;
         }
         let Some(moved) = self.record_migrations(superblock)? else { return Ok(Vec::new()) };
         let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);

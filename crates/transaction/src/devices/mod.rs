@@ -1,7 +1,14 @@
 //! Work on whole devices, in steps that are each a part of one commit.
 //!
+//! - `add`, `remove`: devices that join the filesystem, and devices that leave it.
+//! - `replace`: devices that take the place of others.
 //! - `resync`: bringing a device up to date that missed commits.
 //! - `scrub`: checking everything on a device.
+//! - `size`: the bytes that the filesystem uses on a device.
 
+pub(crate) mod add;
+pub(crate) mod remove;
+pub(crate) mod replace;
 pub(crate) mod resync;
 pub(crate) mod scrub;
+pub(crate) mod size;

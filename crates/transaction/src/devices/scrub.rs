@@ -262,9 +262,22 @@ impl Piece {
     }
 }
 
+/// What becomes of bad content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Check,
+    Repair,
+    /// Everything is copied to the twin of the device (see [`super::replace`]). The device itself is only read where no
+    /// other copy is good if `avoids_source` is set.
+    Twin {
+        avoids_source: bool,
+    },
+}
+
 /// A scrub of a device, shared by its threads.
 struct Work<'w> {
     request: &'w ScrubRequest,
+    mode: Mode,
     scrub: &'w DeviceScrub,
     job: &'w Job,
     found: &'w (dyn Fn(ScrubFinding) + Sync),
@@ -308,10 +321,31 @@ impl Engine {
         found: &(dyn Fn(ScrubFinding) + Sync),
     ) -> Result<()> {
         self.check_not_aborted()?;
+        let mode = if request.repair && self.read_only().is_none() { Mode::Repair } else { Mode::Check };
+        let work = Work { request, mode, scrub, job, found };
         scrub.state.lock().taken = request.start;
-        let work = Work { request, scrub, job, found };
         // A commit during the scrub writes superblocks, so they are checked first.
         self.scrub_superblocks(&work)?;
+        self.go_through(&work)
+    }
+
+    /// Copies everything on a device to its twin, and finds bad content as a scrub does.
+    pub(super) fn copy_to_twin(
+        &self,
+        devid: DevId,
+        avoids_source: bool,
+        scrub: &DeviceScrub,
+        job: &Job,
+        found: &(dyn Fn(ScrubFinding) + Sync),
+    ) -> Result<()> {
+        let request = ScrubRequest { devid, start: 0, repair: false };
+        let mode = Mode::Twin { avoids_source };
+        self.go_through(&Work { request: &request, mode, scrub, job, found })
+    }
+
+    /// Goes through the windows of a device with several threads.
+    fn go_through(&self, work: &Work<'_>) -> Result<()> {
+        let request = work.request;
         let windows = Mutex::new(Windows { stripes: VecDeque::new(), offset: 0, unseen: 0, start: request.start });
         let has_failed = AtomicBool::new(false);
         let run = || {
@@ -320,7 +354,7 @@ impl Engine {
                 if has_failed.load(Ordering::Acquire) {
                     break Ok(());
                 }
-                match self.scrub_next(&work, &windows, &mut buf) {
+                match self.scrub_next(work, &windows, &mut buf) {
                     Ok(true) => {}
                     Ok(false) => break Ok(()),
                     Err(error) => break Err(error),
@@ -343,7 +377,10 @@ impl Engine {
     fn scrub_next(&self, work: &Work<'_>, windows: &Mutex<Windows>, buf: &mut AlignedBuf) -> Result<bool> {
         work.job.check()?;
         let devid = work.request.devid;
-        self.volumes.check_usable(devid)?;
+        match work.mode {
+            Mode::Check | Mode::Repair => self.volumes.check_usable(devid),
+            Mode::Twin { .. } => self.volumes.check_twin(devid),
+        }?;
         let mut windows = windows.lock();
         let Some((stripe, window)) = windows.next(self, devid) else { return Ok(false) };
         let begin = stripe.physical.0.saturating_add(window.start);
@@ -400,7 +437,13 @@ impl Engine {
             let start = first.offset;
             buf.resize(usize::try_from(end.saturating_sub(start)).unwrap_or_default());
             window.work.scrub.pace(buf.len() as u64, window.work.job);
-            let content = self.volumes.read_stripe(&window.stripe, start, buf).ok().map(|()| &buf[..]);
+            let is_read = match window.work.mode {
+                Mode::Check | Mode::Repair => self.volumes.read_stripe(&window.stripe, start, buf).is_ok(),
+                Mode::Twin { avoids_source } => {
+                    !avoids_source && self.volumes.copy_to_twin(&window.stripe, start, buf).is_ok()
+                }
+            };
+            let content = is_read.then_some(&buf[..]);
             for piece in together {
                 let here = usize::try_from(piece.offset.saturating_sub(start)).unwrap_or(usize::MAX);
                 let len_bytes = usize::try_from(piece.len_bytes()).unwrap_or(usize::MAX);
@@ -576,7 +619,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Reads suspect content again, and repairs it. Returns what is bad.
+    /// Reads suspect content again, and repairs or copies it. Returns what is bad.
     fn read_again(
         &self,
         window: &Window<'_>,
@@ -585,8 +628,14 @@ impl Engine {
         verify: Option<&Verify<'_>>,
     ) -> Result<Vec<BadUnit>> {
         let mut bad = Vec::new();
-        let repair = window.work.request.repair && self.read_only().is_none();
-        self.volumes.scrub_range(&window.stripe, range, unit_bytes, verify, repair, &mut |unit| bad.push(unit))?;
+        let (stripe, tell) = (&window.stripe, &mut |unit| bad.push(unit));
+        match window.work.mode {
+            Mode::Check => self.volumes.scrub_range(stripe, range, unit_bytes, verify, false, tell),
+            Mode::Repair => self.volumes.scrub_range(stripe, range, unit_bytes, verify, true, tell),
+            Mode::Twin { avoids_source } => {
+                self.volumes.fill_twin(stripe, range, unit_bytes, verify, avoids_source, tell)
+            }
+        }?;
         Ok(bad)
     }
 
@@ -617,6 +666,10 @@ impl Engine {
                 *result = result.saturating_add(nr_sectors);
             }
         });
+        if matches!(window.work.mode, Mode::Twin { .. }) && first.has_good_copy {
+            // The new device has the good content, and the old one leaves.
+            return;
+        }
         for cause in bad.iter().filter_map(|unit| unit.cause.as_ref()) {
             self.volumes.count_scrubbed(window.work.request.devid, cause);
         }

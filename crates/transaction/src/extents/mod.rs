@@ -3,8 +3,8 @@
 //! - `extent_tree`, `csum_tree`, `free_space_tree`: the items of these trees.
 //! - `data_io`, `data_ledger`: data extents: their I/O with checksums, and their state until they are committed.
 //! - `chunk_alloc`, `conversion`: making chunks, and the profile of new chunks during a conversion.
-//! - `chunk_migration`, `copy_check`, `device_size`: moving chunks on the devices, checking what is copied, resizing
-//!   devices.
+//! - `chunk_migration`, `copy_check`: moving chunks on the devices, checking what is copied.
+//! - `device_items`: changes of devices that a commit records.
 //! - `emptying`, `moved_extents`: block groups that a relocation empties, and the new addresses of their data.
 //! - `trim`: discarding free space.
 
@@ -15,7 +15,7 @@ pub(crate) mod copy_check;
 pub(crate) mod csum_tree;
 pub(crate) mod data_io;
 pub(crate) mod data_ledger;
-pub(crate) mod device_size;
+pub(crate) mod device_items;
 pub(crate) mod emptying;
 pub(crate) mod extent_tree;
 pub(crate) mod free_space_tree;

@@ -24,6 +24,7 @@ use ubtrfs_format::{DevId, Logical};
 
 pub(crate) use range_locks::RangeLocks;
 pub use read::Verify;
+pub(crate) use repair::Mend;
 pub use repair::Refreshed;
 pub use scrub::{BadUnit, DeviceStripe, StripePart};
 
@@ -44,17 +45,27 @@ impl Volumes {
         found.ok_or_else(|| unmapped(at))
     }
 
+    /// The member that has a stripe, if a write to the member reaches a device.
+    fn written_member(&self, stripe: &Stripe) -> Option<Arc<Member>> {
+        self.member(stripe.devid).filter(|member| member.takes_writes())
+    }
+
     /// The member that has a stripe, if the member can be used.
     fn usable_member(&self, stripe: &Stripe) -> Option<Arc<Member>> {
         self.member(stripe.devid).filter(|member| member.backend().is_some())
     }
 
-    /// Writes a segment of a stripe.
+    /// Writes a segment of a stripe, also to the member's twin (T1 of `twin`).
     pub(crate) fn write_stripe(&self, stripe: &Stripe, segment: Segment, bufs: &[IoSlice<'_>]) -> Result<()> {
         let offset = stripe.offset.advance(segment.offset).0;
         let io_error = |device, source| Error::io("write", device, offset, segment.len_bytes, source);
         let member = self.member(stripe.devid).ok_or_else(|| io_error(missing(stripe.devid), not_given(false)))?;
-        let Some(backend) = member.backend() else { return Err(io_error(member.describe(), not_given(false))) };
+        let twin = member.twin();
+        let _copying = twin.as_deref().map(|twin| twin.begin_write(offset, segment.len_bytes));
+        let to_twin = twin.as_deref().map(|twin| twin.write(offset, bufs));
+        let Some(backend) = member.backend() else {
+            return to_twin.unwrap_or_else(|| Err(io_error(member.describe(), not_given(false))));
+        };
         let written = match bufs {
             [buf] => backend.write_at(offset, buf),
             bufs => backend.write_vectored_at(offset, bufs),

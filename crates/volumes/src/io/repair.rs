@@ -52,9 +52,21 @@ pub(super) struct Mending<'m> {
     pub(super) unit_bytes: usize,
     /// Without a check, what can be read is good, and comes from trusted copies.
     pub(super) verify: Option<&'m Verify<'m>>,
-    pub(super) may_write: bool,
+    pub(super) mend: Mend,
     /// Whether a copy with this segment is made good.
     pub(super) is_own: &'m dyn Fn(&Chunk, Segment) -> bool,
+}
+
+/// Where [`Volumes::mend_range`] writes good content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mend {
+    /// Nowhere.
+    Nothing,
+    /// Over bad copies.
+    BadCopies,
+    /// To the twin of the copy's device, whether the copy is good or not (see `twin`). With `avoids_source`, the copy is
+    /// read only if no other one is good.
+    Twin { avoids_source: bool },
 }
 
 impl Volumes {
@@ -92,7 +104,7 @@ impl Volumes {
 
     fn refresh_unverified(&self, member: &Member, range: Range<u64>) -> Result<Refreshed> {
         let (mut all, mut buf) = (Refreshed::default(), Vec::new());
-        for element in elements(range, 1) {
+        for element in elements(range, 1, STRIPE_LEN) {
             let len_bytes = element.end.saturating_sub(element.start);
             let count = match self.copy_element_to(member, element, &mut buf) {
                 Ok(()) => &mut all.written_bytes,
@@ -113,7 +125,7 @@ impl Volumes {
     ) -> Result<Refreshed> {
         let mut all = Refreshed::default();
         let is_on_member = |chunk: &Chunk, segment: Segment| chunk.item.stripes[segment.stripe].devid == member.devid();
-        let mending = Mending { unit_bytes, verify: Some(verify), may_write: true, is_own: &is_on_member };
+        let mending = Mending { unit_bytes, verify: Some(verify), mend: Mend::BadCopies, is_own: &is_on_member };
         self.mend_range(range, &mending, &mut |_, mended| {
             let nr_bytes = unit_bytes as u64;
             match mended {
@@ -136,7 +148,11 @@ impl Volumes {
     ) -> Result<()> {
         let (start, unit) = (range.start, mending.unit_bytes as u64);
         let mut buf = Vec::new();
-        for element in elements(range, unit) {
+        // Copies of a mirrored chunk are not cut into elements of stripes.
+        let is_whole = matches!(mending.mend, Mend::Twin { .. })
+            && self.chunks.get(Logical(start)).is_some_and(|chunk| chunk.geometry.is_mirrored());
+        let longest = if is_whole { TWIN_ELEMENT_BYTES } else { STRIPE_LEN };
+        for element in elements(range, unit, longest) {
             buf.resize(usize::try_from(element.end.saturating_sub(element.start)).unwrap_or_default(), 0);
             let first = element.start.saturating_sub(start).checked_div(unit).unwrap_or(0);
             let first = usize::try_from(first).unwrap_or(usize::MAX);
@@ -174,14 +190,28 @@ impl Volumes {
             Some(verify) => verify(first_unit.saturating_add(index), unit).map_err(Bad::Content),
             None => Ok(()),
         };
+        let to_twin = matches!(mending.mend, Mend::Twin { .. });
+        let is_avoided = mending.mend == Mend::Twin { avoids_source: true };
         for &copy in &own {
-            let is_read = self.read_copy(at, buf, copy).is_ok();
+            // Content that nothing can verify is copied from a trusted device only.
+            let is_usable =
+                mending.verify.is_some() || !to_twin || self.check_trusted(at, buf.len() as u64, copy).is_ok();
+            let is_read = is_usable && !is_avoided && self.read_copy(at, buf, copy).is_ok();
+            let nr_units = buf.len().div_ceil(mending.unit_bytes);
+            if to_twin && !is_read && others.iter().any(|&other| self.read_good(at, buf, other, first_unit, mending)) {
+                self.write_twin_copy(&chunk, offset, buf, copy);
+                (0..nr_units).for_each(|index| tell(index, Mended::Repaired(Bad::Unreadable)));
+                continue;
+            }
             for (index, unit) in buf.chunks_mut(mending.unit_bytes).enumerate() {
                 let from_start = index.saturating_mul(mending.unit_bytes) as u64;
                 let (here, offset) = (at.advance(from_start), offset.saturating_add(from_start));
                 // A device may be able to read a part of what it cannot read as a whole.
-                let is_read = is_read || self.read_copy(here, unit, copy).is_ok();
+                let is_read = is_read || (is_usable && !is_avoided && self.read_copy(here, unit, copy).is_ok());
                 let Err(bad) = (if is_read { check(index, unit) } else { Err(Bad::Unreadable) }) else {
+                    if to_twin {
+                        self.write_twin_copy(&chunk, offset, unit, copy);
+                    }
                     tell(index, Mended::Good);
                     continue;
                 };
@@ -193,10 +223,20 @@ impl Volumes {
                 };
                 let mut sources = own.iter().chain(&others).filter(|&&source| source != copy && is_source(source));
                 if !sources.any(|&source| self.read_copy(here, unit, source).is_ok() && check(index, unit).is_ok()) {
+                    if to_twin && self.read_copy(here, unit, copy).is_ok() {
+                        self.write_twin_copy(&chunk, offset, unit, copy);
+                        if is_usable && check(index, unit).is_ok() {
+                            tell(index, Mended::Good);
+                            continue;
+                        }
+                    }
                     tell(index, Mended::Lost(bad));
                     continue;
                 }
-                if mending.may_write {
+                if to_twin {
+                    self.write_twin_copy(&chunk, offset, unit, copy);
+                }
+                if mending.mend == Mend::BadCopies {
                     self.rewrite_copy(&chunk, offset, unit, copy)?;
                     if let Some(target) = target {
                         self.write_target(target, offset, &[IoSlice::new(unit)], unit.len())?;
@@ -206,6 +246,19 @@ impl Volumes {
             }
         }
         Ok(true)
+    }
+
+    /// Reads all of these units from one copy, and returns whether they are good.
+    fn read_good(&self, at: Logical, buf: &mut [u8], copy: usize, first_unit: usize, mending: &Mending<'_>) -> bool {
+        let is_complete = |chunk: &Chunk| !self.lacks(chunk, at, buf.len() as u64, copy);
+        let is_read = match mending.verify {
+            // A copy that missed a write may hold older content, for which these checksums were right once.
+            Some(_) if self.chunks.get(at).as_deref().is_some_and(is_complete) => self.read_copy(at, buf, copy),
+            Some(_) => return false,
+            None => self.read_trusted_copy(at, buf, copy),
+        };
+        let mut units = (first_unit..).zip(buf.chunks(mending.unit_bytes));
+        is_read.is_ok() && units.all(|(index, unit)| mending.verify.is_none_or(|verify| verify(index, unit).is_ok()))
     }
 
     /// Whether a write of a part of these bytes failed on the members of a copy.
@@ -267,6 +320,22 @@ impl Volumes {
         Ok(())
     }
 
+    /// Writes `content`, which must lie inside `chunk` from `offset` on, to the twins of the devices of one copy. The caller
+    /// excludes writes to the range. Failures are noted in the twins.
+    fn write_twin_copy(&self, chunk: &Chunk, offset: u64, content: &[u8], copy: usize) {
+        let mut rest = content;
+        for segment in chunk.geometry.segments(offset, content.len() as u64, copy) {
+            let (piece, behind) = rest.split_at(segment.len_bytes as usize);
+            rest = behind;
+            let stripe = &chunk.item.stripes[segment.stripe];
+            if let Some(twin) = self.member(stripe.devid).and_then(|member| member.twin()) {
+                let physical = stripe.offset.advance(segment.offset).0;
+                let _alone = twin.begin_write(physical, segment.len_bytes);
+                let _noted = twin.write(physical, &[IoSlice::new(piece)]);
+            }
+        }
+    }
+
     /// Repeats the writes of copies that failed, and kicks the members for which they fail again (I2). Called before
     /// the flush that comes before a superblock.
     ///
@@ -291,7 +360,7 @@ impl Volumes {
     /// skipped.
     pub(crate) fn copy_to(&self, member: &Member, range: Range<u64>) -> Result<()> {
         let mut buf = Vec::new();
-        elements(range, 1).try_for_each(|element| self.copy_element_to(member, element, &mut buf))
+        elements(range, 1, STRIPE_LEN).try_for_each(|element| self.copy_element_to(member, element, &mut buf))
     }
 
     /// Copies an element, as [`Volumes::copy_to`] does, and, during a migration, to the target's fresh stripes (G1 of
@@ -341,12 +410,15 @@ impl Volumes {
     }
 }
 
-/// Cuts a logical range at the ends of stripes' elements into whole units. A unit that crosses such an end is a part by
-/// itself.
-fn elements(range: Range<u64>, unit_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+/// Longest part that is copied to a twin at once.
+const TWIN_ELEMENT_BYTES: u64 = 1 << 20;
+
+/// Cuts a logical range at the ends of elements, such as those of stripes, into whole units. A unit that crosses such an end
+/// is a part by itself.
+fn elements(range: Range<u64>, unit_bytes: u64, element_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
-        let to_element = STRIPE_LEN.saturating_sub(at % STRIPE_LEN);
+        let to_element = element_bytes.saturating_sub(at.checked_rem(element_bytes).unwrap_or(0));
         let whole = to_element.saturating_sub(to_element.checked_rem(unit_bytes).unwrap_or(0)).max(unit_bytes);
         let part = at..at.saturating_add(whole).min(range.end);
         at = part.end;

@@ -22,7 +22,7 @@ use ubtrfs_format::{DevId, FormatError, Generation, Logical, Physical};
 use super::missing;
 use crate::chunk_map::Chunk;
 use crate::io::read::Verify;
-use crate::io::repair::{Bad, Mended, Mending};
+use crate::io::repair::{Bad, Mend, Mended, Mending};
 use crate::member::Stat;
 use crate::profile::{STRIPE_LEN, Segment};
 use crate::set::{Volumes, unmapped};
@@ -152,11 +152,24 @@ impl Volumes {
         repair: bool,
         tell: &mut dyn FnMut(BadUnit),
     ) -> Result<()> {
-        let Some(member) = self.member(stripe.devid).filter(|member| member.backend().is_some()) else { return Ok(()) };
+        let may_write = repair && self.check_writable().is_ok();
+        let mend = if may_write { Mend::BadCopies } else { Mend::Nothing };
+        self.mend_stripe(stripe, range, unit_bytes, verify, mend, tell)
+    }
+
+    pub(crate) fn mend_stripe(
+        &self,
+        stripe: &DeviceStripe,
+        range: Range<u64>,
+        unit_bytes: usize,
+        verify: Option<&Verify<'_>>,
+        mend: Mend,
+        tell: &mut dyn FnMut(BadUnit),
+    ) -> Result<()> {
+        let Some(member) = self.member(stripe.devid).filter(|member| member.takes_writes()) else { return Ok(()) };
         // The stripe moves if its chunk is migrated; then it is checked in its new place.
         let is_own = |chunk: &Chunk, segment: Segment| segment.stripe == stripe.index && is_same(chunk, stripe);
-        let may_write = repair && self.check_writable().is_ok();
-        let mending = Mending { unit_bytes: unit_bytes.max(1), verify, may_write, is_own: &is_own };
+        let mending = Mending { unit_bytes: unit_bytes.max(1), verify, mend, is_own: &is_own };
         let done = self.mend_range(range, &mending, &mut |index, mended| {
             let (bad, has_good_copy) = match mended {
                 Mended::Good => return,

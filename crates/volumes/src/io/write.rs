@@ -113,7 +113,7 @@ impl Volumes {
                     member: None,
                 })
             })
-            .map(|write| CopyWrite { member: self.usable_member(&chunk.item.stripes[write.stripe]), ..write })
+            .map(|write| CopyWrite { member: self.written_member(&chunk.item.stripes[write.stripe]), ..write })
             .collect();
         let write_one = |write: &CopyWrite<'_>| match (&write.member, chunk.geometry.has_redundancy()) {
             (None, true) => None,

@@ -224,16 +224,19 @@ fn chunks_past_the_device_are_corrupt() {
     far.stripes[1].offset = Physical(28 * MIB);
     volumes.add_chunk(Logical(1 << 40), far).unwrap();
     assert!(volumes.set_dev_item(&dev_item(1, 33 * MIB)).is_err());
+    volumes.set_dev_item(&dev_item(1, 32 * MIB)).unwrap();
     assert!(volumes.set_dev_item(&dev_item(2, 1 << 40)).is_err(), "the superblock counts one device");
+    volumes.settle_members().unwrap();
     let mut elsewhere = chunk();
     elsewhere.stripes[0].devid = DevId(2);
-    assert!(volumes.add_chunk(Logical(2 << 40), elsewhere.clone()).is_err());
+    elsewhere.stripes[1].offset = Physical(20 * MIB);
+    volumes.add_chunk(Logical(2 << 40), elsewhere.clone()).unwrap();
+    assert!(volumes.settle_members().is_err(), "a chunk names an unknown device");
 
     // Only one of two devices is given.
     let device = Recorder::new(32 * MIB);
     crate::common::put(&device.memory, &Superblock { num_devices: 2, ..crate::common::superblock(32 * MIB) }, 65536);
     let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();
-    elsewhere.stripes[1].offset = Physical(20 * MIB);
     volumes.add_chunk(Logical(2 << 40), elsewhere).unwrap();
     volumes.set_dev_item(&dev_item(2, 1 << 40)).unwrap();
     let missing = &volumes.devices()[1];

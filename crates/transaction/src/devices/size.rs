@@ -1,41 +1,22 @@
-//! [`Resizes`]: changes of the number of bytes that the filesystem uses on a device.
+//! Changes of the number of bytes that the filesystem uses on a device.
 //!
 //! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
 //! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]). A block group whose
 //! chunk finds no room below the new end is emptied into other block groups ([`crate::relocation::group`]). While
 //! chunks move, new chunks are made only below the new end.
 //!
-//! Owns the sizes that the next commit records; no other lock is taken under the lock of these sizes. Also owns the
-//! lock that is held for a whole resize, and that comes before all other locks.
-//!
 //! I1. While a device's limit is set, no chunk is made past the limit or moved past it (`volumes::chunk_map`). So once
 //! no chunk is left past the new end, no chunk is added past the new end before the new size is durable.
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{DevId, Key, KeyType, Logical, objectid};
-use ubtrfs_tree::Batch;
+use ubtrfs_format::{DevId, Logical};
 use ubtrfs_volumes::Placement;
 
 use crate::engine::Engine;
+use crate::extents::device_items::DeviceChange;
 use crate::job::Job;
-
-/// Sizes of devices that the next commit records.
-#[derive(Debug, Default)]
-pub(crate) struct Resizes {
-    wanted: Mutex<Vec<(DevId, u64)>>,
-    /// This lock is held for a whole resize, because a device has only one limit.
-    resizing: Mutex<()>,
-}
-
-impl Resizes {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.wanted.lock().is_empty()
-    }
-}
 
 /// Maximum number of waits for chunks that other threads are moving; with [`WAIT`], ten minutes in all.
 const MAX_WAITS: u32 = 6000;
@@ -82,8 +63,7 @@ impl Engine {
     /// their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
-        let _resizing = self.resizes.resizing.lock();
-        job.check()?;
+        let _alone = self.device_changes.begin(job)?;
         let (now, has) = self.device_size(devid)?;
         let sectorsize = u64::from(self.geometry.sectorsize).max(1);
         let wanted = len_bytes.saturating_sub(len_bytes.checked_rem(sectorsize).unwrap_or(0));
@@ -104,7 +84,7 @@ impl Engine {
         }
         self.volumes.limit_device(devid, Some(wanted));
         let resized = self.drain_past(devid, wanted, job).and_then(|()| {
-            self.resizes.wanted.lock().push((devid, wanted));
+            self.device_changes.request(DeviceChange::Resize(devid, wanted));
             self.commit()
         });
         self.volumes.limit_device(devid, None);
@@ -113,7 +93,7 @@ impl Engine {
     }
 
     /// Moves every chunk that reaches past `end` of a device (I1).
-    fn drain_past(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
+    pub(super) fn drain_past(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
         self.update_unallocated();
         let mut detours_left = DETOURS_MAX;
         for _ in 0..MAX_WAITS {
@@ -144,8 +124,8 @@ impl Engine {
             }
         }
         Err(Error::Refused {
-            what: format!("block groups past the new end of device {devid} are being moved by another operation"),
-            hint: "wait until that operation ends, then resize again",
+            what: format!("block groups of device {devid} are being moved by another operation"),
+            hint: "wait until that operation ends, then try again",
         })
     }
 
@@ -182,29 +162,5 @@ impl Engine {
             Some(flusher) => flusher.while_nothing_is_sent(job, &mut empty),
             None => empty(),
         }
-    }
-
-    /// Records the requested sizes: changes device items and the superblock, and returns the changes of the chunk
-    /// tree.
-    pub(crate) fn record_resizes(&self, superblock: &mut Superblock) -> Result<Option<Batch>> {
-        let wanted = std::mem::take(&mut *self.resizes.wanted.lock());
-        let mut batch = Batch::new();
-        for (devid, len_bytes) in wanted {
-            let Some(mut item) = self.volumes.dev_item(devid) else { continue };
-            let others = superblock.total_bytes.saturating_sub(item.total_bytes);
-            superblock.total_bytes = others.saturating_add(len_bytes);
-            item.total_bytes = len_bytes;
-            self.volumes.set_dev_item(&item)?;
-            batch.push((Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, devid.0), Some(item.encode().into())));
-        }
-        batch.sort_by_key(|(key, _)| *key);
-        batch.dedup_by(|next, last| {
-            let is_same = next.0 == last.0;
-            if is_same {
-                std::mem::swap(next, last);
-            }
-            is_same
-        });
-        Ok((!batch.is_empty()).then_some(batch))
     }
 }

@@ -54,12 +54,12 @@ const SIGNATURES: [Signature; 34] = [
 
 /// Returns a name for the device's content, such as "an XFS filesystem". `None` if no known format is found.
 pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
-    let len = (SUPERBLOCK_OFFSETS[0] * 3).min(device.len_bytes()) as usize;
-    let mut head = vec![0; len];
+    let len = SUPERBLOCK_OFFSETS[0].saturating_mul(3).min(device.len_bytes());
+    let mut head = vec![0; usize::try_from(len).unwrap_or_default()];
     read(device, 0, &mut head)?;
     let stands = |signature: &&Signature| {
-        let start = signature.offset as usize;
-        head.get(start..start + signature.magic.len()) == Some(signature.magic)
+        let from = usize::try_from(signature.offset).ok().and_then(|start| head.get(start..));
+        from.is_some_and(|from| from.starts_with(signature.magic))
     };
     Ok(SIGNATURES.iter().find(stands).map(|signature| signature.name))
 }
@@ -69,14 +69,20 @@ const WIPED: u64 = 1 << 20;
 
 /// Zeroes both ends of the first `total_bytes`, and all superblock mirrors on the device, also those after
 /// `total_bytes`. The change is durable on return. After a wipe, [`detect`] no longer finds the old content.
-pub(crate) fn wipe(device: &dyn Device, total_bytes: u64) -> Result<()> {
+pub fn wipe(device: &dyn Device, total_bytes: u64) -> Result<()> {
     let head = WIPED.min(total_bytes);
     zero(device, 0, head)?;
     zero(device, total_bytes.saturating_sub(WIPED).max(head), total_bytes)?;
+    wipe_superblocks(device)
+}
+
+/// Zeroes all superblock mirrors on the device, so that it is no device of a filesystem any more. The change is durable on
+/// return.
+pub(crate) fn wipe_superblocks(device: &dyn Device) -> Result<()> {
     for offset in SUPERBLOCK_OFFSETS {
-        zero(device, offset, (offset + SUPERBLOCK_SIZE as u64).min(device.len_bytes()))?;
+        zero(device, offset, offset.saturating_add(SUPERBLOCK_SIZE as u64).min(device.len_bytes()))?;
     }
-    crate::flush(device)
+    device.flush().map_err(|source| Error::io("flush", device.describe(), 0, 0, source))
 }
 
 /// Makes a range read as zeros. Parts that are already zero are not written, so sparse images stay sparse.
@@ -85,12 +91,15 @@ fn zero(device: &dyn Device, start: u64, end: u64) -> Result<()> {
     let mut buf = zeros.clone();
     let mut at = start;
     while at < end {
-        let len = (end - at).min(buf.len() as u64) as usize;
-        read(device, at, &mut buf[..len])?;
-        if buf[..len] != zeros[..len] {
-            crate::write(device, at, &zeros[..len])?;
+        let left = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
+        buf.truncate(left);
+        read(device, at, &mut buf)?;
+        let zeros = &zeros[..buf.len()];
+        if buf != zeros {
+            let failed = |source| Error::io("write", device.describe(), at, zeros.len() as u64, source);
+            device.write_at(at, zeros).map_err(failed)?;
         }
-        at += len as u64;
+        at = at.saturating_add(buf.len() as u64);
     }
     Ok(())
 }

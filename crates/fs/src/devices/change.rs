@@ -1,0 +1,46 @@
+//! Devices that join the filesystem, and devices that leave it.
+
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_format::DevId;
+use ubtrfs_transaction::Job;
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::watched_job::watched;
+
+impl Fs {
+    /// Adds a device to the filesystem, and returns its id. Everything on the device is lost. `job` can cancel the wait for
+    /// other changes of devices. The change is durable on return.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ubtrfs_transaction::Engine::add_device`].
+    pub fn add_device(&self, device: Arc<dyn Device>, job: &Job) -> Result<DevId> {
+        self.context.check_mounted_writable()?;
+        Ok(self.engine.add_device(device, job)?)
+    }
+
+    /// Moves everything on these devices to the others, and removes them. None of them gets data of the others. If extents
+    /// must get other logical addresses for this, the call first waits until no send runs. `job` counts the bytes that
+    /// move. The change is durable on return.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ubtrfs_transaction::Engine::remove_devices`]. After an error, what was moved stays in its new place.
+    pub fn remove_devices(&self, devids: &[DevId], job: &Job) -> Result<()> {
+        self.context.check_mounted_writable()?;
+        let removal = self.removals.begin(());
+        Ok(watched(&removal.job, job, || self.engine.remove_devices(devids, &removal.job))?)
+    }
+
+    /// Cancels all removals that run or wait, and returns after they have ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRunning`] if there is none.
+    pub fn cancel_removal(&self) -> Result<()> {
+        if self.removals.cancel() { Ok(()) } else { Err(Error::NotRunning("no removal of a device is running")) }
+    }
+}

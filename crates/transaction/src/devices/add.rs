@@ -1,0 +1,44 @@
+//! Devices that join the filesystem.
+
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::DevId;
+
+use crate::devices::size::DEVICE_LEN_MIN;
+use crate::engine::Engine;
+use crate::extents::device_items::DeviceChange;
+use crate::job::Job;
+
+impl Engine {
+    /// Adds a device to the filesystem, and returns its id. Everything on the device is lost. The change is durable on return.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the device is smaller than [`DEVICE_LEN_MIN`] or cannot be written; [`Error::Io`] if the device
+    /// fails; [`Error::Cancelled`] while the call waits for another change of devices; an error of a commit. After an error the device has not joined, but may have lost its content.
+    pub fn add_device(&self, device: Arc<dyn Device>, job: &Job) -> Result<DevId> {
+        self.check_writable()?;
+        let _alone = self.device_changes.begin(job)?;
+        let item = self.volumes.new_dev_item(device.as_ref())?;
+        if item.total_bytes < DEVICE_LEN_MIN {
+            return Err(Error::Refused {
+                what: format!("{} has {} bytes, which is too small", device.describe(), device.len_bytes()),
+                hint: "give a device of at least 32M; for an image file: truncate -s SIZE IMAGE",
+            });
+        }
+        if device.is_read_only() {
+            return Err(Error::Refused {
+                what: format!("{} cannot be written", device.describe()),
+                hint: "give another device",
+            });
+        }
+        ubtrfs_volumes::wipe(device.as_ref(), device.len_bytes())?;
+        let devid = item.devid;
+        self.device_changes.request(DeviceChange::Add(device, Box::new(item)));
+        self.commit()?;
+        self.update_unallocated();
+        self.device_changes.take_done().failure.map_or(Ok(devid), Err)
+    }
+}

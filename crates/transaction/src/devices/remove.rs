@@ -1,0 +1,127 @@
+//! Devices that leave the filesystem.
+//!
+//! The chunks of a device move to the other devices ([`crate::extents::chunk_migration`]), or their extents to other block
+//! groups ([`crate::relocation::group`]). Then a commit deletes the device item, and the superblocks of the device are wiped.
+//!
+//! Invariants:
+//! - R1. From the first moment on, none of the devices that are removed together gets a new chunk or a chunk of another one:
+//!   their limit is 0.
+//! - R2. Whether the profiles and the space allow the removal is checked before anything moves.
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::Stripe;
+use ubtrfs_format::{DevId, Profile};
+
+use crate::engine::Engine;
+use crate::extents::device_items::DeviceChange;
+use crate::job::Job;
+
+impl Engine {
+    /// Removes devices from the filesystem, also missing ones, one after the other. On return the change is durable, and the
+    /// devices that are present have no superblock of the filesystem any more. Units of `job` are bytes that have to move.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such device, if too few devices or too little space would be left, or if other
+    /// operations keep working on block groups of the devices; [`Error::NoSpace`]; [`Error::Cancelled`]; an error of a read, a
+    /// write or a commit. After an error, chunks and extents that were moved stay in their new places, and devices from which
+    /// everything was moved are removed.
+    pub fn remove_devices(&self, devids: &[DevId], job: &Job) -> Result<()> {
+        self.check_writable()?;
+        let _alone = self.device_changes.begin(job)?;
+        self.check_enough_devices_without(devids)?;
+        devids.iter().for_each(|devid| self.volumes.limit_device(*devid, Some(0)));
+        self.update_unallocated();
+        let removed = self.check_room_without(devids).and_then(|()| {
+            devids.iter().try_for_each(|devid| {
+                self.drain_past(*devid, 0, job)?;
+                self.remove_drained(*devid)
+            })
+        });
+        devids.iter().for_each(|devid| self.volumes.limit_device(*devid, None));
+        self.update_unallocated();
+        removed
+    }
+
+    /// Removes a device that no chunk uses.
+    fn remove_drained(&self, devid: DevId) -> Result<()> {
+        if !self.volumes.await_unused(devid) {
+            return Err(Error::Refused {
+                what: format!("device {devid} is still being read"),
+                hint: "try again when the readers have ended",
+            });
+        }
+        self.device_changes.request(DeviceChange::Remove(devid));
+        self.commit()?;
+        for device in self.device_changes.take_done().removed {
+            let name = device.describe();
+            if let Err(error) = device.wipe() {
+                tracing::warn!("{name} was removed, but its superblocks could not be wiped: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if a profile needs more devices than would be left (R2).
+    fn check_enough_devices_without(&self, devids: &[DevId]) -> Result<()> {
+        let devices = self.volumes.devices();
+        if let Some(unknown) = devids.iter().find(|devid| !devices.iter().any(|device| device.devid == **devid)) {
+            return Err(Error::Refused {
+                what: format!("there is no device {unknown}"),
+                hint: "list the devices with: ubtrfs filesystem show",
+            });
+        }
+        let is_left = |device: &&ubtrfs_volumes::DeviceSummary| {
+            !devids.contains(&device.devid) && (device.state.is_complete() || device.state.behind_at().is_some())
+        };
+        let nr_left = devices.iter().filter(is_left).count();
+        if nr_left == 0 {
+            return Err(Error::Refused {
+                what: "the filesystem cannot lose its last device".to_owned(),
+                hint: "add another device first: ubtrfs device add",
+            });
+        }
+        for group in self.space.block_groups() {
+            let Some(profile) = Profile::of(group.flags).filter(|profile| usize::from(profile.devs_min) > nr_left)
+            else {
+                continue;
+            };
+            return Err(Error::Refused {
+                what: format!(
+                    "{} needs {} devices, and only {nr_left} would be left",
+                    Profile::name_of(group.flags),
+                    profile.devs_min
+                ),
+                hint: "add a device first (ubtrfs device add), or convert to another profile (ubtrfs balance start)",
+            });
+        }
+        Ok(())
+    }
+
+    /// Fails if the other devices certainly have too little room for what is on these (R2), whose limit is 0 already: for
+    /// their bytes, wherever these go.
+    fn check_room_without(&self, devids: &[DevId]) -> Result<()> {
+        let (mut needed, mut room) = (0, self.volumes.unallocated_bytes());
+        for group in self.space.block_groups() {
+            let Some(chunk) = self.chunk_at(group.start) else { continue };
+            let is_leaving = |stripe: &&Stripe| devids.contains(&stripe.devid);
+            let nr_stripes = chunk.stripes.len() as u64;
+            let nr_leaving = chunk.stripes.iter().filter(is_leaving).count() as u64;
+            let nr_data = chunk.length.checked_div(chunk.device_extent_len()).unwrap_or(1).max(1);
+            let on = |bytes: u64, nr: u64| bytes.checked_div(nr_data).unwrap_or(0).saturating_mul(nr);
+            needed = on(group.used, nr_leaving).saturating_add(needed);
+            let free = group.len_bytes.saturating_sub(group.used);
+            room = on(free, nr_stripes.saturating_sub(nr_leaving)).saturating_add(room);
+        }
+        if needed <= room {
+            return Ok(());
+        }
+        Err(Error::Refused {
+            what: format!(
+                "the other devices have room for {room} of {needed} bytes: {} bytes are missing",
+                needed.saturating_sub(room)
+            ),
+            hint: "add a device first, or remove files",
+        })
+    }
+}

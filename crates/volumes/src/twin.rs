@@ -1,0 +1,209 @@
+//! [`Twin`]: a device that gets every write to a member at the same offset, so that it can take the member's place.
+//!
+//! ```text
+//! begin_twin -> copy_to_twin, fill_twin for everything that the device has -> (a commit) promote_twin -> end_twin, wipe
+//!      |                                                                             |              |
+//!      +---------------------------- writes go to both devices ----------------------+--------------+
+//! ```
+//!
+//! Invariants:
+//! - T1. Between the copy of a range and the end, the twin has the content of the member: a write holds the locks of its
+//!   pieces shared while it writes to both, and a copy holds them exclusively while it reads from one and writes to the
+//!   other. Locks are taken in ascending order.
+//! - T2. No write misses the twin: it begins under the exclusive layout lock, which every write holds shared, and while no
+//!   migration copies to the member.
+//! - T3. A twin that missed a write never takes the member's place.
+//! - T4. The new member keeps the old device as its twin until the commit that promotes it is durable, and the superblocks
+//!   of the old device are wiped. So after a power cut between the superblocks of that commit, the old device has
+//!   everything, and is a late member.
+//! - T5. The device item of the new device has the generation of that commit. So if both devices have superblocks after a
+//!   power cut, the old one is known (I5 of `membership`).
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::{DevId, Generation, Logical};
+
+use crate::device_change::RemovedDevice;
+use crate::io::{BadUnit, DeviceStripe, Mend, Verify};
+use crate::member::Member;
+use crate::set::Volumes;
+
+/// The other device of a member.
+#[derive(Debug)]
+pub(crate) struct Twin {
+    device: Arc<dyn Device>,
+    /// Locks of pieces (T1). The number of a piece modulo the number of locks selects the lock.
+    pieces: Vec<RwLock<()>>,
+    /// The first failure of a write or flush (T3).
+    failure: Mutex<Option<Error>>,
+}
+
+impl Twin {
+    fn new(device: Arc<dyn Device>) -> Self {
+        let pieces = (0..NR_PIECE_LOCKS).map(|_| RwLock::new(())).collect();
+        Self { device, pieces, failure: Mutex::default() }
+    }
+
+    /// Keeps these bytes from being copied while the guards are held.
+    pub(crate) fn begin_write(&self, offset: u64, len_bytes: u64) -> Vec<RwLockReadGuard<'_, ()>> {
+        self.locks_of(offset, len_bytes).map(|lock| lock.read()).collect()
+    }
+
+    fn begin_copy(&self, offset: u64, len_bytes: u64) -> Vec<RwLockWriteGuard<'_, ()>> {
+        self.locks_of(offset, len_bytes).map(|lock| lock.write()).collect()
+    }
+
+    fn locks_of(&self, offset: u64, len_bytes: u64) -> impl Iterator<Item = &RwLock<()>> {
+        let first = offset / PIECE_BYTES;
+        let last = offset.saturating_add(len_bytes.saturating_sub(1)) / PIECE_BYTES;
+        let is_among = move |number: u64| number.wrapping_sub(first) % NR_PIECE_LOCKS <= last.saturating_sub(first);
+        (0..).zip(&self.pieces).filter(move |(number, _)| is_among(*number)).map(|(_, lock)| lock)
+    }
+
+    /// Writes to the twin. A failure is noted (T3), and returned for a member that has no other device.
+    pub(crate) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        let written = match bufs {
+            [buf] => self.device.write_at(offset, buf),
+            bufs => self.device.write_vectored_at(offset, bufs),
+        };
+        let len_bytes = bufs.iter().map(|buf| buf.len() as u64).fold(0, u64::saturating_add);
+        self.noted(written.map_err(|source| Error::io("write", self.device.describe(), offset, len_bytes, source)))
+    }
+
+    /// Makes all completed writes durable. A failure is noted.
+    pub(crate) fn flush(&self) {
+        let flushed = self.device.flush();
+        let _noted = self.noted(flushed.map_err(|source| Error::io("flush", self.device.describe(), 0, 0, source)));
+    }
+
+    fn noted(&self, result: Result<()>) -> Result<()> {
+        result.inspect_err(|error| {
+            self.failure.lock().get_or_insert_with(|| error.clone());
+        })
+    }
+
+    /// The first failure.
+    fn check(&self) -> Result<()> {
+        self.failure.lock().clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Volumes {
+    /// Makes every write to a device also go to `device` (T2), which was wiped and is as large.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BlockGroupBusy`] while a chunk is being moved to the device; [`Error::Refused`] if there is no such device.
+    pub fn begin_twin(&self, devid: DevId, device: Arc<dyn Device>) -> Result<()> {
+        self.check_writable()?;
+        let member = self.member_for_twin(devid)?;
+        let _exclusive = self.layout_lock.write();
+        let chunks = self.chunks.all();
+        let is_moving_here = |target: &crate::migration::Target| target.has_fresh_stripe_on(devid);
+        if let Some(moving) = chunks.iter().find(|chunk| chunk.target.as_deref().is_some_and(is_moving_here)) {
+            return Err(Error::BlockGroupBusy { start: moving.start(), work: "moved" });
+        }
+        member.set_twin(Some(Arc::new(Twin::new(device))));
+        Ok(())
+    }
+
+    /// Ends the writes to the other device of a member.
+    pub fn end_twin(&self, devid: DevId) {
+        let _exclusive = self.layout_lock.write();
+        if let Some(member) = self.member(devid) {
+            member.set_twin(None);
+        }
+    }
+
+    /// Fails if the twin of a device missed a write (T3).
+    pub fn check_twin(&self, devid: DevId) -> Result<()> {
+        self.twin_of(devid)?.check()
+    }
+
+    /// Copies bytes of a stripe to the twin as they are, and leaves them in `buf`.
+    ///
+    /// # Errors
+    ///
+    /// An error of the read, also if the stripe is not there any more, or the device is not trusted. Failures of the twin
+    /// are told by [`Volumes::check_twin`].
+    pub fn copy_to_twin(&self, stripe: &DeviceStripe, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let twin = self.twin_of(stripe.devid)?;
+        if !self.member(stripe.devid).is_some_and(|member| member.is_in_sync()) {
+            return Err(Error::Refused {
+                what: format!("device {} is not up to date", stripe.devid),
+                hint: "its content is read from other devices",
+            });
+        }
+        let _layout = self.layout_lock.read();
+        let physical = stripe.physical.advance(offset).0;
+        let _alone = twin.begin_copy(physical, buf.len() as u64);
+        self.read_stripe(stripe, offset, buf)?;
+        let _noted = twin.write(physical, &[IoSlice::new(buf)]);
+        Ok(())
+    }
+
+    /// Copies a logical range, which the stripe has a copy of, to the twin: good units from the device itself, bad ones from
+    /// other devices. Tells each unit that was bad on the device; if no copy is good, the twin gets what the device has.
+    /// `verify` is as in [`Volumes::scrub_range`]. With `avoids_source`, the device is read only where no other copy is
+    /// good, and its units count as bad.
+    ///
+    /// # Errors
+    ///
+    /// None of a device; failures of the twin are told by [`Volumes::check_twin`].
+    pub fn fill_twin(
+        &self,
+        stripe: &DeviceStripe,
+        range: std::ops::Range<u64>,
+        unit_bytes: usize,
+        verify: Option<&Verify<'_>>,
+        avoids_source: bool,
+        tell: &mut dyn FnMut(BadUnit),
+    ) -> Result<()> {
+        self.mend_stripe(stripe, range, unit_bytes, verify, Mend::Twin { avoids_source }, tell)
+    }
+
+    /// Puts the twin of a device in its place. The running commit stores its item, which has the generation `transid` of
+    /// the commit (T5). Returns the old device, which stays the twin of the new one (T4).
+    ///
+    /// # Errors
+    ///
+    /// The first failure of the twin (T3).
+    pub fn promote_twin(&self, devid: DevId, transid: Generation) -> Result<RemovedDevice> {
+        let _exclusive = self.layout_lock.write();
+        let old = self.member_for_twin(devid)?;
+        let twin = self.twin_of(devid)?;
+        twin.flush();
+        twin.check()?;
+        let mut item = old.item.read().clone();
+        item.generation = transid.0;
+        let newest = self.superblock().generation;
+        let member = Member::given(item, Arc::clone(&twin.device), (Logical(0), newest), newest);
+        member.set_known();
+        member.set_twin(old.backend().map(|device| Arc::new(Twin::new(Arc::clone(device)))));
+        self.devices.write().insert(devid.0, Arc::new(member));
+        // The members that get superblocks have changed.
+        self.kicks.count();
+        Ok(RemovedDevice::new(old))
+    }
+
+    fn member_for_twin(&self, devid: DevId) -> Result<Arc<Member>> {
+        self.member(devid).ok_or_else(|| Error::Refused {
+            what: format!("there is no device {devid}"),
+            hint: "list the devices with: ubtrfs filesystem show",
+        })
+    }
+
+    fn twin_of(&self, devid: DevId) -> Result<Arc<Twin>> {
+        let twin = self.member(devid).and_then(|member| member.twin());
+        twin.ok_or_else(|| Error::Bug { what: format!("device {devid} has no twin") })
+    }
+}
+
+/// Bytes of a piece.
+const PIECE_BYTES: u64 = 4 << 20;
+/// The number of locks, larger than the number of threads that copy at the same time.
+const NR_PIECE_LOCKS: u64 = 16;
